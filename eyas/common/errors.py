@@ -1,0 +1,93 @@
+"""The exception tree of Eyas, and the one place where a failure gets its gRPC and HTTP status.
+
+    EyasError                      INTERNAL             500
+    ├── InvalidRequest             INVALID_ARGUMENT     400   (names the field)
+    │   ├── ContextLengthExceeded                       400
+    │   └── PayloadTooLarge                             413
+    ├── Unauthorized               UNAUTHENTICATED      401
+    ├── NotFound                   NOT_FOUND            404
+    ├── Overloaded                 RESOURCE_EXHAUSTED   429   (Retry-After)
+    ├── Cancelled                  CANCELLED            499
+    ├── DeadlineExceeded           DEADLINE_EXCEEDED    504
+    ├── Unavailable                UNAVAILABLE          503   (worker gone or draining: try elsewhere)
+    ├── TransferFailed             ABORTED              502   (KV pages did not arrive)
+    └── ConfigError                FAILED_PRECONDITION  500   (a flag, folder or handshake that cannot work)
+
+It knows names and numbers only: neither grpc nor an HTTP framework is imported here.
+"""
+
+from __future__ import annotations
+
+
+class EyasError(Exception):
+    """Base class: `str(error)` is a sentence for the caller; `code` is its wire name."""
+
+    grpc_status = "INTERNAL"
+    http_status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(EyasError):
+    grpc_status, http_status, code = "INVALID_ARGUMENT", 400, "invalid_request"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class PayloadTooLarge(InvalidRequest):
+    http_status, code = 413, "payload_too_large"
+
+
+class Unauthorized(EyasError):
+    grpc_status, http_status, code = "UNAUTHENTICATED", 401, "invalid_api_key"
+
+
+class NotFound(EyasError):
+    grpc_status, http_status, code = "NOT_FOUND", 404, "not_found"
+
+
+class Overloaded(EyasError):
+    grpc_status, http_status, code = "RESOURCE_EXHAUSTED", 429, "overloaded"
+    retry_after_s = 1
+
+
+class Cancelled(EyasError):
+    grpc_status, http_status, code = "CANCELLED", 499, "cancelled"
+
+
+class DeadlineExceeded(EyasError):
+    grpc_status, http_status, code = "DEADLINE_EXCEEDED", 504, "deadline_exceeded"
+
+
+class Unavailable(EyasError):
+    grpc_status, http_status, code = "UNAVAILABLE", 503, "unavailable"
+
+
+class TransferFailed(EyasError):
+    grpc_status, http_status, code = "ABORTED", 502, "transfer_failed"
+
+
+class ConfigError(EyasError):
+    grpc_status, http_status, code = "FAILED_PRECONDITION", 500, "config_error"
+
+
+def _tree(cls: type[EyasError]) -> list[type[EyasError]]:
+    return [cls, *(leaf for sub in cls.__subclasses__() for leaf in _tree(sub))]
+
+
+def from_code(code: str, message: str, param: str | None = None) -> EyasError:
+    """The error whose wire name is `code` (an unknown name gives the base class)."""
+    found = next((cls for cls in _tree(EyasError) if cls.code == code), EyasError)
+    return found(message, param=param)
+
+
+def from_grpc_status(status: str, message: str) -> EyasError:
+    """The error for a gRPC status name, such as "UNAVAILABLE" (the most general class that has it)."""
+    found = next((cls for cls in _tree(EyasError) if cls.grpc_status == status), EyasError)
+    return found(message)

@@ -1,0 +1,81 @@
+"""Sampling parameters: what a caller may ask of the sampler, and which values make sense.
+
+Plain values, shared by the SDK, the gateway, the wire and the engine. It knows nothing of tensors
+(the arithmetic is in `eyas.engine.sampling`) and nothing of text (stop strings belong to the gateway).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from eyas.common.errors import InvalidRequest
+
+MAX_TOP_LOGPROBS = 20
+MAX_BIASED_TOKENS = 1024
+MAX_STOP_TOKEN_IDS = 64
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How tokens are chosen for one request. Defaults sample from the model's own distribution.
+
+    A token is argmax over the surviving ids of log p + G(seed, position, id) (design: determinism), so
+    `seed` fixes the whole output; temperature 0 is plain argmax.
+    """
+
+    max_tokens: int = 256
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # counts prompt and output
+    presence_penalty: float = 0.0  # counts output only
+    frequency_penalty: float = 0.0  # counts output only
+    logit_bias: dict[int, float] = {}
+    seed: int = 0  # 64-bit
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: none; n: the token's own and the n best
+
+    def validate(self, vocab_size: int) -> None:
+        """Raises InvalidRequest naming the first field whose value makes no sense."""
+        rules = [
+            ("max_tokens", self.max_tokens >= 1, "must be at least 1"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "must be between 0 and max_tokens"),
+            ("temperature", 0.0 <= self.temperature <= 2.0, "must be between 0 and 2"),
+            ("top_k", self.top_k >= 0, "must be 0 (all) or more"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "must be above 0 and at most 1"),
+            ("min_p", 0.0 <= self.min_p < 1.0, "must be at least 0 and below 1"),
+            ("repetition_penalty", 0.0 < self.repetition_penalty <= 10.0, "must be above 0 and at most 10"),
+            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "must be between -2 and 2"),
+            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "must be between -2 and 2"),
+            ("seed", 0 <= self.seed < 2**64, "must fit in 64 bits"),
+            (
+                "logprobs",
+                self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
+                f"must be between 0 and {MAX_TOP_LOGPROBS}",
+            ),
+            (
+                "logit_bias",
+                len(self.logit_bias) <= MAX_BIASED_TOKENS,
+                f"has more than {MAX_BIASED_TOKENS} tokens",
+            ),
+            (
+                "logit_bias",
+                all(0 <= t < vocab_size and -100.0 <= b <= 100.0 for t, b in self.logit_bias.items()),
+                f"must map token ids below {vocab_size} to values between -100 and 100",
+            ),
+            (
+                "stop_token_ids",
+                len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS
+                and all(0 <= t < vocab_size for t in self.stop_token_ids),
+                f"must be at most {MAX_STOP_TOKEN_IDS} ids below {vocab_size}",
+            ),
+        ]
+        for name, holds, rule in rules:
+            if not holds:
+                raise InvalidRequest(f"{name} {rule}", param=name)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0

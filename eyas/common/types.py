@@ -1,0 +1,138 @@
+"""The nouns that every tier shares: requests, emitted tokens, KV handles, worker descriptions.
+
+Plain values (msgspec structs), cheap to send between processes. They know neither protobuf (see
+`convert`), nor tensors, nor text.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from eyas.common.params import SamplingParams
+
+
+class Role(enum.StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    DRAFT = "draft"
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One of a request's n continuations; `output_ids` are the tokens it already has."""
+
+    index: int
+    output_ids: tuple[int, ...] = ()
+
+
+class GenerationRequest(msgspec.Struct, frozen=True):
+    """Everything that determines a generation: position, penalties and grammar state derive from the ids.
+
+    `choices` lists unfinished choices only. `timeout_s` is what is left of the caller's deadline.
+    """
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    choices: tuple[Choice, ...] = (Choice(0),)
+    timeout_s: float = 600.0
+    speculative: bool = True
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """Raw-model log-probability of one emitted token, and of the best ids at its position."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Finish(enum.StrEnum):
+    STOP = "stop"  # end-of-turn or a stop token
+    LENGTH = "length"
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Where one request's time went, in milliseconds, and what was moved for it."""
+
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    transfer_ms: float = 0.0
+    transfer_bytes: int = 0
+    transfer_path: str = ""
+    cached_tokens: int = 0
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """Tokens that one engine step gave one choice. `index` is the output index of tokens[0].
+
+    `accepted` of `offered` draft tokens were kept by the step (both 0 for a plain row).
+    """
+
+    id: str
+    attempt: int
+    choice: int
+    index: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: Finish | None = None
+    accepted: int = 0
+    offered: int = 0
+    timings: Timings | None = None
+
+
+class FirstToken(msgspec.Struct, frozen=True):
+    """Token 0 of one choice, sampled by the worker that ran the prompt."""
+
+    choice: int
+    token: int
+    logprob: TokenLogprob | None = None
+    finish: Finish | None = None
+
+
+class Group(enum.StrEnum):
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """The pages of a handle that one rank holds. `pool` is a path under /dev/shm for host-mapped pools."""
+
+    rank: int
+    pool: str
+    pages: tuple[int, ...]
+
+
+class KvHandle(msgspec.Struct, frozen=True):
+    """A leased claim on KV pages of another worker: metadata only, never bytes.
+
+    `worker` is the owner's address; `epoch` names the incarnation of its pool, so that anything stale
+    is recognised; `layout` is the handshake hash of meaning; `tokens` rows are (or will be) valid.
+    """
+
+    worker: str
+    epoch: int
+    attention_rank: int
+    id: int
+    group: Group
+    layout: str
+    tokens: int
+    shards: tuple[Shard, ...]
+
+
+class WorkerInfo(msgspec.Struct, frozen=True):
+    """What a worker says of itself to routers. `worker` is its address; load is read off Sessions too."""
+
+    worker: str
+    roles: tuple[Role, ...]
+    epoch: int
+    model: str
+    fingerprint: str
+    draft_fingerprint: str
+    context_length: int
+    vocab_size: int
+    pages_total: int
+    pages_used: int = 0
+    running: int = 0
+    waiting: int = 0
+    serving: bool = True

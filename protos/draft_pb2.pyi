@@ -1,0 +1,100 @@
+from protos import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DraftUp(_message.Message):
+    __slots__ = ("opens", "commits", "closes")
+    OPENS_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    CLOSES_FIELD_NUMBER: _ClassVar[int]
+    opens: _containers.RepeatedCompositeFieldContainer[DraftOpen]
+    commits: _containers.RepeatedCompositeFieldContainer[DraftCommit]
+    closes: _containers.RepeatedCompositeFieldContainer[DraftClose]
+    def __init__(self, opens: _Optional[_Iterable[_Union[DraftOpen, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[DraftCommit, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[DraftClose, _Mapping]]] = ...) -> None: ...
+
+class DraftOpen(_message.Message):
+    __slots__ = ("seq", "generation", "tokens", "base_len", "params", "choice", "prompt_len", "handle", "attempt")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BASE_LEN_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    generation: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    base_len: int
+    params: _common_pb2.SamplingParams
+    choice: int
+    prompt_len: int
+    handle: _common_pb2.KvHandle
+    attempt: int
+    def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., base_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., choice: _Optional[int] = ..., prompt_len: _Optional[int] = ..., handle: _Optional[_Union[_common_pb2.KvHandle, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class DraftCommit(_message.Message):
+    __slots__ = ("seq", "generation", "base_len", "tokens", "features", "steps", "topk", "draft_tokens")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BASE_LEN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOPK_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    generation: int
+    base_len: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    features: bytes
+    steps: int
+    topk: int
+    draft_tokens: int
+    def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., features: _Optional[bytes] = ..., steps: _Optional[int] = ..., topk: _Optional[int] = ..., draft_tokens: _Optional[int] = ...) -> None: ...
+
+class DraftClose(_message.Message):
+    __slots__ = ("seq", "generation")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    generation: int
+    def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class DraftDown(_message.Message):
+    __slots__ = ("proposals", "closed")
+    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    proposals: _containers.RepeatedCompositeFieldContainer[Proposal]
+    closed: _containers.RepeatedCompositeFieldContainer[DraftClosed]
+    def __init__(self, proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., closed: _Optional[_Iterable[_Union[DraftClosed, _Mapping]]] = ...) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("seq", "generation", "base_len", "tokens", "parents")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BASE_LEN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    generation: int
+    base_len: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DraftClosed(_message.Message):
+    __slots__ = ("seq", "generation", "reason")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    generation: int
+    reason: str
+    def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,80 @@
+from protos import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HandshakeRequest(_message.Message):
+    __slots__ = ("group", "meaning")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEANING_FIELD_NUMBER: _ClassVar[int]
+    group: _common_pb2.Group
+    meaning: str
+    def __init__(self, group: _Optional[_Union[_common_pb2.Group, str]] = ..., meaning: _Optional[str] = ...) -> None: ...
+
+class HandshakeReply(_message.Message):
+    __slots__ = ("meaning", "epoch", "geometry")
+    MEANING_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GEOMETRY_FIELD_NUMBER: _ClassVar[int]
+    meaning: str
+    epoch: int
+    geometry: str
+    def __init__(self, meaning: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[str] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("handle", "attempt")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    handle: _common_pb2.KvHandle
+    attempt: int
+    def __init__(self, handle: _Optional[_Union[_common_pb2.KvHandle, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class WatchEvent(_message.Message):
+    __slots__ = ("ready", "done", "failed")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    ready: WatchReady
+    done: WatchDone
+    failed: WatchFailed
+    def __init__(self, ready: _Optional[_Union[WatchReady, _Mapping]] = ..., done: _Optional[_Union[WatchDone, _Mapping]] = ..., failed: _Optional[_Union[WatchFailed, _Mapping]] = ...) -> None: ...
+
+class WatchReady(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    def __init__(self, tokens: _Optional[int] = ...) -> None: ...
+
+class WatchDone(_message.Message):
+    __slots__ = ("choices", "last_feature")
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    LAST_FEATURE_FIELD_NUMBER: _ClassVar[int]
+    choices: _containers.RepeatedCompositeFieldContainer[_common_pb2.FirstToken]
+    last_feature: bytes
+    def __init__(self, choices: _Optional[_Iterable[_Union[_common_pb2.FirstToken, _Mapping]]] = ..., last_feature: _Optional[bytes] = ...) -> None: ...
+
+class WatchFailed(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: _common_pb2.Status
+    def __init__(self, status: _Optional[_Union[_common_pb2.Status, _Mapping]] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("epoch", "id", "attempt")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    id: int
+    attempt: int
+    def __init__(self, epoch: _Optional[int] = ..., id: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class ReleaseReply(_message.Message):
+    __slots__ = ("valid",)
+    VALID_FIELD_NUMBER: _ClassVar[int]
+    valid: bool
+    def __init__(self, valid: _Optional[bool] = ...) -> None: ...
