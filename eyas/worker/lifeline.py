@@ -1,0 +1,39 @@
+"""A supervised process must not outlive its supervisor, however that one ends.
+
+Two independent ropes, because each alone has a gap: the kernel's parent-death signal (immediate, Linux only,
+silent if the parent died before it was asked for) and end-of-file on standard input, whose other end the
+supervisor holds open. It knows nothing of what the process does; it only asks it to end, then makes it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+PR_SET_PDEATHSIG = 1
+GRACE_S = 8.0
+
+
+def die_with_parent(grace_s: float = GRACE_S) -> None:
+    """Call once, early, in a process whose parent holds a pipe open on its standard input.
+
+    When the parent goes, this process gets SIGTERM; if it is still there `grace_s` seconds later it gets
+    SIGKILL together with its process group (when it leads one).
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    threading.Thread(target=_watch_stdin, args=(grace_s,), name="lifeline", daemon=True).start()
+
+
+def _watch_stdin(grace_s: float) -> None:
+    while os.read(0, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace_s)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
