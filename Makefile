@@ -1,0 +1,41 @@
+# Every target creates what it needs in .venv; nothing is installed outside this folder.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/installed
+
+.PHONY: install demo serve test check lossless bench protos test-gpu
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/eyas demo
+
+serve: $(STAMP)
+	@exec $(BIN)/eyas serve
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest tests/unit/test_architecture.py tests/unit/test_protos_fresh.py
+
+lossless: $(STAMP)
+	$(BIN)/python -m pytest tests/e2e/lossless --campaign
+
+bench: $(STAMP)
+	$(BIN)/eyas bench
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest tests/gpu
+
+protos: $(STAMP)
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
