@@ -1,0 +1,292 @@
+"""The one translation between protobuf records and the nouns of `eyas.common.types`.
+
+`x_to_pb` and `x_from_pb` come in pairs and lose nothing. What arrives is checked only for being
+expressible (an unknown enum value is an InvalidRequest naming the field); whether values make sense is
+the receiver's business. Messages of one service alone are put together by its servicer and client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from eyas.common.errors import EyasError, InvalidRequest, from_code
+from eyas.common.params import SamplingParams
+from eyas.common.types import (
+    Choice,
+    Entry,
+    Finish,
+    FirstToken,
+    GenerationRequest,
+    Group,
+    KvHandle,
+    Role,
+    Shard,
+    Timings,
+    TokenLogprob,
+    WorkerInfo,
+)
+from protos import common_pb2, decode_pb2, worker_pb2
+
+_FINISH_TO_PB = {
+    None: common_pb2.FINISH_UNSPECIFIED,
+    Finish.STOP: common_pb2.FINISH_STOP,
+    Finish.LENGTH: common_pb2.FINISH_LENGTH,
+}
+_FINISH_FROM_PB = {wire: finish for finish, wire in _FINISH_TO_PB.items()}
+_GROUP_TO_PB = {Group.TARGET: common_pb2.GROUP_TARGET, Group.DRAFT: common_pb2.GROUP_DRAFT}
+_GROUP_FROM_PB = {wire: group for group, wire in _GROUP_TO_PB.items()}
+
+
+# --- requests ----------------------------------------------------------------------------------------
+
+
+def params_to_pb(params: SamplingParams) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=params.logit_bias,
+        seed=params.seed,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        logprobs=params.logprobs,
+    )
+
+
+def params_from_pb(pb: common_pb2.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=pb.max_tokens,
+        min_tokens=pb.min_tokens,
+        temperature=pb.temperature,
+        top_k=pb.top_k,
+        top_p=pb.top_p,
+        min_p=pb.min_p,
+        repetition_penalty=pb.repetition_penalty,
+        presence_penalty=pb.presence_penalty,
+        frequency_penalty=pb.frequency_penalty,
+        logit_bias=dict(pb.logit_bias),
+        seed=pb.seed,
+        stop_token_ids=tuple(pb.stop_token_ids),
+        ignore_eos=pb.ignore_eos,
+        logprobs=pb.logprobs if pb.HasField("logprobs") else None,
+    )
+
+
+def request_to_pb(request: GenerationRequest) -> common_pb2.GenerationRequest:
+    return common_pb2.GenerationRequest(
+        id=request.id,
+        prompt_ids=request.prompt_ids,
+        params=params_to_pb(request.params),
+        choices=[common_pb2.Choice(index=c.index, output_ids=c.output_ids) for c in request.choices],
+        timeout_s=request.timeout_s,
+        speculative=request.speculative,
+    )
+
+
+def request_from_pb(pb: common_pb2.GenerationRequest) -> GenerationRequest:
+    return GenerationRequest(
+        id=pb.id,
+        prompt_ids=tuple(pb.prompt_ids),
+        params=params_from_pb(pb.params),
+        choices=tuple(Choice(c.index, tuple(c.output_ids)) for c in pb.choices),
+        timeout_s=pb.timeout_s,
+        speculative=pb.speculative,
+    )
+
+
+# --- tokens ------------------------------------------------------------------------------------------
+
+
+def logprob_to_pb(logprob: TokenLogprob) -> common_pb2.TokenLogprob:
+    top = [common_pb2.TopLogprob(token=token, logprob=value) for token, value in logprob.top]
+    return common_pb2.TokenLogprob(logprob=logprob.logprob, top=top)
+
+
+def logprob_from_pb(pb: common_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(pb.logprob, tuple((t.token, t.logprob) for t in pb.top))
+
+
+def finish_to_pb(finish: Finish | None) -> common_pb2.Finish:
+    return _FINISH_TO_PB[finish]
+
+
+def finish_from_pb(wire: common_pb2.Finish) -> Finish | None:
+    """Raises InvalidRequest for a value this version does not know."""
+    if wire not in _FINISH_FROM_PB:
+        raise InvalidRequest(f"finish has the unknown value {wire}", param="finish")
+    return _FINISH_FROM_PB[wire]
+
+
+def timings_to_pb(timings: Timings) -> common_pb2.Timings:
+    return common_pb2.Timings(
+        queue_ms=timings.queue_ms,
+        prefill_ms=timings.prefill_ms,
+        transfer_ms=timings.transfer_ms,
+        transfer_bytes=timings.transfer_bytes,
+        transfer_path=timings.transfer_path,
+        cached_tokens=timings.cached_tokens,
+    )
+
+
+def timings_from_pb(pb: common_pb2.Timings) -> Timings:
+    return Timings(
+        queue_ms=pb.queue_ms,
+        prefill_ms=pb.prefill_ms,
+        transfer_ms=pb.transfer_ms,
+        transfer_bytes=pb.transfer_bytes,
+        transfer_path=pb.transfer_path,
+        cached_tokens=pb.cached_tokens,
+    )
+
+
+def entry_to_pb(entry: Entry) -> decode_pb2.Entry:
+    return decode_pb2.Entry(
+        id=entry.id,
+        attempt=entry.attempt,
+        choice=entry.choice,
+        index=entry.index,
+        tokens=entry.tokens,
+        logprobs=[logprob_to_pb(logprob) for logprob in entry.logprobs],
+        finish=finish_to_pb(entry.finish),
+        accepted=entry.accepted,
+        offered=entry.offered,
+        timings=timings_to_pb(entry.timings) if entry.timings is not None else None,
+    )
+
+
+def entry_from_pb(pb: decode_pb2.Entry) -> Entry:
+    return Entry(
+        id=pb.id,
+        attempt=pb.attempt,
+        choice=pb.choice,
+        index=pb.index,
+        tokens=tuple(pb.tokens),
+        logprobs=tuple(logprob_from_pb(logprob) for logprob in pb.logprobs),
+        finish=finish_from_pb(pb.finish),
+        accepted=pb.accepted,
+        offered=pb.offered,
+        timings=timings_from_pb(pb.timings) if pb.HasField("timings") else None,
+    )
+
+
+def first_token_to_pb(first: FirstToken) -> common_pb2.FirstToken:
+    return common_pb2.FirstToken(
+        choice=first.choice,
+        token=first.token,
+        logprob=logprob_to_pb(first.logprob) if first.logprob is not None else None,
+        finish=finish_to_pb(first.finish),
+    )
+
+
+def first_token_from_pb(pb: common_pb2.FirstToken) -> FirstToken:
+    return FirstToken(
+        choice=pb.choice,
+        token=pb.token,
+        logprob=logprob_from_pb(pb.logprob) if pb.HasField("logprob") else None,
+        finish=finish_from_pb(pb.finish),
+    )
+
+
+def first_tokens_from_pb(pbs: Iterable[common_pb2.FirstToken]) -> tuple[FirstToken, ...]:
+    return tuple(first_token_from_pb(pb) for pb in pbs)
+
+
+# --- handles -----------------------------------------------------------------------------------------
+
+
+def group_to_pb(group: Group) -> common_pb2.Group:
+    return _GROUP_TO_PB[group]
+
+
+def group_from_pb(wire: common_pb2.Group) -> Group:
+    """Raises InvalidRequest for an unset or unknown group."""
+    if wire not in _GROUP_FROM_PB:
+        raise InvalidRequest(f"group has the unknown value {wire}", param="group")
+    return _GROUP_FROM_PB[wire]
+
+
+def handle_to_pb(handle: KvHandle) -> common_pb2.KvHandle:
+    return common_pb2.KvHandle(
+        worker=handle.worker,
+        epoch=handle.epoch,
+        attention_rank=handle.attention_rank,
+        id=handle.id,
+        group=group_to_pb(handle.group),
+        layout=handle.layout,
+        tokens=handle.tokens,
+        shards=[common_pb2.Shard(rank=s.rank, pool=s.pool, pages=s.pages) for s in handle.shards],
+    )
+
+
+def handle_from_pb(pb: common_pb2.KvHandle) -> KvHandle:
+    return KvHandle(
+        worker=pb.worker,
+        epoch=pb.epoch,
+        attention_rank=pb.attention_rank,
+        id=pb.id,
+        group=group_from_pb(pb.group),
+        layout=pb.layout,
+        tokens=pb.tokens,
+        shards=tuple(Shard(s.rank, s.pool, tuple(s.pages)) for s in pb.shards),
+    )
+
+
+def handles_from_pb(pbs: Iterable[common_pb2.KvHandle]) -> tuple[KvHandle, ...]:
+    return tuple(handle_from_pb(pb) for pb in pbs)
+
+
+# --- errors and workers ------------------------------------------------------------------------------
+
+
+def error_to_pb(error: EyasError) -> common_pb2.Status:
+    return common_pb2.Status(code=error.code, message=error.message, param=error.param or "")
+
+
+def error_from_pb(pb: common_pb2.Status) -> EyasError:
+    return from_code(pb.code, pb.message, pb.param or None)
+
+
+def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoReply:
+    return worker_pb2.InfoReply(
+        worker=info.worker,
+        roles=[role.value for role in info.roles],
+        epoch=info.epoch,
+        model=info.model,
+        fingerprint=info.fingerprint,
+        draft_fingerprint=info.draft_fingerprint,
+        context_length=info.context_length,
+        vocab_size=info.vocab_size,
+        pages_total=info.pages_total,
+        pages_used=info.pages_used,
+        running=info.running,
+        waiting=info.waiting,
+        serving=info.serving,
+    )
+
+
+def info_from_pb(pb: worker_pb2.InfoReply) -> WorkerInfo:
+    """Raises InvalidRequest for a role this version does not know."""
+    unknown = sorted(set(pb.roles) - {role.value for role in Role})
+    if unknown:
+        raise InvalidRequest(f"roles names the unknown role {unknown[0]!r}", param="roles")
+    return WorkerInfo(
+        worker=pb.worker,
+        roles=tuple(Role(role) for role in pb.roles),
+        epoch=pb.epoch,
+        model=pb.model,
+        fingerprint=pb.fingerprint,
+        draft_fingerprint=pb.draft_fingerprint,
+        context_length=pb.context_length,
+        vocab_size=pb.vocab_size,
+        pages_total=pb.pages_total,
+        pages_used=pb.pages_used,
+        running=pb.running,
+        waiting=pb.waiting,
+        serving=pb.serving,
+    )

@@ -1,0 +1,190 @@
+"""gRPC as every process of Eyas uses it: channels, servers, errors, health, reflection.
+
+It knows how connections prove their peers and how an `EyasError` crosses the wire with its class intact.
+It knows no service and no message.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from eyas.common.errors import ConfigError, EyasError, Unavailable, from_code, from_grpc_status
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+# A stopped peer (SIGSTOP, pulled cable) is noticed within 2 s + 3 s. The ping timeout is part of it: without
+# it the transport waits a minute for the missing ping before the keepalive watchdog may end the stream.
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+]
+_CHANNEL_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+]
+_SERVER_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),  # a taken port is an error, not a second listener that gets half the calls
+]
+
+_CODE_KEY = "eyas-code"
+_PARAM_KEY = "eyas-param"
+_log = logging.getLogger("eyas.rpc")
+
+Unary = Callable[..., Awaitable[Any]]
+Stream = Callable[..., AsyncIterator[Any]]
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    """A channel to `host:port` that notices a dead or stopped peer within 6 s. The caller closes it."""
+    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+
+def server() -> grpc.aio.Server:
+    """A server that maps errors by `ErrorInterceptor`; add servicers, `bind`, then start it."""
+    return grpc.aio.server(interceptors=[ErrorInterceptor()], options=_SERVER_OPTIONS)
+
+
+def bind(target: grpc.aio.Server, host: str, port: int) -> int:
+    """The bound port (any free one for port 0). Raises ConfigError if it is taken."""
+    try:
+        bound = target.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise ConfigError(f"port {port} on {host} cannot be used: {error}", param="port") from error
+    if bound == 0:
+        raise ConfigError(f"port {port} on {host} cannot be used", param="port")
+    return int(bound)
+
+
+# --- errors ------------------------------------------------------------------------------------------
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: EyasError) -> None:
+    metadata = [(_CODE_KEY, error.code)]
+    if error.param:
+        metadata.append((_PARAM_KEY, error.param))
+    await context.abort(grpc.StatusCode[error.grpc_status], error.message, tuple(metadata))
+
+
+def _as_eyas(error: Exception, method: str) -> EyasError:
+    if isinstance(error, EyasError):
+        return error
+    _log.error("%s failed", method, exc_info=error)
+    return EyasError("internal error")
+
+
+def _unary(behaviour: Unary, method: str) -> Unary:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await behaviour(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            await _abort(context, _as_eyas(error, method))
+
+    return call
+
+
+def _streaming(behaviour: Stream, method: str) -> Stream:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        stream = behaviour(request, context)
+        try:
+            async for message in stream:
+                yield message
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            await _abort(context, _as_eyas(error, method))
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]  # our handlers are async generators
+
+    return call
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Ends a call whose handler raised with the error's gRPC status; the exact class goes in the trailer.
+
+    Anything but an EyasError is a defect: logged with its traceback, sent as a bare INTERNAL.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        codec = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method), **codec)
+        if inspect.isasyncgenfunction(handler.unary_stream):
+            return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, method), **codec)
+        if inspect.isasyncgenfunction(handler.stream_stream):
+            return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, method), **codec)
+        return handler  # health's Watch writes by itself
+
+
+def map_rpc_error(error: grpc.aio.AioRpcError) -> EyasError:
+    """What the server raised: the exact class if it said so, else the most general one of the status."""
+    metadata = {key: value for key, value in error.trailing_metadata() or ()}
+    message = error.details() or f"the call ended with {error.code().name}"
+    code = metadata.get(_CODE_KEY)
+    if code is not None:
+        return from_code(str(code), message, metadata.get(_PARAM_KEY))
+    return from_grpc_status(error.code().name, message)
+
+
+# --- health and reflection ---------------------------------------------------------------------------
+
+
+class Health:
+    """gRPC health v1 of one server: every service, and the server itself (""), share one verdict."""
+
+    def __init__(self, target: grpc.aio.Server, services: Sequence[str]) -> None:
+        self._servicer = health.aio.HealthServicer()
+        self._names = ("", *services)
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, target)
+        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, target)
+
+    async def set(self, serving: bool) -> None:
+        verdict = health_pb2.HealthCheckResponse
+        status = verdict.SERVING if serving else verdict.NOT_SERVING
+        for name in self._names:
+            await self._servicer.set(name, status)
+
+
+async def is_serving(target: grpc.aio.Channel, timeout_s: float = 2.0) -> bool:
+    """Whether the server behind a channel says SERVING; False if it does not answer in time."""
+    stub = health_pb2_grpc.HealthStub(target)
+    try:
+        reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+    except grpc.aio.AioRpcError:
+        return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def peer_lost(worker: str) -> Unavailable:
+    """The error for a stream that ended without a word."""
+    return Unavailable(f"worker {worker} ended the stream")

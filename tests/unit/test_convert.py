@@ -1,0 +1,127 @@
+"""Every record survives the wire: what goes through protobuf bytes comes back equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eyas.common import convert, errors
+from eyas.common.errors import InvalidRequest
+from eyas.common.params import SamplingParams
+from eyas.common.types import (
+    Choice,
+    Entry,
+    Finish,
+    FirstToken,
+    GenerationRequest,
+    Group,
+    KvHandle,
+    Role,
+    Shard,
+    Timings,
+    TokenLogprob,
+    WorkerInfo,
+)
+from protos import common_pb2, worker_pb2
+
+token = st.integers(0, 2**31 - 1)
+tokens = st.lists(token, max_size=5).map(tuple)
+single = st.floats(width=32, allow_nan=False)
+double = st.floats(allow_nan=False)
+logprob = st.builds(TokenLogprob, single, st.lists(st.tuples(token, single), max_size=3).map(tuple))
+finish = st.sampled_from([None, *Finish])
+params = st.builds(
+    SamplingParams,
+    max_tokens=token,
+    temperature=double,
+    top_p=double,
+    logit_bias=st.dictionaries(token, double, max_size=3),
+    seed=st.integers(0, 2**64 - 1),
+    stop_token_ids=tokens,
+    ignore_eos=st.booleans(),
+    logprobs=st.none() | st.integers(0, 20),
+)
+request = st.builds(
+    GenerationRequest,
+    id=st.text(max_size=8),
+    prompt_ids=tokens,
+    params=params,
+    choices=st.lists(st.builds(Choice, token, tokens), max_size=3).map(tuple),
+    timeout_s=single,
+    speculative=st.booleans(),
+)
+timings = st.builds(Timings, single, single, single, st.integers(0, 2**62), st.text(max_size=4), token)
+entry = st.builds(
+    Entry,
+    id=st.text(max_size=8),
+    attempt=st.integers(0, 2**32 - 1),
+    choice=token,
+    index=token,
+    tokens=tokens,
+    logprobs=st.lists(logprob, max_size=2).map(tuple),
+    finish=finish,
+    accepted=token,
+    offered=token,
+    timings=st.none() | timings,
+)
+first_token = st.builds(FirstToken, token, token, st.none() | logprob, finish)
+handle = st.builds(
+    KvHandle,
+    worker=st.text(max_size=8),
+    epoch=st.integers(0, 2**64 - 1),
+    attention_rank=token,
+    id=st.integers(0, 2**64 - 1),
+    group=st.sampled_from(Group),
+    layout=st.text(max_size=8),
+    tokens=token,
+    shards=st.lists(st.builds(Shard, token, st.text(max_size=8), tokens), max_size=2).map(tuple),
+)
+
+
+def over_the_wire(pb: Any) -> Any:
+    return type(pb).FromString(pb.SerializeToString())
+
+
+@given(request)
+def test_requests(value: GenerationRequest) -> None:
+    assert convert.request_from_pb(over_the_wire(convert.request_to_pb(value))) == value
+
+
+@given(entry)
+def test_entries(value: Entry) -> None:
+    assert convert.entry_from_pb(over_the_wire(convert.entry_to_pb(value))) == value
+
+
+@given(first_token)
+def test_first_tokens(value: FirstToken) -> None:
+    assert convert.first_token_from_pb(over_the_wire(convert.first_token_to_pb(value))) == value
+
+
+@given(handle)
+def test_handles(value: KvHandle) -> None:
+    assert convert.handle_from_pb(over_the_wire(convert.handle_to_pb(value))) == value
+
+
+def test_worker_info() -> None:
+    value = WorkerInfo(
+        "h:1", (Role.PREFILL, Role.DRAFT), 2**64 - 1, "m", "f", "d", 2048, 4096, 9, 8, 7, 6, False
+    )
+    assert convert.info_from_pb(over_the_wire(convert.info_to_pb(value))) == value
+
+
+@pytest.mark.parametrize("cls", errors._tree(errors.EyasError))
+def test_errors_keep_their_class(cls: type[errors.EyasError]) -> None:
+    back = convert.error_from_pb(over_the_wire(convert.error_to_pb(cls("what happened", param="top_p"))))
+    assert (type(back), back.message, back.param) == (cls, "what happened", "top_p")
+
+
+def test_unknown_values_are_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="group"):
+        convert.handle_from_pb(common_pb2.KvHandle())
+    with pytest.raises(InvalidRequest, match="finish"):
+        convert.first_token_from_pb(common_pb2.FirstToken(finish=9))
+    with pytest.raises(InvalidRequest, match="'paint'"):
+        convert.info_from_pb(worker_pb2.InfoReply(roles=["decode", "paint"]))
