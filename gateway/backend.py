@@ -1,0 +1,50 @@
+"""The seam inside the gateway: what the HTTP and gRPC fronts ask of the machinery behind them.
+
+It knows tokens and workers. It refuses to know text, HTTP, protobuf, or how a request is routed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from eyas.common.types import Entry, GenerationRequest, WorkerInfo
+
+
+class GenerationStream(Protocol):
+    """One admitted request. Its reader owns it and calls `aclose` when done, however it ended."""
+
+    def __aiter__(self) -> AsyncIterator[Entry]:
+        """Entries; each output index of each choice exactly once and in order.
+
+        Ends after every choice finished or was cancelled. Raises EyasError if the request fails, is out of
+        time, or if its reader fell so far behind that the bounded buffer of the stream is full.
+        """
+        ...
+
+    async def cancel(self, choice: int | None = None) -> None:
+        """Ends one choice, or (None) the whole request, wherever it is. Idempotent."""
+        ...
+
+    async def aclose(self) -> None:
+        """Cancels what still runs and frees the stream. Idempotent."""
+        ...
+
+
+class Backend(Protocol):
+    """Whatever turns requests into tokens: the cluster, or a script in a test."""
+
+    async def start(self, request: GenerationRequest) -> GenerationStream:
+        """Returns once every leg has admitted the request; raises EyasError (Overloaded, ...) before that.
+
+        Cancelling the call cancels every leg.
+        """
+        ...
+
+    async def models(self) -> list[WorkerInfo]:
+        """The workers known now, from the latest snapshot: never waits on the network."""
+        ...
+
+    async def healthy(self) -> bool:
+        """True only if a request sent now would succeed."""
+        ...
