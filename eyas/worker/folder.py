@@ -14,23 +14,24 @@ from eyas.common.errors import ConfigError
 
 def check_model(folder: str, load_format: str = "auto") -> None:
     """Raises ConfigError unless `folder` holds config.json, tokenizer.json and (not "dummy") safetensors."""
-    _check(folder, "model", tokenizer=True, weights=load_format != "dummy")
+    _check(folder, "model", ["config.json", "tokenizer.json", *_weights(load_format)])
 
 
 def check_draft(folder: str | None, load_format: str = "auto") -> None:
-    """Raises ConfigError unless `folder` is None (no drafting) or a draft head's folder."""
+    """Raises ConfigError unless `folder` is None (no drafting) or holds a draft head."""
     if folder is not None:
-        _check(folder, "draft", tokenizer=False, weights=load_format != "dummy")
+        _check(folder, "draft", ["config.json", *_weights(load_format)])
 
 
-def _check(folder: str, flag: str, *, tokenizer: bool, weights: bool) -> None:
+def _weights(load_format: str) -> list[str]:
+    return [] if load_format == "dummy" else ["*.safetensors"]
+
+
+def _check(folder: str, flag: str, patterns: list[str]) -> None:
     path = Path(folder)
     if not path.is_dir():
         raise ConfigError(f"--{flag}: {folder} is not a folder", param=flag)
-    missing = [name for name, needed in (("config.json", True), ("tokenizer.json", tokenizer)) if needed]
-    missing = [name for name in missing if not (path / name).is_file()]
-    if weights and not any(path.glob("*.safetensors")):
-        missing.append("*.safetensors")
+    missing = [pattern for pattern in patterns if not any(path.glob(pattern))]
     if missing:
         raise ConfigError(f"--{flag}: {folder} has no {' and no '.join(missing)}", param=flag)
     try:

@@ -1,0 +1,104 @@
+"""One supervised process: started in its own process group, its log lines forwarded, ended in bounded time.
+
+It knows an argument list and a name. When to start again, and in which order to stop, is the cluster's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+POLL_S = 0.05
+LOG_TAIL = 40  # lines kept for a failure report
+
+LogLine = Callable[[str, str], None]  # (name of the process, line)
+
+
+class Child:
+    """`python -m eyas.cli ...` as a child in its own session, so that Ctrl-C reaches the supervisor only.
+
+    The pipe on its standard input is its lifeline: the child ends when our end closes, whoever closes it.
+    """
+
+    def __init__(self, name: str, argv: tuple[str, ...], log: LogLine) -> None:
+        self.name = name
+        self.argv = argv
+        self.tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL)
+        self._log = log
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self.started_at = 0.0
+
+    def start(self) -> None:
+        """Starts the process. Call from the main thread: the kernel's parent-death signal follows the thread."""
+        self.started_at = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "eyas.cli", *self.argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._forward, args=(self._process,), daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs or was never started; negative for a signal."""
+        return self._process.poll() if self._process else None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    async def exited(self) -> int:
+        """Waits for the process to end (its log pipe may outlive it in a grandchild); gives its return code."""
+        while self.running:
+            await asyncio.sleep(POLL_S)
+        return self.returncode or 0
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, `grace_s` seconds to finish, then SIGKILL for whatever is left of its process group."""
+        if self._process is None:
+            return
+        if self.running:
+            self._process.terminate()
+            try:
+                await asyncio.wait_for(self.exited(), grace_s)
+            except TimeoutError:
+                self._log(self.name, f"did not stop within {grace_s:g} s: killed")
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, reaped, its pipes closed. A no-op for a process that never started."""
+        if self._process is None:
+            return
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # nobody is left in the group
+        self._process.wait(timeout=5)
+        if self._process.stdin:
+            self._process.stdin.close()
+        if self._reader:
+            self._reader.join(timeout=1)
+
+    def _forward(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout
+        with process.stdout as lines:
+            for line in lines:
+                self.tail.append(line.rstrip())
+                self._log(self.name, line.rstrip())

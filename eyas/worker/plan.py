@@ -1,0 +1,120 @@
+"""Which processes a local cluster is made of, and the command line of each. Pure, but for asking for free ports.
+
+It knows the two layouts and who must know whose address; it starts nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Iterator
+
+from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, WorkerConfig
+from eyas.common.errors import ConfigError
+from eyas.common.types import Role
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The processes of a cluster: workers by name, and the gateway that routes to all of them."""
+
+    workers: dict[str, WorkerConfig]
+    gateway: GatewayConfig
+
+
+def plan(config: ServeConfig, ports: Iterator[int], cores: int) -> Plan:
+    """The processes for `config`; each CPU engine gets an equal share of `cores`, at least one thread."""
+    engine = dataclasses.replace(config.engine, threads=max(1, cores // config.engines))
+    if config.layout == "unified":
+        workers = {"worker": _worker(engine, tuple(Role), next(ports))}
+    else:
+        drafters = {
+            f"draft-{i}": _worker(engine, (Role.DRAFT,), next(ports))
+            for i in range(config.draft_workers if engine.draft else 0)
+        }
+        draft_at = tuple(worker.address for worker in drafters.values())
+        workers = {
+            f"prefill-{i}": _worker(engine, (Role.PREFILL,), next(ports)) for i in range(config.prefill)
+        }
+        workers |= {
+            f"decode-{i}": dataclasses.replace(
+                _worker(engine, (Role.DECODE,), next(ports)), draft_workers=draft_at
+            )
+            for i in range(config.decode)
+        }
+        workers |= drafters
+    registry = "static:" + ",".join(worker.address for worker in workers.values())
+    return Plan(workers, dataclasses.replace(config.gateway, registry=registry))
+
+
+def _worker(engine: EngineConfig, roles: tuple[Role, ...], port: int) -> WorkerConfig:
+    worker = WorkerConfig(port=port)
+    return dataclasses.replace(worker, engine=dataclasses.replace(engine, roles=roles, worker=worker.address))
+
+
+def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
+    """The command line of `worker`; `eyas.cli` parses it back to an equal config."""
+    engine, spec = worker.engine, worker.engine.speculation
+    flags: dict[str, object] = {
+        "roles": ",".join(engine.roles),
+        "host": worker.host,
+        "port": worker.port,
+        "metrics-port": worker.metrics_port,
+        "model": engine.model,
+        "draft": engine.draft or "none",
+        "device": engine.device,
+        "load-format": engine.load_format,
+        "threads": engine.threads,
+        "num-pages": engine.num_pages,
+        "pool-dir": engine.pool_dir,
+        "max-running": engine.max_running,
+        "chunk-tokens": engine.chunk_tokens,
+        "spec-steps": spec.steps,
+        "spec-topk": spec.topk,
+        "spec-draft-tokens": spec.draft_tokens,
+    }
+    if worker.draft_workers:
+        flags["draft-at"] = ",".join(worker.draft_workers)
+    return ("worker", *_command_line(flags), "--supervised")
+
+
+def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
+    """The command line of `gateway`; `eyas.cli` parses it back to an equal config."""
+    flags: dict[str, object] = {
+        "registry": gateway.registry,
+        "host": gateway.host,
+        "port": gateway.port,
+        "grpc-port": gateway.grpc_port,
+        "model": gateway.model,
+        "served-model": gateway.served_model,
+    }
+    if gateway.api_key:
+        flags["api-key"] = gateway.api_key
+    return ("gateway", *_command_line(flags), "--supervised")
+
+
+def _command_line(flags: dict[str, object]) -> list[str]:
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def free_ports() -> Iterator[int]:
+    """Ports that are free now, each given once. Held until the iterator is closed, so that none repeats."""
+    with contextlib.ExitStack() as held:
+        while True:
+            listener = held.enter_context(socket.socket())
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", 0))
+            yield listener.getsockname()[1]
+
+
+def check_port(host: str, port: int, flag: str) -> None:
+    """Raises ConfigError if nobody can listen on `host`:`port`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(f"--{flag}: cannot listen on {host}:{port}: {reason}", param=flag) from error

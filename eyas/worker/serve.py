@@ -1,0 +1,217 @@
+"""A cluster on one machine: starting its processes, keeping them alive, ending them all.
+
+Readiness is the gateway's /health, which answers 200 only when a request would succeed, so nothing here knows
+what a worker does. What the processes are is `plan`'s to say; how one is held is `child`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+
+import httpx
+
+from eyas.common.config import ServeConfig
+from eyas.common.errors import ConfigError, DeadlineExceeded
+from eyas.worker.child import Child, LogLine
+from eyas.worker.folder import check_draft, check_model
+from eyas.worker.plan import check_port, free_ports, gateway_argv, plan, worker_argv
+from eyas.worker.pool_folder import PoolFolder
+
+START_S = 180.0  # from the first process to a gateway that would answer
+POLL_S = 0.1
+BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before the first, second, ... restart; the last one stays
+STEADY_S = 60.0  # a run this long forgives the deaths before it
+GATEWAY_GRACE_S = 5.0
+WORKER_GRACE_S = 8.0
+
+GATEWAY = "gateway"
+Progress = Callable[[list[str], float], None]  # (processes not listening yet, seconds since the start)
+
+
+class Cluster:
+    """`async with Cluster(config, log) as cluster:` is a cluster that answers, and afterwards nothing at all.
+
+    Raises ConfigError for a configuration that cannot work (before any process starts, or when one refuses
+    it) and DeadlineExceeded if it is not ready in time.
+    """
+
+    def __init__(self, config: ServeConfig, log: LogLine, progress: Progress | None = None) -> None:
+        check_model(config.engine.model, config.engine.load_format)
+        check_draft(config.engine.draft, config.engine.load_format)
+        check_port(config.gateway.host, config.gateway.port, "port")
+        check_port(config.gateway.host, config.gateway.grpc_port, "grpc-port")
+        self._log = log
+        self._progress = progress
+        self._pool_dir = config.engine.pool_dir
+        with contextlib.closing(free_ports()) as ports:
+            self._plan = plan(config, ports, len(os.sched_getaffinity(0)))
+        self._children: dict[str, Child] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self.start_s = 0.0  # what the start took
+
+    @property
+    def url(self) -> str:
+        return f"http://{self._reachable}:{self._plan.gateway.port}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"{self._reachable}:{self._plan.gateway.grpc_port}"
+
+    @property
+    def model(self) -> str:
+        return self._plan.gateway.served_model
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by name, of the processes that run now."""
+        return {name: child.pid for name, child in self._children.items() if child.pid and child.running}
+
+    async def __aenter__(self) -> Cluster:
+        self._pools = PoolFolder(self._pool_dir)
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    def kill(self) -> None:
+        """Ends every process now."""
+        for child in self._children.values():
+            child.kill()
+
+    # --- start -----------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        began = time.monotonic()
+        for name in (*self._plan.workers, GATEWAY):
+            self._children[name] = Child(name, self._argv(name), self._log)
+            self._start_child(name)
+        async with httpx.AsyncClient(timeout=2.0, trust_env=False) as http:
+            while not await self._ready(http):
+                self._refuse_early_death()
+                waited = time.monotonic() - began
+                if waited > START_S:
+                    raise DeadlineExceeded(f"not ready after {START_S:g} s: {self._last_words()}")
+                if self._progress:
+                    self._progress(await self._silent(), waited)
+                await asyncio.sleep(POLL_S)
+        self.start_s = time.monotonic() - began
+        self._keepers = [asyncio.create_task(self._keep(name)) for name in self._children]
+
+    def _start_child(self, name: str) -> None:
+        if name in self._plan.workers:
+            self._pools.fresh(name)
+        self._children[name].start()
+
+    def _argv(self, name: str) -> tuple[str, ...]:
+        if name == GATEWAY:
+            return gateway_argv(self._plan.gateway)
+        worker = self._plan.workers[name]
+        engine = dataclasses.replace(worker.engine, pool_dir=str(self._pools.path / name))
+        return worker_argv(dataclasses.replace(worker, engine=engine))
+
+    async def _ready(self, http: httpx.AsyncClient) -> bool:
+        try:
+            return (await http.get(self.url + "/health")).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _refuse_early_death(self) -> None:
+        for child in self._children.values():
+            if child.returncode is not None:
+                child.kill()  # ends its log, so that the last line is there to be shown
+                said = child.tail[-1].removeprefix("eyas: ") if child.tail else "it said nothing"
+                raise ConfigError(f"{child.name} ended with code {child.returncode} at start: {said}")
+
+    def _last_words(self) -> str:
+        return "; ".join(f"{c.name}: {c.tail[-1]}" for c in self._children.values() if c.tail) or "no output"
+
+    async def _silent(self) -> list[str]:
+        ports = {name: worker.port for name, worker in self._plan.workers.items()}
+        ports[GATEWAY] = self._plan.gateway.port
+        return [name for name, port in ports.items() if not await _listens(self._reachable, port)]
+
+    @property
+    def _reachable(self) -> str:
+        host = self._plan.gateway.host
+        return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+
+    # --- keep and stop ---------------------------------------------------------------------------------
+
+    async def _keep(self, name: str) -> None:
+        """Starts the process again whenever it dies, later and later while it keeps dying."""
+        child, deaths = self._children[name], 0
+        while True:
+            code = await child.exited()
+            deaths = 1 if time.monotonic() - child.started_at > STEADY_S else deaths + 1
+            pause = BACKOFF_S[min(deaths, len(BACKOFF_S)) - 1]
+            self._log(name, f"ended with code {code}; starting it again in {pause:g} s")
+            child.kill()  # what is left of its group holds its port and its pool
+            await asyncio.sleep(pause)
+            self._start_child(name)
+
+    async def _stop(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        children = dict(self._children)
+        if gateway := children.pop(GATEWAY, None):
+            await gateway.stop(GATEWAY_GRACE_S)
+        await asyncio.gather(*(worker.stop(WORKER_GRACE_S) for worker in children.values()))
+        self._pools.remove()
+
+
+async def _listens(host: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 1.0)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+def run_cluster(cluster: Cluster, work: Callable[[Cluster], Awaitable[int]]) -> int:
+    """Starts a cluster, runs `work` on it, stops it; gives what `work` gives.
+
+    The first Ctrl-C (or SIGTERM, or hang-up) stops in order and raises KeyboardInterrupt; a second one kills.
+    """
+    return asyncio.run(_run_cluster(cluster, work))
+
+
+async def _run_cluster(cluster: Cluster, work: Callable[[Cluster], Awaitable[int]]) -> int:
+    async def whole() -> int:
+        async with cluster:
+            return await work(cluster)
+
+    task = asyncio.create_task(whole())
+    signalled = False
+
+    def on_signal() -> None:
+        nonlocal signalled
+        if signalled:
+            cluster.kill()
+        elif not task.done():
+            signalled = True
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if signalled:
+            raise KeyboardInterrupt from None
+        raise
