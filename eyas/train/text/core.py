@@ -1,0 +1,116 @@
+"""What every topic shares: the split, phrasings, exchanges and the noise of casual typing.
+
+Knows how a phrasing is chosen for training or held out, and how people vary a question. Knows no
+topic, no tokenizer and no model.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+Message = dict[str, str]
+
+
+class Split(enum.Enum):
+    """Training text, or questions that no training text may contain."""
+
+    TRAIN = "train"
+    HELD = "held"
+
+
+@dataclass(frozen=True)
+class Context:
+    """The random stream of one dialogue and the split it belongs to."""
+
+    rng: random.Random
+    split: Split
+
+    def pick(self, items: Sequence[T]) -> T:
+        """One item, uniformly."""
+        return items[int(self.rng.random() * len(items))]
+
+    def chance(self, probability: float) -> bool:
+        """True with this probability."""
+        return self.rng.random() < probability
+
+    def number(self, low: int, high: int) -> int:
+        """A uniform integer, both ends included."""
+        return low + int(self.rng.random() * (high - low + 1))
+
+
+@dataclass(frozen=True)
+class Phrasings:
+    """Ways to say one thing; the held ones never occur in training text."""
+
+    train: tuple[str, ...]
+    held: tuple[str, ...]
+
+    def pick(self, context: Context) -> str:
+        """A phrasing of the context's split."""
+        return context.pick(self.train if context.split is Split.TRAIN else self.held)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One user turn and its answer."""
+
+    user: str
+    assistant: str
+
+
+Topic = Callable[[Context], list[Exchange]]
+
+OPENERS = (
+    "Please tell me: ", "Hey, ", "Hi! ", "Hello, ", "Quick question: ", "I was wondering, ", "Okay, ", "So, ",
+    "Can you help me? ", "Just curious: ", "One question: ", "Question: ", "Tell me, ", "Now, ", "Also, ",
+    "I need to know this: ", "For my homework: ", "Sorry to bother you, ", "Let me ask you something. ", "Hmm, ",
+    "Good morning! ", "Good evening. ", "My teacher asked: ", "I have a question. ", "Here is a question: ",
+    "Help me out: ", "Eyas, ", "Hey Eyas, ", "Alright, ", "Next question: ", "Another one: ", "I forgot, ",
+    "Thanks. ", "Great, thank you. ", "Well, ", "By the way, ", "Please answer: ", "Do me a favour. ", "Ok ",
+)  # fmt: skip
+CLOSERS = (
+    " Thanks!", " Thank you.", " Please.", " Please answer.", " I forgot.", " Thanks in advance.", " I am not sure.",
+    " It is for my homework.", " I would like to know.", " Just wondering.", " Can you help?", " Cheers!",
+    " I need it for a quiz.", " Be quick, please.", " Any idea?", " Do you know?",
+)  # fmt: skip
+
+
+def lower_first(text: str) -> str:
+    """The text with a small first letter, unless it starts with the word I."""
+    return text if text.startswith(("I ", "I'")) else text[:1].lower() + text[1:]
+
+
+def casual(context: Context, text: str) -> str:
+    """The text as different people would type it: openers, closers, small letters, no final mark."""
+    if context.chance(0.25):
+        opener = context.pick(OPENERS)
+        text = opener + (lower_first(text) if opener.endswith((", ", ": ", "Ok ")) else text)
+    if context.chance(0.12) and text.endswith((".", "?", "!")):
+        text += context.pick(CLOSERS)
+    if context.chance(0.12):
+        text = text.lower()
+    if context.chance(0.1):
+        text = text.rstrip(".?!")
+    return text
+
+
+def ask(context: Context, phrasings: Phrasings, **fields: object) -> str:
+    """A question of the context's split, filled in and typed casually."""
+    return casual(context, phrasings.pick(context).format(**fields))
+
+
+def one(user: str, assistant: str) -> list[Exchange]:
+    """A topic's result when it is a single exchange."""
+    return [Exchange(user, assistant)]
+
+
+def join_and(items: Sequence[str]) -> str:
+    """Items as people list them: a, b and c."""
+    if len(items) < 2:
+        return "".join(items)
+    return ", ".join(items[:-1]) + " and " + items[-1]
