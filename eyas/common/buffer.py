@@ -1,0 +1,53 @@
+"""The bounded buffer of one outgoing stream: a dispatcher fills it without waiting, the stream drains it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Generic, TypeVar
+
+from eyas.common.errors import DeadlineExceeded, EyasError, Overloaded
+
+T = TypeVar("T")
+
+
+class StreamBuffer(Generic[T]):
+    """At most `limit` items. One more ends the stream with Overloaded: a slow reader harms only itself.
+
+    Use within one event loop. `deadline` (loop time, seconds) ends the stream with DeadlineExceeded.
+    """
+
+    def __init__(self, limit: int, deadline: float | None = None) -> None:
+        self._limit = limit
+        self._deadline = deadline
+        self._items: deque[T] = deque()
+        self._error: EyasError | None = None
+        self._filled = asyncio.Event()
+
+    def put(self, item: T) -> None:
+        if self._error is not None:
+            return
+        if len(self._items) >= self._limit:
+            self._items.clear()
+            self.end(Overloaded(f"the stream's reader is {self._limit} messages behind"))
+            return
+        self._items.append(item)
+        self._filled.set()
+
+    def end(self, error: EyasError) -> None:
+        """What is buffered is still delivered; then `get` raises `error`."""
+        self._error = self._error or error
+        self._filled.set()
+
+    async def get(self) -> T:
+        """The next item. Raises the error that ended the stream, or DeadlineExceeded."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                while not self._items:
+                    if self._error is not None:
+                        raise self._error
+                    self._filled.clear()
+                    await self._filled.wait()
+        except TimeoutError:
+            raise DeadlineExceeded("the request's time is over") from None
+        return self._items.popleft()

@@ -1,0 +1,144 @@
+"""The link between a front and its engine: batches of commands down, batches of events up.
+
+Two transports, one interface: `ZmqFront` and `ZmqEngine` join two processes, `LocalFront` and
+`LocalEngine` two threads of one (tests). Knows how batches travel, not what they mean. Neither `send` ever
+waits: what is in flight is bounded by admission above and by the front's watch over the engine's progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from eyas.engine.messages import Command, Event
+
+_COMMANDS = msgspec.msgpack.Decoder(list[Command])
+_EVENTS = msgspec.msgpack.Decoder(list[Event])
+
+
+class FrontLink(Protocol):
+    """The front's end. All calls come from the front's event loop."""
+
+    def send(self, commands: Sequence[Command]) -> None: ...
+
+    async def recv(self) -> list[Event]: ...
+
+    def close(self) -> None: ...
+
+
+class EngineLink(Protocol):
+    """The engine's end. All calls come from the engine's one thread."""
+
+    def recv(self, timeout_s: float) -> list[Command]:
+        """All commands that have arrived; waits up to `timeout_s` for the first. Empty on timeout."""
+        ...
+
+    def send(self, events: Sequence[Event]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _socket(context: zmq.Context) -> zmq.Socket:
+    socket = context.socket(zmq.PAIR)
+    socket.set(zmq.SNDHWM, 0)
+    socket.set(zmq.RCVHWM, 0)
+    socket.set(zmq.LINGER, 500)  # ms: a last `Stopped` or `Shutdown` still leaves
+    return socket
+
+
+class ZmqFront:
+    """Binds `endpoint` (an ipc:// address in a folder that only this user can enter)."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = _socket(self._context)
+        self._socket.bind(endpoint)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, commands: Sequence[Command]) -> None:
+        # Without a high-water mark the message is queued at once; the future has nothing left to say.
+        self._socket.send(self._encoder.encode(commands), zmq.NOBLOCK)
+
+    async def recv(self) -> list[Event]:
+        return _EVENTS.decode(await self._socket.recv())
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+class ZmqEngine:
+    """Connects to the front's `endpoint`."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._socket = _socket(self._context)
+        self._socket.connect(endpoint)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def recv(self, timeout_s: float) -> list[Command]:
+        commands: list[Command] = []
+        wait_ms = round(timeout_s * 1000)
+        while self._socket.poll(0 if commands else wait_ms):
+            commands += _COMMANDS.decode(self._socket.recv())
+        return commands
+
+    def send(self, events: Sequence[Event]) -> None:
+        if events:
+            self._socket.send(self._encoder.encode(events))
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+class LocalFront:
+    """The front's end of an in-process link; made on the front's event loop, before its engine thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[list[Event]] = asyncio.Queue()
+        self.commands: queue.SimpleQueue[Sequence[Command]] = queue.SimpleQueue()
+
+    def send(self, commands: Sequence[Command]) -> None:
+        self.commands.put(commands)
+
+    async def recv(self) -> list[Event]:
+        return await self._events.get()
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Called by the engine's thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._events.put_nowait, list(events))
+
+    def close(self) -> None:
+        pass  # nothing is held
+
+
+class LocalEngine:
+    """The engine's end of an in-process link."""
+
+    def __init__(self, front: LocalFront) -> None:
+        self._front = front
+
+    def recv(self, timeout_s: float) -> list[Command]:
+        commands: list[Command] = []
+        try:
+            commands += self._front.commands.get(timeout=timeout_s) if timeout_s > 0 else ()
+            while True:
+                commands += self._front.commands.get_nowait()
+        except queue.Empty:
+            return commands
+
+    def send(self, events: Sequence[Event]) -> None:
+        if events:
+            self._front.deliver(events)
+
+    def close(self) -> None:
+        pass  # nothing is held
