@@ -1,0 +1,64 @@
+"""Chat templates: a list of messages becomes the prompt text that the model was trained on.
+
+Templates come with the model's folder and are run in a sandbox. It knows jinja2 and the helpers that such
+templates expect; it refuses to know tokens.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from eyas.common.errors import ConfigError, InvalidRequest
+
+Message = Mapping[str, str]  # role and content
+
+
+class ChatTemplate:
+    """One compiled template. `special` are the names it may use, such as bos_token."""
+
+    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        """Raises ConfigError if the template does not compile."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self._special = dict(special)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise ConfigError(f"the chat template does not compile: line {error.lineno}: {error}") from error
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt that asks for the next assistant message.
+
+        Raises InvalidRequest if the template refuses the messages or fails on them.
+        """
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages], add_generation_prompt=True, **self._special
+            )
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            raise InvalidRequest(
+                f"the chat template refused the messages: {error}", param="messages"
+            ) from error
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Plain JSON: the built-in filter escapes for HTML, which prompts are not."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)

@@ -1,0 +1,129 @@
+"""Token ids to text as they arrive, never half a character.
+
+Every token stands for some bytes; text is those bytes put together. A `TokenBytes` table holds the bytes
+of each id, a `Detokenizer` feeds them to an incremental UTF-8 decoder, which keeps an unfinished character
+to itself. Whatever way a list of ids is cut into pieces, the pieces of text join to the same string as
+decoding it at once. It knows the decoders of byte-level BPE and of SentencePiece-like tokenizers with
+byte fallback. It refuses to know requests and stop strings.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer as HFTokenizer
+
+from eyas.common.errors import ConfigError
+
+_FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class TokenBytes:
+    """What each id contributes to the text, in bytes: nothing for special tokens and unknown ids."""
+
+    def __init__(self, tokenizer: HFTokenizer) -> None:
+        """Raises ConfigError if the tokenizer's decoder is neither byte-level nor byte-fallback."""
+        decoder = json.loads(tokenizer.to_str())["decoder"] or {}
+        to_bytes = _piece_decoder(decoder)
+        added = tokenizer.get_added_tokens_decoder()
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self._table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        self._names = [""] * len(self._table)
+        for piece, id in vocabulary.items():
+            special = id in added and added[id].special
+            self._table[id] = b"" if special else to_bytes(piece)
+            self._names[id] = piece
+        # SentencePiece writes a space before the first word; decoding takes one away again.
+        self.drops_first_space = _strips_first_space(decoder)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, id: int) -> bytes:
+        return self._table[id] if 0 <= id < len(self._table) else b""
+
+    def label(self, id: int) -> tuple[str, bytes]:
+        """How one token is shown by itself: its text (special tokens by name), and the bytes of that."""
+        data = self[id]
+        if not data and 0 <= id < len(self._names):
+            data = self._names[id].encode()
+        return data.decode("utf-8", "replace"), data
+
+
+class Detokenizer:
+    """The text of one choice, token by token."""
+
+    def __init__(self, table: TokenBytes) -> None:
+        self._table = table
+        self._utf8 = _UTF8("replace")
+        self._drop_space = table.drops_first_space
+
+    def feed(self, id: int) -> str:
+        """The characters that this token completed (often one word, sometimes none)."""
+        return self._strip(self._utf8.decode(self._table[id]))
+
+    def flush(self) -> str:
+        """Ends the text: a character still unfinished becomes U+FFFD."""
+        return self._strip(self._utf8.decode(b"", True))
+
+    def _strip(self, text: str) -> str:
+        if self._drop_space and text:
+            self._drop_space = False
+            return text.removeprefix(" ")
+        return text
+
+
+def decode(table: TokenBytes, ids: Sequence[int]) -> str:
+    """The text of `ids` at once."""
+    text = b"".join(map(table.__getitem__, ids)).decode("utf-8", "replace")
+    return text.removeprefix(" ") if table.drops_first_space else text
+
+
+def _piece_decoder(decoder: dict[str, Any]) -> Callable[[str], bytes]:
+    """The function from a vocabulary entry to bytes that this tokenizer.json decoder stands for."""
+    steps = decoder.get("decoders", [decoder])
+    kinds = [step.get("type") for step in steps]
+    if "ByteLevel" in kinds:
+        return _byte_level
+    if "ByteFallback" in kinds:
+        replaced = [(s["pattern"]["String"], s["content"]) for s in steps if s.get("type") == "Replace"]
+        return lambda piece: _byte_fallback(piece, replaced)
+    raise ConfigError(f"the tokenizer's decoder ({' + '.join(map(str, kinds))}) is not supported")
+
+
+def _strips_first_space(decoder: dict[str, Any]) -> bool:
+    return any(
+        step.get("type") == "Strip" and step["content"] == " " and step["start"] == 1
+        for step in decoder.get("decoders", [])
+    )
+
+
+def _byte_level(piece: str) -> bytes:
+    """Undoes the printable alphabet of byte-level BPE; an entry outside of it (an added token) is itself."""
+    try:
+        return bytes(_BYTE_OF[character] for character in piece)
+    except KeyError:
+        return piece.encode()
+
+
+def _byte_fallback(piece: str, replaced: list[tuple[str, str]]) -> bytes:
+    if match := _FALLBACK_BYTE.fullmatch(piece):
+        return bytes([int(match[1], 16)])
+    for pattern, content in replaced:
+        piece = piece.replace(pattern, content)
+    return piece.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE shows printable Latin-1 bytes as themselves and the others as U+0100, U+0101, ..."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_alphabet()

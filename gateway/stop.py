@@ -1,0 +1,68 @@
+"""Stop strings that never leak.
+
+Text goes in piece by piece; what comes out can no longer become part of a stop string. The rule does not
+depend on how the text is cut: the stop string that is *completed* first wins (of several completed by the
+same character, the longest), and the text before it is all that the caller ever sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Watches one choice's text for any of `stops` (non-empty strings).
+
+    For each stop string it keeps how many of its characters the text ends with (Knuth, Morris and Pratt's
+    automaton), so a character costs constant time and the longest such run is exactly what must be held.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [(stop, _fallbacks(stop)) for stop in stops]
+        self._matched = [0] * len(self._stops)
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, bool]:
+        """(text that is safe to show, whether a stop string was completed). Not to be called after a hit."""
+        if not self._stops:
+            return text, False
+        text, start = self._held + text, len(self._held)
+        for position in range(start, len(text)):
+            if hit := self._advance(text[position]):
+                return text[: position + 1 - hit], True
+        safe = len(text) - max(self._matched)
+        self._held = text[safe:]
+        return text[:safe], False
+
+    def flush(self) -> str:
+        """The text held back, once it is known that nothing follows."""
+        held, self._held = self._held, ""
+        return held
+
+    def _advance(self, character: str) -> int:
+        """Takes one character; the length of the longest stop string that it completes, or 0."""
+        hit = 0
+        for i, (stop, fallbacks) in enumerate(self._stops):
+            matched = self._matched[i]
+            while matched and stop[matched] != character:
+                matched = fallbacks[matched - 1]
+            if stop[matched] == character:
+                matched += 1
+            if matched == len(stop):
+                hit = max(hit, matched)
+                matched = fallbacks[matched - 1]
+            self._matched[i] = matched
+        return hit
+
+
+def _fallbacks(stop: str) -> list[int]:
+    """For each prefix of `stop`: the length of its longest proper prefix that is also its suffix."""
+    table = [0] * len(stop)
+    length = 0
+    for i in range(1, len(stop)):
+        while length and stop[i] != stop[length]:
+            length = table[length - 1]
+        if stop[i] == stop[length]:
+            length += 1
+        table[i] = length
+    return table

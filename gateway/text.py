@@ -1,0 +1,147 @@
+"""Entries become text: what every front shows of a generation.
+
+A `TextStream` reads one admitted request, detokenizes each choice, applies the stop strings and counts
+usage. It knows tokens and text; it refuses to know HTTP, JSON and protobuf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from eyas.common.types import Entry, Finish, GenerationRequest, TokenLogprob
+from gateway.backend import GenerationStream
+from gateway.stop import StopMatcher
+from gateway.tokenizer import Tokenizer
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What one entry added to one choice.
+
+    `tokens` and `logprobs` (empty unless asked for) cover every token that counts, the final one included;
+    `offsets[i]` is where the text of tokens[i] begins, in characters of the choice. `text` may lag behind
+    the tokens: it never holds half a character nor the beginning of a stop string.
+    """
+
+    choice: int
+    text: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    offsets: tuple[int, ...] = ()
+    finish: Finish | None = None
+    accepted: int = 0
+    offered: int = 0
+
+
+class Usage(msgspec.Struct):
+    """Counts of one request. `rejected` drafts are not part of `completion_tokens`; `accepted` ones are."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    verify_steps: int = 0
+    cached_tokens: int = 0
+
+    def add(self, delta: Delta) -> None:
+        self.completion_tokens += len(delta.tokens)
+        self.accepted += delta.accepted
+        self.rejected += delta.offered - delta.accepted
+        self.verify_steps += delta.offered > 0
+
+
+class ChoiceText:
+    """One choice's tokens on their way to text."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], min_tokens: int) -> None:
+        self._detokenizer = tokenizer.detokenizer()
+        self._matcher = StopMatcher(stops)
+        self._min_tokens = min_tokens
+        self._tokens = 0
+        self._length = 0  # characters decoded so far, held ones included
+
+    def push(self, entry: Entry) -> Delta:
+        """The delta of the choice's next entry; `finish` is set if a stop string ended it here."""
+        pieces: list[str] = []
+        offsets: list[int] = []
+        # The token that made the engine stop is no text, whatever it would spell.
+        silent = len(entry.tokens) - 1 if entry.finish is Finish.STOP else -1
+        stopped = False
+        for position, token in enumerate(entry.tokens):
+            offsets.append(self._length)
+            self._tokens += 1
+            if position == silent:
+                break
+            piece = self._detokenizer.feed(token)
+            self._length += len(piece)
+            # Before min_tokens no stop string is looked for, so nothing is held either.
+            if self._tokens >= self._min_tokens:
+                piece, stopped = self._matcher.feed(piece)
+            pieces.append(piece)
+            if stopped:
+                break
+        if entry.finish is not None and not stopped:
+            pieces.append(self._rest())
+        kept = len(offsets)
+        return Delta(
+            choice=entry.choice,
+            text="".join(pieces),
+            tokens=entry.tokens[:kept],
+            logprobs=entry.logprobs[:kept],
+            offsets=tuple(offsets),
+            finish=Finish.STOP if stopped else entry.finish,
+            accepted=min(entry.accepted, kept),
+            offered=entry.offered,
+        )
+
+    def _rest(self) -> str:
+        """What was still held when the engine finished the choice."""
+        shown, stopped = self._matcher.feed(self._detokenizer.flush())
+        return shown if stopped else shown + self._matcher.flush()
+
+
+class TextStream:
+    """The deltas of one admitted request; an async iterator. Whoever made it calls `aclose`.
+
+    Raises what the generation stream raises. A choice that a stop string ended is cancelled at once, and
+    what still arrives of it is dropped.
+    """
+
+    def __init__(
+        self,
+        stream: GenerationStream,
+        request: GenerationRequest,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+    ) -> None:
+        self.usage = Usage(prompt_tokens=len(request.prompt_ids))
+        self._stream = stream
+        self._open = {
+            choice.index: ChoiceText(tokenizer, stops, request.params.min_tokens)
+            for choice in request.choices
+        }
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        async for entry in self._stream:
+            choice = self._open.get(entry.choice)
+            if choice is None:
+                continue
+            delta = choice.push(entry)
+            self.usage.add(delta)
+            if entry.timings is not None:
+                self.usage.cached_tokens = entry.timings.cached_tokens
+            if delta.finish is not None:
+                await self._finish(entry)
+            yield delta
+            if not self._open:
+                return
+
+    async def aclose(self) -> None:
+        """Cancels what still runs and frees the stream."""
+        await self._stream.aclose()
+
+    async def _finish(self, entry: Entry) -> None:
+        del self._open[entry.choice]
+        if entry.finish is None:
+            await self._stream.cancel(entry.choice if self._open else None)
