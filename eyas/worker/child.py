@@ -1,6 +1,6 @@
-"""One supervised process: started in its own process group, its log lines forwarded, ended in bounded time.
+"""One supervised process: started in its own process group, its log lines forwarded, ended in time.
 
-It knows an argument list and a name. When to start again, and in which order to stop, is the cluster's affair.
+It knows an argument list and a name. When to start again, and in which order to stop, the cluster decides.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import collections
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ LogLine = Callable[[str, str], None]  # (name of the process, line)
 
 
 class Child:
-    """`python -m eyas.cli ...` as a child in its own session, so that Ctrl-C reaches the supervisor only.
+    """A child process in its own session, so that Ctrl-C reaches the supervisor only.
 
     The pipe on its standard input is its lifeline: the child ends when our end closes, whoever closes it.
     """
@@ -37,10 +36,10 @@ class Child:
         self.started_at = 0.0
 
     def start(self) -> None:
-        """Starts the process. Call from the main thread: the kernel's parent-death signal follows the thread."""
+        """Starts the process. Call it from the main thread: the parent-death signal follows threads."""
         self.started_at = time.monotonic()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "eyas.cli", *self.argv],
+            self.argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -65,7 +64,7 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     async def exited(self) -> int:
-        """Waits for the process to end (its log pipe may outlive it in a grandchild); gives its return code."""
+        """Waits for the process itself (a grandchild may keep its log pipe open); gives its return code."""
         while self.running:
             await asyncio.sleep(POLL_S)
         return self.returncode or 0

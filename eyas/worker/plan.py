@@ -1,6 +1,7 @@
-"""Which processes a local cluster is made of, and the command line of each. Pure, but for asking for free ports.
+"""Which processes a local cluster is made of, and the command line of each.
 
-It knows the two layouts and who must know whose address; it starts nothing.
+It knows the two layouts and who must know whose address. It starts nothing, and is pure but for asking the
+system for free ports.
 """
 
 from __future__ import annotations
@@ -25,32 +26,36 @@ class Plan:
 
 def plan(config: ServeConfig, ports: Iterator[int], cores: int) -> Plan:
     """The processes for `config`; each CPU engine gets an equal share of `cores`, at least one thread."""
-    engine = dataclasses.replace(config.engine, threads=max(1, cores // config.engines))
-    if config.layout == "unified":
-        workers = {"worker": _worker(engine, tuple(Role), next(ports))}
-    else:
-        drafters = {
-            f"draft-{i}": _worker(engine, (Role.DRAFT,), next(ports))
-            for i in range(config.draft_workers if engine.draft else 0)
-        }
-        draft_at = tuple(worker.address for worker in drafters.values())
-        workers = {
-            f"prefill-{i}": _worker(engine, (Role.PREFILL,), next(ports)) for i in range(config.prefill)
-        }
-        workers |= {
-            f"decode-{i}": dataclasses.replace(
-                _worker(engine, (Role.DECODE,), next(ports)), draft_workers=draft_at
-            )
-            for i in range(config.decode)
-        }
-        workers |= drafters
+    workers = _unified(config, ports) if config.layout == "unified" else _split(config, ports)
+    threads = max(1, cores // len(workers))
+    workers = {name: _with(worker, threads=threads) for name, worker in workers.items()}
     registry = "static:" + ",".join(worker.address for worker in workers.values())
     return Plan(workers, dataclasses.replace(config.gateway, registry=registry))
 
 
+def _unified(config: ServeConfig, ports: Iterator[int]) -> dict[str, WorkerConfig]:
+    return {"worker": _worker(config.engine, tuple(Role), next(ports))}
+
+
+def _split(config: ServeConfig, ports: Iterator[int]) -> dict[str, WorkerConfig]:
+    def tier(role: Role, count: int) -> dict[str, WorkerConfig]:
+        return {f"{role}-{i}": _worker(config.engine, (role,), next(ports)) for i in range(count)}
+
+    drafters = tier(Role.DRAFT, config.draft_workers if config.engine.draft else 0)
+    draft_at = tuple(worker.address for worker in drafters.values())
+    decoders = tier(Role.DECODE, config.decode)
+    decoders = {name: _with(worker, draft_workers=draft_at) for name, worker in decoders.items()}
+    return tier(Role.PREFILL, config.prefill) | decoders | drafters
+
+
 def _worker(engine: EngineConfig, roles: tuple[Role, ...], port: int) -> WorkerConfig:
-    worker = WorkerConfig(port=port)
-    return dataclasses.replace(worker, engine=dataclasses.replace(engine, roles=roles, worker=worker.address))
+    worker = WorkerConfig(engine=engine, port=port)
+    return _with(worker, roles=roles, worker=worker.address)
+
+
+def _with(worker: WorkerConfig, **changes: object) -> WorkerConfig:
+    engine = dataclasses.replace(worker.engine, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(worker, engine=engine)
 
 
 def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
@@ -74,8 +79,8 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
         "spec-topk": spec.topk,
         "spec-draft-tokens": spec.draft_tokens,
     }
-    if worker.draft_workers:
-        flags["draft-at"] = ",".join(worker.draft_workers)
+    if engine.draft_workers:
+        flags["draft-at"] = ",".join(engine.draft_workers)
     return ("worker", *_command_line(flags), "--supervised")
 
 

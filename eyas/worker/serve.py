@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -97,7 +98,8 @@ class Cluster:
     async def _start(self) -> None:
         began = time.monotonic()
         for name in (*self._plan.workers, GATEWAY):
-            self._children[name] = Child(name, self._argv(name), self._log)
+            command = (sys.executable, "-m", "eyas.cli", *self._argv(name))
+            self._children[name] = Child(name, command, self._log)
             self._start_child(name)
         async with httpx.AsyncClient(timeout=2.0, trust_env=False) as http:
             while not await self._ready(http):

@@ -1,0 +1,313 @@
+"""The `eyas` command: flags in, one call out.
+
+It knows the name of every flag and takes every default from `eyas.common.config`; what a command does is imported
+when it runs, so `eyas --help` is quick and loads no torch. A flag or folder that cannot work ends the command
+with one line on standard error and a non-zero code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from eyas.common.config import (
+    NANO,
+    NANO_HEAD,
+    EngineConfig,
+    GatewayConfig,
+    ServeConfig,
+    SpeculationConfig,
+    WorkerConfig,
+)
+from eyas.common.errors import ConfigError, EyasError
+from eyas.common.types import Role
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; gives the process's exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except EyasError as error:
+        print(f"eyas: {error}", file=sys.stderr)
+        return USAGE_ERROR if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+# --- flags ---------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="eyas", description="A disaggregated LLM server.", allow_abbrev=False)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: object, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        added.set_defaults(run=run)
+        return added
+
+    serve = command("serve", _serve, "start a local cluster and its gateway")
+    _gateway_flags(serve)
+    _layout_flags(serve)
+    _engine_flags(serve)
+    worker = command("worker", _worker, "start one worker: a gRPC front and its engine")
+    _worker_flags(worker)
+    _engine_flags(worker)
+    gateway = command("gateway", _gateway, "start a gateway for workers that run already")
+    gateway.add_argument("--registry", required=True, metavar="static:HOST:PORT,...")
+    gateway.add_argument("--model", default=GatewayConfig.model, metavar="DIR", help="tokenizer and limits")
+    _gateway_flags(gateway)
+    _supervised_flag(gateway)
+    chat = command("chat", _chat, "talk to a running gateway")
+    chat.add_argument("--gateway", default=_grpc_default(), metavar="HOST:PORT", help="its gRPC address")
+    chat.add_argument("--api-key")
+    demo = command("demo", _demo, "start split services, stream one answer, show figures, stop")
+    _layout_flags(demo)
+    _engine_flags(demo)
+    bench = command("bench", _bench, "load a server and measure it (without --url: a cluster of its own)")
+    _bench_flags(bench)
+    _layout_flags(bench)
+    _engine_flags(bench)
+    _train_flags(command("train", _train, "train a model"))
+    _evals_flags(command("evals", _evals, "score a running server"))
+    return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"eyas {version('eyas')}")
+        parser.exit()
+
+
+def _engine_flags(parser: argparse.ArgumentParser) -> None:
+    engine, spec = EngineConfig(), SpeculationConfig()
+    add = parser.add_argument_group("engine").add_argument
+    add("--model", default=engine.model, metavar="DIR", help="a Hugging Face folder (the embedded model)")
+    add("--draft", metavar="DIR|none", help="its draft head (the embedded head for the embedded model)")
+    add("--device", default=engine.device, help=f"({engine.device})")
+    add("--load-format", default=engine.load_format, choices=["auto", "dummy"], help="dummy: random weights")
+    add("--num-pages", type=_positive, default=engine.num_pages, help=f"KV pages ({engine.num_pages})")
+    add("--max-running", type=_positive, default=engine.max_running, help=f"({engine.max_running})")
+    add("--chunk-tokens", type=_positive, default=engine.chunk_tokens, help=f"({engine.chunk_tokens})")
+    add("--spec-steps", type=_positive, default=spec.steps, help=f"draft tokens in depth ({spec.steps})")
+    add("--spec-topk", type=_positive, default=spec.topk, help=f"1: a chain; more: a tree ({spec.topk})")
+    add("--spec-draft-tokens", type=_positive, help="nodes verified, the root too (steps + 1)")
+
+
+def _layout_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("layout").add_argument
+    add("--layout", choices=["unified", "split"], help="(split on cpu, unified on a GPU)")
+    add("--prefill", type=_positive, default=ServeConfig.prefill, metavar="N", help="prefill workers")
+    add("--decode", type=_positive, default=ServeConfig.decode, metavar="N", help="decode workers")
+    add("--draft-workers", type=_positive, default=ServeConfig.draft_workers, metavar="N")
+
+
+def _gateway_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("gateway").add_argument
+    add("--host", default=GatewayConfig.host, help=f"({GatewayConfig.host})")
+    add("--port", type=_port, default=GatewayConfig.port, help=f"HTTP ({GatewayConfig.port})")
+    add("--grpc-port", type=_port, default=GatewayConfig.grpc_port, help=f"({GatewayConfig.grpc_port})")
+    add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
+    add("--api-key", help="what callers must send as a bearer token (nothing)")
+
+
+def _worker_flags(parser: argparse.ArgumentParser) -> None:
+    worker = WorkerConfig()
+    add = parser.add_argument
+    add("--roles", type=_roles, default=worker.engine.roles, metavar="prefill,decode,draft")
+    add("--host", default=worker.host, help="the address that other workers reach it by")
+    add("--port", type=_port, default=worker.port, help="0: any free one")
+    add("--metrics-port", type=_port, default=worker.metrics_port, help="0: any free one")
+    add("--draft-at", type=_addresses, default=(), metavar="HOST:PORT,...", help="who may draft for it")
+    add("--threads", type=_positive, default=worker.engine.threads, help=f"({worker.engine.threads})")
+    add("--pool-dir", default=worker.engine.pool_dir, metavar="DIR", help=f"({worker.engine.pool_dir})")
+    _supervised_flag(parser)
+
+
+def _supervised_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--supervised", action="store_true", help="end when standard input ends")
+
+
+def _bench_flags(parser: argparse.ArgumentParser) -> None:
+    from eyas.bench.cases import DEFAULT_CASES
+
+    parser.add_argument("cases", nargs="*", default=list(DEFAULT_CASES), metavar="CASE")
+    parser.add_argument("--url", help="a server that runs already")
+    parser.add_argument("--served-model", metavar="ID", help="the model's name there (the first it lists)")
+    parser.add_argument("--api-key")
+    parser.add_argument("--plain", action="store_true", help="ask for no speculation")
+    parser.add_argument("--out", metavar="FILE", help="append the JSON lines to this file")
+
+
+def _train_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=["nano"])
+    parser.add_argument("--out", required=True, metavar="DIR")
+
+
+def _evals_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=["nano"])
+    parser.add_argument("--url", default=f"http://{GatewayConfig.host}:{GatewayConfig.port}")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return int(text)
+
+
+def _roles(text: str) -> tuple[Role, ...]:
+    try:
+        return tuple(Role(name) for name in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(Role)}") from error
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _grpc_default() -> str:
+    return f"{GatewayConfig.host}:{GatewayConfig.grpc_port}"
+
+
+# --- flags to configuration ----------------------------------------------------------------------------
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """What --model, --draft, ... say. Without --draft only the embedded model has a head: the embedded one."""
+    nano = Path(args.model).resolve() == NANO
+    draft = args.draft or (str(NANO_HEAD) if nano else "none")
+    return EngineConfig(
+        model=args.model,
+        draft=None if draft == "none" else draft,
+        device=args.device,
+        load_format=args.load_format,
+        num_pages=args.num_pages,
+        max_running=args.max_running,
+        chunk_tokens=args.chunk_tokens,
+        speculation=SpeculationConfig(
+            steps=args.spec_steps,
+            topk=args.spec_topk,
+            draft_tokens=args.spec_draft_tokens or args.spec_steps + 1,
+        ),
+    )
+
+
+def worker_config(args: argparse.Namespace) -> WorkerConfig:
+    worker = WorkerConfig(host=args.host, port=args.port, metrics_port=args.metrics_port)
+    engine = dataclasses.replace(
+        engine_config(args),
+        roles=args.roles,
+        worker=worker.address,
+        threads=args.threads,
+        pool_dir=args.pool_dir,
+        draft_workers=args.draft_at,
+    )
+    return dataclasses.replace(worker, engine=engine)
+
+
+def gateway_config(args: argparse.Namespace, registry: str = "static:") -> GatewayConfig:
+    nano = Path(args.model).resolve() == NANO
+    return GatewayConfig(
+        host=args.host,
+        port=args.port,
+        grpc_port=args.grpc_port,
+        registry=registry,
+        model=args.model,
+        served_model=args.served_model or (GatewayConfig.served_model if nano else Path(args.model).name),
+        api_key=args.api_key,
+    )
+
+
+def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfig:
+    engine = engine_config(args)
+    return ServeConfig(
+        gateway=gateway,
+        engine=engine,
+        layout=args.layout or ("split" if engine.device == "cpu" else "unified"),
+        prefill=args.prefill,
+        decode=args.decode,
+        draft_workers=args.draft_workers,
+    )
+
+
+# --- commands ------------------------------------------------------------------------------------------
+
+
+def _serve(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from eyas.worker.screen import Screen
+    from eyas.worker.serve import Cluster, run_cluster
+
+    screen = Screen()
+
+    async def until_stopped(cluster: Cluster) -> int:
+        screen.ready(cluster)
+        print("Ctrl-C stops it.", flush=True)
+        await asyncio.Event().wait()
+        return 0
+
+    try:
+        run_cluster(
+            Cluster(serve_config(args, gateway_config(args)), screen.log, screen.progress), until_stopped
+        )
+    except KeyboardInterrupt:
+        pass  # how a server is meant to end
+    finally:
+        screen.close()
+    return 0
+
+
+def _worker(args: argparse.Namespace) -> int:
+    from eyas.worker.folder import check_draft, check_model
+    from eyas.worker.lifeline import die_with_parent
+
+    if args.supervised:
+        die_with_parent()
+    config = worker_config(args)
+    check_model(config.engine.model, config.engine.load_format)
+    check_draft(config.engine.draft, config.engine.load_format)
+    from eyas.worker.worker import run_worker
+
+    run_worker(config)
+    return 0
+
+
+def _gateway(args: argparse.Namespace) -> int:
+    from eyas.worker.folder import check_model
+    from eyas.worker.gateway_main import run_gateway
+    from eyas.worker.lifeline import die_with_parent
+
+    if args.supervised:
+        die_with_parent()
+    config = gateway_config(args, args.registry)
+    check_model(config.model, "dummy")  # the gateway reads the tokenizer, never the weights
+    run_gateway(config)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

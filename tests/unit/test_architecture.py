@@ -1,0 +1,137 @@
+"""The shape of the code: its size, what loads torch, who reads the environment, who touches stubs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("eyas", "gateway", "prefill_svc", "decode_svc", "draft_svc", "kv_transfer")
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 6
+STUB_USERS = ("eyas/common/", "eyas/client/", "prefill_svc/", "decode_svc/", "draft_svc/")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def sources(*folders: str) -> Iterator[tuple[str, ast.Module, str]]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            text = path.read_text()
+            yield path.relative_to(ROOT).as_posix(), ast.parse(text), text
+
+
+def functions(tree: ast.Module) -> Iterator[Function]:
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def parameters(function: Function) -> int:
+    """How many things a caller has to know: everything but self and cls."""
+    args = function.args
+    names = [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+    return len([name for name in names if name not in ("self", "cls")])
+
+
+def test_files_are_short() -> None:
+    sizes = {name: text.count("\n") for name, _, text in sources(*PACKAGES, "tests")}
+    assert {name: size for name, size in sizes.items() if size > MAX_FILE_LINES} == {}
+
+
+def test_functions_are_short() -> None:
+    sizes = {
+        f"{name}:{function.lineno} {function.name}": (function.end_lineno or 0) - function.lineno + 1
+        for name, tree, _ in sources(*PACKAGES, "tests")
+        for function in functions(tree)
+    }
+    assert {name: size for name, size in sizes.items() if size > MAX_FUNCTION_LINES} == {}
+
+
+def test_parameters_are_few() -> None:
+    counts = {
+        f"{name}:{function.lineno} {function.name}": parameters(function)
+        for name, tree, _ in sources(*PACKAGES, "tests")
+        for function in functions(tree)
+    }
+    assert {name: count for name, count in counts.items() if count > MAX_PARAMETERS} == {}
+
+
+def test_every_file_says_what_it_knows() -> None:
+    silent = [
+        name for name, tree, _ in sources(*PACKAGES) if tree.body and not ast.get_docstring(tree)
+    ]
+    assert silent == []
+
+
+def test_no_mixins() -> None:
+    mixins = [
+        f"{name}:{node.lineno} {node.name}"
+        for name, tree, _ in sources(*PACKAGES)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Mixin")
+    ]
+    assert mixins == []
+
+
+def test_only_config_reads_the_environment() -> None:
+    readers = [
+        name
+        for name, tree, _ in sources(*PACKAGES)
+        if name != "eyas/common/config.py"
+        and any(isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv") for n in ast.walk(tree))
+    ]
+    assert readers == []
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_stubs_stay_at_the_edge() -> None:
+    users = [
+        name
+        for name, tree, _ in sources(*PACKAGES)
+        if not name.startswith(STUB_USERS) and any("_pb2" in module for module in imported(tree))
+    ]
+    assert users == []
+
+
+TORCH_FREE = (
+    "gateway",
+    "eyas.common",
+    "eyas.client",
+    "prefill_svc",
+    "decode_svc",
+    "draft_svc",
+    "kv_transfer",
+    "eyas.engine.messages",
+    "eyas.engine.scheduler",
+    "eyas.worker.serve",
+    "eyas.worker.gateway_main",
+    "eyas.worker.worker",
+    "eyas.cli",
+)
+LOAD_ALL = """
+import importlib, pkgutil, sys
+module = importlib.import_module(sys.argv[1])
+for found in pkgutil.walk_packages(getattr(module, "__path__", []), module.__name__ + "."):
+    importlib.import_module(found.name)
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_loads_without_torch(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_ALL, module], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
