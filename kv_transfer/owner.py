@@ -1,0 +1,224 @@
+"""The owner's half of the transfer protocol: leases on pages that another worker may read.
+
+    FILLING ──finished──> READY ──release──> RELEASED
+       └─────────┴── lease ran out ──> EXPIRED
+       └─────────┴── failed, withdrawn ──> FAILED
+
+A pure state machine of all handles of one worker. It knows ids, times and who watches; never pages,
+bytes, threads or the wire. Every call brings `now` (monotonic seconds), and a lease that has run out by
+then is over before the call is looked at, whether or not anyone swept in between.
+
+An ended handle is forgotten and its id never used again: whatever refers to it is stale, and stale calls
+change nothing. That its pages are free means that the *lease's* claim ended; a prompt still being
+computed keeps its own claim, which is the engine's business.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass
+
+from eyas.common.errors import Cancelled, EyasError, TransferFailed, from_code
+from eyas.common.types import FirstToken, Group, KvHandle, Shard
+
+
+class State(enum.StrEnum):
+    FILLING = "filling"
+    READY = "ready"
+    RELEASED = "released"
+    EXPIRED = "expired"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Pages about to be filled. `deadline` is the request's (monotonic seconds): no lease outlives it."""
+
+    group: Group
+    layout: str
+    tokens: int
+    shards: tuple[Shard, ...]
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Update:
+    """What the Watch `watch` should hear: rows readable so far; then done, or `failure`, which ends it."""
+
+    watch: int
+    tokens: int = 0
+    done: bool = False
+    first_tokens: tuple[FirstToken, ...] = ()
+    last_feature: bytes = b""
+    failure: EyasError | None = None
+
+
+@dataclass
+class _Lease:
+    handle: KvHandle
+    deadline: float
+    expires: float
+    state: State = State.FILLING
+    readable: int = 0
+    attempt: int = 0  # the highest one seen
+    watch: int | None = None
+    first_tokens: tuple[FirstToken, ...] = ()
+    last_feature: bytes = b""
+
+
+class Owner:
+    """All leases of one pool. `epoch` names the pool's incarnation; without an open Watch a lease lasts
+    `lease_s` seconds, with one it lasts until the request's deadline.
+    """
+
+    def __init__(self, worker: str, epoch: int, lease_s: float) -> None:
+        self.ended: Counter[State] = Counter()  # how handles ended so far, for metrics
+        self._worker = worker
+        self._epoch = epoch
+        self._lease_s = lease_s
+        self._next_id = 1
+        self._leases: dict[int, _Lease] = {}
+        self._watched: dict[int, _Lease] = {}  # by watch
+        self._updates: dict[int, Update] = {}  # by watch: the newest word contains the older ones
+        self._freed: list[int] = []
+
+    @property
+    def active(self) -> int:
+        """How many handles still claim their pages."""
+        return len(self._leases)
+
+    # --- the engine's side: what happens to the pages -------------------------------------------------
+
+    def offer(self, offer: Offer, now: float) -> KvHandle:
+        """Lease pages that are allocated but not yet filled; the handle may be given away at once."""
+        handle = KvHandle(
+            worker=self._worker,
+            epoch=self._epoch,
+            attention_rank=0,  # a data-parallel rank has its own scheduler, and so its own owner
+            id=self._next_id,
+            group=offer.group,
+            layout=offer.layout,
+            tokens=offer.tokens,
+            shards=offer.shards,
+        )
+        self._next_id += 1
+        expires = min(now + self._lease_s, offer.deadline)
+        self._leases[handle.id] = _Lease(handle, offer.deadline, expires)
+        return handle
+
+    def filled(self, handle_id: int, tokens: int, now: float) -> None:
+        """Rows below `tokens` may be read (their writes are past their device event)."""
+        lease = self._alive(handle_id, now)
+        if lease is not None and tokens > lease.readable:
+            lease.readable = tokens
+            self._tell(lease)
+
+    def finished(
+        self, handle_id: int, first_tokens: tuple[FirstToken, ...], last_feature: bytes, now: float
+    ) -> None:
+        """Every row may be read, and this is what the prompt gave besides. FILLING -> READY."""
+        lease = self._alive(handle_id, now)
+        if lease is not None:
+            lease.state, lease.readable = State.READY, lease.handle.tokens
+            lease.first_tokens, lease.last_feature = first_tokens, last_feature
+            self._tell(lease)
+
+    def failed(self, handle_id: int, error_code: str, message: str, now: float) -> None:
+        """The pages will never be complete; `error_code` is the wire name of an `EyasError`."""
+        lease = self._alive(handle_id, now)
+        if lease is not None:
+            self._end(lease, State.FAILED, from_code(error_code, message))
+
+    def withdraw(self, handle_id: int, now: float) -> None:
+        """The request was cancelled on this side."""
+        lease = self._alive(handle_id, now)
+        if lease is not None:
+            self._end(lease, State.FAILED, Cancelled("The request was cancelled where its prompt ran."))
+
+    # --- the puller's side: who reads them ------------------------------------------------------------
+
+    def watch_opened(self, watch: int, handle_id: int, epoch: int, attempt: int, now: float) -> None:
+        """A puller listens and so holds the lease. A lower attempt is refused, a higher one takes over."""
+        lease = self._claimed(handle_id, epoch, attempt, now)
+        if lease is None:
+            self._updates[watch] = Update(watch, failure=_not_valid(handle_id))
+            return
+        self._hang_up(lease, _not_valid(handle_id))
+        lease.attempt, lease.watch, lease.expires = attempt, watch, lease.deadline
+        self._watched[watch] = lease
+        self._tell(lease)
+
+    def watch_closed(self, watch: int, now: float) -> None:
+        """The heartbeat stops: unless another Watch comes, the lease runs out `lease_s` from now."""
+        lease = self._watched.get(watch)
+        if lease is not None and self._alive(lease.handle.id, now) is not None:
+            self._hang_up(lease, None)
+            lease.expires = min(now + self._lease_s, lease.deadline)
+        self._updates.pop(watch, None)
+
+    def release(self, handle_id: int, epoch: int, attempt: int, now: float) -> bool:
+        """The puller wants nothing more. True: all it read was complete and leased all the time.
+
+        Before READY it means that nobody will pull: the claim ends at once, and the answer is False.
+        A stale call (ended handle, other epoch, lower attempt) is False and changes nothing.
+        """
+        lease = self._claimed(handle_id, epoch, attempt, now)
+        if lease is None:
+            return False
+        valid = lease.state is State.READY
+        superseded = _not_valid(handle_id) if attempt > lease.attempt else None
+        self._end(lease, State.RELEASED, superseded)
+        return valid
+
+    # --- the loop's side: once a step -----------------------------------------------------------------
+
+    def sweep(self, now: float) -> None:
+        """End every lease that has run out."""
+        for handle_id in list(self._leases):
+            self._alive(handle_id, now)
+
+    def take(self) -> tuple[list[Update], list[int]]:
+        """What to tell Watches since the last call, and the ids whose pages are free, each exactly once."""
+        updates, freed = list(self._updates.values()), self._freed
+        self._updates, self._freed = {}, []
+        return updates, freed
+
+    # --- inside ---------------------------------------------------------------------------------------
+
+    def _alive(self, handle_id: int, now: float) -> _Lease | None:
+        lease = self._leases.get(handle_id)
+        if lease is not None and now >= lease.expires:
+            self._end(lease, State.EXPIRED, TransferFailed(f"The lease of KV handle {handle_id} ran out."))
+            return None
+        return lease
+
+    def _claimed(self, handle_id: int, epoch: int, attempt: int, now: float) -> _Lease | None:
+        lease = self._alive(handle_id, now)
+        stale = lease is None or epoch != self._epoch or attempt < lease.attempt
+        return None if stale else lease
+
+    def _tell(self, lease: _Lease) -> None:
+        if lease.watch is not None:
+            done = lease.state is State.READY
+            words = (lease.readable, done, lease.first_tokens, lease.last_feature)
+            self._updates[lease.watch] = Update(lease.watch, *words)
+
+    def _hang_up(self, lease: _Lease, failure: EyasError | None) -> None:
+        """Part the lease from its Watch, with a last word to it if there is a `failure`."""
+        if lease.watch is not None:
+            del self._watched[lease.watch]
+            self._updates.pop(lease.watch, None)
+            if failure is not None:
+                self._updates[lease.watch] = Update(lease.watch, failure=failure)
+            lease.watch = None
+
+    def _end(self, lease: _Lease, end: State, failure: EyasError | None) -> None:
+        self._hang_up(lease, failure)
+        del self._leases[lease.handle.id]
+        self._freed.append(lease.handle.id)
+        self.ended[end] += 1
+
+
+def _not_valid(handle_id: int) -> TransferFailed:
+    return TransferFailed(f"KV handle {handle_id} is not valid: it ended, or a later attempt holds it.")

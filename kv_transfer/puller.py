@@ -1,0 +1,269 @@
+"""The puller's half of the transfer protocol: from a handle to pages that may be used, or to a clear no.
+
+    WAITING ───start──> PULLING ───all copied──> VALIDATING ──valid──> COMPLETE
+       ^                   │                         │
+       │ preempted         │ preempted, failed,      │ not valid, late
+       │                   v cancelled, late         v
+       └──────────────  DRAINING ──copies stopped─> FAILED
+
+A pure state machine of one handle and one attempt, for all its shards together. It says what should be
+done (`take_actions`) and is told what happened; it knows page numbers and times, never bytes, threads or
+the wire. Every call brings `now` (monotonic seconds), every state has a deadline, and news that comes
+after a deadline finds it already kept.
+
+What was read counts only once the owner has answered `Release` with "valid". Destination pages are lent
+by `start` and given back by `PagesFree`, never before the last copy into them has stopped: no clock can
+make memory safe that something may still write to.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from eyas.common.errors import ConfigError, EyasError, TransferFailed
+from eyas.common.types import FirstToken, KvHandle, Shard
+from kv_transfer.backends.base import Copy, CopyResult
+from kv_transfer.layout import pages_for
+
+RELEASE_S = 5.0  # an owner that has not answered Release by then is taken for gone
+DRAIN_S = 10.0  # a copy that has not stopped by then ends the attempt; its pages stay lent
+
+
+class State(enum.StrEnum):
+    WAITING = "waiting"  # for destination pages; the Watch is open and holds the lease
+    PULLING = "pulling"
+    DRAINING = "draining"  # nothing more is copied, but copies still run
+    VALIDATING = "validating"
+    COMPLETE = "complete"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class OpenWatch:
+    handle: KvHandle
+    attempt: int
+
+
+@dataclass(frozen=True)
+class CloseWatch:
+    """The attempt is decided: nothing more needs to be heard of the handle."""
+
+
+@dataclass(frozen=True)
+class SendRelease:
+    """Tell the owner that its pages are not needed any more; `released` takes the answer."""
+
+
+@dataclass(frozen=True)
+class Complete:
+    """The pages hold the prompt's KV. `seconds` since `start`; `path` is the backend that moved `bytes`."""
+
+    first_tokens: tuple[FirstToken, ...]
+    last_feature: bytes
+    bytes: int
+    seconds: float
+    path: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The pages will not come by this attempt. Said at once, even while copies still run."""
+
+    error: EyasError
+
+
+@dataclass(frozen=True)
+class PagesFree:
+    """All pages of the last `start`: nothing writes to them any more."""
+
+    pages: tuple[int, ...]
+
+
+Action: TypeAlias = OpenWatch | CloseWatch | SendRelease | Copy | Complete | Lost | PagesFree
+
+
+@dataclass
+class _Loan:
+    """Destination pages, from `start` until they are complete or free."""
+
+    pages: tuple[int, ...]
+    since: float
+    copied_to: int  # pages below it are cached, copied, or being copied
+    running: set[int] = field(default_factory=set)  # numbers of the copies that have not stopped
+    bytes: int = 0
+    path: str = ""
+
+
+class Pull:
+    """One attempt to pull one handle; `number` is its name in copies, `deadline` the request's.
+
+    A handle whose shards cannot hold its tokens is a `ConfigError`.
+    """
+
+    def __init__(self, number: int, handle: KvHandle, attempt: int, page_size: int, deadline: float) -> None:
+        self.state = State.WAITING
+        self._number = number
+        self._handle = handle
+        self._page_size = page_size
+        self._page_count = pages_for(handle.tokens, page_size)
+        self._deadline = deadline
+        self._expires = deadline  # of the present state
+        self._decided = False  # completed, lost or cancelled: the last words were said
+        self._readable = 0  # source rows
+        self._answer: tuple[tuple[FirstToken, ...], bytes] | None = None  # what `done` brought
+        self._loan: _Loan | None = None
+        self._copies = 0
+        self._actions: list[Action] = [OpenWatch(handle, attempt)]
+        for shard in handle.shards:
+            if len(shard.pages) != self._page_count:
+                raise ConfigError(
+                    f"KV handle {handle.id} lists {len(shard.pages)} pages for rank {shard.rank}, "
+                    f"but {handle.tokens} rows take {self._page_count} pages of {page_size}."
+                )
+
+    @property
+    def over(self) -> bool:
+        """Decided, and without destination pages: once its actions are taken it may be forgotten."""
+        return self.state in (State.COMPLETE, State.FAILED) and self._loan is None
+
+    def take_actions(self) -> list[Action]:
+        """What to do since the last call, in order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    # --- what the engine decides ----------------------------------------------------------------------
+
+    def start(self, dst_pages: tuple[int, ...], skip: int, now: float) -> None:
+        """WAITING -> PULLING into all the pages of the prompt, the first `skip` being cached already."""
+        assert self.state is State.WAITING and len(dst_pages) == self._page_count
+        self._enter(State.PULLING, self._deadline)
+        self._loan = _Loan(dst_pages, now, copied_to=skip)
+        self._advance(self._loan, now)
+
+    def preempt(self, now: float) -> None:
+        """Give the pages back and wait for others. Only PULLING can: later the source may be gone."""
+        self.sweep(now)
+        if self.state is State.PULLING:
+            self._enter(State.DRAINING, now + DRAIN_S)
+            self._settle()
+
+    def cancel(self, now: float) -> None:
+        """Nobody wants the pages any more."""
+        if not self._decided:
+            self._give_up(now)
+
+    # --- what the Watch says --------------------------------------------------------------------------
+
+    def ready(self, tokens: int, now: float) -> None:
+        """The owner's rows below `tokens` may be read."""
+        self.sweep(now)
+        self._readable = max(self._readable, tokens)
+        if self._loan is not None:
+            self._advance(self._loan, now)
+
+    def done(self, first_tokens: tuple[FirstToken, ...], last_feature: bytes, now: float) -> None:
+        """All of the owner's rows may be read, the last page's too."""
+        self.sweep(now)
+        self._answer = (first_tokens, last_feature)
+        if self._loan is not None:
+            self._advance(self._loan, now)
+
+    def failed(self, error: EyasError, now: float) -> None:
+        """The Watch broke, or the owner said so. While VALIDATING only the answer to Release counts."""
+        self.sweep(now)
+        if not self._decided and self.state is not State.VALIDATING:
+            self._lose(error, now)
+
+    def released(self, valid: bool, now: float) -> None:
+        """The owner's verdict. (A lost or cancelled attempt releases too, and ignores the answer.)"""
+        self.sweep(now)
+        if self.state is not State.VALIDATING:
+            return
+        if not valid:
+            self._lose(TransferFailed(f"KV handle {self._handle.id} lapsed while it was read."), now)
+            return
+        assert self._loan is not None and self._answer is not None
+        loan, self._loan = self._loan, None
+        self._decided = True
+        self._enter(State.COMPLETE, math.inf)
+        complete = Complete(*self._answer, loan.bytes, now - loan.since, loan.path)
+        self._actions += [CloseWatch(), complete]
+
+    # --- what the copier and the clock say ------------------------------------------------------------
+
+    def copied(self, result: CopyResult, now: float) -> None:
+        """A copy stopped, well or not."""
+        self.sweep(now)
+        loan = self._loan
+        if loan is None or result.job.number not in loan.running:
+            return
+        loan.running.remove(result.job.number)
+        if self.state is not State.PULLING:
+            self._settle()
+        elif result.error is not None:
+            self._lose(result.error, now)
+        else:
+            loan.bytes += result.bytes
+            loan.path = result.path
+            self._advance(loan, now)
+
+    def sweep(self, now: float) -> None:
+        """Keep the present state's deadline."""
+        if now < self._expires:
+            return
+        late = self.state
+        if not self._decided:
+            self._lose(TransferFailed(f"KV handle {self._handle.id} was still {late} at its deadline."), now)
+        if late is State.DRAINING:  # a stuck copy may hold its pages, but not the attempt
+            self._enter(State.FAILED, math.inf)
+
+    # --- inside ---------------------------------------------------------------------------------------
+
+    def _enter(self, state: State, expires: float) -> None:
+        self.state, self._expires = state, expires
+
+    def _advance(self, loan: _Loan, now: float) -> None:
+        """Copy every page that became final; once all are copied, ask the owner what they are worth."""
+        if self.state is not State.PULLING:
+            return
+        done = self._answer is not None
+        final = self._page_count if done else min(self._readable // self._page_size, self._page_count)
+        if final > loan.copied_to:
+            for shard in self._handle.shards:
+                self._copy(shard, loan, final)
+            loan.copied_to = final
+        if done and not loan.running:
+            self._enter(State.VALIDATING, min(now + RELEASE_S, self._deadline))
+            self._actions.append(SendRelease())
+
+    def _copy(self, shard: Shard, loan: _Loan, final: int) -> None:
+        source = Shard(shard.rank, shard.pool, shard.pages[loan.copied_to : final])
+        job = Copy(self._number, self._copies, source, loan.pages[loan.copied_to : final])
+        self._copies += 1
+        loan.running.add(job.number)
+        self._actions.append(job)
+
+    def _lose(self, error: EyasError, now: float) -> None:
+        self._actions.append(Lost(error))
+        self._give_up(now)
+
+    def _give_up(self, now: float) -> None:
+        """Let the owner free its pages now rather than when the lease runs out, and drain."""
+        if self.state is not State.VALIDATING:  # there it was sent
+            self._actions.append(SendRelease())
+        self._actions.append(CloseWatch())
+        self._decided = True
+        self._enter(State.DRAINING, now + DRAIN_S)
+        self._settle()
+
+    def _settle(self) -> None:
+        """If no copy runs, free the pages and leave DRAINING."""
+        if self._loan is not None and not self._loan.running:
+            self._actions.append(PagesFree(self._loan.pages))
+            self._loan = None
+        if self._loan is None and self.state is State.DRAINING:
+            after = (State.FAILED, math.inf) if self._decided else (State.WAITING, self._deadline)
+            self._enter(*after)
