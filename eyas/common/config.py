@@ -50,6 +50,7 @@ class EngineConfig:
     lease_s: float = 30.0
     transfer_policy: str = "recompute"  # or "fail"
     speculation: SpeculationConfig = SpeculationConfig()
+    draft_workers: tuple[str, ...] = ()  # addresses this engine may draft with (without the draft role)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,6 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     port: int = 0  # 0: any free port
     metrics_port: int = 0  # 0: any free port
-    draft_workers: tuple[str, ...] = ()  # addresses a decode engine may draft with
 
     @property
     def address(self) -> str:

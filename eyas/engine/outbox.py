@@ -1,0 +1,57 @@
+"""What the engine will tell its front after this step: collected here, sent as one message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as SequenceOf
+
+from eyas.common.errors import EyasError
+from eyas.common.types import Entry, Finish, TokenLogprob
+from eyas.engine.messages import Event, Failed, Failure, Rejected, Step
+from eyas.engine.sequence import Generation, Sequence
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._entries: list[Entry] = []
+
+    def add(self, *events: Event) -> None:
+        self._events += events
+
+    def entry(
+        self,
+        seq: Sequence,
+        tokens: SequenceOf[int],
+        logprobs: SequenceOf[TokenLogprob | None],
+        finish: Finish | None,
+        *,
+        drafts: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Tokens that now follow `seq.output`; `drafts` = (accepted, offered)."""
+        generation = seq.generation
+        entry = Entry(
+            id=generation.id,
+            attempt=generation.attempt,
+            choice=seq.choice,
+            index=len(seq.output),
+            tokens=tuple(tokens),
+            logprobs=tuple(lp for lp in logprobs if lp is not None),
+            finish=finish,
+            accepted=drafts[0],
+            offered=drafts[1],
+            timings=generation.timings_once(time.monotonic()),
+        )
+        self._entries.append(entry)
+
+    def rejected(self, generation_id: str, attempt: int, error: EyasError) -> None:
+        self.add(Rejected(generation_id, attempt, Failure(error.code, error.message)))
+
+    def failed(self, generation: Generation, error: EyasError) -> None:
+        self.add(Failed(generation.id, generation.attempt, Failure(error.code, error.message)))
+
+    def take(self) -> list[Event]:
+        """Everything so far, in order; the step's tokens last."""
+        events, entries = self._events, self._entries
+        self._events, self._entries = [], []
+        return [*events, Step(tuple(entries))] if entries else events

@@ -1,0 +1,221 @@
+"""The table of accepted requests: what arrives, what is refused, what is cancelled, what runs out of time.
+
+It turns commands into sequences for the scheduler and tells the front about every request's fate. It knows
+neither tensors nor how tokens are chosen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from eyas.common.errors import ContextLengthExceeded, DeadlineExceeded, EyasError, InvalidRequest, Overloaded
+from eyas.common.types import Choice, Finish, FirstToken, GenerationRequest
+from eyas.engine.leases import Leases
+from eyas.engine.messages import Admitted, Attach, Cancel, Lost, Prefill, Submit
+from eyas.engine.outbox import Outbox
+from eyas.engine.pulls import Pulled, Pulls
+from eyas.engine.scheduler import Scheduler
+from eyas.engine.sequence import Generation, Kind, Sequence
+
+MAX_PROMPT_AND_OUTPUT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What a worker accepts."""
+
+    context_length: int
+    vocab_size: int
+    max_waiting: int
+
+
+@dataclass
+class Requests:
+    """Owns every generation from its admission to its last token. `stop_drafting` forgets a sequence."""
+
+    scheduler: Scheduler
+    leases: Leases
+    pulls: Pulls
+    outbox: Outbox
+    admission: Admission
+    stop_drafting: Callable[[Sequence], None]
+    start_drafting: Callable[[Sequence, Pulled], None]
+    table: dict[str, Generation] = field(default_factory=dict)
+    joining: list[tuple[Sequence, Pulled]] = field(default_factory=list)
+    _uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def new_uid(self) -> int:
+        return next(self._uids)
+
+    # --- commands ---------------------------------------------------------------------------------------
+
+    def submit(self, command: Submit) -> None:
+        kind = Kind.ATTACH if command.attach else Kind.LOCAL
+        generation = self._accept(command.request, command.attempt, kind)
+        if generation is not None and kind is Kind.LOCAL:
+            self._enqueue(generation, command.request.choices)
+
+    def prefill(self, command: Prefill) -> None:
+        generation = self._accept(command.request, command.attempt, Kind.PREFILL)
+        if generation is not None:
+            generation.offer_draft = command.offer_draft
+            self._enqueue(generation, command.request.choices)
+
+    def attach(self, command: Attach) -> None:
+        """Handles: pull them. None: compute the prompt here, after the tokens that were already delivered."""
+        generation = self.table.get(command.id)
+        if generation is None or command.attempt < generation.attempt or generation.sequences:
+            return
+        generation.attempt = command.attempt
+        if command.handles:
+            self.pulls.open(generation, command.handles, command.attempt)
+            return
+        generation.kind = Kind.LOCAL
+        known = {first.choice: first for first in command.first_tokens}
+        open_choices = [c for c in generation.request.choices if not _finished(known.get(c.index))]
+        choices = [
+            Choice(c.index, (known[c.index].token,) if c.index in known else c.output_ids)
+            for c in open_choices
+        ]
+        self._enqueue(generation, tuple(choices))
+
+    def cancel(self, command: Cancel) -> None:
+        generation = self.table.get(command.id)
+        if generation is None:
+            return
+        if command.choice is None:
+            self._drop(generation)
+            return
+        for seq in list(generation.sequences):
+            seq.forks = tuple(c for c in seq.forks if c != command.choice)
+            if seq.choice == command.choice and not seq.forks:
+                self.end(seq)
+
+    # --- what becomes of them ---------------------------------------------------------------------------
+
+    def end(self, seq: Sequence) -> None:
+        """A sequence finished (or is not wanted any more): everything it held is free."""
+        self.stop_drafting(seq)
+        self.scheduler.remove(seq)
+        generation = seq.generation
+        generation.sequences.remove(seq)
+        if not generation.sequences:
+            self.table.pop(generation.id, None)
+
+    def lost(self, generation: Generation) -> None:
+        """The pages did not arrive: the request keeps its place and waits for another Attach."""
+        self.outbox.add(Lost(generation.id, generation.attempt))
+
+    def fail(self, generation: Generation, error: EyasError) -> None:
+        self.outbox.failed(generation, error)
+        self._drop(generation)
+
+    def expire(self, now: float) -> None:
+        for generation in [g for g in self.table.values() if now > g.deadline]:
+            self.fail(generation, DeadlineExceeded("the request's deadline passed while it was running"))
+
+    def pulled(self, result: Pulled) -> None:
+        """The prompt's KV is here: every unfinished choice becomes a sequence and repeats its token 0."""
+        generation = result.generation
+        leader: Sequence | None = None
+        for first in result.first_tokens:
+            if first.choice not in {c.index for c in generation.request.choices}:
+                continue
+            seq = Sequence(self.new_uid(), generation, first.choice, generation.request.prompt_ids, [])
+            self.outbox.entry(seq, [first.token], [first.logprob], first.finish)
+            if first.finish is not None:
+                continue
+            seq.output = [first.token]
+            generation.sequences.append(seq)
+            leader = self._seat(seq, leader, result)
+        if leader is None:
+            self.scheduler.pool.drop(result.pages)
+            self.table.pop(generation.id, None)
+
+    def join(self) -> None:
+        """Sequences whose KV is here take slots as they become free."""
+        while self.joining and self.scheduler.join(self.joining[0][0]):
+            seq, result = self.joining.pop(0)
+            self.start_drafting(seq, result)
+
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _seat(self, seq: Sequence, leader: Sequence | None, result: Pulled) -> Sequence:
+        rows = len(seq.prompt)
+        if leader is None:
+            seq.pages, seq.kv_len = result.pages, rows
+            self.scheduler.cache.insert(seq.prompt, seq.pages, rows)
+            self.joining.append((seq, result))
+            self.join()
+            return seq
+        copy = self.scheduler.fork(leader, seq)
+        if copy is not None:
+            result.copy_page(*copy)
+            self.start_drafting(seq, result)
+        return leader
+
+    def _accept(self, request: GenerationRequest, attempt: int, kind: Kind) -> Generation | None:
+        older = self.table.get(request.id)
+        if older is not None:
+            if older.attempt > attempt:
+                return None
+            self._drop(older)
+        try:
+            self._check(request)
+        except EyasError as error:
+            self.outbox.rejected(request.id, attempt, error)
+            return None
+        now = time.monotonic()
+        generation = Generation(request, attempt, kind, arrived=now, deadline=now + request.timeout_s)
+        self.table[request.id] = generation
+        self.outbox.add(Admitted(request.id, attempt))
+        return generation
+
+    def _check(self, request: GenerationRequest) -> None:
+        limits, params, n = self.admission, request.params, len(request.prompt_ids)
+        if n == 0:
+            raise InvalidRequest("prompt must have at least one token", param="prompt")
+        if not all(0 <= t < limits.vocab_size for t in request.prompt_ids):
+            raise InvalidRequest(f"prompt has a token id outside 0 .. {limits.vocab_size - 1}", param="prompt")
+        if not request.choices:
+            raise InvalidRequest("choices must not be empty", param="n")
+        params.validate(limits.vocab_size)
+        if n + params.max_tokens > limits.context_length:
+            message = f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context length of "
+            raise ContextLengthExceeded(message + f"{limits.context_length} tokens", param="max_tokens")
+        if not self.scheduler.fits(n + params.max_tokens):
+            message = "prompt and max_tokens need more KV pages than this worker has"
+            raise InvalidRequest(message, param="max_tokens")
+        if len(request.choices) > self.scheduler.limits.max_running:
+            raise InvalidRequest("n is larger than this worker's batch", param="n")
+        if len(self.table) - len(self.scheduler.running) >= limits.max_waiting:
+            raise Overloaded("this worker's queue is full")
+
+    def _enqueue(self, generation: Generation, choices: tuple[Choice, ...]) -> None:
+        """Fresh choices share one prompt: the first leads, the others fork from it."""
+        prompt = generation.request.prompt_ids
+        fresh = [c.index for c in choices if not c.output_ids]
+        begun = [c for c in choices if c.output_ids]
+        if fresh:
+            leader = Sequence(self.new_uid(), generation, fresh[0], prompt, [], forks=tuple(fresh[1:]))
+            generation.sequences.append(leader)
+        for choice in begun:
+            seq = Sequence(self.new_uid(), generation, choice.index, prompt, list(choice.output_ids))
+            generation.sequences.append(seq)
+        for seq in generation.sequences:
+            self.scheduler.enqueue(seq)
+
+    def _drop(self, generation: Generation) -> None:
+        self.pulls.cancel(generation)
+        self.leases.withdraw(generation)
+        self.joining = [(s, r) for s, r in self.joining if s.generation is not generation]
+        for seq in list(generation.sequences):
+            self.end(seq)
+        self.table.pop(generation.id, None)
+
+
+def _finished(first: FirstToken | None) -> bool:
+    return first is not None and first.finish is not None and first.finish in (Finish.STOP, Finish.LENGTH)

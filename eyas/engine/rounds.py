@@ -1,0 +1,198 @@
+"""What a step's outputs mean: which tokens are kept, who ends, what the drafter and the leases are told.
+
+One function a kind of work: a chunk in the middle of a prompt, the end of a prompt that is decoded
+elsewhere, and a round (a plain row, a verify row, or the end of a prompt that is decoded here).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+import torch
+
+from eyas.common.types import FirstToken, KvHandle, Timings
+from eyas.engine.kv_pool import KvPool
+from eyas.engine.leases import Leases
+from eyas.engine.messages import PrefillDone
+from eyas.engine.outbox import Outbox
+from eyas.engine.runner import Output
+from eyas.engine.scheduler import Scheduler
+from eyas.engine.sequence import Kind, Sequence
+from eyas.engine.speculation.drafter import Commit, Drafter
+from eyas.engine.stopping import finish
+from eyas.engine.verify import walk
+
+WINDOW = 128  # feature rows a drafter without the prompt's draft KV starts from
+
+
+@dataclass
+class _Pending:
+    """Side effects of one step, applied together at its end."""
+
+    commits: list[Commit] = field(default_factory=list)
+    forked_commits: list[Commit] = field(default_factory=list)  # after their pages were copied
+    copies: list[tuple[int, int]] = field(default_factory=list)  # whole pages (source, target)
+    moves: list[tuple[list[int], list[int]]] = field(default_factory=list)  # rows (sources, targets)
+    ended: list[Sequence] = field(default_factory=list)
+    handed_over: list[Output] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Commits outputs. `on_end` is told of every sequence that finished."""
+
+    scheduler: Scheduler
+    pools: tuple[KvPool, ...]  # target first; a colocated draft pool has the same page numbers
+    drafter: Drafter | None
+    leases: Leases
+    outbox: Outbox
+    eos_ids: tuple[int, ...]
+    new_uid: Callable[[], int]
+    on_end: Callable[[Sequence], None]
+
+    def commit(self, outputs: SequenceOf[Output]) -> None:
+        """Apply one step. Rows move and pages are copied before anyone may read or free them."""
+        pending = _Pending()
+        for out in outputs:
+            if not out.work.sample:
+                self._chunk(out, pending)
+            elif out.work.seq.generation.kind is Kind.PREFILL:
+                self._prompt_done(out, pending)
+            else:
+                self._round(out, pending)
+        for sources, targets in pending.moves:
+            self.pools[0].move(torch.tensor(sources), torch.tensor(targets))
+        self._post(pending.commits)
+        for source, target in pending.copies:
+            for pool in self.pools:
+                pool.copy_page(source, target)
+        self._post(pending.forked_commits)
+        self._offer_rows(outputs)
+        for out in pending.handed_over:
+            self._hand_over(out)
+        for seq in pending.ended:
+            self.on_end(seq)
+
+    def _chunk(self, out: Output, pending: _Pending) -> None:
+        """Rows in the middle of a prompt: the token after each of them is known."""
+        work, seq = out.work, out.work.seq
+        seq.kv_len += len(work.tokens)
+        self._follow(out, seq.tokens(work.start + 1, seq.kv_len + 1), pending, propose=False)
+
+    def _prompt_done(self, out: Output, pending: _Pending) -> None:
+        """The draft head runs over rows 0 .. n-2 here; the last feature is handed on."""
+        work, seq = out.work, out.work.seq
+        seq.kv_len += len(work.tokens)
+        self._follow(out, seq.tokens(work.start + 1, seq.kv_len), pending, propose=False)
+        pending.handed_over.append(out)
+
+    def _round(self, out: Output, pending: _Pending) -> None:
+        work, seq = out.work, out.work.seq
+        verdict = walk(work.tree, out.chosen) if work.tree else walk(None, out.chosen[:1])
+        params = seq.generation.request.params
+        kept, why = finish(params, self.eos_ids, len(seq.output), verdict.tokens)
+        nodes = [0, *(1 + node for node in verdict.path)] if work.tree else list(range(len(work.tokens)))
+        drafts = (len(verdict.path), len(work.tree.tokens)) if work.tree else (0, 0)
+        sampled_at = nodes if work.tree else [0]
+        logprobs = [out.logprobs[node] for node in sampled_at[: len(kept)]]
+        self.outbox.entry(seq, kept, logprobs, why, drafts=drafts)
+        forks = self._fork(out, pending)
+        known = seq.tokens(work.start + 1, len(seq))  # empty on a verify row
+        seq.output += kept
+        seq.kv_len = work.start + len(nodes)
+        seq.tree = None
+        if why is None or forks:
+            chosen = out if work.tree is None else _only(out, nodes)
+            self._follow(chosen, [*known, *verdict.tokens], pending, propose=why is None)
+        if why is not None:
+            pending.ended.append(seq)
+        elif nodes != list(range(len(nodes))):
+            pending.moves.append(_rows_of(seq, work.start, nodes, self.pools[0].page_size))
+
+    def _fork(self, out: Output, pending: _Pending) -> bool:
+        """The prompt is done: its other choices get their first token, their pages, and a drafter."""
+        leader, generation = out.work.seq, out.work.seq.generation
+        choices, leader.forks = leader.forks, ()
+        leader.kv_len = out.work.start + len(out.work.tokens)
+        for choice, token, logprob in zip(choices, out.chosen[1:], out.logprobs[1:], strict=False):
+            kept, why = finish(generation.request.params, self.eos_ids, 0, [token])
+            follower = Sequence(self.new_uid(), generation, choice, leader.prompt, [])
+            self.outbox.entry(follower, kept, [logprob], why)
+            if why is not None:
+                continue
+            follower.output = list(kept)
+            generation.sequences.append(follower)
+            copy = self.scheduler.fork(leader, follower)
+            if copy is None:
+                continue
+            pending.copies.append(copy)
+            self.start_drafting(follower, len(leader.prompt) - 1)
+            if out.features is not None and follower.drafting:
+                last = out.features[-1:]
+                commit = Commit(follower, len(leader.prompt) - 1, kept, last, propose=True)
+                pending.forked_commits.append(commit)
+        return bool(choices)
+
+    def start_drafting(self, seq: Sequence, base: int, handle: KvHandle | None = None) -> None:
+        """Follow `seq` from row `base` on, if it may be drafted for."""
+        seq.undrafted = False
+        if self.drafter is not None and seq.generation.request.speculative:
+            self.drafter.open(seq, base, handle)
+            seq.drafting = True
+
+    def _follow(self, out: Output, tokens: SequenceOf[int], pending: _Pending, *, propose: bool) -> None:
+        """Tell the drafter the certain rows of `out`; one far away starts from a window at the prompt's end."""
+        seq = out.work.seq
+        if self.drafter is None or out.features is None or not tokens:
+            return
+        skip = 0
+        if seq.undrafted and (self.drafter.local_kv or propose):
+            skip = 0 if self.drafter.local_kv else max(0, len(tokens) - WINDOW)
+            self.start_drafting(seq, out.work.start + skip)
+        if seq.drafting:
+            features = out.features[skip : len(tokens)]
+            pending.commits.append(Commit(seq, out.work.start + skip, tokens[skip:], features, propose))
+
+    def _post(self, commits: list[Commit]) -> None:
+        if self.drafter is not None and commits:
+            self.drafter.post(commits)
+
+    def _offer_rows(self, outputs: SequenceOf[Output]) -> None:
+        for out in outputs:
+            if out.work.seq.generation.kind is Kind.PREFILL:
+                self.leases.filled(out.work.seq.generation, out.work.seq.kv_len)
+
+    def _hand_over(self, out: Output) -> None:
+        """The prompt's KV now belongs to its leases; token 0 of every choice goes to both sides."""
+        seq, generation = out.work.seq, out.work.seq.generation
+        first = []
+        sampled = zip((seq.choice, *seq.forks), out.chosen, out.logprobs, strict=True)
+        for choice, token, logprob in sampled:
+            _, why = finish(generation.request.params, self.eos_ids, 0, [token])
+            first.append(FirstToken(choice, token, logprob, why))
+        feature = b"" if out.features is None else out.features[-1].float().numpy().tobytes()
+        self.leases.finished(generation, tuple(first), feature)
+        self.scheduler.pool.drop(self.scheduler.retire(seq))
+        timings = generation.timings_once(time.monotonic()) or Timings()
+        self.outbox.add(PrefillDone(generation.id, generation.attempt, tuple(first), timings))
+        self.on_end(seq)
+
+
+def _only(out: Output, nodes: list[int]) -> Output:
+    """The output restricted to the accepted rows, in path order."""
+    features = None if out.features is None else out.features[nodes]
+    return Output(out.work, out.chosen, out.logprobs, features)
+
+
+def _rows_of(seq: Sequence, start: int, nodes: list[int], page_size: int) -> tuple[list[int], list[int]]:
+    """Physical rows of the accepted nodes, and where they belong: start, start + 1, ..."""
+
+    def physical(row: int) -> int:
+        return seq.pages[row // page_size] * page_size + row % page_size
+
+    pairs = [(start + node, start + i) for i, node in enumerate(nodes) if node != i]
+    return [physical(a) for a, _ in pairs], [physical(b) for _, b in pairs]
+

@@ -1,0 +1,124 @@
+"""Runs one step on the device: every `Work` in one forward, then one sampling call for all sampled rows.
+
+It knows tensors and the model; it decides nothing: what runs was chosen by the scheduler, what the tokens
+mean is decided by the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import torch
+
+from eyas.common.types import TokenLogprob
+from eyas.engine.attention.base import AttentionBackend, Span
+from eyas.engine.forward import build_batch
+from eyas.engine.kv_pool import KvPool
+from eyas.engine.models.eagle3 import Eagle3Capture
+from eyas.engine.models.llama import Llama
+from eyas.engine.sampling.sampler import Row, sample
+from eyas.engine.sequence import Work
+from eyas.engine.stopping import banned_ids
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a step computed for one `Work`.
+
+    `chosen`: the target's token at every sampled node: [root, node 0, ...] of a verify row; of a prompt's
+    last row one token for the sequence itself and one for each of its forks. `features`: [rows, head
+    width], or None without a head.
+    """
+
+    work: Work
+    chosen: list[int]
+    logprobs: list[TokenLogprob | None]
+    features: torch.Tensor | None
+
+
+class Runner:
+    def __init__(
+        self,
+        model: Llama,
+        pool: KvPool,
+        backend: AttentionBackend,
+        capture: Eagle3Capture | None,
+    ) -> None:
+        self.model = model
+        self.pool = pool
+        self._backend = backend
+        self._capture = capture
+        self._eos_ids = model.config.eos_token_ids
+
+    @torch.inference_mode()
+    def run(self, works: SequenceOf[Work]) -> list[Output]:
+        tokens = [t for work in works for t in work.tokens]
+        batch = build_batch([_span(w) for w in works], tokens, self.pool.page_size, self._backend)
+        layers = self._capture.layers if self._capture else ()
+        hidden, captured = self.model.forward(batch, self.pool, layers)
+        features = self._capture.features(captured) if self._capture else None
+
+        picked: list[int] = []
+        rows: list[Row] = []
+        first = 0
+        for work in works:
+            mine = self._rows(work)
+            rows += mine
+            picked += _picked(work, first, len(mine))
+            first += len(work.tokens)
+        sampled = sample(self.model.logits(hidden[picked]), rows) if rows else None
+        return self._outputs(works, sampled, features)
+
+    def _outputs(self, works, sampled, features) -> list[Output]:  # type: ignore[no-untyped-def]
+        outputs, first, at = [], 0, 0
+        for work in works:
+            count = _sampled_rows(work)
+            tokens = sampled.tokens[at : at + count] if count else []
+            logprobs = sampled.logprobs[at : at + count] if count else []
+            mine = None if features is None else features[first : first + len(work.tokens)]
+            outputs.append(Output(work, tokens, logprobs, mine))
+            first += len(work.tokens)
+            at += count
+        return outputs
+
+    def _rows(self, work: Work) -> list[Row]:
+        """The sampling context of every row of `work` that gives a token."""
+        if not work.sample:
+            return []
+        seq, params = work.seq, work.seq.generation.request.params
+        banned = banned_ids(params, self._eos_ids, len(seq.output))
+        if work.tree is None:
+            choices = (seq.choice, *seq.forks)
+            return [Row(params, c, len(seq), seq.prompt, seq.output, (), banned) for c in choices]
+        rows = [Row(params, seq.choice, len(seq), seq.prompt, seq.output, (), banned)]
+        for node in range(len(work.tree.tokens)):
+            ancestors = [work.tree.tokens[i] for i in work.tree.path(node)]
+            depth = len(ancestors)
+            banned = banned_ids(params, self._eos_ids, len(seq.output) + depth)
+            rows.append(
+                Row(params, seq.choice, len(seq) + depth, seq.prompt, seq.output, ancestors, banned)
+            )
+        return rows
+
+
+def _sampled_rows(work: Work) -> int:
+    if not work.sample:
+        return 0
+    return len(work.tokens) if work.tree is not None else 1 + len(work.seq.forks)
+
+
+def _picked(work: Work, first: int, count: int) -> list[int]:
+    """Which of the step's rows the sampled ones are: all of a verify row, the last of a prompt."""
+    if work.tree is not None:
+        return list(range(first, first + count))
+    return [first + len(work.tokens) - 1] * count
+
+
+def _span(work: Work) -> Span:
+    tree = work.tree
+    if tree is None or tree.is_chain:
+        return Span(work.seq.pages, work.start, len(work.tokens))
+    root = (work.start,)
+    below = [root + tuple(work.start + 1 + i for i in tree.path(node)) for node in range(len(tree.tokens))]
+    return Span(work.seq.pages, work.start, len(work.tokens), (root, *below))

@@ -1,0 +1,182 @@
+"""The scheduler: who runs in the next step, and who owns which pages. Torch-free, deterministic.
+
+It composes every step as a list of `Work`: decode rows and verify trees of the running sequences first,
+then prompt chunks under a token budget. Pages come from one pool, shared with the prefix cache; when they
+run out the last admitted sequence goes back to the queue and is recomputed later. It knows nothing of
+tensors, transports or time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from eyas.engine.pages import PagePool, pages_for
+from eyas.engine.prefix_cache import PrefixCache
+from eyas.engine.sequence import Kind, Sequence, Work
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes that bound a step. `round_rows`: rows the widest verify or draft round may write."""
+
+    page_size: int
+    max_running: int
+    chunk_tokens: int
+    round_rows: int
+
+
+class Scheduler:
+    def __init__(self, pool: PagePool, cache: PrefixCache, limits: Limits) -> None:
+        self.pool = pool
+        self.cache = cache
+        self.limits = limits
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of admission
+        self.preempted: list[Sequence] = []  # since the caller last looked
+
+    # --- sequences come and go ------------------------------------------------------------------------
+
+    def enqueue(self, seq: Sequence) -> None:
+        self.waiting.append(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """The sequence ended or was cancelled: its computed pages stay in the cache, unreferenced."""
+        if seq in self.running:
+            self.running.remove(seq)
+        elif seq in self.waiting:
+            self.waiting.remove(seq)
+        self._give_back(seq)
+
+    def retire(self, seq: Sequence) -> list[int]:
+        """The prompt is done and its pages go to leases: the caller now owns the returned pages."""
+        self.running.remove(seq)
+        self._remember(seq)
+        pages, seq.pages = seq.pages, []
+        return pages
+
+    def join(self, seq: Sequence) -> bool:
+        """A sequence whose KV is already here (`pages`, `kv_len`) starts decoding, if a slot is free."""
+        if len(self.running) >= self.limits.max_running:
+            return False
+        self.running.append(seq)
+        return True
+
+    def fork(self, leader: Sequence, follower: Sequence) -> tuple[int, int] | None:
+        """Give `follower` the leader's prompt rows: whole pages shared, the page of the last row copied.
+
+        Returns (source page, copy), to be copied by the caller before the next step; or None if there is no
+        page or slot, and then the follower waits and computes its rows itself.
+        """
+        rows = len(leader.prompt)
+        if len(self.running) >= self.limits.max_running or not self._make_room(1):
+            self.waiting.appendleft(follower)
+            return None
+        boundary = (rows - 1) // self.limits.page_size
+        shared, copied = leader.pages[:boundary], self.pool.take(1)
+        self.pool.share(shared)
+        follower.pages = [*shared, *copied]
+        follower.kv_len = rows
+        follower.draft_len = min(leader.draft_len, rows - 1)
+        self.running.append(follower)
+        return leader.pages[boundary], copied[0]
+
+    # --- pages ------------------------------------------------------------------------------------------
+
+    def allocate(self, tokens: Iterable[int], rows: int) -> tuple[list[int], int] | None:
+        """Pages for `rows` rows of `tokens`: (pages, how many of them came from the cache); None: no room."""
+        cached = self.cache.match(list(tokens))
+        fresh = pages_for(rows, self.limits.page_size) - len(cached)
+        if not self._make_room(fresh):
+            self.pool.drop(cached)
+            return None
+        return cached + self.pool.take(fresh), len(cached)
+
+    def fits(self, rows: int) -> bool:
+        """Could a sequence of `rows` rows ever run, alone?"""
+        return pages_for(rows + 2 * self.limits.round_rows, self.limits.page_size) <= self.pool.num_pages
+
+    # --- one step ---------------------------------------------------------------------------------------
+
+    def schedule(self) -> list[Work]:
+        """The next step. Empty when nothing can run."""
+        works = [self._decode(seq) for seq in list(self.running) if self._may_decode(seq)]
+        budget = self.limits.chunk_tokens
+        for seq in self.running:
+            if seq.missing > 1 and budget > 0:
+                works.append(self._chunk(seq, budget))
+                budget -= len(works[-1].tokens)
+        while budget > 0 and self.waiting and self._admit(self.waiting[0]):
+            seq = self.waiting.popleft()
+            self.running.append(seq)
+            works.append(self._chunk(seq, budget))
+            budget -= len(works[-1].tokens)
+        return works
+
+    def _may_decode(self, seq: Sequence) -> bool:
+        # `running` may have lost this sequence to a preemption earlier in the same step
+        if seq.missing != 1 or not seq.pages:
+            return False
+        return seq.generation.kind is Kind.PREFILL or self._reserve(seq)
+
+    def _decode(self, seq: Sequence) -> Work:
+        root = seq.output[-1] if seq.output else seq.prompt[-1]
+        tree = seq.tree
+        if tree is None:
+            return Work(seq, seq.kv_len, [root], None, sample=True)
+        return Work(seq, seq.kv_len, [root, *tree.tokens], tree, sample=True)
+
+    def _chunk(self, seq: Sequence, budget: int) -> Work:
+        stop = min(seq.kv_len + budget, len(seq))
+        return Work(seq, seq.kv_len, seq.tokens(seq.kv_len, stop), None, sample=stop == len(seq))
+
+    def _admit(self, seq: Sequence) -> bool:
+        """Give the head of the queue a slot and pages for all its rows, or leave it where it is."""
+        if len(self.running) + 1 + len(seq.forks) > self.limits.max_running:
+            return False
+        ahead = 0 if seq.generation.kind is Kind.PREFILL else 2 * self.limits.round_rows
+        found = self.allocate(seq.all_tokens(), len(seq) + ahead)
+        if found is None:
+            return False
+        seq.pages, cached = found
+        seq.kv_len = seq.draft_len = cached * self.limits.page_size
+        seq.generation.cached_tokens = max(seq.generation.cached_tokens, seq.kv_len)
+        return True
+
+    def _reserve(self, seq: Sequence) -> bool:
+        """Pages for this step's rows and the next round's; may preempt sequences admitted later."""
+        rows = seq.kv_len + 2 * self.limits.round_rows
+        need = pages_for(rows, self.limits.page_size) - len(seq.pages)
+        while need > 0 and not self._make_room(need):
+            victim = next((s for s in reversed(self.running) if s.generation.kind is not Kind.PREFILL), None)
+            if victim is None:
+                return False
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        if need > 0:
+            seq.pages += self.pool.take(need)
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self._give_back(seq)
+        self.waiting.appendleft(seq)
+        self.preempted.append(seq)
+
+    def _make_room(self, count: int) -> bool:
+        if count > self.pool.free:
+            self.cache.evict(count - self.pool.free)
+        return count <= self.pool.free
+
+    def _remember(self, seq: Sequence) -> None:
+        self.cache.insert(seq.all_tokens(), seq.pages, self._cacheable_rows(seq))
+
+    def _cacheable_rows(self, seq: Sequence) -> int:
+        return min(seq.kv_len, seq.draft_len) if self.cache.lookahead else seq.kv_len
+
+    def _give_back(self, seq: Sequence) -> None:
+        self._remember(seq)
+        self.pool.drop(seq.pages)
+        seq.pages, seq.kv_len, seq.draft_len, seq.tree = [], 0, 0, None

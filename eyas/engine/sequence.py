@@ -1,0 +1,107 @@
+"""The engine's nouns: a generation (one accepted request) and its sequences (one a choice).
+
+A sequence's whole state derives from its ids: prompt, output, and how many of those rows have KV. So a
+preempted or migrated sequence is indistinguishable from one that was never disturbed. No torch here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from eyas.common.types import GenerationRequest, Timings
+from eyas.engine.speculation.tree import DraftTree
+
+
+class Kind(enum.Enum):
+    LOCAL = "local"  # computed and decoded here
+    ATTACH = "attach"  # KV comes from a prefill worker
+    PREFILL = "prefill"  # computed here, decoded elsewhere
+
+
+@dataclass(eq=False)
+class Generation:
+    """One accepted request. Times are monotonic seconds."""
+
+    request: GenerationRequest
+    attempt: int
+    kind: Kind
+    arrived: float
+    deadline: float
+    sequences: list[Sequence] = field(default_factory=list)
+    began: float = 0.0  # first chunk ran, or pull began
+    cached_tokens: int = 0
+    transfer_ms: float = 0.0
+    transfer_bytes: int = 0
+    transfer_path: str = ""
+    timings_told: bool = False
+    offer_draft: bool = False  # PREFILL: offer draft KV as well
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    def timings_once(self, now: float) -> Timings | None:
+        """Where the time went up to the first token; None when already told."""
+        if self.timings_told:
+            return None
+        self.timings_told = True
+        began = self.began or now
+        return Timings(
+            queue_ms=1e3 * (began - self.arrived),
+            prefill_ms=1e3 * (now - began) - self.transfer_ms,
+            transfer_ms=self.transfer_ms,
+            transfer_bytes=self.transfer_bytes,
+            transfer_path=self.transfer_path,
+            cached_tokens=self.cached_tokens,
+        )
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One choice being generated: `kv_len` rows of its tokens have KV, all but the last one when decoding."""
+
+    uid: int
+    generation: Generation
+    choice: int
+    prompt: tuple[int, ...]
+    output: list[int]
+    forks: tuple[int, ...] = ()  # fresh choices that start from this one's prompt
+    pages: list[int] = field(default_factory=list)
+    kv_len: int = 0
+    draft_len: int = 0  # rows that have draft KV in this pool
+    tree: DraftTree | None = None  # what the next step may verify
+    drafting: bool = False  # a drafter follows this sequence
+    undrafted: bool = True  # no drafter was asked since its rows were computed
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def missing(self) -> int:
+        """Rows to compute before the next token can be sampled; 1 when decoding."""
+        return len(self) - self.kv_len
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Ids at positions start .. stop - 1."""
+        n = len(self.prompt)
+        return [*self.prompt[start:stop], *self.output[max(start - n, 0) : max(stop - n, 0)]]
+
+    def all_tokens(self) -> SequenceOf[int]:
+        return self.tokens(0, len(self))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step does for one sequence: queries for rows start .. start + len(tokens) - 1.
+
+    A prompt chunk has no tree; `sample` says that its last row gives a token. A verify row has the
+    sequence's last token followed by the nodes of `tree`, and samples at every node.
+    """
+
+    seq: Sequence
+    start: int
+    tokens: list[int]
+    tree: DraftTree | None
+    sample: bool

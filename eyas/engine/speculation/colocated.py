@@ -1,0 +1,54 @@
+"""The drafter that lives in the decode engine: same pages as the target, so same cache and same lifetime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+from eyas.common.config import SpeculationConfig
+from eyas.common.types import KvHandle
+from eyas.engine.sequence import Sequence
+from eyas.engine.speculation.draft_runner import DraftRunner, Extension, Wish
+from eyas.engine.speculation.drafter import Commit, Draft, Drafter
+
+
+class ColocatedDrafter(Drafter):
+    """Extends and proposes at once, inside `post`; draft KV sits at the target's own page numbers."""
+
+    def __init__(self, runner: DraftRunner, spec: SpeculationConfig) -> None:
+        self._runner = runner
+        self._spec = spec
+        self._drafts: list[Draft] = []
+
+    @property
+    def local_kv(self) -> bool:
+        return True
+
+    def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> None:
+        seq.draft_len = base
+
+    def post(self, commits: SequenceOf[Commit]) -> None:
+        if not commits:
+            return
+        hidden = self._runner.extend([Extension(c.seq.pages, c.base, c.tokens, c.features) for c in commits])
+        wishes, owners = [], []
+        for commit, last in zip(commits, hidden, strict=True):
+            seq = commit.seq
+            seq.draft_len = commit.base + len(commit.tokens)
+            if commit.propose:
+                params = seq.generation.request.params
+                wishes.append(Wish(seq.pages, seq.draft_len, last, params, seq.choice))
+                owners.append(seq)
+        if wishes:
+            trees = self._runner.propose(wishes, self._spec)
+            found = zip(owners, wishes, trees, strict=True)
+            self._drafts += [Draft(seq, wish.base, tree) for seq, wish, tree in found]
+
+    def take(self) -> list[Draft]:
+        drafts, self._drafts = self._drafts, []
+        return drafts
+
+    def owed(self) -> bool:
+        return False
+
+    def close(self, seq: Sequence) -> None:
+        pass

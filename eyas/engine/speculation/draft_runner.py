@@ -1,0 +1,124 @@
+"""Runs a draft head over paged draft KV: extends sequences by certain rows, then proposes from the last one.
+
+Used alike by the colocated drafter and by the draft service. It knows pages, features and tokens; it does
+not know where they came from. Draft row i is (feature of position i, token i + 1), at RoPE position i
+(EAGLE, section 3; EAGLE-3, section 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import torch
+
+from eyas.common.config import SpeculationConfig
+from eyas.common.params import SamplingParams
+from eyas.engine.attention.base import AttentionBackend, Span
+from eyas.engine.forward import build_batch
+from eyas.engine.kv_pool import KvPool
+from eyas.engine.models.eagle3 import Eagle3Head
+from eyas.engine.sampling.sampler import Row, draft_probabilities, perturbed
+from eyas.engine.speculation.tree import DraftTree, TreeExpansion
+
+
+@dataclass(frozen=True)
+class Extension:
+    """Certain rows of one sequence: tokens[j] stands at position base + j + 1. features [n, width]."""
+
+    pages: SequenceOf[int]
+    base: int
+    tokens: SequenceOf[int]
+    features: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A proposal wanted below position `base` (the root token's): `hidden` [width] is row base - 1's output."""
+
+    pages: SequenceOf[int]
+    base: int
+    hidden: torch.Tensor
+    params: SamplingParams
+    choice: int
+
+
+class DraftRunner:
+    def __init__(self, head: Eagle3Head, pool: KvPool, backend: AttentionBackend) -> None:
+        self._head = head
+        self._pool = pool
+        self._backend = backend
+
+    @property
+    def pool(self) -> KvPool:
+        return self._pool
+
+    def extend(self, extensions: SequenceOf[Extension]) -> list[torch.Tensor]:
+        """Write the draft KV of the rows; the head's output [width] at each sequence's last row."""
+        spans = [Span(e.pages, e.base, len(e.tokens)) for e in extensions]
+        tokens = [t for e in extensions for t in e.tokens]
+        hidden = self._forward(spans, tokens, torch.cat([e.features for e in extensions]))
+        ends = torch.tensor([len(e.tokens) for e in extensions]).cumsum(0) - 1
+        return list(hidden[ends])
+
+    def propose(self, wishes: SequenceOf[Wish], spec: SpeculationConfig) -> list[DraftTree]:
+        """One draft a wish: a chain of spec.steps tokens, or a dynamic tree of spec.draft_tokens - 1 nodes."""
+        return self._trees(wishes, spec) if spec.topk > 1 else self._chains(wishes, spec.steps)
+
+    def _chains(self, wishes: SequenceOf[Wish], steps: int) -> list[DraftTree]:
+        hidden = torch.stack([w.hidden for w in wishes])
+        drafted: list[list[int]] = []
+        for step in range(steps):
+            logits = self._head.logits(hidden)
+            rows = [_row(w, w.base + 1 + step) for w in wishes]
+            best = perturbed(logits, rows, self._head.token_map).argmax(-1)
+            drafted.append(self._targets(best).tolist())
+            if step + 1 < steps:
+                spans = [Span(w.pages, w.base + step, 1) for w in wishes]
+                hidden = self._forward(spans, drafted[-1], hidden)
+        parents = list(range(-1, steps - 1))
+        return [DraftTree(list(tokens), parents) for tokens in zip(*drafted, strict=True)]
+
+    def _trees(self, wishes: SequenceOf[Wish], spec: SpeculationConfig) -> list[DraftTree]:
+        """EAGLE-2: every level runs the k best nodes of each sequence, k rows a sequence."""
+        growing = [TreeExpansion(spec.topk, spec.draft_tokens) for _ in wishes]
+        hidden = torch.stack([w.hidden for w in wishes])  # [sequences (x k), width]
+        for level in range(spec.steps):
+            probs, ids = draft_probabilities(self._head.logits(hidden)).topk(spec.topk)
+            tokens = self._targets(ids).view(len(wishes), -1, spec.topk).tolist()
+            scores = probs.view(len(wishes), -1, spec.topk).tolist()
+            for tree, t, s in zip(growing, tokens, scores, strict=True):
+                tree.grow(t, s)
+            if level + 1 < spec.steps:
+                hidden = self._level(wishes, growing, hidden, level)
+        return [tree.select() for tree in growing]
+
+    def _level(
+        self,
+        wishes: SequenceOf[Wish],
+        growing: SequenceOf[TreeExpansion],
+        hidden: torch.Tensor,
+        level: int,
+    ) -> torch.Tensor:
+        """Run the frontier below `level`: node g of level l is written at row base + l * k + g."""
+        spans, tokens, sources = [], [], []
+        width = hidden.shape[0] // len(wishes)
+        for i, (wish, tree) in enumerate(zip(wishes, growing, strict=True)):
+            frontier = tree.frontier()
+            paths = tuple(tuple(wish.base + row for row in node.rows) for node in frontier)
+            spans.append(Span(wish.pages, wish.base, len(frontier), paths))
+            tokens += [node.token for node in frontier]
+            sources += [i * width + node.parent_slot for node in frontier]
+        return self._forward(spans, tokens, hidden[torch.tensor(sources)])
+
+    def _forward(self, spans: SequenceOf[Span], tokens: SequenceOf[int], features: torch.Tensor) -> torch.Tensor:
+        batch = build_batch(spans, tokens, self._pool.page_size, self._backend)
+        return self._head.forward(features, batch.tokens, batch, self._pool)
+
+    def _targets(self, ids: torch.Tensor) -> torch.Tensor:
+        """Draft-vocabulary ids to target ids."""
+        return ids if self._head.token_map is None else self._head.token_map[ids]
+
+
+def _row(wish: Wish, position: int) -> Row:
+    return Row(wish.params, wish.choice, position, (), (), ())

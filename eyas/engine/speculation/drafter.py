@@ -1,0 +1,67 @@
+"""The drafter's interface: a mailbox that takes commits and gives proposals, and never blocks a step.
+
+Who drafts (this engine, or a draft service behind a transport) is a matter of which implementation was
+built. Proposals are advice: a missing, late or wrong one costs speed, never a token.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import torch
+
+from eyas.common.types import KvHandle
+from eyas.engine.sequence import Sequence
+from eyas.engine.speculation.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Row j pairs the feature of position base + j with the token at base + j + 1.
+
+    `features`: [len(tokens), head width]. `propose`: the last row is the newest, a proposal is wanted.
+    """
+
+    seq: Sequence
+    base: int
+    tokens: SequenceOf[int]
+    features: torch.Tensor
+    propose: bool
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A proposal for a sequence: `tree` hangs below the token at position `base`."""
+
+    seq: Sequence
+    base: int
+    tree: DraftTree
+
+
+class Drafter(ABC):
+    @property
+    @abstractmethod
+    def local_kv(self) -> bool:
+        """Does draft KV live in this engine's pages (and so in its prefix cache and its offers)?"""
+
+    @abstractmethod
+    def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> None:
+        """Follow a sequence from row `base` on; rows below come by `handle`, or do not exist."""
+
+    @abstractmethod
+    def post(self, commits: SequenceOf[Commit]) -> None:
+        """Rows that became certain in this step, whole batch."""
+
+    @abstractmethod
+    def take(self) -> list[Draft]:
+        """Proposals that arrived since the last call."""
+
+    @abstractmethod
+    def owed(self) -> bool:
+        """Is a proposal outstanding that is worth waiting for?"""
+
+    @abstractmethod
+    def close(self, seq: Sequence) -> None:
+        """Stop following a sequence (unknown ones are no-ops)."""

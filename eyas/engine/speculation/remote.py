@@ -1,0 +1,133 @@
+"""The drafter behind a draft service: turns commits into mailbox messages and proposals into drafts.
+
+It picks one draft worker a sequence and never waits: what is late is trimmed by the engine, what is lost
+is plain decoding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from eyas.common.config import SpeculationConfig
+from eyas.common.types import KvHandle
+from eyas.engine.messages import DraftClose, DraftClosed, DraftCommit, DraftDown, DraftOpen, DraftUp
+from eyas.engine.sequence import Sequence
+from eyas.engine.speculation.drafter import Commit, Draft, Drafter
+from eyas.engine.speculation.tree import DraftTree
+
+LATE_ROUNDS = 8  # after so many late rounds in a row a sequence is not waited for
+
+
+@dataclass
+class _Followed:
+    seq: Sequence
+    worker: str
+    generation: int
+    asked: int = -1  # base of the newest commit
+    answered: int = -1  # base of the newest proposal
+    late: int = 0
+
+
+@dataclass
+class _Outbox:
+    opens: list[DraftOpen] = field(default_factory=list)
+    commits: list[DraftCommit] = field(default_factory=list)
+    closes: list[DraftClose] = field(default_factory=list)
+
+
+class RemoteDrafter(Drafter):
+    def __init__(self, workers: SequenceOf[str], spec: SpeculationConfig) -> None:
+        self._workers = tuple(workers)
+        self._spec = spec
+        self._followed: dict[int, _Followed] = {}
+        self._outbox: dict[str, _Outbox] = defaultdict(_Outbox)
+        self._drafts: list[Draft] = []
+        self._generations = 0
+
+    @property
+    def local_kv(self) -> bool:
+        return False
+
+    def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> None:
+        load = Counter(f.worker for f in self._followed.values())
+        worker = min(self._workers, key=lambda w: load[w])
+        self._generations += 1
+        self._followed[seq.uid] = _Followed(seq, worker, self._generations)
+        message = DraftOpen(
+            seq=seq.uid,
+            generation=self._generations,
+            tokens=tuple(seq.tokens(0, base + 1)),
+            base_len=base,
+            params=seq.generation.request.params,
+            choice=seq.choice,
+            prompt_len=len(seq.prompt),
+            handle=handle,
+            attempt=seq.generation.attempt,
+        )
+        self._outbox[worker].opens.append(message)
+
+    def post(self, commits: SequenceOf[Commit]) -> None:
+        for commit in commits:
+            followed = self._followed.get(commit.seq.uid)
+            if followed is None or not commit.propose:
+                continue  # prompt rows stay here: a drafter far away starts from a handle or a window
+            if followed.asked > followed.answered:
+                followed.late += 1
+            followed.asked = commit.base + len(commit.tokens)
+            self._outbox[followed.worker].commits.append(self._message(commit, followed.generation))
+
+    def _message(self, commit: Commit, generation: int) -> DraftCommit:
+        features = commit.features.float().contiguous().numpy().astype(np.float32, copy=False)
+        return DraftCommit(
+            seq=commit.seq.uid,
+            generation=generation,
+            base_len=commit.base,
+            tokens=tuple(commit.tokens),
+            features=features.tobytes(),
+            steps=self._spec.steps,
+            topk=self._spec.topk,
+            draft_tokens=self._spec.draft_tokens,
+        )
+
+    def deliver(self, down: DraftDown) -> None:
+        """What a draft worker sent: proposals, and sequences it dropped (seq 0: all of that worker's)."""
+        for p in down.proposals:
+            followed = self._followed.get(p.seq)
+            if followed is None or followed.generation != p.generation:
+                continue
+            followed.answered = max(followed.answered, p.base_len)
+            if followed.answered == followed.asked:
+                followed.late = 0
+            self._drafts.append(Draft(followed.seq, p.base_len, DraftTree(list(p.tokens), list(p.parents))))
+        for closed in down.closed:
+            self._drop(closed, down.worker)
+
+    def _drop(self, closed: DraftClosed, worker: str) -> None:
+        for uid, followed in list(self._followed.items()):
+            everyone = closed.seq == 0 and followed.worker == worker
+            if everyone or (closed.seq == uid and closed.generation == followed.generation):
+                followed.seq.drafting = False
+                del self._followed[uid]
+
+    def take(self) -> list[Draft]:
+        drafts, self._drafts = self._drafts, []
+        return drafts
+
+    def owed(self) -> bool:
+        return any(f.asked > f.answered and f.late < LATE_ROUNDS for f in self._followed.values())
+
+    def close(self, seq: Sequence) -> None:
+        followed = self._followed.pop(seq.uid, None)
+        if followed is not None:
+            self._outbox[followed.worker].closes.append(DraftClose(seq.uid, followed.generation))
+
+    def outgoing(self) -> list[DraftUp]:
+        """Messages to send after this step, one a draft worker."""
+        box, self._outbox = self._outbox, defaultdict(_Outbox)
+        return [
+            DraftUp(tuple(o.opens), tuple(o.commits), tuple(o.closes), worker=w) for w, o in box.items()
+        ]
