@@ -1,0 +1,83 @@
+"""What changes logits before the temperature: bias, then penalties, then bans, each for the rows that ask.
+
+Every operation is elementwise within a row, so a row's result does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from eyas.common.params import SamplingParams
+from eyas.engine.sampling.row import Row
+
+
+def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Logits [R, V] after bias, penalties and bans; `logits` itself, never modified, if no row asks."""
+    biased = [i for i, row in enumerate(rows) if row.params.logit_bias]
+    penalised = [i for i, row in enumerate(rows) if _penalises(row.params)]
+    banned = [i for i, row in enumerate(rows) if row.banned]
+    if not (biased or penalised or banned):
+        return logits
+    logits = logits.clone()
+    if biased:
+        cells = [(i, token) for i in biased for token in rows[i].params.logit_bias]
+        bias = [value for i in biased for value in rows[i].params.logit_bias.values()]
+        logits[_cells(logits, cells)] += logits.new_tensor(bias)
+    if penalised:
+        logits[penalised] = _penalised(logits[penalised], [rows[i] for i in penalised])
+    if banned:
+        logits[_cells(logits, [(i, token) for i in banned for token in rows[i].banned])] = -torch.inf
+    return logits
+
+
+def _penalises(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    )
+
+
+def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Repetition divides positive and multiplies negative logits of ids in the prompt or the output;
+    presence subtracts once, frequency once per occurrence, for ids in the output. A node's ancestors
+    count as output.
+    """
+    params = [row.params for row in rows]
+    repetition = _column(logits, [p.repetition_penalty for p in params])
+    presence = _column(logits, [p.presence_penalty for p in params])
+    frequency = _column(logits, [p.frequency_penalty for p in params])
+    in_prompt, in_output = _history(logits, rows)
+    weakened = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where((in_prompt > 0) | (in_output > 0), weakened, logits)
+    return logits - presence * (in_output > 0) - frequency * in_output
+
+
+def _history(logits: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    """How often each id stands in the prompt, and in the output with the ancestors: two [R, V] counts."""
+    counts: dict[int, Tensor] = {}
+
+    def count(ids: Sequence[int]) -> Tensor:
+        # Keyed by identity: nodes of one tree share these lists, and `rows` keeps them alive.
+        if id(ids) not in counts:
+            tokens = torch.tensor(ids, dtype=torch.int64, device=logits.device)
+            counts[id(ids)] = torch.bincount(tokens, minlength=logits.shape[1])
+        return counts[id(ids)]
+
+    in_prompt = torch.stack([count(row.prompt) for row in rows])
+    in_output = torch.stack([count(row.output) for row in rows])
+    drafted = [(i, token) for i, row in enumerate(rows) for token in row.ancestors]
+    if drafted:
+        ones = torch.ones(len(drafted), dtype=in_output.dtype, device=logits.device)
+        in_output.index_put_(_cells(logits, drafted), ones, accumulate=True)
+    return in_prompt, in_output
+
+
+def _cells(logits: Tensor, cells: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    row, token = torch.tensor(cells, device=logits.device).unbind(1)
+    return row, token
+
+
+def _column(logits: Tensor, values: Sequence[float]) -> Tensor:
+    return logits.new_tensor(values).unsqueeze(1)

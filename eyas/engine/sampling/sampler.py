@@ -1,0 +1,107 @@
+"""Chooses tokens: argmax over the surviving ids of log p + G, one per row; temperature 0 is plain argmax.
+
+p is the model's distribution after bias, penalties, bans, temperature, top-k, top-p and min-p, in that
+order; the filters' rules for ties are in `filters`. log p is used up to a constant a row, which moves no
+argmax. Ties go to the lowest id. A row's token and logprobs are the same to the bit whatever other rows
+share the call, and a node of a draft tree is a row like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eyas.common.types import TokenLogprob
+from eyas.engine.sampling.filters import keep_best, survivors, tempered
+from eyas.engine.sampling.noise import gumbel_at, gumbel_rows, streams
+from eyas.engine.sampling.processors import adjusted
+from eyas.engine.sampling.row import Row
+
+__all__ = ["Row", "Sampled", "draft_probabilities", "perturbed", "sample"]
+
+# Noise at chosen ids costs this many times what an id of a whole row does.
+SPARSE_COST = 4
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One entry a row; a logprob is None where the row's parameters ask for none."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprob | None]
+
+
+def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
+    """The token of each row. `logits`: the model's own, float32 [R, V], not modified.
+
+    Logprobs are the raw model's log-softmax, before any processor; `top` is sorted, best first.
+    """
+    scores = adjusted(logits, rows)
+    tokens = scores.argmax(-1)
+    warm = [i for i, row in enumerate(rows) if not row.params.greedy]
+    if warm:
+        asking = [rows[i] for i in warm]
+        params = [row.params for row in asking]
+        kept = survivors(tempered(scores[warm], params), params)
+        tokens[warm] = _with_noise(kept, asking).argmax(-1)
+    chosen = tokens.tolist()
+    return Sampled(chosen, _logprobs(logits, rows, chosen))
+
+
+def perturbed(draft_logits: Tensor, rows: Sequence[Row], token_map: Tensor | None) -> Tensor:
+    """What a drafter that knows the seed should maximise: log q + G at the target's ids, [R, Vd].
+
+    `token_map` int64 [Vd] gives the target id of each draft id (None: the same). A row of temperature 0
+    keeps its logits. Only parameters, choice and position of `rows` are read: draft logits see no
+    processors or filters, since drafts are advice.
+    """
+    warm = [i for i, row in enumerate(rows) if not row.params.greedy]
+    if not warm:
+        return draft_logits
+    asking = [rows[i] for i in warm]
+    scores = tempered(draft_logits[warm], [row.params for row in asking])
+    stream = _streams(asking, scores)
+    if token_map is None:
+        scores += gumbel_rows(stream, scores.shape[1])
+    else:
+        scores += gumbel_at(stream, token_map.unsqueeze(0))
+    return draft_logits.index_copy(0, torch.tensor(warm, device=scores.device), scores)
+
+
+def draft_probabilities(draft_logits: Tensor) -> Tensor:
+    """What a tree's scores are made of: softmax over the draft head's own ids, [R, Vd]. No noise."""
+    return draft_logits.softmax(-1)
+
+
+def _with_noise(scores: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Scores + G; G is computed for the survivors only, wherever that is less work."""
+    stream = _streams(rows, scores)
+    alive = scores > -torch.inf
+    if SPARSE_COST * int(alive.count_nonzero()) > alive.numel():
+        return scores + gumbel_rows(stream, scores.shape[1])
+    row, token = alive.nonzero(as_tuple=True)
+    noisy = torch.full_like(scores, -torch.inf)
+    noisy[row, token] = scores[row, token] + gumbel_at(stream[row], token.unsqueeze(1)).squeeze(1)
+    return noisy
+
+
+def _streams(rows: Sequence[Row], like: Tensor) -> Tensor:
+    return streams([(row.params.seed, row.position, row.choice) for row in rows], like.device)
+
+
+def _logprobs(logits: Tensor, rows: Sequence[Row], tokens: list[int]) -> list[TokenLogprob | None]:
+    found: list[TokenLogprob | None] = [None] * len(rows)
+    asking = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    if not asking:
+        return found
+    logprobs = logits[asking].log_softmax(-1)
+    wanted = [rows[i].params.logprobs or 0 for i in asking]
+    best = keep_best(logprobs, torch.tensor(wanted, device=logits.device).clamp_(min=1)) > -torch.inf
+    for i, row, kept, count in zip(asking, logprobs, best, wanted, strict=True):
+        ids = kept.nonzero().squeeze(1)
+        ranked = sorted(zip(ids.tolist(), row[ids].tolist(), strict=True), key=lambda pair: -pair[1])
+        found[i] = TokenLogprob(float(row[tokens[i]]), tuple(ranked[:count]))
+    return found

@@ -1,0 +1,38 @@
+"""When a generation ends: end-of-turn ids, stop ids, and the length limits. Ids only; stop strings are text.
+
+`output_len` is always the number of tokens a choice has emitted before the one in question. The first
+`min_tokens` tokens cannot end a generation: ending ids are banned there, and ignored should one appear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from eyas.common.params import SamplingParams
+from eyas.common.types import Finish
+
+
+def banned_ids(params: SamplingParams, eos_ids: Collection[int], output_len: int) -> tuple[int, ...]:
+    """Ids that must not be sampled as the next token: those that would end the output too early."""
+    return _ending_ids(params, eos_ids) if output_len < params.min_tokens else ()
+
+
+def finish(
+    params: SamplingParams, eos_ids: Collection[int], output_len: int, tokens: Sequence[int]
+) -> tuple[tuple[int, ...], Finish | None]:
+    """What a round's `tokens` leave to emit, and why the output ends with them (None: it goes on).
+
+    The token that ends the output is kept; whatever follows it is dropped. `output_len` is counted before
+    tokens[0].
+    """
+    ending = _ending_ids(params, eos_ids)
+    for count, token in enumerate(tokens, start=1):
+        if token in ending and output_len + count > params.min_tokens:
+            return tuple(tokens[:count]), Finish.STOP
+        if output_len + count >= params.max_tokens:
+            return tuple(tokens[:count]), Finish.LENGTH
+    return tuple(tokens), None
+
+
+def _ending_ids(params: SamplingParams, eos_ids: Collection[int]) -> tuple[int, ...]:
+    return params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
