@@ -6,6 +6,7 @@
     │   └── PayloadTooLarge                             413
     ├── Unauthorized               UNAUTHENTICATED      401
     ├── NotFound                   NOT_FOUND            404
+    │   └── ModelNotFound                               404
     ├── Overloaded                 RESOURCE_EXHAUSTED   429   (Retry-After)
     ├── Cancelled                  CANCELLED            499
     ├── DeadlineExceeded           DEADLINE_EXCEEDED    504
@@ -50,6 +51,10 @@ class Unauthorized(EyasError):
 
 class NotFound(EyasError):
     grpc_status, http_status, code = "NOT_FOUND", 404, "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
 
 
 class Overloaded(EyasError):
