@@ -1,15 +1,14 @@
 """The `eyas` command: flags in, one call out.
 
-It knows the name of every flag and takes every default from `eyas.common.config`; what a command does is imported
-when it runs, so `eyas --help` is quick and loads no torch. A flag or folder that cannot work ends the command
-with one line on standard error and a non-zero code.
+It knows the name of every flag and takes every default from `eyas.common.config`; what a command does is
+imported when it runs, so `eyas --help` is quick and loads no torch. A flag or folder that cannot work ends the
+command with one line on standard error and a non-zero code.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -196,7 +195,7 @@ def _grpc_default() -> str:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """What --model, --draft, ... say. Without --draft only the embedded model has a head: the embedded one."""
+    """What the engine flags say. Without --draft, the embedded model has its head and no other has one."""
     nano = Path(args.model).resolve() == NANO
     draft = args.draft or (str(NANO_HEAD) if nano else "none")
     return EngineConfig(

@@ -53,7 +53,7 @@ def _worker(engine: EngineConfig, roles: tuple[Role, ...], port: int) -> WorkerC
     return _with(worker, roles=roles, worker=worker.address)
 
 
-def _with(worker: WorkerConfig, **changes: object) -> WorkerConfig:
+def _with(worker: WorkerConfig, /, **changes: object) -> WorkerConfig:
     engine = dataclasses.replace(worker.engine, **changes)  # type: ignore[arg-type]
     return dataclasses.replace(worker, engine=engine)
 

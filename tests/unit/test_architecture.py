@@ -62,9 +62,7 @@ def test_parameters_are_few() -> None:
 
 
 def test_every_file_says_what_it_knows() -> None:
-    silent = [
-        name for name, tree, _ in sources(*PACKAGES) if tree.body and not ast.get_docstring(tree)
-    ]
+    silent = [name for name, tree, _ in sources(*PACKAGES) if tree.body and not ast.get_docstring(tree)]
     assert silent == []
 
 

@@ -1,0 +1,79 @@
+"""What is sent in one measurement: prompts, lengths, and when each request starts.
+
+Pure values from a seed, so that two servers are measured with the same requests. It knows no server.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from dataclasses import dataclass
+
+from eyas.common.errors import ConfigError
+
+DEFAULT_CASES = ("chat1", "chat8", "bs1", "bs8")
+CLOSED = {"bs1": (1, 256, 512, 2), "bs8": (8, 256, 512, 8), "bs32": (32, 256, 512, 32)}
+POISSON = {"s1k": 1024, "s8k": 8192}  # longest prompt; 200 requests, 16 a second, answers up to 1024
+POISSON_RATE = 16.0
+OPEN_REQUESTS = 200
+LONGEST_ANSWER = 1024
+FIRST_PLAIN_ID = 10  # ids below it are special in most vocabularies
+CHATS = (
+    "What is the capital of France?",
+    "Tom has 12 apples and buys 7 more. How many apples does Tom have?",
+    "List three fruits.",
+    "How many centimeters are there in 3 meters?",
+    "Which country has Tokyo as its capital?",
+    "A box holds 8 pens. How many pens are in 6 boxes?",
+    "Hello! How are you today?",
+    "Write a Python function that adds two numbers.",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request. `prompt`: token ids (always answered to `max_tokens`), or the text of one chat turn."""
+
+    prompt: tuple[int, ...] | str
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named set of jobs: at most `concurrency` at once, and (open loop) started `rate` a second."""
+
+    name: str
+    jobs: tuple[Job, ...]
+    concurrency: int
+    rate: float | None = None
+
+
+def make_case(name: str, vocab_size: int, seed: int = 1) -> Case:
+    """bs1 bs8 bs32, CxIxOxN (closed loop: C at once, I ids in, O out, N requests), s1k s8k (Poisson), inf1k
+    (all at once), chatC (C chats at once, temperature 0, to their end). Raises ConfigError for anything else.
+    """
+    rng = random.Random(seed)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(FIRST_PLAIN_ID, vocab_size) for _ in range(count))
+
+    if name in POISSON or name == "inf1k":
+        longest = POISSON.get(name, 1024)
+        jobs = tuple(
+            Job(ids(rng.randint(1, longest)), rng.randint(1, LONGEST_ANSWER)) for _ in range(OPEN_REQUESTS)
+        )
+        return Case(name, jobs, OPEN_REQUESTS, None if name == "inf1k" else POISSON_RATE)
+    if chat := re.fullmatch(r"chat([1-9]\d*)", name):
+        concurrency = int(chat[1])
+        prompts = itertools.islice(itertools.cycle(CHATS), max(concurrency * 4, len(CHATS)))
+        return Case(name, tuple(Job(prompt, 128) for prompt in prompts), concurrency)
+    if shape := re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)", name):
+        concurrency, prompt, answer, count = map(int, shape.groups())
+    elif name in CLOSED:
+        concurrency, prompt, answer, count = CLOSED[name]
+    else:
+        raise ConfigError(f"CASE: {name!r} is none of bs1 bs8 bs32 s1k s8k inf1k chatC CxIxOxN", param="CASE")
+    if 0 in (concurrency, prompt, answer, count):
+        raise ConfigError(f"CASE: {name!r} has a zero", param="CASE")
+    return Case(name, tuple(Job(ids(prompt), answer) for _ in range(count)), concurrency)

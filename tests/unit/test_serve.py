@@ -1,0 +1,180 @@
+"""The supervisor: what it plans, how it holds a process, what it leaves behind (nothing)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eyas.common.config import EngineConfig, ServeConfig
+from eyas.common.errors import ConfigError
+from eyas.common.types import Role
+from eyas.worker.child import Child
+from eyas.worker.plan import check_port, free_ports, plan
+from eyas.worker.pool_folder import PREFIX, PoolFolder
+
+# --- plan ----------------------------------------------------------------------------------------------
+
+
+def test_split_gives_every_tier_its_workers() -> None:
+    made = plan(ServeConfig(prefill=2), itertools.count(7000), cores=9)
+    roles = {name: worker.engine.roles for name, worker in made.workers.items()}
+    assert roles == {
+        "prefill-0": (Role.PREFILL,),
+        "prefill-1": (Role.PREFILL,),
+        "decode-0": (Role.DECODE,),
+        "draft-0": (Role.DRAFT,),
+    }
+    assert made.workers["decode-0"].engine.draft_workers == (made.workers["draft-0"].address,)
+    assert {worker.engine.threads for worker in made.workers.values()} == {2}
+    addresses = [worker.address for worker in made.workers.values()]
+    assert len(set(addresses)) == 4
+    assert [worker.engine.worker for worker in made.workers.values()] == addresses
+    assert made.gateway.registry == "static:" + ",".join(addresses)
+
+
+def test_no_draft_head_means_no_draft_worker() -> None:
+    made = plan(ServeConfig(engine=EngineConfig(draft=None)), itertools.count(7000), cores=1)
+    assert list(made.workers) == ["prefill-0", "decode-0"]
+    assert {worker.engine.threads for worker in made.workers.values()} == {1}
+
+
+def test_unified_is_one_worker_with_every_role() -> None:
+    made = plan(ServeConfig(layout="unified"), itertools.count(7000), cores=2)
+    assert {name: worker.engine.roles for name, worker in made.workers.items()} == {"worker": tuple(Role)}
+    assert made.workers["worker"].engine.threads == 2
+
+
+def test_free_ports_differ_and_a_taken_port_is_refused() -> None:
+    ports = free_ports()
+    assert len(set(itertools.islice(ports, 20))) == 20
+    ports.close()  # type: ignore[attr-defined]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(ConfigError, match="--port: cannot listen on 127.0.0.1:"):
+            check_port("127.0.0.1", taken.getsockname()[1], "port")
+
+
+# --- one process ---------------------------------------------------------------------------------------
+
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(60)
+"""
+WITH_GRANDCHILD = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", code)
+
+
+async def until(what: Callable[[], object], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not what():
+            await asyncio.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_log_lines_are_forwarded_and_the_code_is_told() -> None:
+    lines: list[tuple[str, str]] = []
+    child = Child("one", python("print('hello'); raise SystemExit(3)"), lambda *line: lines.append(line))
+    child.start()
+    assert await child.exited() == 3
+    child.kill()
+    assert lines == [("one", "hello")] and list(child.tail) == ["hello"]
+
+
+async def test_a_stubborn_process_is_killed_in_bounded_time() -> None:
+    child = Child("stubborn", python(STUBBORN), lambda *_: None)
+    child.start()
+    await until(lambda: child.tail)
+    began = time.monotonic()
+    await child.stop(grace_s=0.3)
+    assert child.returncode == -signal.SIGKILL
+    assert 0.3 <= time.monotonic() - began < 2.0
+
+
+async def test_grandchildren_go_too() -> None:
+    child = Child("parent", python(WITH_GRANDCHILD), lambda *_: None)
+    child.start()
+    await until(lambda: child.tail)
+    grandchild = int(child.tail[0])
+    await child.stop(grace_s=5)
+    await until(lambda: not alive(grandchild))
+
+
+SUPERVISED = """
+import signal, time
+from eyas.worker.lifeline import die_with_parent
+if {deaf}: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+die_with_parent(0.3)
+print("up", flush=True)
+time.sleep(60)
+"""
+SUPERVISOR = """
+import sys, time
+from eyas.worker.child import Child
+child = Child("child", (sys.executable, "-c", sys.argv[1]), lambda *_: None)
+child.start()
+print(child.pid, flush=True)
+while not child.tail: time.sleep(0.02)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+async def test_a_killed_supervisor_takes_its_children_along(deaf: bool) -> None:
+    code = SUPERVISED.format(deaf=deaf)
+    supervisor = subprocess.Popen([*python(SUPERVISOR), code], stdout=subprocess.PIPE, text=True)
+    assert supervisor.stdout
+    with supervisor.stdout as lines:
+        pid = int(lines.readline())
+        assert lines.readline() == "up\n"
+        supervisor.kill()
+        supervisor.wait()
+    await until(lambda: not alive(pid), timeout_s=5)
+
+
+# --- pools ---------------------------------------------------------------------------------------------
+
+
+def test_a_pool_folder_starts_fresh_and_leaves_nothing(tmp_path: Path) -> None:
+    pools = PoolFolder(str(tmp_path))
+    first = Path(pools.fresh("decode-0"))
+    (first / "pool").write_bytes(b"old")
+    assert pools.fresh("decode-0") == str(first) and list(first.iterdir()) == []
+    pools.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dead_clusters_folder_is_swept_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    (tmp_path / f"{PREFIX}dead").mkdir()
+    (tmp_path / f"{PREFIX}dead" / "pool").write_bytes(b"old")
+    living = PoolFolder(str(tmp_path))
+    another = PoolFolder(str(tmp_path))
+    assert sorted(tmp_path.iterdir()) == sorted([living.path, another.path])
+    living.remove()
+    another.remove()
+    assert os.listdir(tmp_path) == []
