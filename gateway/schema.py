@@ -110,6 +110,10 @@ class Message(Body):
     role: Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_system_role)]
     content: Annotated[str, BeforeValidator(_text_content)]
 
+    def as_dict(self) -> dict[str, str]:
+        """What chat templates read."""
+        return {"role": self.role, "content": self.content}
+
 
 class StreamOptions(Body):
     include_usage: bool = False

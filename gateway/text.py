@@ -6,10 +6,11 @@ usage. It knows tokens and text; it refuses to know HTTP, JSON and protobuf.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
+from eyas.common.errors import EyasError
 from eyas.common.types import Entry, Finish, GenerationRequest, TokenLogprob
 from gateway.backend import GenerationStream
 from gateway.stop import StopMatcher
@@ -102,10 +103,9 @@ class ChoiceText:
 
 
 class TextStream:
-    """The deltas of one admitted request; an async iterator. Whoever made it calls `aclose`.
+    """The text of one admitted request. Whoever started `stream` closes it.
 
-    Raises what the generation stream raises. A choice that a stop string ended is cancelled at once, and
-    what still arrives of it is dropped.
+    A choice that a stop string ended is cancelled at once, and what still arrives of it is dropped.
     """
 
     def __init__(
@@ -122,7 +122,8 @@ class TextStream:
             for choice in request.choices
         }
 
-    async def __aiter__(self) -> AsyncIterator[Delta]:
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Ends after every choice has finished. Raises what the generation stream raises."""
         async for entry in self._stream:
             choice = self._open.get(entry.choice)
             if choice is None:
@@ -136,10 +137,7 @@ class TextStream:
             yield delta
             if not self._open:
                 return
-
-    async def aclose(self) -> None:
-        """Cancels what still runs and frees the stream."""
-        await self._stream.aclose()
+        raise EyasError("the generation ended before all of its choices had")
 
     async def _finish(self, entry: Entry) -> None:
         del self._open[entry.choice]

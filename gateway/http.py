@@ -1,0 +1,236 @@
+"""The HTTP front: routes of OpenAI's API and a few of its own, for a backend that makes tokens.
+
+A call is parsed, admitted, and answered whole or as server-sent events. The status line is written only
+after the backend has admitted every prompt, so that a refusal is a real status, streaming or not.
+It refuses to know how tokens are made and routed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from importlib.resources import files
+
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.types import Send
+
+from eyas.common.config import GatewayConfig
+from eyas.common.errors import DeadlineExceeded, EyasError, InvalidRequest, Unauthorized, Unavailable
+from gateway.admission import ServedModel, check_model, served_model
+from gateway.answer import Answer, admitted, joined
+from gateway.backend import Backend
+from gateway.metrics import GatewayMetrics, Meter
+from gateway.openai_reply import ChatFormat, Format, TextFormat, error_event
+from gateway.openai_request import Call, chat_call, text_call
+from gateway.schema import ChatBody, DetokenizeBody, TextBody, TokenizeBody, parse
+from gateway.text import Delta
+from gateway.tokenizer import Tokenizer
+from gateway.wire import (
+    Doorkeeper,
+    WhileConnected,
+    on_eyas_error,
+    on_failure,
+    on_http_exception,
+    read_body,
+)
+
+HEALTH_TIMEOUT_S = 5.0
+_JSON = [(b"content-type", b"application/json")]
+_EVENTS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_log = logging.getLogger("eyas.gateway")
+
+
+def create_app(
+    config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, registry: CollectorRegistry
+) -> FastAPI:
+    """The application. Its owner starts and stops `backend`; metrics go to `registry`."""
+    metrics = GatewayMetrics(registry)
+    front = Front(config, backend, tokenizer, metrics)
+    app = FastAPI(title="Eyas", openapi_url=None)
+    app.add_middleware(Doorkeeper, metrics=metrics)
+    app.add_exception_handler(EyasError, on_eyas_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(Exception, on_failure)
+
+    keyed = APIRouter(dependencies=[Depends(front.authorize)])
+    keyed.add_api_route("/v1/chat/completions", front.chat, methods=["POST"])
+    keyed.add_api_route("/v1/completions", front.completions, methods=["POST"])
+    keyed.add_api_route("/v1/models", front.models, methods=["GET"])
+    keyed.add_api_route("/v1/models/{name:path}", front.model, methods=["GET"])
+    keyed.add_api_route("/tokenize", front.tokenize, methods=["POST"])
+    keyed.add_api_route("/detokenize", front.detokenize, methods=["POST"])
+    app.include_router(keyed)
+    app.add_api_route("/health", front.health, methods=["GET"])
+    app.add_api_route("/metrics", front.metrics_page, methods=["GET"])
+    app.add_api_route("/", front.console, methods=["GET"])
+    return app
+
+
+class Front:
+    """The endpoints. Each is a coroutine from a request to a response; errors go to the handlers."""
+
+    def __init__(
+        self, config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
+    ) -> None:
+        self._config = config
+        self._backend = backend
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._console = (files("gateway") / "static" / "console.html").read_bytes()
+        self._created = int(time.time())
+
+    async def authorize(self, request: Request) -> None:
+        """Raises Unauthorized unless the request carries the key (if one is configured)."""
+        key = self._config.api_key
+        given = request.headers.get("authorization", "")
+        if key is not None and not secrets.compare_digest(given.encode(), f"Bearer {key}".encode()):
+            raise Unauthorized("the API key is missing or wrong: send it as 'Authorization: Bearer KEY'")
+
+    # --- generation ----------------------------------------------------------------------------------
+
+    async def chat(self, request: Request) -> Response:
+        body = parse(ChatBody, await self._body(request))
+        call = await chat_call(self._config, await self._served(), self._tokenizer, body)
+        return WhileConnected(partial(self._answer, call, ChatFormat(call, self._tokenizer.table)))
+
+    async def completions(self, request: Request) -> Response:
+        body = parse(TextBody, await self._body(request))
+        call = await text_call(self._config, await self._served(), self._tokenizer, body)
+        return WhileConnected(partial(self._answer, call, TextFormat(call, self._tokenizer.table)))
+
+    async def _answer(self, call: Call, format: Format, send: Send) -> None:
+        """Runs the call and writes its response, all within the request's deadline."""
+        deadline = asyncio.get_running_loop().time() + self._config.request_timeout_s
+        with self._metrics.meter() as meter:
+            async with contextlib.AsyncExitStack() as owned:
+                async with _until(deadline):
+                    answer = await owned.enter_async_context(admitted(self._backend, self._tokenizer, call))
+                owned.callback(lambda: meter.usage(answer.usage))
+                if call.stream:
+                    await _stream(answer, format, meter, deadline, send)
+                else:
+                    async with _until(deadline):
+                        choices = await _collect(answer, call.choices, meter)
+                    await _send_json(format.whole(choices, answer.usage), send)
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request, self._config.max_body_bytes)
+
+    async def _served(self) -> ServedModel:
+        return served_model(self._config, await self._backend.models())
+
+    # --- models and tokens ---------------------------------------------------------------------------
+
+    async def models(self) -> Response:
+        return _json({"object": "list", "data": [self._describe(await self._served())]})
+
+    async def model(self, name: str) -> Response:
+        check_model(self._config, name)
+        return _json(self._describe(await self._served()))
+
+    def _describe(self, model: ServedModel) -> dict[str, object]:
+        return {
+            "id": model.id,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "eyas",
+            "max_model_len": model.context_length,
+        }
+
+    async def tokenize(self, request: Request) -> Response:
+        body = parse(TokenizeBody, await self._body(request))
+        if body.messages is not None:
+            ids = await self._tokenizer.encode_chat([m.as_dict() for m in body.messages])
+        else:
+            ids = await self._tokenizer.encode_prompt(body.prompt or "")
+        return _json({"tokens": ids, "count": len(ids)})
+
+    async def detokenize(self, request: Request) -> Response:
+        body = parse(DetokenizeBody, await self._body(request))
+        known = len(self._tokenizer.table)
+        if not all(0 <= id < known for id in body.tokens):
+            raise InvalidRequest(f"tokens holds an id outside 0 .. {known - 1}", param="tokens")
+        return _json({"prompt": self._tokenizer.decode(body.tokens)})
+
+    # --- the server itself ---------------------------------------------------------------------------
+
+    async def health(self) -> Response:
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                healthy = await self._backend.healthy()
+        except TimeoutError:
+            healthy = False
+        if not healthy:
+            raise Unavailable("the cluster cannot answer a request now")
+        return _json({"status": "ok"})
+
+    async def metrics_page(self) -> Response:
+        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def console(self) -> Response:
+        return Response(self._console, media_type="text/html; charset=utf-8")
+
+
+async def _stream(answer: Answer, format: Format, meter: Meter, deadline: float, send: Send) -> None:
+    """Events as the deltas come; a failure after the first byte can only be told as the last event."""
+    await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+    try:
+        async with _until(deadline):
+            await _send_events(format.opening(), send)
+            async with contextlib.aclosing(answer.deltas()) as deltas:
+                async for delta in deltas:
+                    meter.delta(delta)
+                    await _send_events(format.event(delta), send)
+        last = format.closing(answer.usage)
+    except EyasError as error:
+        last = error_event(error)
+    except Exception:
+        _log.exception("a stream failed")
+        last = error_event(EyasError("internal error"))
+    await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+async def _collect(answer: Answer, choices: int, meter: Meter) -> list[Delta]:
+    """The whole text of each choice, in order."""
+    parts: list[list[Delta]] = [[] for _ in range(choices)]
+    async with contextlib.aclosing(answer.deltas()) as deltas:
+        async for delta in deltas:
+            meter.delta(delta)
+            parts[delta.choice].append(delta)
+    return [joined(deltas) for deltas in parts]
+
+
+@contextlib.asynccontextmanager
+async def _until(deadline: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError as error:
+        raise DeadlineExceeded("the request took longer than this server allows") from error
+
+
+async def _send_events(events: bytes, send: Send) -> None:
+    if events:
+        await send({"type": "http.response.body", "body": events, "more_body": True})
+
+
+async def _send_json(body: bytes, send: Send) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": 200, "headers": [*_JSON, length]})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,98 @@
+"""What the HTTP front counts, for Prometheus.
+
+It knows clocks, deltas and metric names. It refuses to know how anything is served; the registry is its
+maker's.
+"""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from gateway.text import Delta, Usage
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
+
+
+class GatewayMetrics:
+    """The instruments of one gateway process."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.responses = Counter(
+            "eyas_http_responses", "HTTP responses begun", ["path", "status"], registry=registry
+        )
+        self.running = Gauge(
+            "eyas_requests_running", "Calls admitted and not yet answered", registry=registry
+        )
+        self.finished = Counter(
+            "eyas_request_finished", "Choices by finish reason", ["reason"], registry=registry
+        )
+        self.first_token = Histogram(
+            "eyas_time_to_first_token_seconds",
+            "From the parsed request to its first token",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.inter_token = Histogram(
+            "eyas_inter_token_latency_seconds",
+            "Between two deliveries to a choice, divided by the tokens of the later one",
+            buckets=_TOKEN_SECONDS,
+            registry=registry,
+        )
+        self.request_seconds = Histogram(
+            "eyas_e2e_request_latency_seconds",
+            "From the parsed request to the end of its answer",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.prompt_tokens = Counter("eyas_prompt_tokens", "Tokens of prompts", registry=registry)
+        self.generation_tokens = Counter("eyas_generation_tokens", "Tokens generated", registry=registry)
+        self.accepted = Counter("eyas_draft_accepted_tokens", "Draft tokens accepted", registry=registry)
+        self.offered = Counter("eyas_draft_offered_tokens", "Draft tokens offered", registry=registry)
+        self.verify_steps = Counter("eyas_verify_steps", "Steps that verified drafts", registry=registry)
+
+    def meter(self) -> Meter:
+        """The clock of one call that starts now."""
+        return Meter(self)
+
+
+class Meter:
+    """One call's times. Use as a context manager around everything after parsing."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
+        self._start = 0.0
+        self._last: dict[int, float] = {}  # choice -> time of its last tokens
+
+    def __enter__(self) -> Meter:
+        self._metrics.running.inc()
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._metrics.running.dec()
+        self._metrics.request_seconds.observe(time.perf_counter() - self._start)
+
+    def delta(self, delta: Delta) -> None:
+        """Called for every delta as it arrives."""
+        if delta.tokens:
+            now = time.perf_counter()
+            if delta.choice in self._last:
+                gap = now - self._last[delta.choice]
+                self._metrics.inter_token.observe(gap / len(delta.tokens))
+            elif not self._last:
+                self._metrics.first_token.observe(now - self._start)
+            self._last[delta.choice] = now
+        if delta.finish is not None:
+            self._metrics.finished.labels(delta.finish).inc()
+
+    def usage(self, usage: Usage) -> None:
+        """Called once, however the call ended, with what it used."""
+        self._metrics.prompt_tokens.inc(usage.prompt_tokens)
+        self._metrics.generation_tokens.inc(usage.completion_tokens)
+        self._metrics.accepted.inc(usage.accepted)
+        self._metrics.offered.inc(usage.accepted + usage.rejected)
+        self._metrics.verify_steps.inc(usage.verify_steps)

@@ -1,0 +1,126 @@
+"""HTTP plumbing below the routes: bounded bodies, clients that leave, request ids, error bodies.
+
+It knows ASGI. It refuses to know what is asked and answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from eyas.common.errors import EyasError, InvalidRequest, NotFound, Overloaded, PayloadTooLarge
+from gateway.metrics import GatewayMetrics
+from gateway.openai_reply import error_body
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_log = logging.getLogger("eyas.gateway")
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises PayloadTooLarge as soon as it is known to have more than `limit` bytes."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise PayloadTooLarge(f"the body has {declared} bytes, more than the {limit} allowed")
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise PayloadTooLarge(f"the body has more than the {limit} bytes allowed")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+class WhileConnected(Response):
+    """A response written by `work(send)`, which is cancelled when the client goes away.
+
+    The request's body must have been read: what the client sends after it can only be its leaving.
+    An error of `work` before the first byte reaches the application's error handlers.
+    """
+
+    def __init__(self, work: Callable[[Send], Awaitable[None]]) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.ensure_future(self._work(send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await work
+        finally:
+            work.cancel()
+            gone.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Doorkeeper:
+    """Middleware: gives every response its X-Request-Id and counts it by route and status."""
+
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+                # The route's own path: a caller must not be able to make new label values.
+                path = getattr(scope.get("route"), "path", "other")
+                self._metrics.responses.labels(path, message["status"]).inc()
+            await send(message)
+
+        await self._app(scope, receive, marked)
+
+
+def error_response(error: EyasError) -> Response:
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(error.retry_after_s)
+    if error.http_status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(error_body(error), error.http_status, headers, "application/json")
+
+
+async def on_eyas_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, EyasError)
+    return error_response(error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """The router's own refusals (no such path, wrong method), in the same shape as all others."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    known: EyasError = NotFound(f"{where} does not exist")
+    if error.status_code != 404:
+        known = InvalidRequest(f"{where}: {error.detail}")
+    response = error_response(known)
+    response.status_code = error.status_code
+    return response
+
+
+async def on_failure(request: Request, error: Exception) -> Response:
+    """A bug: the log has the details, the caller has a status."""
+    _log.error("%s failed", request.url.path, exc_info=error)
+    return error_response(EyasError("internal error"))
