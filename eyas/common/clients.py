@@ -1,0 +1,236 @@
+"""Typed clients of a worker's services, as the gateway calls them: nouns in, nouns out, errors as EyasError.
+
+They know protobuf and gRPC so that their callers need not. They refuse to know what a message means for a
+request: no retries, no routing, no state beyond the open call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import msgspec
+
+from eyas.common import convert, rpc
+from eyas.common.errors import EyasError
+from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle, Timings, WorkerInfo
+from protos import (
+    decode_pb2,
+    decode_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+
+# --- what a decode Session says ------------------------------------------------------------------------
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """The request has a queue place."""
+
+    id: str
+    attempt: int
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    id: str
+    attempt: int
+    error: EyasError
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """The pages of this attempt did not arrive; the request waits for another Attach."""
+
+    id: str
+    attempt: int
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """An admitted request (or one choice of it) ended without its tokens."""
+
+    id: str
+    attempt: int
+    choice: int | None
+    error: EyasError
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    running: int
+    waiting: int
+    pages_used: int
+    pages_total: int
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What one engine step produced for all requests of the Session."""
+
+    entries: tuple[Entry, ...]
+
+
+Reply = Admitted | Rejected | Lost | Failed
+SessionEvent = Reply | Heartbeat | Step
+
+
+class DecodeSession:
+    """One open `DecodeService.Session`. Sending never waits; iteration ends only by raising EyasError."""
+
+    def __init__(self, stub: decode_pb2_grpc.DecodeServiceStub, worker: str) -> None:
+        self._worker = worker
+        self._up: asyncio.Queue[decode_pb2.DecodeUp] = asyncio.Queue()
+        self._call = stub.Session(self._requests())
+
+    async def connected(self) -> None:
+        """Wait until the worker answers. Raises Unavailable if it cannot be reached."""
+        try:
+            await self._call.wait_for_connection()
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+
+    def submit(self, request: GenerationRequest, attempt: int, attach: bool) -> None:
+        """Queue a request: `attach` waits for its pages, else the worker computes what is missing."""
+        source = decode_pb2.SOURCE_ATTACH if attach else decode_pb2.SOURCE_LOCAL
+        submit = decode_pb2.Submit(request=convert.request_to_pb(request), attempt=attempt, source=source)
+        self._up.put_nowait(decode_pb2.DecodeUp(submit=submit))
+
+    def attach(
+        self, id: str, attempt: int, handles: tuple[KvHandle, ...], first_tokens: tuple[FirstToken, ...]
+    ) -> None:
+        """Where the pages of a waiting request are; without handles the worker computes the prompt."""
+        attach = decode_pb2.Attach(
+            id=id,
+            attempt=attempt,
+            handles=[convert.handle_to_pb(handle) for handle in handles],
+            first_tokens=[convert.first_token_to_pb(first) for first in first_tokens],
+        )
+        self._up.put_nowait(decode_pb2.DecodeUp(attach=attach))
+
+    def cancel(self, id: str, choice: int | None = None) -> None:
+        """End a choice, or the whole request. Unknown ids are no-ops."""
+        self._up.put_nowait(decode_pb2.DecodeUp(cancel=decode_pb2.Cancel(id=id, choice=choice)))
+
+    async def __aiter__(self) -> AsyncIterator[SessionEvent]:
+        try:
+            async for message in self._call:
+                event = _session_event(message)
+                if event is not None:
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        raise rpc.peer_lost(self._worker)
+
+    def close(self) -> None:
+        """End the stream; the worker cancels what it still holds of it."""
+        self._call.cancel()
+
+    async def _requests(self) -> AsyncIterator[decode_pb2.DecodeUp]:
+        while True:
+            yield await self._up.get()
+
+
+def _session_event(message: decode_pb2.DecodeDown) -> SessionEvent | None:
+    """None for a message kind of a newer version."""
+    match message.WhichOneof("message"):
+        case "step":
+            return Step(tuple(convert.entry_from_pb(entry) for entry in message.step.entries))
+        case "heartbeat":
+            beat = message.heartbeat
+            return Heartbeat(beat.running, beat.waiting, beat.pages_used, beat.pages_total)
+        case "admitted":
+            return Admitted(message.admitted.id, message.admitted.attempt)
+        case "rejected":
+            rejected = message.rejected
+            return Rejected(rejected.id, rejected.attempt, convert.error_from_pb(rejected.status))
+        case "lost":
+            return Lost(message.lost.id, message.lost.attempt)
+        case "failed":
+            failed = message.failed
+            choice = failed.choice if failed.HasField("choice") else None
+            return Failed(failed.id, failed.attempt, choice, convert.error_from_pb(failed.status))
+    return None
+
+
+# --- what a Prefill says -------------------------------------------------------------------------------
+
+
+class PrefillAdmitted(msgspec.Struct, frozen=True):
+    """The prompt has a queue place."""
+
+
+class PrefillStarted(msgspec.Struct, frozen=True):
+    """Pages are allocated and filling."""
+
+    handles: tuple[KvHandle, ...]
+
+
+class PrefillDone(msgspec.Struct, frozen=True):
+    """The prompt is computed: token 0 of every choice."""
+
+    choices: tuple[FirstToken, ...]
+    timings: Timings
+
+
+PrefillEvent = PrefillAdmitted | PrefillStarted | PrefillDone
+
+
+# --- the clients ---------------------------------------------------------------------------------------
+
+
+class DecodeSessionClient:
+    """Opens Sessions on one worker's channel (which stays the caller's)."""
+
+    def __init__(self, channel: grpc.aio.Channel, worker: str) -> None:
+        self._stub = decode_pb2_grpc.DecodeServiceStub(channel)
+        self._worker = worker
+
+    def open(self) -> DecodeSession:
+        return DecodeSession(self._stub, self._worker)
+
+
+class PrefillClient:
+    """`PrefillService` of one worker."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = prefill_pb2_grpc.PrefillServiceStub(channel)
+
+    async def prefill(
+        self, request: GenerationRequest, attempt: int, offer_draft: bool
+    ) -> AsyncIterator[PrefillEvent]:
+        """The life of one prompt, within `request.timeout_s`; leaving the iterator cancels it.
+
+        Raises what the worker refused or failed with; Unavailable if it went away.
+        """
+        message = prefill_pb2.PrefillRequest(
+            request=convert.request_to_pb(request), attempt=attempt, offer_draft=offer_draft
+        )
+        call = self._stub.Prefill(message, timeout=request.timeout_s)
+        try:
+            async for event in call:
+                match event.WhichOneof("event"):
+                    case "admitted":
+                        yield PrefillAdmitted()
+                    case "started":
+                        yield PrefillStarted(convert.handles_from_pb(event.started.handles))
+                    case "done":
+                        first = convert.first_tokens_from_pb(event.done.choices)
+                        yield PrefillDone(first, convert.timings_from_pb(event.done.timings))
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        finally:
+            call.cancel()
+
+
+class InfoClient:
+    """`WorkerService` of one worker."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = worker_pb2_grpc.WorkerServiceStub(channel)
+
+    async def info(self, timeout_s: float) -> WorkerInfo:
+        """Raises EyasError: Unavailable if nobody answers there, DeadlineExceeded if it takes too long."""
+        try:
+            reply = await self._stub.Info(worker_pb2.InfoRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        return convert.info_from_pb(reply)

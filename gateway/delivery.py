@@ -1,0 +1,113 @@
+"""One request's output on its way to one client: every index of every choice once, in order, bounded.
+
+Workers may repeat themselves (decode repeats token 0, a migrated request overlaps) and a client may read
+slowly. This file knows output indices and buffer sizes; it refuses to know who sent an entry and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from eyas.common.errors import Cancelled, EyasError
+from eyas.common.types import Choice, Entry
+
+MAX_BUFFERED_ENTRIES = 1024  # engine steps that a client may lag behind
+
+
+class Delivery:
+    """A bounded buffer of entries between the workers' streams and one consumer.
+
+    `push`, `close` and `end` neither wait nor raise, so a shared stream can call them; `next` waits.
+    """
+
+    def __init__(self, choices: Sequence[Choice], limit: int = MAX_BUFFERED_ENTRIES) -> None:
+        self._outputs: dict[int, list[int]] = {c.index: list(c.output_ids) for c in choices}
+        self._open = set(self._outputs)
+        self._limit = limit
+        self._buffer: deque[Entry] = deque()
+        self._wake = asyncio.Event()
+        self._ended = False
+        self._error: EyasError | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every choice has finished or was closed."""
+        return not self._open
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will be taken: it is complete, or it failed."""
+        return self._ended or self.complete
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens all choices have so far."""
+        return sum(len(ids) for ids in self._outputs.values())
+
+    def is_open(self, choice: int) -> bool:
+        return choice in self._open
+
+    def unfinished(self) -> tuple[Choice, ...]:
+        """The open choices with everything that was delivered of them: what a migration resumes from."""
+        return tuple(Choice(i, tuple(ids)) for i, ids in self._outputs.items() if i in self._open)
+
+    def push(self, entry: Entry) -> None:
+        """Take what is new in `entry`: known indices and closed choices are dropped.
+
+        A skipped index, or a consumer that lags too far behind, ends the delivery with an error.
+        """
+        if self._ended or entry.choice not in self._open:
+            return
+        output = self._outputs[entry.choice]
+        known = len(output) - entry.index
+        if known < 0:
+            self.end(EyasError(f"a worker skipped from output index {len(output)} to {entry.index}"))
+            return
+        if known:
+            entry = _without_first(entry, known)
+        if not entry.tokens and entry.finish is None:
+            return
+        if len(self._buffer) >= self._limit:
+            self._buffer.clear()
+            self.end(Cancelled(f"the client reads too slowly: {self._limit} steps were waiting for it"))
+            return
+        output.extend(entry.tokens)
+        if entry.finish is not None:
+            self._open.discard(entry.choice)
+        self._buffer.append(entry)
+        self._wake.set()
+
+    def close(self, choice: int) -> None:
+        """Nothing more of this choice is wanted."""
+        self._open.discard(choice)
+        self._wake.set()
+
+    def end(self, error: EyasError | None = None) -> None:
+        """No more entries will come. What is buffered is still delivered, then `error` if there is one."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._wake.set()
+
+    async def next(self) -> Entry:
+        """The next entry. Raises StopAsyncIteration at the end, or the error the request ended with."""
+        while not self._buffer:
+            if self._error is not None:
+                raise self._error
+            if self.over:
+                raise StopAsyncIteration
+            self._wake.clear()
+            await self._wake.wait()
+        return self._buffer.popleft()
+
+
+def _without_first(entry: Entry, known: int) -> Entry:
+    """`entry` less its first `known` tokens; an entry that lies wholly in the past has no news at all."""
+    if known > len(entry.tokens):
+        return msgspec.structs.replace(entry, tokens=(), logprobs=(), finish=None)
+    return msgspec.structs.replace(
+        entry, index=entry.index + known, tokens=entry.tokens[known:], logprobs=entry.logprobs[known:]
+    )

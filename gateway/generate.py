@@ -1,0 +1,331 @@
+"""One request's life in the cluster, from its first leg to its last token.
+
+    route -> Submit (decode) and Prefill together -> both admitted
+          -> Prefill has started: Attach its handles to decode
+          -> Prefill is done: token 0 goes to the client at once
+          -> decode's entries, until every choice has finished
+
+and what happens when a worker leaves in the middle (`_replace_prefill`, `_recompute`, `_replace_decode`).
+It knows legs, attempts and output indices; it refuses to know text, gRPC, and how a worker does its part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from eyas.common.clients import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected
+from eyas.common.errors import Cancelled, DeadlineExceeded, EyasError, Overloaded, Unavailable
+from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Timings, WorkerInfo
+from gateway import router
+from gateway.cluster import Cluster
+from gateway.delivery import Delivery
+from gateway.legs import DecodeLeg, Ended, LegEvent, PrefillLeg
+
+MAX_RETRIES = 4  # in a row, without a token between them
+PATIENCE_S = 4.0  # how long an admitted request waits for a decode worker to come back
+RETRY_PAUSE_S = 0.3
+
+_log = logging.getLogger("eyas.gateway")
+
+
+class ClusterBackend:
+    """The `Backend` that turns requests into tokens on a cluster's workers."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def start(self, request: GenerationRequest) -> Generation:
+        """Admitted by every leg. Raises EyasError (Overloaded, Unavailable, ...), and then no leg is left."""
+        generation = Generation(self._cluster, request)
+        await generation.admit()
+        return generation
+
+    async def models(self) -> list[WorkerInfo]:
+        return self._cluster.workers()
+
+    async def healthy(self) -> bool:
+        return router.route(self._cluster.candidates()) is not None
+
+
+class Generation:
+    """One request. Its legs report here; its reader iterates, cancels and closes it.
+
+    `_attempt` counts every (worker, handles) tried: what is sent carries it, and what a leg says of an
+    earlier one is dropped, as is everything that a replaced leg still says.
+    """
+
+    def __init__(self, cluster: Cluster, request: GenerationRequest) -> None:
+        self._cluster = cluster
+        self._request = request
+        self._clock = asyncio.get_running_loop().time
+        self._deadline = self._clock() + request.timeout_s
+        self._delivery = Delivery(request.choices)
+        self._inbox: asyncio.Queue[tuple[DecodeLeg | PrefillLeg | None, LegEvent | None]] = asyncio.Queue()
+        self._driver: asyncio.Task[None] | None = None  # runs once the request is admitted
+        self._attempt = 0
+        self._decode: DecodeLeg | None = None
+        self._prefill: PrefillLeg | None = None
+        self._first_tokens: tuple[FirstToken, ...] = ()  # as prefill delivered them
+        self._decode_spoke = False  # some token came from decode: pages of the prompt no longer suffice
+        self._avoid: set[str] = set()
+        self._retries = MAX_RETRIES
+        self._tokens_at_retry = 0
+
+    # --- the reader's side ---
+
+    def __aiter__(self) -> AsyncIterator[Entry]:
+        return self
+
+    async def __anext__(self) -> Entry:
+        return await self._delivery.next()
+
+    async def cancel(self, choice: int | None = None) -> None:
+        """End one choice, or everything. Idempotent."""
+        if choice is None:
+            await self.aclose()
+        elif self._delivery.is_open(choice):
+            self._delivery.close(choice)
+            self._nudge()
+            if self._decode is not None and not self._delivery.over:
+                self._decode.cancel(choice)
+
+    async def aclose(self) -> None:
+        """Every leg is cancelled, wherever it is. Idempotent."""
+        if self._driver is not None:
+            self._driver.cancel()
+            await asyncio.gather(self._driver, return_exceptions=True)
+            self._release()  # a driver cancelled before its first step has run no cleanup
+            self._delivery.end()
+
+    # --- the life of the request ---
+
+    async def admit(self) -> None:
+        """Start the legs; return when each of them has a queue place. On an error no leg is left."""
+        try:
+            async with self._in_time():
+                route = router.route(self._cluster.candidates())
+                if route is None:
+                    raise Unavailable("no worker can serve the request now")
+                self._attempt = 1
+                self._start_decode(route.decode, attach=route.prefill is not None)
+                if route.prefill is not None:
+                    self._start_prefill(route.prefill)
+                while not self._is_admitted():
+                    await self._next_event()
+        except BaseException:
+            self._release()
+            raise
+        self._driver = asyncio.create_task(self._drive(), name=f"request {self._request.id}")
+
+    async def _drive(self) -> None:
+        """Handle what the legs report until every choice has finished, then leave the workers."""
+        error: EyasError | None = None
+        try:
+            async with self._in_time():
+                while not self._delivery.over:
+                    await self._next_event()
+        except EyasError as caught:
+            error = caught
+        except Exception:
+            _log.exception("request %s failed", self._request.id)
+            error = EyasError("internal error")
+        finally:
+            self._release()
+            self._delivery.end(error)
+
+    async def _next_event(self) -> None:
+        leg, event = await self._inbox.get()
+        if isinstance(leg, DecodeLeg) and leg is self._decode:
+            await self._hear_decode(leg, event)
+        elif isinstance(leg, PrefillLeg) and leg is self._prefill:
+            self._hear_prefill(leg, event)
+
+    def _hear_prefill(self, leg: PrefillLeg, event: LegEvent | None) -> None:
+        match event:
+            case PrefillStarted():
+                self._attach()
+            case PrefillDone(choices, timings):
+                self._first_tokens = choices
+                self._deliver_first(choices, timings)
+            case Ended(error) if leg.handles is None:
+                self._replace_prefill(leg, error)
+        # Once it has started, only decode judges whether its pages arrive.
+
+    async def _hear_decode(self, leg: DecodeLeg, event: LegEvent | None) -> None:
+        match event:
+            case Admitted():
+                self._attach()
+            case Lost(attempt=attempt) if attempt == self._attempt:
+                self._recompute(leg)
+            case Rejected(error=error) | Failed(error=error) | Ended(error=error):
+                await self._replace_decode(leg, error)
+
+    def _is_admitted(self) -> bool:
+        legs = [leg for leg in (self._decode, self._prefill) if leg is not None]
+        return all(leg.admitted for leg in legs)
+
+    # --- legs ---
+
+    def _start_decode(self, worker: str, attach: bool) -> None:
+        """Submit what is unfinished: to wait for the prompt's pages, or to go on from the delivered ids."""
+        choices = self._delivery.unfinished()
+        if attach:
+            choices = tuple(Choice(choice.index) for choice in choices)
+        self._decode = DecodeLeg(self._cluster, worker, self._attempt, self)
+        self._decode.submit(self._rest_of_request(choices), attach)
+
+    def _start_prefill(self, worker: str) -> None:
+        offer_draft = self._request.speculative and router.wants_draft(self._cluster.candidates())
+        self._prefill = PrefillLeg(self._cluster, worker, self)
+        self._prefill.submit(self._rest_of_request(self._delivery.unfinished()), self._attempt, offer_draft)
+
+    def _attach(self) -> None:
+        """Tell decode where the prompt's pages are, once it has admitted the request and they exist."""
+        decode, prefill = self._decode, self._prefill
+        if decode is None or not decode.admitted or not decode.waits:
+            return
+        if prefill is None:
+            decode.attach(self._attempt, (), self._first_tokens)
+        elif prefill.handles is not None:
+            decode.attach(self._attempt, prefill.handles, ())
+
+    def _rest_of_request(self, choices: tuple[Choice, ...]) -> GenerationRequest:
+        return msgspec.structs.replace(
+            self._request, choices=choices, timeout_s=max(self._deadline - self._clock(), 0.001)
+        )
+
+    def _drop_prefill(self) -> None:
+        if self._prefill is not None:
+            self._prefill.close()
+            self._prefill = None
+
+    def _release(self) -> None:
+        """Leave every worker. Idempotent."""
+        self._drop_prefill()
+        if self._decode is not None:
+            self._decode.close(cancel=True)
+
+    # --- tokens ---
+
+    def on_event(self, leg: DecodeLeg | PrefillLeg, event: LegEvent) -> None:
+        self._inbox.put_nowait((leg, event))
+
+    def on_entry(self, leg: DecodeLeg, entry: Entry) -> None:
+        """Tokens take the short way: from the session's reader straight into the client's buffer."""
+        if leg is not self._decode or entry.attempt != self._attempt:
+            return
+        self._decode_spoke = True
+        self._delivery.push(entry)
+        if self._delivery.complete:
+            leg.close(cancel=False)  # the worker has ended it by itself
+        if self._delivery.over:
+            self._nudge()
+
+    def _deliver_first(self, choices: tuple[FirstToken, ...], timings: Timings) -> None:
+        for position, first in enumerate(choices):
+            self._delivery.push(
+                Entry(
+                    id=self._request.id,
+                    attempt=self._attempt,
+                    choice=first.choice,
+                    index=0,
+                    tokens=(first.token,),
+                    logprobs=() if first.logprob is None else (first.logprob,),
+                    finish=first.finish,
+                    timings=timings if position == 0 else None,
+                )
+            )
+
+    def _nudge(self) -> None:
+        """Make the driver look whether the delivery is over."""
+        self._inbox.put_nowait((None, None))
+
+    # --- when a worker leaves ---
+
+    def _replace_prefill(self, leg: PrefillLeg, error: EyasError) -> None:
+        """The call ended before its first chunk ran: nothing is lost, another worker takes the prompt."""
+        self._spend_retry(error)
+        self._avoid.add(leg.worker)
+        self._prefill_again(error)
+
+    def _recompute(self, leg: DecodeLeg) -> None:
+        """Decode kept the request's place but did not get its pages.
+
+        If the client has token 0 already, decode computes the prompt itself and goes on from it.
+        """
+        self._spend_retry(Unavailable("the pages of the prompt could not be transferred"))
+        leg.waits = True
+        if self._first_tokens:
+            self._attempt += 1
+            self._drop_prefill()
+            self._attach()
+        else:
+            self._prefill_again(Unavailable("no prefill worker is left"))
+
+    def _prefill_again(self, error: EyasError) -> None:
+        """Another prefill under a new attempt; an admitted request can do without one if none is left."""
+        self._attempt += 1
+        self._drop_prefill()
+        found = router.choose_prefill(self._cluster.candidates(), self._avoid)
+        if found is not None and found.info.worker not in self._avoid:
+            self._start_prefill(found.info.worker)
+        elif self._driver is None:
+            raise error
+        else:
+            self._attach()
+
+    async def _replace_decode(self, leg: DecodeLeg, error: EyasError) -> None:
+        """The decode worker is gone, draining or full: another one goes on.
+
+        Before decode's first token the prompt's pages are still good for another Attach; later the prompt
+        and the delivered tokens are all it takes.
+        """
+        self._spend_retry(error)
+        leg.close(cancel=True)
+        self._avoid.add(leg.worker)
+        worker = await self._find_decode(error)
+        if self._delivery.over:
+            return
+        self._attempt += 1
+        attach = self._prefill is not None and not self._decode_spoke
+        if not attach:
+            self._drop_prefill()
+        _log.info("request %s goes on at %s (attempt %d)", self._request.id, worker, self._attempt)
+        self._start_decode(worker, attach)
+
+    async def _find_decode(self, error: EyasError) -> str:
+        give_up = self._clock() + (PATIENCE_S if self._driver is not None else 0.0)
+        while True:
+            found = router.choose_decode(self._cluster.candidates(), self._avoid)
+            if found is not None:
+                if found.info.worker in self._avoid:
+                    await asyncio.sleep(RETRY_PAUSE_S)  # it just sent this request away
+                return found.info.worker
+            if self._clock() >= give_up:
+                raise Unavailable(f"no decode worker is left to go on with the request: {error.message}")
+            await asyncio.sleep(0.1)
+
+    def _spend_retry(self, error: EyasError) -> None:
+        """Raise `error` if it is a verdict on the request, or if retrying has led nowhere for too long."""
+        temporary = isinstance(error, Unavailable | Cancelled)
+        if isinstance(error, Overloaded):
+            temporary = self._driver is not None  # before admission the client is told to come back
+        if self._delivery.tokens > self._tokens_at_retry:
+            self._tokens_at_retry, self._retries = self._delivery.tokens, MAX_RETRIES
+        if not temporary or self._retries == 0:
+            raise error
+        self._retries -= 1
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Raises DeadlineExceeded at the request's deadline."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                yield
+        except TimeoutError:
+            raise DeadlineExceeded(f"the request took longer than {self._request.timeout_s:g} s") from None

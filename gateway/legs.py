@@ -1,0 +1,126 @@
+"""A leg is one worker's part in one request: a place on a decode Session, or one Prefill call.
+
+A leg knows its worker and what it was told; it reports everything to the request it belongs to. It refuses
+to know what follows from a report: a request ignores the legs that it has replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import msgspec
+
+from eyas.common.clients import Admitted, PrefillAdmitted, PrefillEvent, PrefillStarted, Reply
+from eyas.common.errors import EyasError, Unavailable
+from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle
+from gateway.cluster import Cluster
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The leg's stream is over and says nothing more."""
+
+    error: EyasError
+
+
+LegEvent = Reply | PrefillEvent | Ended
+
+
+class Owner(Protocol):
+    """The request that legs report to. No method waits or raises."""
+
+    def on_event(self, leg: DecodeLeg | PrefillLeg, event: LegEvent) -> None: ...
+    def on_entry(self, leg: DecodeLeg, entry: Entry) -> None: ...
+
+
+class DecodeLeg:
+    """A request's place on one decode worker, from `submit` to `close`.
+
+    `waits`: it was submitted to wait for pages, so it needs an `attach`.
+    """
+
+    def __init__(self, cluster: Cluster, worker: str, attempt: int, owner: Owner) -> None:
+        self.worker = worker
+        self.attempt = attempt
+        self.admitted = False
+        self.waits = False
+        self._id = ""
+        self._cluster = cluster
+        self._session = cluster.session(worker)
+        self._owner = owner
+
+    def submit(self, request: GenerationRequest, attach: bool) -> None:
+        """Raises Unavailable if the worker is not connected."""
+        self._session.submit(request, attach, self)
+        self._cluster.occupy(self.worker)
+        self._id, self.waits = request.id, attach
+
+    def attach(
+        self, attempt: int, handles: tuple[KvHandle, ...], first_tokens: tuple[FirstToken, ...]
+    ) -> None:
+        """Where the pages are; without handles the worker computes the prompt itself."""
+        self.waits = False
+        self._session.attach(self._id, attempt, handles, first_tokens)
+
+    def cancel(self, choice: int) -> None:
+        self._session.cancel(self._id, choice)
+
+    def close(self, cancel: bool) -> None:
+        """Leave the worker; `cancel` tells it so, unless it has itself ended the request. Idempotent."""
+        if not self._id:
+            return
+        if cancel:
+            self._session.cancel(self._id)
+        self._session.forget(self._id)
+        self._cluster.vacate(self.worker)
+        self._id = ""
+
+    def on_entry(self, entry: Entry) -> None:
+        self._owner.on_entry(self, entry)
+
+    def on_reply(self, reply: Reply) -> None:
+        if isinstance(reply, Admitted):
+            self.admitted = True
+        self._owner.on_event(self, reply)
+
+    def on_gone(self, error: EyasError) -> None:
+        self._owner.on_event(self, Ended(error))
+
+
+class PrefillLeg:
+    """One Prefill call. `handles` is None until the worker has started on the prompt."""
+
+    def __init__(self, cluster: Cluster, worker: str, owner: Owner) -> None:
+        self.worker = worker
+        self.admitted = False
+        self.handles: tuple[KvHandle, ...] | None = None
+        self._cluster = cluster
+        self._owner = owner
+        self._task: asyncio.Task[None] | None = None
+
+    def submit(self, request: GenerationRequest, attempt: int, offer_draft: bool) -> None:
+        self._task = asyncio.create_task(self._follow(request, attempt, offer_draft))
+
+    def close(self) -> None:
+        """End the call if it still runs. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _follow(self, request: GenerationRequest, attempt: int, offer_draft: bool) -> None:
+        """Report the call's events, and its end: the stream is read out, for leaving it early cancels it."""
+        client = self._cluster.prefill_client(self.worker)
+        error: EyasError = Unavailable(f"worker {self.worker} ended the prefill")
+        self._cluster.occupy(self.worker)
+        try:
+            async for event in client.prefill(request, attempt, offer_draft):
+                match event:
+                    case PrefillAdmitted():
+                        self.admitted = True
+                    case PrefillStarted(handles):
+                        self.admitted, self.handles = True, handles
+                self._owner.on_event(self, event)
+        except EyasError as caught:
+            error = caught
+        finally:
+            self._cluster.vacate(self.worker)
+        self._owner.on_event(self, Ended(error))

@@ -1,0 +1,72 @@
+"""Which worker gets a request: pure functions of a snapshot.
+
+It knows roles and load; it refuses to know streams, clocks and the network, so that every decision can be
+tested as a value. Prefix-aware prefill and session affinity will be further keys of the same choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from eyas.common.types import Role, WorkerInfo
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A worker as the router sees it.
+
+    `in_flight` counts this gateway's own requests there, fresher than what the worker last reported;
+    `connected` says that its Session is open (decode needs one, prefill does not).
+    """
+
+    info: WorkerInfo
+    in_flight: int = 0
+    connected: bool = True
+
+    @property
+    def load(self) -> tuple[int, float]:
+        """Requests, then the share of its pages in use."""
+        info = self.info
+        requests = max(self.in_flight, info.running + info.waiting)
+        return requests, info.pages_used / max(info.pages_total, 1)
+
+    def can(self, role: Role) -> bool:
+        return self.info.serving and role in self.info.roles
+
+
+@dataclass(frozen=True)
+class Route:
+    """Who serves a request. Without `prefill`, the decode worker computes the prompt itself."""
+
+    decode: str
+    prefill: str | None
+
+
+def route(workers: Sequence[Candidate]) -> Route | None:
+    """The legs of a new request, or None while no worker, or no pair of workers, can serve it."""
+    decode = choose_decode(workers)
+    if decode is None:
+        return None
+    if decode.can(Role.PREFILL):
+        return Route(decode.info.worker, None)
+    prefill = choose_prefill(workers)
+    return Route(decode.info.worker, prefill.info.worker) if prefill else None
+
+
+def choose_decode(workers: Sequence[Candidate], avoid: Collection[str] = ()) -> Candidate | None:
+    return _least_loaded([w for w in workers if w.can(Role.DECODE) and w.connected], avoid)
+
+
+def choose_prefill(workers: Sequence[Candidate], avoid: Collection[str] = ()) -> Candidate | None:
+    return _least_loaded([w for w in workers if w.can(Role.PREFILL)], avoid)
+
+
+def wants_draft(workers: Sequence[Candidate]) -> bool:
+    """Whether a prefill's draft KV would find a drafter."""
+    return any(w.can(Role.DRAFT) and w.info.draft_fingerprint for w in workers)
+
+
+def _least_loaded(workers: Sequence[Candidate], avoid: Collection[str]) -> Candidate | None:
+    """Workers to `avoid` (they just failed this request) are the last resort, not forbidden."""
+    return min(workers, key=lambda w: (w.info.worker in avoid, w.load), default=None)

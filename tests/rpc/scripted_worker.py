@@ -1,0 +1,221 @@
+"""A worker without an engine: real gRPC services whose tokens are a function of (prompt, choice, index).
+
+Tests script what goes wrong by setting its fields, and read what it was told from `heard`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from eyas.common import convert, rpc
+from eyas.common.errors import EyasError
+from eyas.common.types import (
+    Choice,
+    Entry,
+    Finish,
+    FirstToken,
+    GenerationRequest,
+    Group,
+    KvHandle,
+    Role,
+    Timings,
+    WorkerInfo,
+)
+from protos import (
+    decode_pb2,
+    decode_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+
+
+def token(prompt: tuple[int, ...], choice: int, index: int) -> int:
+    return (sum(prompt) * 31 + choice * 101 + index * 7) % 997
+
+
+def expected(request: GenerationRequest, choice: int = 0) -> list[int]:
+    return [token(request.prompt_ids, choice, i) for i in range(request.params.max_tokens)]
+
+
+@dataclass
+class Script:
+    """What this worker does wrong, and when."""
+
+    refuse_submit: EyasError | None = None
+    refuse_prefill: EyasError | None = None
+    fail_prefill_after: str = ""  # "admitted", "started": the call then ends with UNAVAILABLE
+    hold_prefill_at: str = ""  # "admitted", "started": the call then waits for ever
+    finish_first: tuple[int, ...] = ()  # choices that finish at token 0
+    lose: int = 0  # so many Attaches are answered by Lost
+    stop_at: int | None = None  # output index at which decode falls silent
+    muted: bool = False  # no heartbeats
+    step_s: float = 0.002
+    tokens_a_step: int = 2
+
+
+@dataclass
+class ScriptedWorker(
+    decode_pb2_grpc.DecodeServiceServicer,
+    prefill_pb2_grpc.PrefillServiceServicer,
+    worker_pb2_grpc.WorkerServiceServicer,
+):
+    roles: tuple[Role, ...]
+    fingerprint: str = "model-a"
+    script: Script = field(default_factory=Script)
+    heard: list[tuple[str, Any]] = field(default_factory=list)
+    prefills_cancelled: int = 0
+    address: str = ""
+
+    async def start(self, port: int = 0) -> ScriptedWorker:
+        self._server = rpc.server()
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, self._server)
+        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, self._server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
+        port = rpc.bind(self._server, "127.0.0.1", port)
+        self.address = f"127.0.0.1:{port}"
+        await self._server.start()
+        return self
+
+    async def kill(self) -> None:
+        await self._server.stop(None)
+
+    def of(self, kind: str) -> list[Any]:
+        return [message for name, message in self.heard if name == kind]
+
+    async def Info(self, request: worker_pb2.InfoRequest, context: Any) -> worker_pb2.InfoReply:
+        return convert.info_to_pb(
+            WorkerInfo(self.address, self.roles, 1, "m", self.fingerprint, "d", 2048, 1000, 100)
+        )
+
+    # --- prefill ---
+
+    async def Prefill(
+        self, message: prefill_pb2.PrefillRequest, context: Any
+    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+        self.heard.append(("prefill", message))
+        request = convert.request_from_pb(message.request)
+        if self.script.refuse_prefill:
+            raise self.script.refuse_prefill
+        try:
+            yield prefill_pb2.PrefillEvent(admitted=prefill_pb2.PrefillAdmitted())
+            await self._phase("admitted")
+            handle = KvHandle(
+                self.address, 1, 0, len(self.heard), Group.TARGET, "l", len(request.prompt_ids), ()
+            )
+            started = prefill_pb2.PrefillStarted(handles=[convert.handle_to_pb(handle)])
+            yield prefill_pb2.PrefillEvent(started=started)
+            await self._phase("started")
+            first = [convert.first_token_to_pb(self._first(request, c)) for c in request.choices]
+            timings = convert.timings_to_pb(Timings(prefill_ms=1.0))
+            yield prefill_pb2.PrefillEvent(done=prefill_pb2.PrefillDone(choices=first, timings=timings))
+        except (asyncio.CancelledError, GeneratorExit):
+            self.prefills_cancelled += 1
+            raise
+
+    async def _phase(self, name: str) -> None:
+        if self.script.fail_prefill_after == name:
+            raise rpc.peer_lost(self.address)
+        if self.script.hold_prefill_at == name:
+            await asyncio.Event().wait()
+
+    def _first(self, request: GenerationRequest, choice: Choice) -> FirstToken:
+        finish = Finish.STOP if choice.index in self.script.finish_first else None
+        return FirstToken(choice.index, token(request.prompt_ids, choice.index, 0), finish=finish)
+
+    # --- decode ---
+
+    async def Session(
+        self, messages: AsyncIterator[decode_pb2.DecodeUp], context: Any
+    ) -> AsyncIterator[decode_pb2.DecodeDown]:
+        down: asyncio.Queue[decode_pb2.DecodeDown] = asyncio.Queue()
+        running: dict[str, asyncio.Task[None]] = {}
+        helpers = [
+            asyncio.create_task(self._read(messages, down, running)),
+            asyncio.create_task(self._beat(down)),
+        ]
+        try:
+            while True:
+                yield await down.get()
+        finally:
+            for task in [*helpers, *running.values()]:
+                task.cancel()
+
+    async def _beat(self, down: asyncio.Queue[decode_pb2.DecodeDown]) -> None:
+        while True:
+            if not self.script.muted:
+                down.put_nowait(decode_pb2.DecodeDown(heartbeat=decode_pb2.Heartbeat()))
+            await asyncio.sleep(0.2)
+
+    async def _read(
+        self,
+        messages: AsyncIterator[decode_pb2.DecodeUp],
+        down: asyncio.Queue[decode_pb2.DecodeDown],
+        running: dict[str, asyncio.Task[None]],
+    ) -> None:
+        waiting: dict[str, GenerationRequest] = {}
+        async for up in messages:
+            kind = up.WhichOneof("message")
+            message = getattr(up, kind)
+            self.heard.append((kind, message))
+            if kind == "submit":
+                request = convert.request_from_pb(message.request)
+                names = {"id": request.id, "attempt": message.attempt}
+                if self.script.refuse_submit:
+                    status = convert.error_to_pb(self.script.refuse_submit)
+                    down.put_nowait(
+                        decode_pb2.DecodeDown(rejected=decode_pb2.Rejected(status=status, **names))
+                    )
+                    continue
+                down.put_nowait(decode_pb2.DecodeDown(admitted=decode_pb2.Admitted(**names)))
+                waiting[request.id] = request
+                if message.source == decode_pb2.SOURCE_LOCAL:
+                    work = self._generate(request, message.attempt, down)
+                    running[request.id] = asyncio.create_task(work)
+            elif kind == "attach":
+                names = {"id": message.id, "attempt": message.attempt}
+                if message.handles and self.script.lose:
+                    self.script.lose -= 1
+                    down.put_nowait(decode_pb2.DecodeDown(lost=decode_pb2.Lost(**names)))
+                    continue
+                request = waiting[message.id]
+                running[message.id] = asyncio.create_task(self._generate(request, message.attempt, down))
+            elif kind == "cancel" and not message.HasField("choice"):
+                task = running.pop(message.id, None)
+                if task:
+                    task.cancel()
+
+    async def _generate(
+        self, request: GenerationRequest, attempt: int, down: asyncio.Queue[decode_pb2.DecodeDown]
+    ) -> None:
+        at = {c.index: len(c.output_ids) for c in request.choices if c.index not in self.script.finish_first}
+        end = request.params.max_tokens
+        while any(index < end for index in at.values()):
+            await asyncio.sleep(self.script.step_s)
+            entries = []
+            for choice, index in at.items():
+                stop = min(index + self.script.tokens_a_step, end)
+                if self.script.stop_at is not None and stop > self.script.stop_at:
+                    await asyncio.Event().wait()
+                if index < end:
+                    ids = tuple(token(request.prompt_ids, choice, i) for i in range(index, stop))
+                    finish = Finish.LENGTH if stop == end else None
+                    entries.append(Entry(request.id, attempt, choice, index, ids, finish=finish))
+                    at[choice] = stop
+            step = decode_pb2.Step(entries=[convert.entry_to_pb(entry) for entry in entries])
+            down.put_nowait(decode_pb2.DecodeDown(step=step))
+
+
+@contextlib.asynccontextmanager
+async def workers(*roles: tuple[Role, ...]) -> AsyncIterator[list[ScriptedWorker]]:
+    """Started workers of these roles, stopped on exit."""
+    started = [await ScriptedWorker(r).start() for r in roles]
+    try:
+        yield started
+    finally:
+        await asyncio.gather(*(worker.kill() for worker in started))
