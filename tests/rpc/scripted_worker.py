@@ -52,7 +52,8 @@ class Script:
     fail_prefill_after: str = ""  # "admitted", "started": the call then ends with UNAVAILABLE
     hold_prefill_at: str = ""  # "admitted", "started": the call then waits for ever
     finish_first: tuple[int, ...] = ()  # choices that finish at token 0
-    lose: int = 0  # so many Attaches are answered by Lost
+    lose: int = 0  # so many Attaches are answered by Lost,
+    lose_after_s: float = 0.0  # after this time
     stop_at: int | None = None  # output index at which decode falls silent
     muted: bool = False  # no heartbeats
     step_s: float = 0.002
@@ -181,7 +182,8 @@ class ScriptedWorker(
                 names = {"id": message.id, "attempt": message.attempt}
                 if message.handles and self.script.lose:
                     self.script.lose -= 1
-                    down.put_nowait(decode_pb2.DecodeDown(lost=decode_pb2.Lost(**names)))
+                    lost = decode_pb2.DecodeDown(lost=decode_pb2.Lost(**names))
+                    asyncio.get_running_loop().call_later(self.script.lose_after_s, down.put_nowait, lost)
                     continue
                 request = waiting[message.id]
                 running[message.id] = asyncio.create_task(self._generate(request, message.attempt, down))

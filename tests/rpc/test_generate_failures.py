@@ -1,0 +1,215 @@
+"""A request outlives its workers: lost pages, dead prefills, dead decodes; no token twice, none missing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from scripted_worker import ScriptedWorker, expected, workers
+from test_generate_paths import DECODE, PREFILL, UNIFIED, collect, gateway, make_request, until
+
+from eyas.common.clients import Lost
+from eyas.common.errors import EyasError, Overloaded, Unavailable
+from eyas.common.types import Entry, Finish
+from gateway import generate, sessions
+from gateway.generate import Generation
+
+
+async def test_lost_pages_before_token_0_take_a_new_prefill() -> None:
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, decode = started
+        prefill.script.hold_prefill_at = "started"
+        decode.script.lose, decode.script.lose_after_s = 1, 0.1
+        request = make_request()
+        stream = await backend.start(request)
+        await until(lambda: len(decode.of("attach")) == 1)
+        prefill.script.hold_prefill_at = ""
+        assert await collect(stream) == {0: expected(request)}
+        first, second = decode.of("attach")
+        assert (first.attempt, second.attempt) == (1, 2)
+        assert first.handles[0].id != second.handles[0].id and not second.first_tokens
+        assert [asked.attempt for asked in prefill.of("prefill")] == [1, 2]
+
+
+async def test_lost_pages_after_token_0_are_recomputed_by_decode() -> None:
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, decode = started
+        decode.script.lose, decode.script.lose_after_s = 1, 0.1
+        request = make_request(n=2)
+        assert await collect(await backend.start(request)) == {i: expected(request, i) for i in range(2)}
+        _, second = decode.of("attach")
+        assert second.attempt == 2 and not second.handles
+        assert [first.token for first in second.first_tokens] == [expected(request, i)[0] for i in range(2)]
+        assert len(prefill.of("prefill")) == 1
+
+
+async def test_pages_that_are_always_lost_end_in_an_error() -> None:
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        started[0].script.hold_prefill_at = "started"
+        started[1].script.lose = 100
+        stream = await backend.start(make_request())
+        with pytest.raises(Unavailable, match="could not be transferred"):
+            await collect(stream)
+        assert len(started[1].of("attach")) == 1 + generate.MAX_RETRIES
+
+
+async def test_stale_and_repeated_messages_change_nothing() -> None:
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, cluster):
+        prefill, decode = started
+        decode.script.lose, decode.script.lose_after_s = 1, 0.1
+        decode.script.stop_at = 6
+        request = make_request()
+        stream = await backend.start(request)
+        await until(lambda: len(decode.of("attach")) == 2)
+        listener = cluster.session(decode.address)._listeners["r"]
+        listener.on_reply(Lost("r", 1))  # late: attempt 2 runs
+        listener.on_entry(Entry("r", 1, 0, 6, (-1,)))  # of the lost attempt
+        got = [await anext(stream) for _ in range(4)]
+        assert [t for entry in got for t in entry.tokens] == expected(request)[:6]
+        listener.on_entry(Entry("r", 2, 0, 4, (-1, -1)))  # repeated
+        listener.on_entry(Entry("r", 2, 0, 4, (-1, -1, 7), finish=Finish.STOP))  # one of three is new
+        (last,) = [entry async for entry in stream]
+        assert (last.index, last.tokens, last.finish) == (6, (7,), Finish.STOP)
+        assert len(decode.of("attach")) == 2
+
+
+@pytest.mark.parametrize("after", ["admitted", "started"])
+async def test_a_prefill_that_ends_early(after: str) -> None:
+    """Before `Started` it is sent elsewhere; later only decode judges (here its pages did arrive)."""
+    async with workers(PREFILL, PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        first, second, decode = started
+        first.script.fail_prefill_after = after
+        request = make_request()
+        assert await collect(await backend.start(request)) == {0: expected(request)}
+        assert len(second.of("prefill")) == (after == "admitted")
+        (attach,) = decode.of("attach")
+        owner = second if after == "admitted" else first
+        assert attach.handles[0].worker == owner.address
+        assert attach.attempt == (2 if after == "admitted" else 1)
+
+
+async def test_without_another_prefill_an_admitted_request_is_computed_by_decode() -> None:
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, decode = started
+        prefill.script.hold_prefill_at = "admitted"
+        request = make_request()
+        stream = await backend.start(request)
+        await prefill.kill()
+        assert await collect(stream) == {0: expected(request)}
+        (attach,) = decode.of("attach")
+        assert not attach.handles and not attach.first_tokens
+
+
+async def test_a_prefill_killed_after_its_end_costs_nothing() -> None:
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        request = make_request(tokens=60)
+        stream = await backend.start(request)
+        got = [await anext(stream)]
+        await started[0].kill()
+        assert await collect_after(got, stream) == {0: expected(request)}
+
+
+@pytest.mark.parametrize("roles", [[PREFILL, DECODE, DECODE], [UNIFIED, UNIFIED]])
+async def test_decode_killed_in_the_middle(roles: list[tuple]) -> None:
+    """The stream goes on elsewhere from the delivered ids, with the tokens it would have had."""
+    async with workers(*roles) as started, gateway(started) as (backend, _):
+        decodes = started[-2:]
+        for worker in decodes:
+            worker.script.stop_at = 10
+        request = make_request(tokens=40, n=2)
+        stream = await backend.start(request)
+        got = [await anext(stream) for _ in range(6)]
+        (dying,) = [worker for worker in decodes if worker.of("submit")]
+        (heir,) = [worker for worker in decodes if worker is not dying]
+        heir.script.stop_at = None
+        await dying.kill()
+        assert await collect_after(got, stream) == {i: expected(request, i) for i in range(2)}
+        (submit,) = heir.of("submit")
+        assert (submit.attempt, submit.source) == (2, 2)
+        for choice in submit.request.choices:
+            assert list(choice.output_ids) == expected(request, choice.index)[: len(choice.output_ids)]
+            assert len(choice.output_ids) >= 4
+
+
+async def test_decode_killed_before_its_first_step_reuses_the_pages() -> None:
+    async with workers(PREFILL, DECODE, DECODE) as started, gateway(started) as (backend, _):
+        prefill, *decodes = started
+        for worker in decodes:
+            worker.script.stop_at = 0
+        request = make_request()
+        stream = await backend.start(request)
+        await until(lambda: any(worker.of("attach") for worker in decodes))
+        (dying,) = [worker for worker in decodes if worker.of("attach")]
+        (heir,) = [worker for worker in decodes if worker is not dying]
+        heir.script.stop_at = None
+        await dying.kill()
+        assert await collect(stream) == {0: expected(request)}
+        assert dying.of("attach")[0].handles == heir.of("attach")[0].handles
+        assert heir.of("attach")[0].attempt == 2 and len(prefill.of("prefill")) == 1
+
+
+async def test_the_last_decode_worker_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "PATIENCE_S", 0.5)
+    async with workers(UNIFIED) as started, gateway(started) as (backend, _):
+        stream = await backend.start(make_request(tokens=100_000))
+        await anext(stream)
+        await started[0].kill()
+        with pytest.raises(Unavailable, match="no decode worker is left"):
+            await asyncio.wait_for(collect_after([], stream), 3)
+
+
+async def test_a_worker_that_returns_takes_its_requests_back() -> None:
+    async with workers(UNIFIED) as started, gateway(started) as (backend, _):
+        started[0].script.stop_at = 10
+        request = make_request(tokens=40)
+        stream = await backend.start(request)
+        got = [await anext(stream) for _ in range(5)]
+        await started[0].kill()
+        returned = await ScriptedWorker(UNIFIED).start(int(started[0].address.rpartition(":")[2]))
+        assert await collect_after(got, stream) == {0: expected(request)}
+        await returned.kill()
+
+
+async def test_a_silent_worker_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "SILENCE_S", 0.6)
+    async with workers(UNIFIED, UNIFIED) as started, gateway(started) as (backend, _):
+        for worker in started:
+            worker.script.stop_at = 10
+        request = make_request(tokens=30)
+        stream = await backend.start(request)
+        (dying,) = [worker for worker in started if worker.of("submit")]
+        (heir,) = [worker for worker in started if worker is not dying]
+        heir.script.stop_at = None
+        dying.script.muted = True  # its sockets stay open
+        assert await collect(stream) == {0: expected(request)}
+
+
+async def test_a_draining_worker_sends_its_requests_away() -> None:
+    async with workers(UNIFIED, UNIFIED) as started, gateway(started) as (backend, _):
+        started[0].script.refuse_submit = Unavailable("draining")
+        request = make_request()
+        assert await collect(await backend.start(request)) == {0: expected(request)}
+        started[1].script.refuse_submit = Overloaded("full")
+        with pytest.raises((Overloaded, Unavailable)):
+            await backend.start(make_request("again"))
+
+
+async def test_a_skipped_index_is_an_error_not_a_hole() -> None:
+    async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
+        started[0].script.stop_at = 2
+        stream = await backend.start(make_request())
+        await anext(stream)
+        cluster.session(started[0].address)._listeners["r"].on_entry(Entry("r", 1, 0, 5, (7,)))
+        with pytest.raises(EyasError, match="skipped from output index 2 to 5"):
+            await anext(stream)
+        await until(lambda: len(started[0].of("cancel")) == 1)
+
+
+async def collect_after(got: list[Entry], stream: Generation) -> dict[int, list[int]]:
+    """Like `collect`, with the entries already read in front."""
+    outputs: dict[int, list[int]] = {}
+    for entry in [*got, *[entry async for entry in stream]]:
+        ids = outputs.setdefault(entry.choice, [])
+        assert entry.index == len(ids)
+        ids.extend(entry.tokens)
+    return outputs
