@@ -1,18 +1,14 @@
 """Which processes a local cluster is made of, and the command line of each.
 
-It knows the two layouts and who must know whose address. It starts nothing, and is pure but for asking the
-system for free ports.
+It knows the two layouts and who must know whose address. It starts nothing and asks the system nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import socket
 from collections.abc import Iterator
 
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, WorkerConfig
-from eyas.common.errors import ConfigError
 from eyas.common.types import Role
 
 
@@ -101,25 +97,3 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
 
 def _command_line(flags: dict[str, object]) -> list[str]:
     return [f"--{name}={value}" for name, value in flags.items()]
-
-
-def free_ports() -> Iterator[int]:
-    """Ports that are free now, each given once. Held until the iterator is closed, so that none repeats."""
-    with contextlib.ExitStack() as held:
-        while True:
-            listener = held.enter_context(socket.socket())
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", 0))
-            yield listener.getsockname()[1]
-
-
-def check_port(host: str, port: int, flag: str) -> None:
-    """Raises ConfigError if nobody can listen on `host`:`port`."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigError(f"--{flag}: cannot listen on {host}:{port}: {reason}", param=flag) from error

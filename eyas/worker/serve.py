@@ -22,8 +22,9 @@ from eyas.common.config import ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.worker.child import Child, LogLine
 from eyas.worker.folder import check_draft, check_model
-from eyas.worker.plan import check_port, free_ports, gateway_argv, plan, worker_argv
+from eyas.worker.plan import gateway_argv, plan, worker_argv
 from eyas.worker.pool_folder import PoolFolder
+from eyas.worker.ports import free_ports, listen
 
 START_S = 180.0  # from the first process to a gateway that would answer
 POLL_S = 0.1
@@ -46,8 +47,8 @@ class Cluster:
     def __init__(self, config: ServeConfig, log: LogLine, progress: Progress | None = None) -> None:
         check_model(config.engine.model, config.engine.load_format)
         check_draft(config.engine.draft, config.engine.load_format)
-        check_port(config.gateway.host, config.gateway.port, "port")
-        check_port(config.gateway.host, config.gateway.grpc_port, "grpc-port")
+        listen(config.gateway.host, config.gateway.port, "port").close()
+        listen(config.gateway.host, config.gateway.grpc_port, "grpc-port").close()
         self._log = log
         self._progress = progress
         self._pool_dir = config.engine.pool_dir

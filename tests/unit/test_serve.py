@@ -19,8 +19,9 @@ from eyas.common.config import EngineConfig, ServeConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import Role
 from eyas.worker.child import Child
-from eyas.worker.plan import check_port, free_ports, plan
+from eyas.worker.plan import plan
 from eyas.worker.pool_folder import PREFIX, PoolFolder
+from eyas.worker.ports import free_ports, listen
 
 # --- plan ----------------------------------------------------------------------------------------------
 
@@ -60,7 +61,7 @@ def test_free_ports_differ_and_a_taken_port_is_refused() -> None:
     ports.close()  # type: ignore[attr-defined]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(ConfigError, match="--port: cannot listen on 127.0.0.1:"):
-            check_port("127.0.0.1", taken.getsockname()[1], "port")
+            listen("127.0.0.1", taken.getsockname()[1], "port")
 
 
 # --- one process ---------------------------------------------------------------------------------------
