@@ -1,0 +1,1 @@
+"""Attention over the paged pool: one seam (`base`), one backend a file."""

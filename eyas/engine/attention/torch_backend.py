@@ -1,0 +1,243 @@
+"""Attention in plain torch operations: the specification that every other backend is held to.
+
+Batch-invariant: a row's result has the same bits whether it is computed alone, in a batch, in a prefill
+chunk, in a chain or as a tree node. Keys are taken in blocks of 64 along the query's own path; a *tile* of
+up to 8 rows of one key head meets a block in a matrix product of one fixed shape; the blocks' sums are added
+in path order. The softmax's maximum is exact in any order, and a block that a row does not see adds
+exact zeros, so neither tile mates nor their longer paths leave a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from eyas.engine.attention.base import AttentionBackend, Plan, Span
+from eyas.engine.kv_pool import PoolShape
+from eyas.engine.layers.linear import padded_rows
+
+BLOCK = 64
+_TILES_SHARING_KEYS = 4  # a causal span of more tiles gathers its keys once for all of them
+_GATHER_BYTES = 1 << 25  # bound on the keys and values copied for one part of a plan
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Queries row .. row + count - 1 of a step; the first sees `visible` keys, each later one more.
+
+    Key j of the path is logical row j below `straight`, else tail[j - straight].
+    """
+
+    pages: Sequence[int]
+    row: int
+    count: int
+    visible: int
+    straight: int
+    tail: tuple[int, ...] = ()
+
+    @property
+    def keys(self) -> int:
+        return self.visible + self.count - 1
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.keys // BLOCK)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Tiles computed together: `pairs` (tile, block) pairs over as many first blocks of a part's keys."""
+
+    pairs: int
+    tiles: int
+    queries: torch.Tensor  # int64 [pairs * kv_heads * tile rows], into q viewed as [R * heads, dim]
+    mask: torch.Tensor  # float32 [pairs * kv_heads, tile rows, BLOCK]: 0 or -inf
+    tile_of: torch.Tensor  # int64 [pairs], ascending
+    pairs_of: torch.Tensor  # int64 [tiles * most blocks], filled up with repetitions of a tile's first pair
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Keys and values gathered once, and the groups that read them."""
+
+    gather: torch.Tensor  # int64 [2 * blocks * kv_heads * BLOCK], into a layer viewed as rows of [dim]
+    groups: tuple[_Group, ...]
+
+
+@dataclass(frozen=True)
+class TorchPlan(Plan):
+    parts: tuple[_Part, ...]
+    rows: torch.Tensor  # int64 [padded R * heads]: where each query head's result is among the tiles'
+
+
+class TorchAttention(AttentionBackend):
+    """For `heads` query heads over a pool of the given shape, float32 on CPU."""
+
+    def __init__(self, heads: int, shape: PoolShape) -> None:
+        self._heads = heads
+        self._shape = shape
+        self._group = heads // shape.kv_heads
+        self._tile_rows = padded_rows(self._group)
+        self._queries = self._tile_rows // self._group
+        self._scale = shape.head_dim**-0.5
+
+    def plan(self, spans: Sequence[Span]) -> TorchPlan:
+        parts, order = [], []
+        short: list[_Tile] = []
+        row = 0
+        for span in spans:
+            tiles = list(self._tiles(span, row))
+            row += span.count
+            if span.paths is None and len(tiles) > _TILES_SHARING_KEYS:
+                parts.append(self._shared_part(tiles))
+                order += tiles
+            else:
+                short += tiles
+        for batch in self._batches(short):
+            parts.append(self._batched_part(batch))
+            order += batch
+        return TorchPlan(tuple(parts), self._result_rows(order, row))
+
+    def run(self, q: torch.Tensor, layer_pool: torch.Tensor, plan: Plan) -> torch.Tensor:
+        assert isinstance(plan, TorchPlan)
+        dim = self._shape.head_dim
+        rows = _as_rows(layer_pool)
+        q_rows = q.reshape(-1, dim)
+        results = []
+        for part in plan.parts:
+            keys, values = rows.index_select(0, part.gather).view(2, -1, BLOCK, dim).unbind()
+            for group in part.groups:
+                blocks = group.pairs * self._shape.kv_heads
+                results.append(self._attend(q_rows, keys[:blocks], values[:blocks], group))
+        found = results[0] if len(results) == 1 else torch.cat(results)
+        return found.index_select(0, plan.rows[: q_rows.shape[0]]).view_as(q)
+
+    def _attend(
+        self, q_rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: _Group
+    ) -> torch.Tensor:
+        """keys, values [pairs * kv_heads, BLOCK, dim] -> results [tiles * kv_heads * tile rows, dim]."""
+        pairs, tiles, dim = group.pairs, group.tiles, self._shape.head_dim
+        queries = q_rows.index_select(0, group.queries).view(-1, self._tile_rows, dim)
+        scores = torch.baddbmm(group.mask, queries, keys.transpose(1, 2), alpha=self._scale)
+        peaks = scores.amax(-1).view(pairs, -1).index_select(0, group.pairs_of)
+        peak = peaks.view(tiles, -1, peaks.shape[-1]).amax(1)
+        weights = scores.sub_(peak.index_select(0, group.tile_of).view(-1, self._tile_rows, 1)).exp_()
+        # index_add_ adds slice after slice, that is, the blocks of a tile in path order.
+        total = torch.zeros_like(peak).index_add_(0, group.tile_of, weights.sum(-1).view(pairs, -1))
+        mixed = torch.bmm(weights, values).view(pairs, -1)
+        result = mixed.new_zeros(tiles, mixed.shape[1]).index_add_(0, group.tile_of, mixed)
+        return result.view(-1, dim).div_(total.view(-1, 1))
+
+    def _tiles(self, span: Span, row: int) -> Iterator[_Tile]:
+        if span.paths is not None:
+            for i, path in enumerate(span.paths):
+                yield _Tile(span.pages, row + i, 1, span.start + len(path), span.start, path)
+            return
+        for i in range(0, span.count, self._queries):
+            count = min(self._queries, span.count - i)
+            first = span.start + i + 1
+            yield _Tile(span.pages, row + i, count, first, first + count - 1)
+
+    def _batches(self, tiles: Sequence[_Tile]) -> Iterator[list[_Tile]]:
+        """Cuts tiles into runs whose gathered keys stay under the bound (a tile is never cut)."""
+        shape = self._shape
+        budget = _GATHER_BYTES // (2 * BLOCK * shape.kv_heads * shape.head_dim * shape.dtype.itemsize)
+        batch: list[_Tile] = []
+        blocks = 0
+        for tile in tiles:
+            if batch and blocks + tile.blocks > budget:
+                yield batch
+                batch, blocks = [], 0
+            batch.append(tile)
+            blocks += tile.blocks
+        if batch:
+            yield batch
+
+    def _batched_part(self, tiles: Sequence[_Tile]) -> _Part:
+        """Every tile brings its own keys; all are computed at once."""
+        return _Part(self._gather(tiles), (self._group_of(tiles),))
+
+    def _shared_part(self, tiles: Sequence[_Tile]) -> _Part:
+        """Tiles of one causal span: each reads a beginning of the keys that the last one reads."""
+        return _Part(self._gather(tiles[-1:]), tuple(self._group_of([tile]) for tile in tiles))
+
+    def _gather(self, tiles: Sequence[_Tile]) -> torch.Tensor:
+        """Where the keys and values of the tiles' blocks are, in a layer viewed as rows of [dim]."""
+        shape, size = self._shape, self._shape.page_size
+        tile_of, block_of = _pairs(tiles)
+        # A key that no query sees is replaced by the path's last: masked garbage might not be finite.
+        path = np.minimum(block_of[:, None] * BLOCK + np.arange(BLOCK), _column(tiles, "keys")[tile_of] - 1)
+        if any(tile.tail for tile in tiles):
+            path = _along_tails(tiles, tile_of, path)
+        tables = np.zeros((len(tiles), max(len(tile.pages) for tile in tiles)), np.int64)
+        for table, tile in zip(tables, tiles, strict=True):
+            table[: len(tile.pages)] = tile.pages
+        page, slot = tables[tile_of[:, None], path // size], path % size
+        rows = (page * (shape.layers * 2 * size) + slot) * shape.kv_heads
+        heads = rows[:, None, :] + np.arange(shape.kv_heads)[:, None]  # [pairs, kv_heads, BLOCK]
+        values = heads + size * shape.kv_heads
+        return torch.from_numpy(np.stack((heads, values)).reshape(-1))
+
+    def _group_of(self, tiles: Sequence[_Tile]) -> _Group:
+        """A tile's matrix row m is query min(m // group, count - 1), query head m % group of the key head."""
+        tile_of, block_of = _pairs(tiles)
+        blocks = np.array([tile.blocks for tile in tiles])
+        query = np.minimum(np.arange(self._tile_rows) // self._group, _column(tiles, "count") - 1)
+        head = np.arange(self._tile_rows) % self._group
+        heads = np.arange(self._shape.kv_heads)[:, None] * self._group + head  # [kv_heads, tile rows]
+        queries = ((_column(tiles, "row") + query) * self._heads)[:, None, :] + heads
+        visible = _column(tiles, "visible") + query  # [tiles, tile rows]
+        key = block_of[:, None, None] * BLOCK + np.arange(BLOCK)
+        mask = np.where(key < visible[tile_of][:, :, None], np.float32(0), np.float32(-np.inf))
+        first = np.cumsum(blocks) - blocks
+        step = np.arange(blocks.max())
+        pairs_of = first[:, None] + np.where(step < blocks[:, None], step, 0)
+        return _Group(
+            pairs=len(tile_of),
+            tiles=len(tiles),
+            queries=torch.from_numpy(queries[tile_of].reshape(-1)),
+            mask=torch.from_numpy(np.repeat(mask, self._shape.kv_heads, axis=0)),
+            tile_of=torch.from_numpy(tile_of),
+            pairs_of=torch.from_numpy(pairs_of.reshape(-1)),
+        )
+
+    def _result_rows(self, tiles: Sequence[_Tile], rows: int) -> torch.Tensor:
+        kv_heads, group = self._shape.kv_heads, self._group
+        heads = np.arange(self._heads)
+        within = heads // group * self._tile_rows + heads % group
+        found = np.zeros((padded_rows(rows), self._heads), np.int64)
+        for i, tile in enumerate(tiles):
+            query = np.arange(tile.count)[:, None]
+            found[tile.row : tile.row + tile.count] = i * kv_heads * self._tile_rows + query * group + within
+        return torch.from_numpy(found.reshape(-1))
+
+
+def _pairs(tiles: Sequence[_Tile]) -> tuple[np.ndarray, np.ndarray]:
+    """The (tile, block) pairs of `tiles`, tile by tile, blocks ascending: two int64 [pairs]."""
+    blocks = np.array([tile.blocks for tile in tiles])
+    tile_of = np.repeat(np.arange(len(tiles)), blocks)
+    return tile_of, np.arange(len(tile_of)) - (np.cumsum(blocks) - blocks)[tile_of]
+
+
+def _column(tiles: Sequence[_Tile], name: str) -> np.ndarray:
+    """One number a tile, int64 [tiles, 1]."""
+    return np.array([[getattr(tile, name)] for tile in tiles])
+
+
+def _along_tails(tiles: Sequence[_Tile], tile_of: np.ndarray, path: np.ndarray) -> np.ndarray:
+    """Path places [pairs, BLOCK] turned into logical rows."""
+    tails = np.zeros((len(tiles), max(len(tile.tail) for tile in tiles)), np.int64)
+    for row, tile in zip(tails, tiles, strict=True):
+        row[: len(tile.tail)] = tile.tail
+    depth = path - _column(tiles, "straight")[tile_of]
+    return np.where(depth < 0, path, tails[tile_of[:, None], np.maximum(depth, 0)])
+
+
+def _as_rows(layer_pool: torch.Tensor) -> torch.Tensor:
+    """The memory of one layer's view, and what lies between its pages, as rows of [dim]."""
+    pages, dim = layer_pool.shape[0], layer_pool.shape[-1]
+    rows = ((pages - 1) * layer_pool.stride(0) + layer_pool[0].numel()) // dim
+    return layer_pool.as_strided((rows, dim), (dim, 1))

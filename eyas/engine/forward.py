@@ -1,0 +1,50 @@
+"""One forward's rows: which tokens, at which positions, written where, attending to what.
+
+It knows how a span's logical rows become physical rows and positions; it knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from eyas.engine.attention.base import AttentionBackend, Plan, Span
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """R rows. `kv_rows`: the physical row (page * page_size + slot) that each one writes. All int64 [R]."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    kv_rows: torch.Tensor
+    plan: Plan
+
+
+def build_batch(
+    spans: Sequence[Span], tokens: Sequence[int], page_size: int, backend: AttentionBackend
+) -> ForwardBatch:
+    """A forward of the spans' rows, in order, one token a row."""
+    positions: list[int] = []
+    kv_rows: list[int] = []
+    for span in spans:
+        for row, position in _rows(span):
+            positions.append(span.offset + position)
+            kv_rows.append(span.pages[row // page_size] * page_size + row % page_size)
+    if len(positions) != len(tokens):
+        raise ValueError(f"{len(tokens)} tokens for {len(positions)} rows")
+    return ForwardBatch(
+        tokens=torch.tensor(tokens),
+        positions=torch.tensor(positions),
+        kv_rows=torch.tensor(kv_rows),
+        plan=backend.plan(spans),
+    )
+
+
+def _rows(span: Span) -> Iterator[tuple[int, int]]:
+    """(logical row, place on its path) of each query: a tree node stands where its path ends, at its own depth."""
+    if span.paths is None:
+        return ((row, row) for row in range(span.start, span.start + span.count))
+    return ((path[-1], span.start + len(path) - 1) for path in span.paths)

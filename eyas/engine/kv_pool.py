@@ -1,0 +1,145 @@
+"""The paged KV pool: one page-major tensor, in a file of /dev/shm or in plain memory.
+
+It knows where rows lie and how to copy them; who owns a page, and whether its rows are valid, is the
+scheduler's business. A row is a token's place: physical row = page * page_size + slot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from eyas.common.errors import ConfigError
+
+SHARED_MEMORY = Path("/dev/shm")
+_POOL_NAME = re.compile(r"eyas-(\d+)-[0-9a-f]+-\w+")
+
+
+@dataclass(frozen=True)
+class PoolShape:
+    """Sizes of a pool; the tensor is [pages, layers, 2 (K, V), page_size, kv_heads, head_dim]."""
+
+    pages: int
+    layers: int
+    page_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int, int]:
+        return self.pages, self.layers, 2, self.page_size, self.kv_heads, self.head_dim
+
+    @property
+    def page_bytes(self) -> int:
+        """All layers of one page, which is one contiguous block."""
+        row = self.kv_heads * self.head_dim * self.dtype.itemsize
+        return self.layers * 2 * self.page_size * row
+
+    @property
+    def nbytes(self) -> int:
+        return self.pages * self.page_bytes
+
+
+class KvPool:
+    """Owns the memory of one KV group (target or draft) until `close`."""
+
+    def __init__(self, shape: PoolShape, path: Path | None = None) -> None:
+        """`path`: a new file to map, so that other processes can read the pool; None: plain memory.
+
+        All rows start as zeros. Raises ConfigError if the file system cannot hold the pool.
+        """
+        self.shape = shape
+        self.path = path
+        self.tensor = torch.zeros(shape.sizes, dtype=shape.dtype) if path is None else _map(shape, path)
+        rows = self.tensor.view(-1, shape.kv_heads * shape.head_dim)
+        starts = [i * 2 * shape.page_size for i in range(shape.layers)]
+        self._key_rows = [rows[start:] for start in starts]
+        self._value_rows = [rows[start + shape.page_size :] for start in starts]
+
+    @property
+    def page_size(self) -> int:
+        return self.shape.page_size
+
+    def layer(self, index: int) -> torch.Tensor:
+        """View of one layer, [pages, 2, page_size, kv_heads, head_dim]."""
+        return self.tensor[:, index]
+
+    def slots(self, kv_rows: torch.Tensor) -> torch.Tensor:
+        """Physical rows int64 [R] as `write` takes them; once per forward, the same for all layers."""
+        size = self.shape.page_size
+        page, slot = kv_rows // size, kv_rows % size
+        return page * (self.shape.layers * 2 * size) + slot
+
+    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Stores the first len(slots) rows of k and v [.., kv_heads, head_dim] in one layer."""
+        count = slots.shape[0]
+        self._key_rows[layer].index_copy_(0, slots, k[:count].reshape(count, -1))
+        self._value_rows[layer].index_copy_(0, slots, v[:count].reshape(count, -1))
+
+    def move(self, src: torch.Tensor, dst: torch.Tensor) -> None:
+        """Copies physical rows int64 [n] over all layers; all sources are read before any row is written."""
+        size = self.shape.page_size
+        taken = self.tensor[src // size, :, :, src % size]
+        self.tensor[dst // size, :, :, dst % size] = taken
+
+    def copy_page(self, src: int, dst: int) -> None:
+        self.tensor[dst] = self.tensor[src]
+
+    def close(self) -> None:
+        """Gives the memory back and removes the file; the mapping goes with the last view of it."""
+        self.tensor = torch.empty(0)
+        self._key_rows, self._value_rows = [], []
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def new_pool_path(group: str, directory: Path = SHARED_MEMORY) -> Path:
+    """A fresh name that says which process owns the file, for `sweep_stale`."""
+    return directory / f"eyas-{os.getpid()}-{secrets.token_hex(4)}-{group}"
+
+
+def sweep_stale(directory: Path = SHARED_MEMORY) -> list[Path]:
+    """Removes the pools of processes that are gone, and says which."""
+    stale = []
+    for path in directory.glob("eyas-*"):
+        name = _POOL_NAME.fullmatch(path.name)
+        if name and not _alive(int(name[1])):
+            path.unlink(missing_ok=True)
+            stale.append(path)
+    return stale
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _map(shape: PoolShape, path: Path) -> torch.Tensor:
+    """The file is allocated, not only sized: a full /dev/shm is an error here, not a SIGBUS in a kernel."""
+    with contextlib.ExitStack() as undo:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        undo.callback(path.unlink)
+        try:
+            os.posix_fallocate(fd, 0, shape.nbytes)
+            mapped = mmap.mmap(fd, shape.nbytes)
+        except OSError as error:
+            raise ConfigError(
+                f"{path.parent} cannot hold a KV pool of {shape.nbytes} bytes: {error}"
+            ) from None
+        finally:
+            os.close(fd)
+        undo.pop_all()
+    return torch.frombuffer(mapped, dtype=shape.dtype).view(shape.sizes)

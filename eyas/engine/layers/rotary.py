@@ -1,0 +1,55 @@
+"""Rotary position embedding in the half-rotation layout: element i is paired with element i + dim / 2.
+
+Angles come from a float32 table made once; it knows positions, not where rows lie in the pool.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from eyas.engine.model_config import Rope
+
+_BEYOND = 256  # drafts are computed, though never kept, past the end of the context
+
+Angles = tuple[torch.Tensor, torch.Tensor]
+
+
+class Rotary:
+    """Rotates heads of width `head_dim` at positions below `length` (and those of drafts just beyond)."""
+
+    def __init__(self, rope: Rope, head_dim: int, length: int) -> None:
+        self._half = head_dim // 2
+        angles = torch.outer(torch.arange(length + _BEYOND, dtype=torch.float32), _frequencies(rope, head_dim))
+        self._cos = angles.cos().repeat(1, 2)
+        # The sign of the rotated half is folded in, so that applying takes one roll and no concatenation.
+        self._sin = torch.cat((-angles.sin(), angles.sin()), dim=1)
+
+    def angles(self, positions: torch.Tensor) -> Angles:
+        """cos and signed sin for positions int64 [R], each [R, 1, head_dim]; once per forward."""
+        return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
+
+    def rotate(self, x: torch.Tensor, angles: Angles) -> torch.Tensor:
+        """x [R, heads, head_dim] rotated, as a new contiguous tensor."""
+        cos, sin = angles
+        return torch.roll(x, self._half, -1).mul_(sin).add_(x * cos)
+
+
+def _frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+    """Radians per position of each pair, float32 [head_dim / 2]."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+    plain = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(rope, plain)
+    return plain
+
+
+def _llama3(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
+    """Slow pairs are stretched by `factor`, fast ones kept, and those between blended by wavelength."""
+    turns = rope.original_context * plain / (2 * math.pi)  # full turns within the original context
+    kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return (1 - kept) * plain / rope.factor + kept * plain

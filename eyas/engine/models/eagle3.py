@@ -1,0 +1,109 @@
+"""EAGLE-3 heads in two halves: `Eagle3Capture` beside the target, `Eagle3Head` wherever drafts are made.
+
+One feature row a committed token passes between them. Draft row i joins (feature of position i, token
+i + 1) and stands at RoPE position i; who shifts the tokens is the drafter's business.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from eyas.common.errors import ConfigError
+from eyas.engine.attention.base import AttentionBackend
+from eyas.engine.forward import ForwardBatch
+from eyas.engine.kv_pool import KvPool
+from eyas.engine.layers.attention import Attention, Step
+from eyas.engine.layers.linear import blocked_linear, pad_rows
+from eyas.engine.layers.mlp import SwiGlu
+from eyas.engine.layers.norm import RmsNorm
+from eyas.engine.layers.rotary import Rotary
+from eyas.engine.model_config import DraftConfig
+from eyas.engine.models.llama import Ends
+from eyas.engine.weights import Weights
+
+
+class Eagle3Capture:
+    """The target's side: which layers' inputs are captured, and how they become one feature."""
+
+    def __init__(self, config: DraftConfig, weights: Weights) -> None:
+        hidden, count = config.decoder.hidden_size, len(config.capture_layers)
+        self.layers = config.capture_layers
+        self._fc = weights.take("fc.weight", (hidden, count * hidden))
+        self._norms = []
+        if "fc_norm.0.weight" in weights:
+            gains = [weights.take(f"fc_norm.{i}.weight", (hidden,)) for i in range(count)]
+            self._norms = [RmsNorm(gain, config.decoder.norm_eps) for gain in gains]
+
+    @torch.inference_mode()
+    def features(self, captured: torch.Tensor) -> torch.Tensor:
+        """captured [R, layers * hidden], low to high -> features [R, hidden]."""
+        if self._norms:
+            chunks = captured.chunk(len(self._norms), dim=-1)
+            captured = torch.cat([norm(c) for norm, c in zip(self._norms, chunks, strict=True)], dim=-1)
+        return blocked_linear(captured, self._fc)
+
+
+class Eagle3Head:
+    """The drafter's side: one decoder layer over [token embedding ; feature]."""
+
+    def __init__(self, config: DraftConfig, weights: Weights, ends: Ends, backend: AttentionBackend) -> None:
+        """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
+        decoder = config.decoder
+        hidden, eps = decoder.hidden_size, decoder.norm_eps
+
+        def norm(name: str) -> RmsNorm:
+            return RmsNorm(weights.take(name, (hidden,)), eps)
+
+        self.config = config
+        self.token_map = _token_map(config, weights)
+        self._embedding = ends.embedding
+        if "embed_tokens.weight" in weights:
+            self._embedding = weights.take("embed_tokens.weight", (decoder.vocab_size, hidden))
+        self._lm_head = ends.lm_head
+        if "lm_head.weight" in weights:
+            self._lm_head = weights.take("lm_head.weight", (config.draft_vocab_size, hidden))
+        self._token_norm = norm("midlayer.input_layernorm.weight")
+        self._feature_norm = norm("midlayer.hidden_norm.weight")
+        self._attention = Attention(decoder, weights, "midlayer.self_attn", 2 * hidden)
+        self._mlp_norm = norm("midlayer.post_attention_layernorm.weight")
+        self._mlp = SwiGlu(weights, "midlayer.mlp", hidden, decoder.intermediate_size)
+        self._norm = norm("norm.weight")
+        self._rotary = Rotary(decoder.rope, decoder.head_dim, decoder.context_length)
+        self._backend = backend
+
+    @torch.inference_mode()
+    def forward(
+        self, features: torch.Tensor, tokens: torch.Tensor, batch: ForwardBatch, pool: KvPool
+    ) -> torch.Tensor:
+        """features [R, hidden] joined with tokens int64 [R] -> hidden [R, hidden], before the head's norm.
+
+        The result is both what `logits` takes and the feature of the next, recurrent row.
+        """
+        rows = tokens.shape[0]
+        x = pad_rows(features)
+        embedded = F.embedding(pad_rows(tokens), self._embedding)
+        joined = torch.cat((self._token_norm(embedded), self._feature_norm(x)), dim=-1)
+        angles = self._rotary.angles(pad_rows(batch.positions))
+        step = Step(pool, pool.slots(batch.kv_rows), batch.plan, angles)
+        x = x + self._attention(joined, 0, step, self._rotary, self._backend)
+        x += self._mlp(self._mlp_norm(x))
+        return x[:rows]
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [r, hidden] as `forward` gave it -> float32 [r, draft vocab]."""
+        return blocked_linear(self._norm(hidden), self._lm_head)
+
+
+def _token_map(config: DraftConfig, weights: Weights) -> torch.Tensor | None:
+    """Target id of each draft id, int64 [draft vocab], from the stored offsets; None: they are the same."""
+    size, vocab = config.draft_vocab_size, config.decoder.vocab_size
+    if "d2t" not in weights:
+        if size != vocab:
+            raise ConfigError(f"draft head {config.folder} has {size} outputs but no d2t map to {vocab} ids")
+        return None
+    token_map = torch.arange(size) + weights.take("d2t", (size,), torch.int64)
+    if not bool(((token_map >= 0) & (token_map < vocab)).all()):
+        raise ConfigError(f"d2t of draft head {config.folder} maps outside the target's {vocab} ids")
+    return token_map

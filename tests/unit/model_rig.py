@@ -1,0 +1,68 @@
+"""A model, a pool and page tables on scattered pages: what tests of the model layer share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from eyas.engine.attention.base import Span
+from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.forward import build_batch
+from eyas.engine.kv_pool import KvPool, PoolShape
+from eyas.engine.model_config import DraftConfig, ModelConfig, strip_prefix
+from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
+from eyas.engine.models.llama import Llama
+from eyas.engine.weights import FolderWeights
+
+
+class Rig:
+    """A target over a pool of `pages` pages of `page_size` rows, filled with NaN: rows never written show."""
+
+    def __init__(self, folder: Path, pages: int = 256, page_size: int = 16) -> None:
+        self.config = ModelConfig.from_folder(folder)
+        shape = pool_shape(self.config, pages, page_size)
+        self.pool = KvPool(shape)
+        self.pool.tensor.fill_(float("nan"))
+        self.backend = TorchAttention(self.config.num_heads, shape)
+        with FolderWeights(folder) as weights:
+            self.model = Llama(self.config, weights, self.backend)
+        order = torch.randperm(pages, generator=torch.Generator().manual_seed(7))
+        self._free = order.tolist()
+
+    def table(self, rows: int) -> list[int]:
+        """A page table for `rows` logical rows, on pages nobody has."""
+        count = -(-rows // self.pool.page_size)
+        taken, self._free = self._free[:count], self._free[count:]
+        return taken
+
+    def forward(
+        self, spans: Sequence[Span], tokens: Sequence[int], capture: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = build_batch(spans, tokens, self.pool.page_size, self.backend)
+        return self.model.forward(batch, self.pool, capture)
+
+    def logits(self, spans: Sequence[Span], tokens: Sequence[int]) -> torch.Tensor:
+        return self.model.logits(self.forward(spans, tokens)[0])
+
+
+class HeadRig:
+    """An EAGLE-3 head for a rig's target, with a pool of its own."""
+
+    def __init__(self, folder: Path, target: Rig) -> None:
+        self.config = DraftConfig.from_folder(folder, target.config)
+        shape = pool_shape(self.config.decoder, 256, 16)
+        self.pool = KvPool(shape)
+        self.backend = TorchAttention(self.config.decoder.num_heads, shape)
+        with FolderWeights(folder, strip_prefix) as weights:
+            self.capture = Eagle3Capture(self.config, weights)
+            self.head = Eagle3Head(self.config, weights, target.model.ends, self.backend)
+
+    def forward(self, features: torch.Tensor, spans: Sequence[Span], tokens: Sequence[int]) -> torch.Tensor:
+        batch = build_batch(spans, tokens, self.pool.page_size, self.backend)
+        return self.head.forward(features, batch.tokens, batch, self.pool)
+
+
+def pool_shape(config: ModelConfig, pages: int, page_size: int) -> PoolShape:
+    return PoolShape(pages, config.num_layers, page_size, config.num_kv_heads, config.head_dim)

@@ -1,0 +1,224 @@
+"""The Llama family against transformers, and its logits bit for bit against themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from eyas.engine.attention.base import Span
+from tests.unit.model_rig import Rig
+from tests.unit.tiny import write_tiny_llama
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gqa_tied": {},
+    "mha_untied": {"kv_heads": 4, "tied": False},
+    "mqa_linear": {"kv_heads": 1, "rope": LINEAR, "tied": False},
+    "three_queries_a_key_llama3": {"heads": 6, "hidden": 60, "rope": LLAMA3},
+    "odd_head_dim": {"head_dim": 22, "rope": LLAMA3},
+    "wide_group": {"heads": 20, "kv_heads": 2, "head_dim": 12, "hidden": 60, "ffn": 77, "vocab": 131},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def prompt(length: int, vocab: int = 131, seed: int = 0) -> list[int]:
+    return torch.randint(vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def reference(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
+    folder = write_tiny_llama(tmp_path, layers=3, **VARIANTS[name])
+    tokens = prompt(150)
+    rig = Rig(folder)
+    got = rig.logits([Span(rig.table(150), 0, 150)], tokens)
+    with torch.no_grad():
+        wanted = reference(folder)(torch.tensor([tokens])).logits[0]
+    assert (got - wanted).abs().max() < 1e-4
+    assert got.std() > 0.1
+
+
+@pytest.mark.parametrize("family", ["MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_other_families_equal_transformers(tmp_path: Path, family: str) -> None:
+    import transformers
+
+    kind = family.removesuffix("ForCausalLM")
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=131,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=None,
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, family)(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.normal_(mean=float("norm" in name), std=0.2)
+    model.save_pretrained(tmp_path)
+    tokens = prompt(50)
+    rig = Rig(tmp_path)
+    got = rig.logits([Span(rig.table(50), 0, 50)], tokens)
+    with torch.no_grad():
+        wanted = model(torch.tensor([tokens])).logits[0]
+    assert (got - wanted).abs().max() < 1e-4
+
+
+def test_a_position_off_by_one_is_detected(tmp_path: Path) -> None:
+    """Power check: RoPE is relative, so one row shifted against the others must move the logits visibly."""
+    rig = Rig(write_tiny_llama(tmp_path, layers=3))
+    tokens, table = prompt(40), rig.table(48)
+    right = rig.logits([Span(table, 0, 40)], tokens)[-1]
+    tree = Span(table, 39, 1, ((39,),))
+    assert torch.equal(rig.logits([tree], tokens[-1:])[0], right)
+    shifted = Span(table, 38, 1, ((38, 39),))
+    assert torch.equal(rig.logits([shifted], tokens[-1:])[0], right)
+    late = Span(table, 39, 1, ((39, 39),))  # the same keys, but a position too far
+    assert (rig.logits([late], tokens[-1:])[0] - right).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("length", [1, 2, 17, 64, 65, 300, 1000])
+def test_greedy_continuations_equal_transformers(tmp_path: Path, length: int) -> None:
+    folder = write_tiny_llama(tmp_path, layers=3)
+    tokens, new = prompt(length, 256, seed=length), 12
+    rig = Rig(folder)
+    table = rig.table(length + new)
+    got = [int(rig.logits([Span(table, 0, length)], tokens)[-1].argmax())]
+    while len(got) < new:
+        got.append(int(rig.logits([Span(table, length + len(got) - 1, 1)], got[-1:])[0].argmax()))
+    model = reference(folder)
+    wanted = model.generate(
+        torch.tensor([tokens]), max_new_tokens=new, min_new_tokens=new, do_sample=False, eos_token_id=-1
+    )
+    assert got == wanted[0, length:].tolist()
+
+
+def test_captured_states_are_layer_inputs(tmp_path: Path) -> None:
+    """transformers' hidden_states[i] is what enters layer i; the state leaving the last layer is normed."""
+    folder = write_tiny_llama(tmp_path, layers=8)
+    tokens = prompt(20)
+    rig = Rig(folder)
+    hidden, captured = rig.forward([Span(rig.table(20), 0, 20)], tokens, capture=(0, 2, 4, 5))
+    with torch.no_grad():
+        states = reference(folder).model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    wanted = torch.cat([states[i][0] for i in (0, 2, 4, 5)], dim=-1)
+    assert (captured - wanted).abs().max() < 1e-4
+    assert (hidden - states[-1][0]).abs().max() < 1e-4
+
+
+@pytest.fixture(params=["gqa_tied", "odd_head_dim", "wide_group"])
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
+    return Rig(write_tiny_llama(tmp_path, layers=3, **VARIANTS[request.param]))
+
+
+LENGTH = 203
+
+
+@pytest.fixture
+def tokens() -> list[int]:
+    return prompt(LENGTH)
+
+
+@pytest.fixture
+def alone(rig: Rig, tokens: list[int]) -> torch.Tensor:
+    """Logits of every row, one forward a row: what all other ways must reproduce to the bit."""
+    table = rig.table(LENGTH)
+    return torch.cat([rig.logits([Span(table, i, 1)], tokens[i : i + 1]) for i in range(LENGTH)])
+
+
+def test_bits_of_a_whole_prompt(rig: Rig, tokens: list[int], alone: torch.Tensor) -> None:
+    assert torch.equal(rig.logits([Span(rig.table(LENGTH), 0, LENGTH)], tokens), alone)
+
+
+@pytest.mark.parametrize("chunk", [5, 64, 71])
+def test_bits_of_chunks(rig: Rig, tokens: list[int], alone: torch.Tensor, chunk: int) -> None:
+    table = rig.table(LENGTH)
+    parts = [
+        rig.logits([Span(table, i, min(chunk, LENGTH - i))], tokens[i : i + chunk])
+        for i in range(0, LENGTH, chunk)
+    ]
+    assert torch.equal(torch.cat(parts), alone)
+
+
+def test_bits_in_company(rig: Rig, tokens: list[int], alone: torch.Tensor) -> None:
+    """A decode row, a chain verify and a prefill chunk of one text share a step with two others."""
+    other = prompt(400, seed=1)
+    tables = [rig.table(LENGTH) for _ in range(3)]
+    for table, known in zip(tables, (150, 127, 70), strict=True):
+        rig.logits([Span(table, 0, known)], tokens[:known])
+    spans = [
+        Span(rig.table(90), 0, 90),
+        Span(tables[0], 150, 1),
+        Span(tables[1], 127, 6),
+        Span(rig.table(310), 0, 310),
+        Span(tables[2], 70, 100),
+    ]
+    step = other[:90] + tokens[150:151] + tokens[127:133] + other[90:400] + tokens[70:170]
+    logits = rig.logits(spans, step)
+    assert torch.equal(logits[90:91], alone[150:151])
+    assert torch.equal(logits[91:97], alone[127:133])
+    assert torch.equal(logits[-100:], alone[70:170])
+
+
+@pytest.mark.parametrize("start", [1, 62, 64, 190])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5, 6), (0, 4, 1, 5, 2, 6, 3)])
+def test_bits_of_a_tree(
+    rig: Rig, tokens: list[int], alone: torch.Tensor, start: int, order: tuple[int, ...]
+) -> None:
+    """Nodes 0..3 follow the text, 4..6 branch off it; siblings lie in the pool in any order."""
+    parents = {0: None, 1: 0, 2: 1, 3: 2, 4: 0, 5: 4, 6: 1}
+    drafts = {i: tokens[start + i] for i in range(4)}
+    drafts |= {i: (tokens[start + 1] + i) % 131 for i in (4, 5, 6)}
+    place = {node: start + i for i, node in enumerate(order)}
+
+    def lineage(node: int | None) -> list[int]:
+        return [] if node is None else [*lineage(parents[node]), node]
+
+    table = rig.table(LENGTH)
+    rig.logits([Span(table, 0, start)], tokens[:start])
+    paths = tuple(tuple(place[n] for n in lineage(node)) for node in order)
+    logits = rig.logits([Span(table, start, len(order), paths)], [drafts[node] for node in order])
+    for i, node in enumerate(order):
+        if node < 4:
+            assert torch.equal(logits[i], alone[start + node])
+        else:
+            text = tokens[:start] + [drafts[n] for n in lineage(node)]
+            branch = rig.logits([Span(rig.table(len(text)), 0, len(text))], text)
+            assert torch.equal(logits[i], branch[-1])
+
+
+def test_bits_after_recomputation_and_on_other_threads(
+    rig: Rig, tokens: list[int], alone: torch.Tensor
+) -> None:
+    for threads in (2, 1):
+        torch.set_num_threads(threads)
+        table = rig.table(LENGTH)
+        first = rig.logits([Span(table, 0, LENGTH)], tokens)
+        again = rig.logits([Span(table, 100, LENGTH - 100)], tokens[100:])
+        assert torch.equal(first, alone) and torch.equal(again, alone[100:])
+        assert torch.equal(rig.logits([Span(table, 160, 1)], tokens[160:161])[0], alone[160])
