@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from eyas.common.errors import ContextLengthExceeded, DeadlineExceeded, EyasError, InvalidRequest, Overloaded
-from eyas.common.types import Choice, Finish, FirstToken, GenerationRequest
+from eyas.common.types import Choice, FirstToken, GenerationRequest, Group, KvHandle
 from eyas.engine.leases import Leases
 from eyas.engine.messages import Admitted, Attach, Cancel, Lost, Prefill, Submit
 from eyas.engine.outbox import Outbox
-from eyas.engine.pulls import Pulled, Pulls
+from eyas.engine.pulls import Arrival, Pulls
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Generation, Kind, Sequence
-
-MAX_PROMPT_AND_OUTPUT = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,7 @@ class Admission:
     context_length: int
     vocab_size: int
     max_waiting: int
+    transfer_policy: str  # "recompute" or "fail": what becomes of a request whose pages did not arrive
 
 
 @dataclass
@@ -42,9 +41,10 @@ class Requests:
     outbox: Outbox
     admission: Admission
     stop_drafting: Callable[[Sequence], None]
-    start_drafting: Callable[[Sequence, Pulled], None]
+    on_join: Callable[[Sequence, Arrival], None]  # a sequence whose prompt was pulled starts decoding
+    copy_page: Callable[[int, int], None]
     table: dict[str, Generation] = field(default_factory=dict)
-    joining: list[tuple[Sequence, Pulled]] = field(default_factory=list)
+    joining: list[tuple[Sequence, Arrival]] = field(default_factory=list)
     _uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_uid(self) -> int:
@@ -69,9 +69,10 @@ class Requests:
         generation = self.table.get(command.id)
         if generation is None or command.attempt < generation.attempt or generation.sequences:
             return
+        self._forget_handles(generation)
         generation.attempt = command.attempt
         if command.handles:
-            self.pulls.open(generation, command.handles, command.attempt)
+            self._pull(generation, command.handles)
             return
         generation.kind = Kind.LOCAL
         known = {first.choice: first for first in command.first_tokens}
@@ -105,10 +106,6 @@ class Requests:
         if not generation.sequences:
             self.table.pop(generation.id, None)
 
-    def lost(self, generation: Generation) -> None:
-        """The pages did not arrive: the request keeps its place and waits for another Attach."""
-        self.outbox.add(Lost(generation.id, generation.attempt))
-
     def fail(self, generation: Generation, error: EyasError) -> None:
         self.outbox.failed(generation, error)
         self._drop(generation)
@@ -117,45 +114,88 @@ class Requests:
         for generation in [g for g in self.table.values() if now > g.deadline]:
             self.fail(generation, DeadlineExceeded("the request's deadline passed while it was running"))
 
-    def pulled(self, result: Pulled) -> None:
-        """The prompt's KV is here: every unfinished choice becomes a sequence and repeats its token 0."""
-        generation = result.generation
-        leader: Sequence | None = None
-        for first in result.first_tokens:
-            if first.choice not in {c.index for c in generation.request.choices}:
-                continue
-            seq = Sequence(self.new_uid(), generation, first.choice, generation.request.prompt_ids, [])
-            self.outbox.entry(seq, [first.token], [first.logprob], first.finish)
-            if first.finish is not None:
-                continue
-            seq.output = [first.token]
-            generation.sequences.append(seq)
-            leader = self._seat(seq, leader, result)
-        if leader is None:
-            self.scheduler.pool.drop(result.pages)
-            self.table.pop(generation.id, None)
-
     def join(self) -> None:
         """Sequences whose KV is here take slots as they become free."""
         while self.joining and self.scheduler.join(self.joining[0][0]):
-            seq, result = self.joining.pop(0)
-            self.start_drafting(seq, result)
+            self.on_join(*self.joining.pop(0))
+
+    # --- the destination of pulls (`eyas.engine.pulls.Destination`) -----------------------------------------
+
+    def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
+        """All pages of the prompt at once, or none. Those that the prefix cache holds are not moved."""
+        assert isinstance(owner, Generation)
+        found = self.scheduler.allocate(owner.request.prompt_ids, handle.tokens)
+        if found is not None:
+            owner.began = owner.began or time.monotonic()
+            owner.cached_tokens = found[1] * self.scheduler.limits.page_size
+        return found
+
+    def arrived(self, owner: Hashable, arrival: Arrival) -> None:
+        """The prompt's KV is here: every unfinished choice becomes a sequence and repeats its token 0."""
+        assert isinstance(owner, Generation)
+        owner.transfer_ms, owner.transfer_bytes = 1e3 * arrival.seconds, arrival.bytes
+        owner.transfer_path = arrival.path
+        wanted = {choice.index for choice in owner.request.choices}
+        begun = [self._begin(owner, first) for first in arrival.first_tokens if first.choice in wanted]
+        alive = [seq for seq in begun if seq.output]
+        if not alive:
+            self.scheduler.pool.drop(arrival.pages)
+            self._forget_handles(owner)
+            self.table.pop(owner.id, None)
+            return
+        owner.sequences += alive
+        self._seat(alive, arrival)
+
+    def lost(self, owner: Hashable, error: EyasError) -> None:
+        """The pages did not arrive: the request keeps its place and waits for another Attach."""
+        assert isinstance(owner, Generation)
+        if self.admission.transfer_policy == "fail":
+            self.fail(owner, error)
+        else:
+            self._forget_handles(owner)
+            self.outbox.add(Lost(owner.id, owner.attempt))
+
+    def pages_free(self, pages: list[int]) -> None:
+        self.scheduler.pool.drop(pages)
 
     # --- inside -----------------------------------------------------------------------------------------
 
-    def _seat(self, seq: Sequence, leader: Sequence | None, result: Pulled) -> Sequence:
-        rows = len(seq.prompt)
-        if leader is None:
-            seq.pages, seq.kv_len = result.pages, rows
-            self.scheduler.cache.insert(seq.prompt, seq.pages, rows)
-            self.joining.append((seq, result))
-            self.join()
-            return seq
-        copy = self.scheduler.fork(leader, seq)
-        if copy is not None:
-            result.copy_page(*copy)
-            self.start_drafting(seq, result)
-        return leader
+    def _begin(self, generation: Generation, first: FirstToken) -> Sequence:
+        """A choice whose token 0 is known; without output if that token finished it."""
+        seq = Sequence(self.new_uid(), generation, first.choice, generation.request.prompt_ids, [])
+        self.outbox.entry(seq, [first.token], [first.logprob], first.finish)
+        if first.finish is None:
+            seq.output.append(first.token)
+        return seq
+
+    def _seat(self, sequences: list[Sequence], arrival: Arrival) -> None:
+        """The first choice takes the pulled pages, the others share them."""
+        leader, *others = sequences
+        rows = len(leader.prompt)
+        leader.pages, leader.kv_len = arrival.pages, rows
+        self.scheduler.cache.insert(leader.prompt, leader.pages, rows)
+        self.joining.append((leader, arrival))
+        for seq in others:
+            copy = self.scheduler.fork(leader, seq)
+            if copy is not None:
+                self.copy_page(*copy)
+                self.on_join(seq, arrival)
+        self.join()
+
+    def _pull(self, generation: Generation, handles: tuple[KvHandle, ...]) -> None:
+        by_group = {handle.group: handle for handle in handles}
+        if Group.TARGET not in by_group:
+            self.fail(generation, InvalidRequest("Attach has no handle of the target's KV", param="handles"))
+            return
+        generation.draft_handle = by_group.get(Group.DRAFT)
+        self.pulls.open(generation, by_group[Group.TARGET], generation.attempt, generation.deadline)
+
+    def _forget_handles(self, generation: Generation) -> None:
+        """No attempt of this generation pulls any more; unclaimed handles go back to their owner."""
+        self.pulls.cancel(generation)
+        handle, generation.draft_handle = generation.draft_handle, None
+        if handle is not None:
+            self.pulls.refuse(handle, generation.attempt)
 
     def _accept(self, request: GenerationRequest, attempt: int, kind: Kind) -> Generation | None:
         older = self.table.get(request.id)
@@ -179,12 +219,16 @@ class Requests:
         if n == 0:
             raise InvalidRequest("prompt must have at least one token", param="prompt")
         if not all(0 <= t < limits.vocab_size for t in request.prompt_ids):
-            raise InvalidRequest(f"prompt has a token id outside 0 .. {limits.vocab_size - 1}", param="prompt")
+            raise InvalidRequest(
+                f"prompt has a token id outside 0 .. {limits.vocab_size - 1}", param="prompt"
+            )
         if not request.choices:
             raise InvalidRequest("choices must not be empty", param="n")
         params.validate(limits.vocab_size)
         if n + params.max_tokens > limits.context_length:
-            message = f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context length of "
+            message = (
+                f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context length of "
+            )
             raise ContextLengthExceeded(message + f"{limits.context_length} tokens", param="max_tokens")
         if not self.scheduler.fits(n + params.max_tokens):
             message = "prompt and max_tokens need more KV pages than this worker has"
@@ -209,7 +253,7 @@ class Requests:
             self.scheduler.enqueue(seq)
 
     def _drop(self, generation: Generation) -> None:
-        self.pulls.cancel(generation)
+        self._forget_handles(generation)
         self.leases.withdraw(generation)
         self.joining = [(s, r) for s, r in self.joining if s.generation is not generation]
         for seq in list(generation.sequences):
@@ -218,4 +262,4 @@ class Requests:
 
 
 def _finished(first: FirstToken | None) -> bool:
-    return first is not None and first.finish is not None and first.finish in (Finish.STOP, Finish.LENGTH)
+    return first is not None and first.finish is not None

@@ -195,4 +195,3 @@ def _rows_of(seq: Sequence, start: int, nodes: list[int], page_size: int) -> tup
 
     pairs = [(start + node, start + i) for i, node in enumerate(nodes) if node != i]
     return [physical(a) for a, _ in pairs], [physical(b) for _, b in pairs]
-

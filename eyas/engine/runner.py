@@ -96,9 +96,7 @@ class Runner:
             ancestors = [work.tree.tokens[i] for i in work.tree.path(node)]
             depth = len(ancestors)
             banned = banned_ids(params, self._eos_ids, len(seq.output) + depth)
-            rows.append(
-                Row(params, seq.choice, len(seq) + depth, seq.prompt, seq.output, ancestors, banned)
-            )
+            rows.append(Row(params, seq.choice, len(seq) + depth, seq.prompt, seq.output, ancestors, banned))
         return rows
 
 

@@ -9,7 +9,7 @@ tensors, transports or time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from eyas.engine.pages import PagePool, pages_for
@@ -35,6 +35,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.preempted: list[Sequence] = []  # since the caller last looked
+        self.reclaim: Callable[[], bool] = lambda: False  # take pages back from a pull, soon
 
     # --- sequences come and go ------------------------------------------------------------------------
 
@@ -149,6 +150,8 @@ class Scheduler:
         rows = seq.kv_len + 2 * self.limits.round_rows
         need = pages_for(rows, self.limits.page_size) - len(seq.pages)
         while need > 0 and not self._make_room(need):
+            if self.reclaim():
+                return False  # this sequence waits a step: the pages come when the copies have stopped
             victim = next((s for s in reversed(self.running) if s.generation.kind is not Kind.PREFILL), None)
             if victim is None:
                 return False

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from eyas.common.types import GenerationRequest, Timings
+from eyas.common.types import GenerationRequest, KvHandle, Timings
 from eyas.engine.speculation.tree import DraftTree
 
 
@@ -37,6 +37,7 @@ class Generation:
     transfer_path: str = ""
     timings_told: bool = False
     offer_draft: bool = False  # PREFILL: offer draft KV as well
+    draft_handle: KvHandle | None = None  # ATTACH: where a drafter finds its KV
 
     @property
     def id(self) -> str:

@@ -24,23 +24,28 @@ from eyas.engine.speculation.tree import DraftTree, TreeExpansion
 
 @dataclass(frozen=True)
 class Extension:
-    """Certain rows of one sequence: tokens[j] stands at position base + j + 1. features [n, width]."""
+    """Certain rows of one sequence: tokens[j] stands at position base + j + 1. features [n, width].
+
+    A sequence that starts from a window counts its rows from `offset`, the position of its first one.
+    """
 
     pages: SequenceOf[int]
     base: int
     tokens: SequenceOf[int]
     features: torch.Tensor
+    offset: int = 0
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A proposal wanted below position `base` (the root token's): `hidden` [width] is row base - 1's output."""
+    """A proposal wanted below row `base` (the root token's); `hidden` [width] is row base - 1's output."""
 
     pages: SequenceOf[int]
     base: int
     hidden: torch.Tensor
     params: SamplingParams
     choice: int
+    offset: int = 0
 
 
 class DraftRunner:
@@ -55,7 +60,7 @@ class DraftRunner:
 
     def extend(self, extensions: SequenceOf[Extension]) -> list[torch.Tensor]:
         """Write the draft KV of the rows; the head's output [width] at each sequence's last row."""
-        spans = [Span(e.pages, e.base, len(e.tokens)) for e in extensions]
+        spans = [Span(e.pages, e.base, len(e.tokens), offset=e.offset) for e in extensions]
         tokens = [t for e in extensions for t in e.tokens]
         hidden = self._forward(spans, tokens, torch.cat([e.features for e in extensions]))
         ends = torch.tensor([len(e.tokens) for e in extensions]).cumsum(0) - 1
@@ -70,11 +75,11 @@ class DraftRunner:
         drafted: list[list[int]] = []
         for step in range(steps):
             logits = self._head.logits(hidden)
-            rows = [_row(w, w.base + 1 + step) for w in wishes]
+            rows = [_row(w, w.offset + w.base + 1 + step) for w in wishes]
             best = perturbed(logits, rows, self._head.token_map).argmax(-1)
             drafted.append(self._targets(best).tolist())
             if step + 1 < steps:
-                spans = [Span(w.pages, w.base + step, 1) for w in wishes]
+                spans = [Span(w.pages, w.base + step, 1, offset=w.offset) for w in wishes]
                 hidden = self._forward(spans, drafted[-1], hidden)
         parents = list(range(-1, steps - 1))
         return [DraftTree(list(tokens), parents) for tokens in zip(*drafted, strict=True)]
@@ -106,12 +111,14 @@ class DraftRunner:
         for i, (wish, tree) in enumerate(zip(wishes, growing, strict=True)):
             frontier = tree.frontier()
             paths = tuple(tuple(wish.base + row for row in node.rows) for node in frontier)
-            spans.append(Span(wish.pages, wish.base, len(frontier), paths))
+            spans.append(Span(wish.pages, wish.base, len(frontier), paths, wish.offset))
             tokens += [node.token for node in frontier]
             sources += [i * width + node.parent_slot for node in frontier]
         return self._forward(spans, tokens, hidden[torch.tensor(sources)])
 
-    def _forward(self, spans: SequenceOf[Span], tokens: SequenceOf[int], features: torch.Tensor) -> torch.Tensor:
+    def _forward(
+        self, spans: SequenceOf[Span], tokens: SequenceOf[int], features: torch.Tensor
+    ) -> torch.Tensor:
         batch = build_batch(spans, tokens, self._pool.page_size, self._backend)
         return self._head.forward(features, batch.tokens, batch, self._pool)
 

@@ -128,6 +128,4 @@ class RemoteDrafter(Drafter):
     def outgoing(self) -> list[DraftUp]:
         """Messages to send after this step, one a draft worker."""
         box, self._outbox = self._outbox, defaultdict(_Outbox)
-        return [
-            DraftUp(tuple(o.opens), tuple(o.commits), tuple(o.closes), worker=w) for w, o in box.items()
-        ]
+        return [DraftUp(tuple(o.opens), tuple(o.commits), tuple(o.closes), worker=w) for w, o in box.items()]

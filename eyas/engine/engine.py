@@ -1,0 +1,276 @@
+"""The engine of a target model: one loop that receives, schedules, runs, commits and tells.
+
+This plain loop is the specification: one step at a time, each finished before the next is composed. The
+engine owns slots, pages, leases and every request; it knows nothing of gRPC, HTTP or text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from eyas.common.config import EngineConfig
+from eyas.common.types import KvHandle
+from eyas.engine.kv_pool import KvPool
+from eyas.engine.leases import Leases
+from eyas.engine.link import EngineLink
+from eyas.engine.messages import (
+    Attach,
+    Cancel,
+    Command,
+    DraftDown,
+    Load,
+    Prefill,
+    PrefillStarted,
+    PullDone,
+    PullFailed,
+    PullReady,
+    PullReleased,
+    Ready,
+    Release,
+    Shutdown,
+    Stopped,
+    Submit,
+    WatchClosed,
+    WatchOpened,
+)
+from eyas.engine.outbox import Outbox
+from eyas.engine.patience import Patience
+from eyas.engine.pulls import Arrival, Pulls
+from eyas.engine.requests import Admission, Requests
+from eyas.engine.rounds import Rounds
+from eyas.engine.runner import Runner
+from eyas.engine.scheduler import Scheduler
+from eyas.engine.sequence import Kind, Sequence, Work
+from eyas.engine.speculation.drafter import Commit, Draft, Drafter
+from eyas.engine.speculation.remote import RemoteDrafter
+from kv_transfer.copier import Copier
+
+IDLE_S = 0.1  # the longest nap: deadlines and leases are looked after at least so often
+COPYING_S = 0.001  # while copies run, their results are looked for so often
+LOAD_S = 0.5  # the front hears of the load at least so often
+STOP_S = 5.0  # a copy that still runs at shutdown is waited for so long
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything an engine is made of, loaded and warm."""
+
+    config: EngineConfig
+    runner: Runner
+    pools: tuple[KvPool, ...]  # target first; a colocated draft pool shares its page numbers
+    scheduler: Scheduler
+    drafter: Drafter | None
+    leases: Leases
+    pulls: Pulls
+    copier: Copier
+    outbox: Outbox
+    ready: Ready
+
+
+class Engine:
+    """Built from `Parts`; `run` blocks until `Shutdown`."""
+
+    def __init__(self, parts: Parts, link: EngineLink) -> None:
+        self._parts = parts
+        self._link = link
+        self._scheduler = parts.scheduler
+        self._drafter = parts.drafter
+        self._outbox = parts.outbox
+        self._patience = Patience()
+        config, model = parts.config, parts.runner.model.config
+        admission = Admission(
+            context_length=parts.ready.context_length,
+            vocab_size=model.vocab_size,
+            max_waiting=config.max_waiting,
+            transfer_policy=config.transfer_policy,
+        )
+        self._requests = Requests(
+            scheduler=parts.scheduler,
+            leases=parts.leases,
+            pulls=parts.pulls,
+            outbox=parts.outbox,
+            admission=admission,
+            stop_drafting=self._stop_drafting,
+            on_join=self._on_join,
+            copy_page=parts.pools[0].copy_page,
+        )
+        parts.pulls.destination = self._requests
+        parts.scheduler.reclaim = parts.pulls.preempt
+        self._rounds = Rounds(
+            scheduler=parts.scheduler,
+            pools=parts.pools,
+            drafter=parts.drafter,
+            leases=parts.leases,
+            outbox=parts.outbox,
+            eos_ids=tuple(model.eos_token_ids),
+            new_uid=self._requests.new_uid,
+            on_end=self._requests.end,
+        )
+        self._handlers = self._routes()
+        self._stopping = False
+        self._progress = 0
+        self._loaded = (0.0, None)
+        self._busy = False
+        self._preemptions = 0
+
+    def _routes(self) -> dict[type, Callable[..., None]]:
+        requests, leases, pulls = self._requests, self._parts.leases, self._parts.pulls
+        return {
+            Submit: requests.submit,
+            Attach: requests.attach,
+            Cancel: requests.cancel,
+            Prefill: requests.prefill,
+            WatchOpened: leases.watch_opened,
+            WatchClosed: leases.watch_closed,
+            Release: leases.release,
+            PullReady: pulls.told,
+            PullDone: pulls.told,
+            PullFailed: pulls.told,
+            PullReleased: pulls.told,
+            DraftDown: self._drafts_came,
+            Shutdown: self._shut_down,
+        }
+
+    # --- the loop -----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        self._link.send([self._parts.ready])
+        try:
+            while not self._stopping:
+                self._receive()
+                works = self._scheduler.schedule()
+                self._forget_preempted()
+                if works:
+                    self._step(works)
+                self._look_after(time.monotonic())
+                self._busy = bool(works)
+                self._tell()
+        finally:
+            self._close()
+        self._link.send([Stopped()])
+
+    def _receive(self) -> None:
+        """Take commands; wait for drafts while that is worth it, and nap when there is nothing to do."""
+        nap = 0.0 if self._busy else COPYING_S if self._parts.pulls.active else IDLE_S
+        self._dispatch(self._link.recv(nap))
+        if self._drafter is None:
+            return
+        deadline = time.monotonic() + self._patience.draft_wait_s
+        while self._drafter.owed() and (left := deadline - time.monotonic()) > 0:
+            self._dispatch(self._link.recv(left))
+        for draft in self._drafter.take():
+            self._adopt(draft)
+
+    def _dispatch(self, commands: SequenceOf[Command]) -> None:
+        for command in commands:
+            self._handlers[type(command)](command)
+
+    def _step(self, works: list[Work]) -> None:
+        began = time.monotonic()
+        for work in works:
+            self._begin(work, began)
+        outputs = self._parts.runner.run(works)
+        self._patience.stepped(outputs, time.monotonic() - began)
+        self._rounds.commit(outputs)
+
+    def _begin(self, work: Work, now: float) -> None:
+        """First chunk of a request: its time starts, and a prompt for elsewhere is offered."""
+        generation = work.seq.generation
+        generation.began = generation.began or now
+        if generation.kind is Kind.PREFILL and not self._parts.leases.is_offered(generation):
+            handles = self._parts.leases.offer(generation, work.seq.pages)
+            self._outbox.add(PrefillStarted(generation.id, generation.attempt, handles))
+
+    def _look_after(self, now: float) -> None:
+        """Leases, pulls, free slots and deadlines."""
+        self._parts.pulls.poll(now)
+        self._requests.join()
+        self._requests.expire(now)
+        self._parts.leases.poll(now)
+
+    def _tell(self) -> None:
+        """One message up: what happened, and how loaded this worker is."""
+        self._progress += 1
+        events = self._outbox.take()
+        if isinstance(self._drafter, RemoteDrafter):
+            events += self._drafter.outgoing()
+        told_at, told = self._loaded
+        load = self._load()
+        now = time.monotonic()
+        if load != told or now - told_at > LOAD_S:
+            self._loaded = (now, load)
+            events.append(Load(self._progress, *load))
+        self._link.send(events)
+
+    def _load(self) -> tuple:
+        scheduler = self._scheduler
+        running, waiting = len(scheduler.running), len(self._requests.table)
+        used = scheduler.pool.used - scheduler.cache.held
+        return (bool(running or scheduler.waiting), running, max(0, waiting - running), used)
+
+    # --- drafting -------------------------------------------------------------------------------------------
+
+    def _drafts_came(self, down: DraftDown) -> None:
+        if isinstance(self._drafter, RemoteDrafter):
+            self._drafter.deliver(down)
+
+    def _adopt(self, draft: Draft) -> None:
+        """Verify what is left of a proposal after the tokens committed since, within what may be emitted."""
+        seq = draft.seq
+        if not seq.pages or not seq.drafting or draft.base >= len(seq):
+            return
+        tree = draft.tree.trim(seq.tokens(draft.base + 1, len(seq)))
+        left = seq.generation.request.params.max_tokens - len(seq.output) - 1
+        if tree:
+            tree = tree.narrow(self._scheduler.limits.round_rows - 1).truncate_depth(left)
+        seq.tree = tree or None
+
+    def _on_join(self, seq: Sequence, arrival: Arrival) -> None:
+        """A pulled sequence starts: its first commit is (last feature, token 0)."""
+        seq.undrafted = False
+        generation, base = seq.generation, len(seq.prompt) - 1
+        drafter = self._drafter
+        if (
+            drafter is None
+            or drafter.local_kv
+            or not generation.request.speculative
+            or not arrival.last_feature
+        ):
+            self._refuse_draft(generation.draft_handle, generation.attempt)
+            generation.draft_handle = None
+            return
+        feature = torch.from_numpy(np.frombuffer(arrival.last_feature, np.float32).copy())
+        self._rounds.start_drafting(seq, base, generation.draft_handle)
+        drafter.post([Commit(seq, base, seq.output[:1], feature[None], propose=True)])
+
+    def _refuse_draft(self, handle: KvHandle | None, attempt: int) -> None:
+        if handle is not None:
+            self._parts.pulls.refuse(handle, attempt)
+
+    def _stop_drafting(self, seq: Sequence) -> None:
+        if self._drafter is not None and seq.drafting:
+            self._drafter.close(seq)
+        seq.drafting = False
+
+    def _forget_preempted(self) -> None:
+        preempted, self._scheduler.preempted = self._scheduler.preempted, []
+        for seq in preempted:
+            self._preemptions += 1
+            self._stop_drafting(seq)
+            seq.undrafted = True
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def _shut_down(self, _: Shutdown) -> None:
+        self._stopping = True
+
+    def _close(self) -> None:
+        if self._parts.copier.close(time.monotonic() + STOP_S):
+            for pool in self._parts.pools:
+                pool.close()

@@ -1,0 +1,176 @@
+"""Puller-side glue: gives pull machines pages, copies and a voice, first come, first served.
+
+The rules are `kv_transfer.puller`; bytes are moved by a `Copier`. Who wants the pages and what for is the
+business of the `Destination`. Used by decode engines (target KV) and draft engines (draft KV).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from eyas.common.errors import EyasError, from_code
+from eyas.common.types import FirstToken, KvHandle
+from eyas.engine.messages import (
+    ClosePull,
+    OpenPull,
+    PullDone,
+    PullFailed,
+    PullReady,
+    PullReleased,
+    ReleasePull,
+)
+from eyas.engine.outbox import Outbox
+from kv_transfer.backends.base import Copy
+from kv_transfer.copier import Copier
+from kv_transfer.puller import CloseWatch, Complete, Lost, OpenWatch, PagesFree, Pull, SendRelease, State
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The rows of `handle` are in `pages`, validated; the receiver owns the pages now."""
+
+    handle: KvHandle
+    pages: list[int]
+    first_tokens: tuple[FirstToken, ...]
+    last_feature: bytes
+    bytes: int
+    seconds: float
+    path: str
+
+
+class Destination(Protocol):
+    """Who pulls. `owner` is whatever `Pulls.open` was given."""
+
+    def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
+        """Pages for all rows of `handle`, and how many of the first are already filled; None: not now."""
+        ...
+
+    def arrived(self, owner: Hashable, arrival: Arrival) -> None: ...
+
+    def lost(self, owner: Hashable, error: EyasError) -> None: ...
+
+    def pages_free(self, pages: list[int]) -> None: ...
+
+
+@dataclass
+class _Active:
+    number: int
+    owner: Hashable
+    pull: Pull
+    handle: KvHandle
+    pages: list[int] = field(default_factory=list)
+
+
+class Pulls:
+    def __init__(self, copier: Copier, page_size: int, outbox: Outbox) -> None:
+        self._copier = copier
+        self._page_size = page_size
+        self._outbox = outbox
+        self._active: dict[int, _Active] = {}  # by number, in order of arrival
+        self._numbers = 0
+        self.destination: Destination | None = None
+
+    @property
+    def active(self) -> int:
+        return len(self._active)
+
+    def open(self, owner: Hashable, handle: KvHandle, attempt: int, deadline: float) -> None:
+        """Queue a pull; its Watch opens now, so that the lease is alive from the queue place on."""
+        assert self.destination is not None
+        self._numbers += 1
+        try:
+            pull = Pull(self._numbers, handle, attempt, self._page_size, deadline)
+        except EyasError as error:
+            self.destination.lost(owner, error)
+            return
+        self._active[self._numbers] = _Active(self._numbers, owner, pull, handle)
+        self._act(self._active[self._numbers])
+
+    def refuse(self, handle: KvHandle, attempt: int) -> None:
+        """Nobody will pull this handle: its owner may free the pages now."""
+        self._numbers += 1
+        number = self._numbers
+        self._outbox.add(OpenPull(number, handle, attempt), ReleasePull(number), ClosePull(number))
+
+    def cancel(self, owner: Hashable) -> None:
+        now = time.monotonic()
+        for active in [a for a in self._active.values() if a.owner is owner]:
+            active.pull.cancel(now)
+            self._act(active)
+
+    def preempt(self) -> bool:
+        """Take the pages of the youngest running pull back (they come when its copies stopped)."""
+        pulling = [a for a in self._active.values() if a.pull.state is State.PULLING]
+        if not pulling:
+            return False
+        pulling[-1].pull.preempt(time.monotonic())
+        self._act(pulling[-1])
+        return True
+
+    def told(self, command: PullReady | PullDone | PullFailed | PullReleased) -> None:
+        """What the front heard from the handle's owner."""
+        active, now = self._active.get(command.pull), time.monotonic()
+        if active is None:
+            return
+        if isinstance(command, PullReady):
+            active.pull.ready(command.tokens, now)
+        elif isinstance(command, PullDone):
+            active.pull.done(command.choices, command.last_feature, now)
+        elif isinstance(command, PullFailed):
+            active.pull.failed(from_code(command.failure.code, command.failure.message), now)
+        else:
+            active.pull.released(command.valid, now)
+        self._act(active)
+
+    def poll(self, now: float) -> None:
+        """Once a loop: finished copies, deadlines, and pages for those that wait."""
+        assert self.destination is not None
+        for result in self._copier.finished():
+            active = self._active.get(result.job.pull)
+            if active is not None:
+                active.pull.copied(result, now)
+                self._act(active)
+        for active in list(self._active.values()):
+            active.pull.sweep(now)
+            self._act(active)
+        for active in [a for a in self._active.values() if a.pull.state is State.WAITING]:
+            lent = self.destination.lend(active.owner, active.handle)
+            if lent is None:
+                return  # first come, first served
+            active.pages, held = lent
+            active.pull.start(tuple(active.pages), held, now)
+            self._act(active)
+
+    def _act(self, active: _Active) -> None:
+        destination, pull = self.destination, active.pull
+        assert destination is not None
+        for action in pull.take_actions():
+            match action:
+                case OpenWatch(handle, attempt):
+                    self._outbox.add(OpenPull(active.number, handle, attempt))
+                case CloseWatch():
+                    self._outbox.add(ClosePull(active.number))
+                case SendRelease():
+                    self._outbox.add(ReleasePull(active.number))
+                case Copy():
+                    self._copier.submit(action)
+                case PagesFree(pages):
+                    destination.pages_free(list(pages))
+                case Lost(error):
+                    destination.lost(active.owner, error)
+                case Complete():
+                    arrival = Arrival(
+                        handle=active.handle,
+                        pages=active.pages,
+                        first_tokens=action.first_tokens,
+                        last_feature=action.last_feature,
+                        bytes=action.bytes,
+                        seconds=action.seconds,
+                        path=action.path,
+                    )
+                    destination.arrived(active.owner, arrival)
+        if pull.over:
+            self._active.pop(active.number, None)
