@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import Generic, TypeVar
 
-from eyas.common.errors import DeadlineExceeded, EyasError, Overloaded
+from eyas.common.errors import DeadlineExceeded, Overloaded
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ class StreamBuffer(Generic[T]):
         self._limit = limit
         self._deadline = deadline
         self._items: deque[T] = deque()
-        self._error: EyasError | None = None
+        self._error: Exception | None = None
         self._filled = asyncio.Event()
 
     def put(self, item: T) -> None:
@@ -34,7 +34,7 @@ class StreamBuffer(Generic[T]):
         self._items.append(item)
         self._filled.set()
 
-    def end(self, error: EyasError) -> None:
+    def end(self, error: Exception) -> None:
         """What is buffered is still delivered; then `get` raises `error`."""
         self._error = self._error or error
         self._filled.set()

@@ -56,6 +56,22 @@ def channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
 
+class Channels:
+    """One channel an address, shared by all who call it; the owner closes them together."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def get(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = channel(address)
+        return self._channels[address]
+
+    async def close(self) -> None:
+        for open_channel in self._channels.values():
+            await open_channel.close()
+
+
 def server() -> grpc.aio.Server:
     """A server that maps errors by `ErrorInterceptor`; add servicers, `bind`, then start it."""
     return grpc.aio.server(interceptors=[ErrorInterceptor()], options=_SERVER_OPTIONS)

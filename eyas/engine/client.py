@@ -44,8 +44,8 @@ def wire_id(engine_id: str) -> str:
 class EngineClient:
     """Sends commands through `send` and dispatches events; one thread (the front's loop) calls it.
 
-    `ready` is the engine's description once it is loaded. Streams are refused by `open` until `accept`
-    and after `fail`.
+    `ready` is the engine's description once it is loaded. `open` refuses streams until `accept` and after
+    `fail`.
     """
 
     def __init__(self, send: Callable[[Sequence[Command]], None]) -> None:
@@ -59,10 +59,14 @@ class EngineClient:
     def send(self, *commands: Command) -> None:
         self._deliver(commands)
 
-    def open(self, owner: Sink) -> int:
-        """A new number, whose events go to `owner`. Raises Unavailable while the engine cannot serve."""
+    def check(self) -> None:
+        """Raises Unavailable while the engine cannot serve."""
         if self._refusal is not None:
             raise self._refusal
+
+    def open(self, owner: Sink) -> int:
+        """A new number, whose events go to `owner`. Raises Unavailable while the engine cannot serve."""
+        self.check()
         number = next(self._numbers)
         self._owners[number] = owner
         return number

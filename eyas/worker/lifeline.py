@@ -24,9 +24,14 @@ def die_with_parent(grace_s: float = GRACE_S) -> None:
     When the parent goes, this process gets SIGTERM; if it is still there `grace_s` seconds later it gets
     SIGKILL together with its process group (when it leads one).
     """
+    signal_on_parent_death()
+    threading.Thread(target=_watch_stdin, args=(grace_s,), name="lifeline", daemon=True).start()
+
+
+def signal_on_parent_death() -> None:
+    """From here on the kernel sends SIGTERM when the thread that started this process ends (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    threading.Thread(target=_watch_stdin, args=(grace_s,), name="lifeline", daemon=True).start()
 
 
 def _watch_stdin(grace_s: float) -> None:

@@ -1,8 +1,9 @@
 """The link between a front and its engine: batches of commands down, batches of events up.
 
-Two transports, one interface: `ZmqFront` and `ZmqEngine` join two processes, `LocalFront` and
-`LocalEngine` two threads of one (tests). Knows how batches travel, not what they mean. Neither `send` ever
-waits: what is in flight is bounded by admission above and by the front's watch over the engine's progress.
+Two transports, one interface (`FrontLink` above, `eyas.engine.link.EngineLink` below): `ZmqFront` and
+`ZmqEngine` join two processes, `LocalFront` and `LocalEngine` two threads of one (tests). Knows how batches
+travel, not what they mean. Neither `send` ever waits: what is in flight is bounded by admission above and by
+the front's watch over the engine's progress.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from eyas.engine.link import EngineLink
 from eyas.engine.messages import Command, Event
 
 _COMMANDS = msgspec.msgpack.Decoder(list[Command])
@@ -28,20 +30,6 @@ class FrontLink(Protocol):
     def send(self, commands: Sequence[Command]) -> None: ...
 
     async def recv(self) -> list[Event]: ...
-
-    def close(self) -> None: ...
-
-
-class EngineLink(Protocol):
-    """The engine's end. All calls come from the engine's one thread."""
-
-    def recv(self, timeout_s: float) -> list[Command]:
-        """All commands that have arrived; waits up to `timeout_s` for the first. Empty on timeout."""
-        ...
-
-    def send(self, events: Sequence[Event]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def _socket(context: zmq.Context) -> zmq.Socket:
@@ -73,7 +61,7 @@ class ZmqFront:
         self._context.term()
 
 
-class ZmqEngine:
+class ZmqEngine(EngineLink):
     """Connects to the front's `endpoint`."""
 
     def __init__(self, endpoint: str) -> None:
@@ -117,11 +105,8 @@ class LocalFront:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._events.put_nowait, list(events))
 
-    def close(self) -> None:
-        pass  # nothing is held
 
-
-class LocalEngine:
+class LocalEngine(EngineLink):
     """The engine's end of an in-process link."""
 
     def __init__(self, front: LocalFront) -> None:
@@ -139,6 +124,3 @@ class LocalEngine:
     def send(self, events: Sequence[Event]) -> None:
         if events:
             self._front.deliver(events)
-
-    def close(self) -> None:
-        pass  # nothing is held

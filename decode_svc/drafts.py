@@ -1,0 +1,165 @@
+"""The decode engine's streams to its draft workers: one `DraftService.Session` each, kept open.
+
+Batches go up, proposals come down, nobody waits. What cannot be sent is dropped and reported as closed, and
+the engine opens those sequences anew when it likes: losing a draft worker costs speed only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+
+from eyas.common import convert, rpc
+from eyas.engine.client import EngineClient
+from eyas.engine.messages import (
+    DraftClose,
+    DraftClosed,
+    DraftCommit,
+    DraftDown,
+    DraftOpen,
+    DraftUp,
+    Proposal,
+)
+from protos import draft_pb2, draft_pb2_grpc
+
+PEER_KEY = "eyas-peer"  # a header that only a drafter sends
+MAX_QUEUED = 64  # batches: about as many steps
+CONNECT_S = 5.0
+BACKOFF_S = 0.2  # doubles up to
+MAX_BACKOFF_S = 3.0
+_log = logging.getLogger("eyas.drafts")
+
+
+class DraftStreams:
+    """Relays the engine's `DraftUp` events to the `workers` that they name, and the answers back."""
+
+    def __init__(self, engine: EngineClient, channels: rpc.Channels, workers: Sequence[str]) -> None:
+        self._streams = {worker: _DraftStream(engine, channels.get(worker), worker) for worker in workers}
+        engine.on(DraftUp, lambda up: self._streams[up.worker].post(up))
+
+    async def close(self) -> None:
+        for stream in self._streams.values():
+            stream.task.cancel()
+        await asyncio.gather(*(stream.task for stream in self._streams.values()), return_exceptions=True)
+
+
+class _DraftStream:
+    """One draft worker: down until it answers, and again whenever the stream ends."""
+
+    def __init__(self, engine: EngineClient, channel: grpc.aio.Channel, worker: str) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._worker = worker
+        self._queue: deque[draft_pb2.DraftUp] = deque()
+        self._posted = asyncio.Event()
+        self._down = True
+        self._owed: list[DraftClose] = []  # closes of dropped batches: the worker must still hear them
+        self.task = asyncio.create_task(self._run())
+
+    def post(self, up: DraftUp) -> None:
+        if self._down:
+            self._report(up, "the draft worker is down")
+        elif len(self._queue) >= MAX_QUEUED:
+            self._owed += up.closes
+            self._report(up, "the draft worker is behind")
+        else:
+            self._queue.append(_up_to_pb(up, self._owed))
+            self._owed = []
+            self._posted.set()
+
+    def _report(self, up: DraftUp, reason: str) -> None:
+        lost = {(row.seq, row.generation) for row in (*up.opens, *up.commits)}
+        if lost:
+            self._send_down(closed=tuple(DraftClosed(seq, generation, reason) for seq, generation in lost))
+
+    def _send_down(self, proposals: tuple[Proposal, ...] = (), closed: tuple[DraftClosed, ...] = ()) -> None:
+        self._engine.send(DraftDown(proposals, closed, worker=self._worker))
+
+    async def _run(self) -> None:
+        backoff = BACKOFF_S
+        while True:
+            try:
+                await self._exchange()
+                reason = "it ended the stream"
+            except TimeoutError:
+                reason = "it cannot be reached"
+            except grpc.aio.AioRpcError as error:
+                reason = rpc.map_rpc_error(error).message
+            backoff = min(2 * backoff, MAX_BACKOFF_S) if self._down else BACKOFF_S
+            self._fall(reason)
+            await asyncio.sleep(backoff)
+
+    def _fall(self, reason: str) -> None:
+        """The stream is gone, and with it all sequences; said once a fall."""
+        self._queue.clear()
+        self._owed = []
+        if not self._down:
+            _log.warning("draft worker %s: %s", self._worker, reason)
+            self._down = True
+            self._send_down(closed=(DraftClosed(0, 0, f"draft worker {self._worker}: {reason}"),))
+
+    async def _exchange(self) -> None:
+        async with asyncio.timeout(CONNECT_S):
+            await self._channel.channel_ready()
+        call = draft_pb2_grpc.DraftServiceStub(self._channel).Session(self._batches())
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                headers = await call.initial_metadata()
+            if PEER_KEY in dict(headers):  # else it refused, which the loop below raises
+                self._down = False
+            async for pb in call:
+                proposals = tuple(_proposal_from_pb(p) for p in pb.proposals)
+                closed = tuple(DraftClosed(c.seq, c.generation, c.reason) for c in pb.closed)
+                self._send_down(proposals, closed)
+        finally:
+            call.cancel()
+
+    async def _batches(self) -> AsyncIterator[draft_pb2.DraftUp]:
+        while True:
+            while self._queue:
+                yield self._queue.popleft()
+            self._posted.clear()
+            await self._posted.wait()
+
+
+def _up_to_pb(up: DraftUp, owed: list[DraftClose]) -> draft_pb2.DraftUp:
+    return draft_pb2.DraftUp(
+        opens=[_open_to_pb(o) for o in up.opens],
+        commits=[_commit_to_pb(c) for c in up.commits],
+        closes=[draft_pb2.DraftClose(seq=c.seq, generation=c.generation) for c in (*owed, *up.closes)],
+    )
+
+
+def _open_to_pb(open: DraftOpen) -> draft_pb2.DraftOpen:
+    return draft_pb2.DraftOpen(
+        seq=open.seq,
+        generation=open.generation,
+        tokens=open.tokens,
+        base_len=open.base_len,
+        params=convert.params_to_pb(open.params),
+        choice=open.choice,
+        prompt_len=open.prompt_len,
+        handle=convert.handle_to_pb(open.handle) if open.handle is not None else None,
+        attempt=open.attempt,
+    )
+
+
+def _commit_to_pb(commit: DraftCommit) -> draft_pb2.DraftCommit:
+    return draft_pb2.DraftCommit(
+        seq=commit.seq,
+        generation=commit.generation,
+        base_len=commit.base_len,
+        tokens=commit.tokens,
+        features=commit.features,
+        steps=commit.steps,
+        topk=commit.topk,
+        draft_tokens=commit.draft_tokens,
+    )
+
+
+def _proposal_from_pb(pb: draft_pb2.Proposal) -> Proposal:
+    return Proposal(pb.seq, pb.generation, pb.base_len, tuple(pb.tokens), tuple(pb.parents))

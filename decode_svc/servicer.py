@@ -1,0 +1,180 @@
+"""`DecodeService`: one Session carries every request between a gateway and this worker.
+
+It translates messages and remembers which requests are alive, so that a Session's end cancels them. Queues,
+pages and tokens are the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import msgspec
+
+from eyas.common import convert
+from eyas.common.buffer import StreamBuffer
+from eyas.common.errors import EyasError, InvalidRequest, Overloaded, from_code
+from eyas.common.types import WorkerInfo
+from eyas.engine.client import EngineClient, engine_id, wire_id
+from eyas.engine.messages import (
+    Admitted,
+    Attach,
+    Cancel,
+    Event,
+    Failed,
+    Failure,
+    Lost,
+    Rejected,
+    Step,
+    Stopped,
+    Submit,
+)
+from protos import decode_pb2, decode_pb2_grpc
+
+SERVICE = "eyas.v1.DecodeService"
+HEARTBEAT_S = 1.0
+MAX_BUFFERED = 1024  # messages a gateway may be behind
+MAX_REQUESTS = 4096  # alive in one Session
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
+    """`describe` gives the load figures that heartbeats carry."""
+
+    def __init__(self, engine: EngineClient, describe: Callable[[], WorkerInfo]) -> None:
+        self._engine = engine
+        self._describe = describe
+
+    def register(self, server: grpc.aio.Server) -> None:
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[decode_pb2.DecodeUp], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[decode_pb2.DecodeDown]:
+        session = _Session(self._engine)
+        tasks = [
+            asyncio.create_task(session.read(request_iterator)),
+            asyncio.create_task(session.beat(self._describe)),
+        ]
+        try:
+            while (message := await session.buffer.get()) is not None:
+                yield message
+        finally:
+            for task in tasks:
+                task.cancel()
+            session.close()
+
+
+class _Session:
+    """The requests of one stream. `buffer` holds what goes down; None in it is the end."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+        self._number = engine.open(self._on_event)
+        self._alive: dict[str, set[int]] = {}  # engine id -> choices without an end
+        self.buffer: StreamBuffer[decode_pb2.DecodeDown | None] = StreamBuffer(MAX_BUFFERED)
+
+    def close(self) -> None:
+        self._engine.close(self._number)
+        if self._alive:
+            self._engine.send(*(Cancel(id) for id in self._alive))
+
+    # --- up -------------------------------------------------------------------------------------------
+
+    async def read(self, messages: AsyncIterator[decode_pb2.DecodeUp]) -> None:
+        try:
+            async for message in messages:
+                self._on_message(message)
+            self.buffer.put(None)
+        except Exception as error:
+            self.buffer.end(error)  # raised again by the stream, where the interceptor maps it
+
+    def _on_message(self, message: decode_pb2.DecodeUp) -> None:
+        match message.WhichOneof("message"):
+            case "submit":
+                self._submit(message.submit)
+            case "attach":
+                attach = message.attach
+                handles = convert.handles_from_pb(attach.handles)
+                first_tokens = convert.first_tokens_from_pb(attach.first_tokens)
+                self._engine.send(Attach(self._id(attach.id), attach.attempt, handles, first_tokens))
+            case "cancel":
+                cancel = message.cancel
+                choice = cancel.choice if cancel.HasField("choice") else None
+                self._forget(self._id(cancel.id), choice)
+                self._engine.send(Cancel(self._id(cancel.id), choice))
+            case _:
+                raise InvalidRequest("the Session got a message of an unknown kind", param="message")
+
+    def _submit(self, submit: decode_pb2.Submit) -> None:
+        request = convert.request_from_pb(submit.request)
+        id = self._id(request.id)
+        if len(self._alive) >= MAX_REQUESTS:
+            full = Overloaded(f"the Session carries {MAX_REQUESTS} requests already")
+            self._reject(request.id, submit.attempt, full)
+            return
+        self._alive[id] = {choice.index for choice in request.choices}
+        attach = submit.source == decode_pb2.SOURCE_ATTACH
+        self._engine.send(Submit(msgspec.structs.replace(request, id=id), submit.attempt, attach))
+
+    def _id(self, id: str) -> str:
+        return engine_id(self._number, id)
+
+    def _forget(self, id: str, choice: int | None) -> None:
+        """A choice (or, for None, the request) has its end."""
+        left = self._alive.get(id, set())
+        left.discard(choice) if choice is not None else left.clear()
+        if not left:
+            self._alive.pop(id, None)
+
+    # --- down -----------------------------------------------------------------------------------------
+
+    async def beat(self, describe: Callable[[], WorkerInfo]) -> None:
+        while True:
+            info = describe()
+            beat = decode_pb2.Heartbeat(
+                running=info.running,
+                waiting=info.waiting,
+                pages_used=info.pages_used,
+                pages_total=info.pages_total,
+            )
+            self.buffer.put(decode_pb2.DecodeDown(heartbeat=beat))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _reject(self, id: str, attempt: int, error: EyasError) -> None:
+        rejected = decode_pb2.Rejected(id=id, attempt=attempt, status=convert.error_to_pb(error))
+        self.buffer.put(decode_pb2.DecodeDown(rejected=rejected))
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case Step(entries):
+                self.buffer.put(self._step(entries))
+            case Admitted(id, attempt):
+                admitted = decode_pb2.Admitted(id=wire_id(id), attempt=attempt)
+                self.buffer.put(decode_pb2.DecodeDown(admitted=admitted))
+            case Rejected(id, attempt, failure):
+                self._forget(id, None)
+                self._reject(wire_id(id), attempt, _error(failure))
+            case Lost(id, attempt):
+                self.buffer.put(decode_pb2.DecodeDown(lost=decode_pb2.Lost(id=wire_id(id), attempt=attempt)))
+            case Failed(id, attempt, failure, choice):
+                self._forget(id, choice)
+                status = convert.error_to_pb(_error(failure))
+                failed = decode_pb2.Failed(id=wire_id(id), attempt=attempt, choice=choice, status=status)
+                self.buffer.put(decode_pb2.DecodeDown(failed=failed))
+            case Stopped(failure):
+                self.buffer.end(_error(failure))
+
+    def _step(self, entries: tuple[Any, ...]) -> decode_pb2.DecodeDown:
+        step = decode_pb2.Step()
+        for entry in entries:
+            if entry.finish is not None:
+                self._forget(entry.id, entry.choice)
+            step.entries.append(convert.entry_to_pb(entry))
+            step.entries[-1].id = wire_id(entry.id)
+        return decode_pb2.DecodeDown(step=step)
+
+
+def _error(failure: Failure) -> EyasError:
+    return from_code(failure.code, failure.message)

@@ -1,0 +1,128 @@
+"""`DraftService`: one Session is one decode engine's mailbox at this worker's drafter.
+
+It translates batches both ways and numbers the peers; sequences and proposals are the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+
+from eyas.common import convert
+from eyas.common.buffer import StreamBuffer
+from eyas.common.errors import from_code
+from eyas.engine.client import EngineClient
+from eyas.engine.messages import (
+    DraftClose,
+    DraftClosed,
+    DraftCommit,
+    DraftDown,
+    DraftOpen,
+    DraftPeerGone,
+    DraftUp,
+    Proposal,
+    Stopped,
+)
+from protos import draft_pb2, draft_pb2_grpc
+
+SERVICE = "eyas.v1.DraftService"
+PEER_KEY = "eyas-peer"
+MAX_BUFFERED = 256  # batches a decode engine may be behind
+
+
+class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+
+    def register(self, server: grpc.aio.Server) -> None:
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(self, server)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[draft_pb2.DraftUp], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[draft_pb2.DraftDown]:
+        buffer: StreamBuffer[DraftDown | Stopped | None] = StreamBuffer(MAX_BUFFERED)
+        peer = self._engine.open(buffer.put)
+        reader = asyncio.create_task(self._read(request_iterator, peer, buffer))
+        try:
+            # The proof that the drafter listens: to the decode side this worker is down without it.
+            await context.send_initial_metadata(((PEER_KEY, str(peer)),))
+            while (event := await buffer.get()) is not None:
+                if isinstance(event, Stopped):
+                    raise from_code(event.failure.code, event.failure.message)
+                yield _down_to_pb(event)
+        finally:
+            reader.cancel()
+            self._engine.close(peer)
+            self._engine.send(DraftPeerGone(peer))
+
+    async def _read(
+        self,
+        messages: AsyncIterator[draft_pb2.DraftUp],
+        peer: int,
+        buffer: StreamBuffer[DraftDown | Stopped | None],
+    ) -> None:
+        try:
+            async for message in messages:
+                self._engine.send(_up_from_pb(message, peer))
+            buffer.put(None)
+        except Exception as error:
+            buffer.end(error)  # raised again by the stream, where the interceptor maps it
+
+
+def _up_from_pb(pb: draft_pb2.DraftUp, peer: int) -> DraftUp:
+    return DraftUp(
+        opens=tuple(_open_from_pb(o) for o in pb.opens),
+        commits=tuple(_commit_from_pb(c) for c in pb.commits),
+        closes=tuple(DraftClose(c.seq, c.generation) for c in pb.closes),
+        peer=peer,
+    )
+
+
+def _open_from_pb(pb: draft_pb2.DraftOpen) -> DraftOpen:
+    return DraftOpen(
+        seq=pb.seq,
+        generation=pb.generation,
+        tokens=tuple(pb.tokens),
+        base_len=pb.base_len,
+        params=convert.params_from_pb(pb.params),
+        choice=pb.choice,
+        prompt_len=pb.prompt_len,
+        handle=convert.handle_from_pb(pb.handle) if pb.HasField("handle") else None,
+        attempt=pb.attempt,
+    )
+
+
+def _commit_from_pb(pb: draft_pb2.DraftCommit) -> DraftCommit:
+    return DraftCommit(
+        seq=pb.seq,
+        generation=pb.generation,
+        base_len=pb.base_len,
+        tokens=tuple(pb.tokens),
+        features=pb.features,
+        steps=pb.steps,
+        topk=pb.topk,
+        draft_tokens=pb.draft_tokens,
+    )
+
+
+def _down_to_pb(down: DraftDown) -> draft_pb2.DraftDown:
+    return draft_pb2.DraftDown(
+        proposals=[_proposal_to_pb(proposal) for proposal in down.proposals],
+        closed=[_closed_to_pb(closed) for closed in down.closed],
+    )
+
+
+def _proposal_to_pb(proposal: Proposal) -> draft_pb2.Proposal:
+    return draft_pb2.Proposal(
+        seq=proposal.seq,
+        generation=proposal.generation,
+        base_len=proposal.base_len,
+        tokens=proposal.tokens,
+        parents=proposal.parents,
+    )
+
+
+def _closed_to_pb(closed: DraftClosed) -> draft_pb2.DraftClosed:
+    return draft_pb2.DraftClosed(seq=closed.seq, generation=closed.generation, reason=closed.reason)

@@ -1,0 +1,30 @@
+"""`WorkerService`: what a worker says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+
+from eyas.common import convert
+from eyas.common.types import WorkerInfo
+from protos import worker_pb2, worker_pb2_grpc
+
+SERVICE = "eyas.v1.WorkerService"
+
+
+class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
+    """`describe` raises Unavailable while there is nothing to say yet."""
+
+    def __init__(self, describe: Callable[[], WorkerInfo]) -> None:
+        self._describe = describe
+
+    def register(self, server: grpc.aio.Server) -> None:
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
+
+    async def Info(
+        self,
+        request: worker_pb2.InfoRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.InfoRequest, worker_pb2.InfoReply],
+    ) -> worker_pb2.InfoReply:
+        return convert.info_to_pb(self._describe())

@@ -1,0 +1,89 @@
+"""Client of `TransferService`: a puller's questions to the owner of KV pages, in nouns.
+
+It asks and relays; what an answer means for a request is the puller's engine's to say. Every failure is an
+EyasError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import msgspec
+
+from eyas.common import convert, rpc
+from eyas.common.errors import TransferFailed
+from eyas.common.types import FirstToken, Group, KvHandle
+from protos import transfer_pb2, transfer_pb2_grpc
+
+HANDSHAKE_S = 5.0
+RELEASE_S = 5.0
+
+
+class Meaning(msgspec.Struct, frozen=True):
+    """What the owner's pages of one group are. `geometry`: JSON of kv_transfer.layout.Geometry."""
+
+    meaning: str
+    epoch: int
+    geometry: str
+
+
+class WatchReady(msgspec.Struct, frozen=True):
+    """Rows below `tokens` may be read."""
+
+    tokens: int
+
+
+class WatchDone(msgspec.Struct, frozen=True):
+    """The prompt is complete. `last_feature`: float32 bytes for the drafter, empty without one."""
+
+    choices: tuple[FirstToken, ...]
+    last_feature: bytes
+
+
+class TransferClient:
+    """The owner behind `channel`, which stays the caller's."""
+
+    def __init__(self, channel: grpc.aio.Channel, worker: str) -> None:
+        self._stub = transfer_pb2_grpc.TransferServiceStub(channel)
+        self._worker = worker
+
+    async def handshake(self, group: Group, meaning: str) -> Meaning:
+        request = transfer_pb2.HandshakeRequest(group=convert.group_to_pb(group), meaning=meaning)
+        try:
+            reply = await self._stub.Handshake(request, timeout=HANDSHAKE_S)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        return Meaning(reply.meaning, reply.epoch, reply.geometry)
+
+    async def watch(self, handle: KvHandle, attempt: int) -> AsyncIterator[WatchReady | WatchDone]:
+        """What became readable, as it happens. The lease lives while this is open; it never just ends.
+
+        Raises TransferFailed if the owner closes it, or whatever the owner failed with.
+        """
+        request = transfer_pb2.WatchRequest(handle=convert.handle_to_pb(handle), attempt=attempt)
+        call = self._stub.Watch(request)
+        try:
+            async for message in call:
+                match message.WhichOneof("event"):
+                    case "ready":
+                        yield WatchReady(message.ready.tokens)
+                    case "done":
+                        choices = convert.first_tokens_from_pb(message.done.choices)
+                        yield WatchDone(choices, message.done.last_feature)
+                    case "failed":
+                        raise convert.error_from_pb(message.failed.status)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        finally:
+            call.cancel()
+        raise TransferFailed(f"worker {self._worker} closed the Watch of handle {handle.id}")
+
+    async def release(self, handle: KvHandle, attempt: int) -> bool:
+        """Whether the lease was unbroken up to now."""
+        request = transfer_pb2.ReleaseRequest(epoch=handle.epoch, id=handle.id, attempt=attempt)
+        try:
+            reply = await self._stub.Release(request, timeout=RELEASE_S)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        return bool(reply.valid)

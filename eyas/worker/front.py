@@ -1,0 +1,200 @@
+"""The front half of a worker: gRPC server, streams, health and metrics around an engine behind a link.
+
+It chooses the servicers for the worker's roles, and judges the engine by its progress. It computes nothing
+and owns no page; torch is never loaded here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+from decode_svc import drafts
+from decode_svc import servicer as decode
+from draft_svc import servicer as draft
+from eyas.common import info, rpc
+from eyas.common.config import WorkerConfig
+from eyas.common.errors import ConfigError, Unavailable, from_code
+from eyas.common.metrics import WorkerMetrics
+from eyas.common.types import Role, WorkerInfo
+from eyas.engine.client import EngineClient
+from eyas.engine.messages import Command, Load, Ready, Shutdown, Step, Stopped
+from eyas.worker.link import FrontLink
+from eyas.worker.liveness import Liveness
+from eyas.worker.watches import Pulls
+from prefill_svc import servicer as prefill
+from prefill_svc import transfer
+
+TICK_S = 0.5
+STOP_GRACE_S = 1.0
+_log = logging.getLogger("eyas.front")
+
+
+class Front:
+    """`start` listens (NOT_SERVING), `run` relays until the engine leaves, `stop` ends all streams.
+
+    `ready` resolves to the engine's description once it is loaded.
+    """
+
+    def __init__(self, config: WorkerConfig, link: FrontLink) -> None:
+        self._config = config
+        self._link = link
+        self._engine = EngineClient(self._send)
+        self._channels = rpc.Channels()
+        self._pulls = Pulls(self._engine, self._channels)
+        self._drafts = drafts.DraftStreams(self._engine, self._channels, config.engine.draft_workers)
+        self._registry = CollectorRegistry()
+        self._metrics = WorkerMetrics(self._registry)
+        self._liveness: Liveness | None = None  # from Ready on
+        self._load = Load(progress=0, pending=False, running=0, waiting=0, pages_used=0)
+        self._serving = False
+        self._leaving = False
+        self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._stopped: asyncio.Future[Stopped] = asyncio.get_running_loop().create_future()
+        for kind, handler in (
+            (Ready, self._on_ready),
+            (Load, self._on_load),
+            (Stopped, self._on_stopped),
+            (Step, lambda step: self._metrics.step(step.entries)),
+        ):
+            self._engine.on(kind, handler)
+
+    # --- life -------------------------------------------------------------------------------------------
+
+    async def start(self) -> str:
+        """Binds both ports and listens; gives the worker's address. Raises ConfigError for a taken port."""
+        host = self._config.host
+        self._server = rpc.server()
+        services = self._add_services()
+        self._health = rpc.Health(self._server, services)
+        await self._health.set(False)
+        self._address = f"{host}:{rpc.bind(self._server, host, self._config.port)}"
+        try:
+            self._scrape, _ = start_http_server(self._config.metrics_port, host, self._registry)
+        except OSError as error:
+            raise ConfigError(f"metrics_port {self._config.metrics_port} cannot be used: {error}") from error
+        self.metrics_port = int(self._scrape.server_port)
+        await self._server.start()
+        return self._address
+
+    async def run(self) -> None:
+        """Until the engine leaves. Raises what it failed with."""
+        async with asyncio.TaskGroup() as tasks:
+            relays = [tasks.create_task(self._relay()), tasks.create_task(self._tick())]
+            stopped = await self._stopped
+            for relay in relays:
+                relay.cancel()
+        if stopped.failure is not None:
+            raise from_code(stopped.failure.code, stopped.failure.message)
+
+    async def stop(self) -> None:
+        """NOT_SERVING, streams end with UNAVAILABLE (go elsewhere), the engine is asked to leave."""
+        self._leaving = True
+        await self._refresh()
+        await self._drafts.close()
+        await self._pulls.close()
+        self._send([Shutdown()])
+        await self._server.stop(STOP_GRACE_S)
+        await self._channels.close()
+        self._scrape.shutdown()
+        self._scrape.server_close()
+
+    def _add_services(self) -> list[str]:
+        roles = self._config.engine.roles
+        services: list[tuple[str, Any]] = [(info.SERVICE, info.InfoServicer(self.describe))]
+        if Role.PREFILL in roles:
+            services.append((prefill.SERVICE, prefill.PrefillServicer(self._engine)))
+            services.append((transfer.SERVICE, transfer.TransferServicer(self._engine)))
+        if Role.DECODE in roles:
+            services.append((decode.SERVICE, decode.DecodeServicer(self._engine, self.describe)))
+        if set(roles) == {Role.DRAFT}:  # with other roles the engine drafts for itself alone
+            services.append((draft.SERVICE, draft.DraftServicer(self._engine)))
+        for _, service in services:
+            service.register(self._server)
+        return [name for name, _ in services]
+
+    # --- relay ------------------------------------------------------------------------------------------
+
+    def describe(self) -> WorkerInfo:
+        """Raises Unavailable before the engine is loaded."""
+        ready = self._engine.ready
+        if ready is None:
+            raise Unavailable("the worker is still loading")
+        return WorkerInfo(
+            worker=self._address,
+            roles=self._config.engine.roles,
+            epoch=ready.epoch,
+            model=ready.model,
+            fingerprint=ready.fingerprint,
+            draft_fingerprint=ready.draft_fingerprint,
+            context_length=ready.context_length,
+            vocab_size=ready.vocab_size,
+            pages_total=ready.pages_total,
+            pages_used=self._load.pages_used,
+            running=self._load.running,
+            waiting=self._load.waiting,
+            serving=self._serving,
+        )
+
+    def _send(self, commands: Sequence[Command]) -> None:
+        if self._liveness is not None:
+            self._liveness.sent(time.monotonic())
+        self._link.send(commands)
+
+    async def _relay(self) -> None:
+        while True:
+            self._engine.dispatch(await self._link.recv())
+            await self._refresh()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        """Health and admission follow the engine: the one place that turns either."""
+        live = self._liveness
+        stalled = live is not None and live.stalled(time.monotonic())
+        serving = live is not None and not stalled and not self._leaving
+        if serving == self._serving:
+            return
+        self._serving = serving
+        self._metrics.serving.set(serving)
+        if serving:
+            self._engine.accept()
+        else:
+            reason = f"its engine made no progress for {live.limit_s:.1f} s" if stalled else "it is leaving"
+            _log.warning("not serving: %s", reason)
+            self._engine.fail(Unavailable(f"worker {self._address} stopped serving: {reason}"))
+        await self._health.set(serving)
+
+    # --- events -----------------------------------------------------------------------------------------
+
+    def _on_ready(self, ready: Ready) -> None:
+        self._engine.ready = ready
+        self._liveness = Liveness(time.monotonic(), ready.slowest_step_s)
+        self._metrics.pages.set(ready.pages_total)
+        self.ready.set_result(ready)
+
+    def _on_load(self, load: Load) -> None:
+        self._load = load
+        if self._liveness is not None:
+            self._liveness.saw(load, time.monotonic())
+        self._metrics.running.set(load.running)
+        self._metrics.waiting.set(load.waiting)
+        self._metrics.pages_used.set(load.pages_used)
+        self._metrics.totals(
+            prompt_tokens=load.prompt_tokens,
+            cached_tokens=load.cached_tokens,
+            preemptions=load.preemptions,
+        )
+
+    def _on_stopped(self, stopped: Stopped) -> None:
+        self._leaving = True
+        if not self._stopped.done():
+            self._stopped.set_result(stopped)

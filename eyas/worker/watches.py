@@ -1,0 +1,130 @@
+"""The pulls of this worker's engine, seen from its front: each is a Watch on the worker that owns the pages.
+
+Events `OpenPull`, `ReleasePull`, `ClosePull` become calls, and the owner's answers become `Pull*` commands.
+Bytes, pages and deadlines of a pull are the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from dataclasses import dataclass
+
+from eyas.common import rpc
+from eyas.common.errors import ConfigError, EyasError, TransferFailed
+from eyas.common.types import Group, KvHandle
+from eyas.common.watch import TransferClient, WatchReady
+from eyas.engine.client import EngineClient
+from eyas.engine.messages import (
+    ClosePull,
+    Failure,
+    OpenPull,
+    PullDone,
+    PullFailed,
+    PullReady,
+    PullReleased,
+    ReleasePull,
+)
+from kv_transfer.layout import Geometry, Layout, check_compatible
+
+_log = logging.getLogger("eyas.pulls")
+
+
+@dataclass(eq=False)
+class _Pull:
+    number: int
+    handle: KvHandle
+    attempt: int
+    owner: TransferClient
+    releasing: bool = False  # the verdict is on its way: a Watch that ends now means nothing
+
+
+class Pulls:
+    """Owner of the open Watches; made once, before the engine speaks."""
+
+    def __init__(self, engine: EngineClient, channels: rpc.Channels) -> None:
+        self._engine = engine
+        self._channels = channels
+        self._watches: dict[int, tuple[_Pull, asyncio.Task[None]]] = {}
+        self._releases: set[asyncio.Task[None]] = set()
+        self._met: set[tuple[str, int, Group]] = set()  # whose pages mean the same as ours
+        engine.on(OpenPull, self._open)
+        engine.on(ReleasePull, self._release)
+        engine.on(ClosePull, self._close)
+
+    async def close(self) -> None:
+        """Ends everything that is open."""
+        tasks = [task for _, task in self._watches.values()] + list(self._releases)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- events -----------------------------------------------------------------------------------------
+
+    def _open(self, event: OpenPull) -> None:
+        owner = TransferClient(self._channels.get(event.handle.worker), event.handle.worker)
+        pull = _Pull(event.pull, event.handle, event.attempt, owner)
+        self._watches[pull.number] = (pull, asyncio.create_task(self._watch(pull)))
+
+    def _release(self, event: ReleasePull) -> None:
+        if event.pull not in self._watches:  # it failed while this event was under way
+            self._engine.send(PullReleased(event.pull, valid=False))
+            return
+        pull, _ = self._watches[event.pull]
+        pull.releasing = True
+        task = asyncio.create_task(self._ask_verdict(pull))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    def _close(self, event: ClosePull) -> None:
+        _, watch = self._watches.pop(event.pull, (None, None))
+        if watch is not None:
+            watch.cancel()
+
+    # --- calls ------------------------------------------------------------------------------------------
+
+    async def _watch(self, pull: _Pull) -> None:
+        try:
+            await self._meet(pull)
+            async with contextlib.aclosing(pull.owner.watch(pull.handle, pull.attempt)) as updates:
+                async for update in updates:
+                    if isinstance(update, WatchReady):
+                        self._engine.send(PullReady(pull.number, update.tokens))
+                    else:
+                        self._engine.send(PullDone(pull.number, update.choices, update.last_feature))
+        except EyasError as error:
+            if not pull.releasing:
+                self._watches.pop(pull.number, None)
+                self._engine.send(PullFailed(pull.number, Failure(error.code, error.message)))
+
+    async def _ask_verdict(self, pull: _Pull) -> None:
+        try:
+            valid = await pull.owner.release(pull.handle, pull.attempt)
+        except EyasError as error:
+            _log.warning("release of handle %d at %s: %s", pull.handle.id, pull.handle.worker, error)
+            valid = False
+        self._close(ClosePull(pull.number))
+        self._engine.send(PullReleased(pull.number, valid))
+
+    async def _meet(self, pull: _Pull) -> None:
+        """Once per owner, epoch and group: do its pages mean what ours mean?"""
+        handle = pull.handle
+        key = (handle.worker, handle.epoch, handle.group)
+        if key in self._met:
+            return
+        ours = self._layout(handle.group)
+        theirs = await pull.owner.handshake(handle.group, ours.meaning)
+        check_compatible(ours, Layout(theirs.meaning, Geometry.from_json(theirs.geometry)))
+        if theirs.epoch != handle.epoch:
+            raise TransferFailed(f"worker {handle.worker} restarted after it offered handle {handle.id}")
+        self._met.add(key)
+
+    def _layout(self, group: Group) -> Layout:
+        """How our own pages lie, from what the engine said when it was ready."""
+        ready = self._engine.ready
+        if group not in ready.meanings:
+            raise ConfigError(f"this worker has no {group} pages to pull into", param="group")
+        geometry = json.dumps(json.loads(ready.geometry)[group])
+        return Layout(ready.meanings[group], Geometry.from_json(geometry))

@@ -1,0 +1,135 @@
+"""A worker: a front in this process, its engine in another. They live and die together.
+
+The composition root of `eyas worker`. It knows processes and signals; what the halves say to each other is
+theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import multiprocessing
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from eyas.common import logging as eyas_logging
+from eyas.common.config import EngineConfig, WorkerConfig
+from eyas.common.errors import DeadlineExceeded, Unavailable
+from eyas.engine.messages import Ready
+from eyas.worker import engine_main
+from eyas.worker.front import Front
+from eyas.worker.link import ZmqFront
+
+START_S = 600.0  # from the spawn to a loaded, warmed-up engine
+LEAVE_S = 5.0  # from Shutdown to SIGKILL
+LAST_WORDS_S = 0.5  # a dead engine's last message may still be on its way
+
+EngineMain = Callable[[EngineConfig, str], None]
+
+
+def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> None:
+    """Serves until SIGINT or SIGTERM. Raises EyasError if the engine could not start, or died.
+
+    `engine` is what the engine process runs: (its config, the link's endpoint).
+    """
+    eyas_logging.setup("worker")
+    uvloop.run(_run(config, engine))
+
+
+async def _run(config: WorkerConfig, engine: EngineMain) -> None:
+    began = time.monotonic()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the engine: Ctrl-C is for the front alone
+    with tempfile.TemporaryDirectory(prefix="eyas-") as folder:
+        endpoint = f"ipc://{folder}/engine"
+        link = ZmqFront(endpoint)
+        front = Front(config, link)
+        address = await front.start()
+        process = _EngineProcess(engine, dataclasses.replace(config.engine, worker=address), endpoint)
+        halves = [
+            asyncio.create_task(_asked_to_leave()),
+            asyncio.create_task(front.run()),
+            asyncio.create_task(process.died()),
+        ]
+        try:
+            await _load(front, halves)
+            if front.ready.done():
+                _announce(config, address, front.ready.result(), time.monotonic() - began)
+                await _first(halves)
+        finally:
+            await front.stop()
+            await process.leave()
+            for half in halves:
+                half.cancel()
+            await asyncio.gather(*halves, return_exceptions=True)
+            link.close()
+
+
+async def _asked_to_leave() -> None:
+    leave = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, leave.set)
+    await leave.wait()
+
+
+async def _load(front: Front, halves: list[asyncio.Task[None]]) -> None:
+    """Until the engine is ready, or one of `halves` ended before it was."""
+    try:
+        async with asyncio.timeout(START_S):
+            await _first([front.ready, *halves])
+    except TimeoutError:
+        raise DeadlineExceeded(f"the engine was not ready after {START_S:.0f} s") from None
+
+
+async def _first(parts: Sequence[asyncio.Future[Any]]) -> None:
+    """Until one of them ends; raises its error."""
+    done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+    for part in done:
+        part.result()
+
+
+def _announce(config: WorkerConfig, address: str, ready: Ready, seconds: float) -> None:
+    roles = ",".join(config.engine.roles)
+    line = f"worker ready: roles={roles} address={address} pages={ready.pages_total} in {seconds:.1f} s"
+    print(line, file=sys.stderr, flush=True)
+
+
+class _EngineProcess:
+    """The engine's process, from spawn to reaping."""
+
+    def __init__(self, engine: EngineMain, config: EngineConfig, endpoint: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=engine, args=(config, endpoint), name="eyas-engine")
+        self._process.start()
+        self._pool_dir = Path(config.pool_dir)
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._process.sentinel, self._on_end)
+
+    def _on_end(self) -> None:
+        self._loop.remove_reader(self._process.sentinel)
+        self._ended.set()
+
+    async def died(self) -> None:
+        """Raises Unavailable once the process is gone; what it said last is heard before."""
+        await self._ended.wait()
+        await asyncio.sleep(LAST_WORDS_S)
+        self._process.join()
+        raise Unavailable(f"the engine process ended with code {self._process.exitcode}")
+
+    async def leave(self) -> None:
+        """It was asked to leave: gives it time, then kills it, and its pools with it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self._ended.wait()
+        self._process.kill()  # a no-op for one that left
+        self._process.join()
+        for pool in self._pool_dir.glob(f"eyas-{self._process.pid}-*"):
+            pool.unlink(missing_ok=True)

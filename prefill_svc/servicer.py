@@ -1,0 +1,79 @@
+"""`PrefillService`: one server stream is one prompt's life: queued, started, done.
+
+It translates; the engine queues, computes and offers the pages. A stream that ends early cancels its prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import msgspec
+
+from eyas.common import convert
+from eyas.common.buffer import StreamBuffer
+from eyas.common.errors import from_code
+from eyas.engine.client import EngineClient, engine_id
+from eyas.engine.messages import (
+    Admitted,
+    Cancel,
+    Event,
+    Failed,
+    Prefill,
+    PrefillDone,
+    PrefillStarted,
+    Rejected,
+    Stopped,
+)
+from protos import prefill_pb2, prefill_pb2_grpc
+
+SERVICE = "eyas.v1.PrefillService"
+MAX_BUFFERED = 8  # a prompt's life has three events
+
+
+class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+
+    def register(self, server: grpc.aio.Server) -> None:
+        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
+
+    async def Prefill(
+        self, request: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+        generation = convert.request_from_pb(request.request)
+        deadline = asyncio.get_running_loop().time() + generation.timeout_s
+        buffer: StreamBuffer[Event] = StreamBuffer(MAX_BUFFERED, deadline)
+        number = self._engine.open(buffer.put)
+        generation = msgspec.structs.replace(generation, id=engine_id(number, generation.id))
+        over = False
+        try:
+            self._engine.send(Prefill(generation, request.attempt, request.offer_draft))
+            while not over:
+                event = await buffer.get()
+                over = not isinstance(event, Admitted | PrefillStarted)
+                yield _to_pb(event)
+        finally:
+            self._engine.close(number)
+            if not over:
+                self._engine.send(Cancel(generation.id))
+
+
+def _to_pb(event: Event) -> prefill_pb2.PrefillEvent:
+    """Raises what the engine refused or failed with."""
+    match event:
+        case Admitted():
+            return prefill_pb2.PrefillEvent(admitted=prefill_pb2.PrefillAdmitted())
+        case PrefillStarted(handles=handles):
+            started = prefill_pb2.PrefillStarted(handles=[convert.handle_to_pb(h) for h in handles])
+            return prefill_pb2.PrefillEvent(started=started)
+        case PrefillDone(choices=choices, timings=timings):
+            done = prefill_pb2.PrefillDone(
+                choices=[convert.first_token_to_pb(first) for first in choices],
+                timings=convert.timings_to_pb(timings),
+            )
+            return prefill_pb2.PrefillEvent(done=done)
+        case Rejected(failure=failure) | Failed(failure=failure) | Stopped(failure=failure):
+            raise from_code(failure.code, failure.message)
+    raise TypeError(f"a prompt's stream got {type(event).__name__}")
