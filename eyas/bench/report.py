@@ -24,7 +24,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     cells = [[title for title, _ in COLUMNS]]
     cells += [["-" if row.get(key) is None else str(row[key]) for _, key in COLUMNS] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
+    lines = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in cells]
+    return "\n".join("  ".join(line) for line in lines)
 
 
 def keep(rows: list[dict[str, Any]], file: str | None) -> None:

@@ -1,7 +1,7 @@
 """A cluster on one machine: starting its processes, keeping them alive, ending them all.
 
-Readiness is the gateway's /health, which answers 200 only when a request would succeed, so nothing here knows
-what a worker does. What the processes are is `plan`'s to say; how one is held is `child`'s.
+Ready means that every worker's gRPC health says SERVING and the gateway's /health says 200; nothing here
+knows what a worker does. What the processes are is `plan`'s to say; how one is held is `child`'s.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from types import TracebackType
 
 import httpx
 
+from eyas.common import rpc
 from eyas.common.config import ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.worker.child import Child, LogLine
@@ -28,13 +29,14 @@ from eyas.worker.ports import free_ports, listen
 
 START_S = 180.0  # from the first process to a gateway that would answer
 POLL_S = 0.1
+PROBE_S = 1.0
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before the first, second, ... restart; the last one stays
 STEADY_S = 60.0  # a run this long forgives the deaths before it
-GATEWAY_GRACE_S = 5.0
-WORKER_GRACE_S = 8.0
+GATEWAY_GRACE_S = 7.0
+WORKER_GRACE_S = 10.0
 
 GATEWAY = "gateway"
-Progress = Callable[[list[str], float], None]  # (processes not listening yet, seconds since the start)
+Progress = Callable[[list[str], float], None]  # (processes that are not ready yet, seconds since the start)
 
 
 class Cluster:
@@ -55,6 +57,7 @@ class Cluster:
         with contextlib.closing(free_ports()) as ports:
             self._plan = plan(config, ports, len(os.sched_getaffinity(0)))
         self._children: dict[str, Child] = {}
+        self._loading: list[str] = []  # by name, while it starts
         self._keepers: list[asyncio.Task[None]] = []
         self.start_s = 0.0  # what the start took
 
@@ -102,14 +105,15 @@ class Cluster:
             command = (sys.executable, "-m", "eyas.cli", *self._argv(name))
             self._children[name] = Child(name, command, self._log)
             self._start_child(name)
-        async with httpx.AsyncClient(timeout=2.0, trust_env=False) as http:
+        self._loading = list(self._children)
+        async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False) as http:
             while not await self._ready(http):
                 self._refuse_early_death()
                 waited = time.monotonic() - began
                 if waited > START_S:
                     raise DeadlineExceeded(f"not ready after {START_S:g} s: {self._last_words()}")
                 if self._progress:
-                    self._progress(await self._silent(), waited)
+                    self._progress(self._loading, waited)
                 await asyncio.sleep(POLL_S)
         self.start_s = time.monotonic() - began
         self._keepers = [asyncio.create_task(self._keep(name)) for name in self._children]
@@ -127,6 +131,13 @@ class Cluster:
         return worker_argv(dataclasses.replace(worker, engine=engine))
 
     async def _ready(self, http: httpx.AsyncClient) -> bool:
+        """Every worker says SERVING, and then the gateway says that a request would succeed."""
+        for name in [name for name in self._loading if name != GATEWAY]:
+            async with rpc.channel(self._plan.workers[name].address) as channel:
+                if await rpc.is_serving(channel, PROBE_S):
+                    self._loading.remove(name)
+        if self._loading != [GATEWAY]:
+            return False
         try:
             return (await http.get(self.url + "/health")).status_code == 200
         except httpx.HTTPError:
@@ -141,11 +152,6 @@ class Cluster:
 
     def _last_words(self) -> str:
         return "; ".join(f"{c.name}: {c.tail[-1]}" for c in self._children.values() if c.tail) or "no output"
-
-    async def _silent(self) -> list[str]:
-        ports = {name: worker.port for name, worker in self._plan.workers.items()}
-        ports[GATEWAY] = self._plan.gateway.port
-        return [name for name, port in ports.items() if not await _listens(self._reachable, port)]
 
     @property
     def _reachable(self) -> str:
@@ -175,15 +181,6 @@ class Cluster:
             await gateway.stop(GATEWAY_GRACE_S)
         await asyncio.gather(*(worker.stop(WORKER_GRACE_S) for worker in children.values()))
         self._pools.remove()
-
-
-async def _listens(host: str, port: int) -> bool:
-    try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 1.0)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True
 
 
 def run_cluster(cluster: Cluster, work: Callable[[Cluster], Awaitable[int]]) -> int:
