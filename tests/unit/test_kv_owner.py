@@ -1,0 +1,206 @@
+"""The owner's rules one by one: who may read, how long, and when pages are free. Time is a number here."""
+
+from __future__ import annotations
+
+import pytest
+
+from eyas.common.types import FirstToken, Group, Shard
+from kv_transfer.owner import Offer, Owner, State, Update
+
+EPOCH = 7
+LEASE = 30.0
+DEADLINE = 100.0
+SHARDS = (Shard(0, "/dev/shm/pool", (4, 5, 6)),)
+FIRST = (FirstToken(0, 42),)
+OFFER = Offer(Group.TARGET, "meaning", 40, SHARDS, DEADLINE)
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner("10.0.0.1:9000", EPOCH, LEASE)
+
+
+def ready_handle(owner: Owner) -> int:
+    handle = owner.offer(OFFER, now=0.0).id
+    owner.finished(handle, FIRST, b"feature", now=1.0)
+    return handle
+
+
+def told(owner: Owner) -> list[Update]:
+    return owner.take()[0]
+
+
+def freed(owner: Owner) -> list[int]:
+    return owner.take()[1]
+
+
+def test_an_offer_becomes_a_handle_that_names_its_owner(owner):
+    first, second = owner.offer(OFFER, 0.0), owner.offer(OFFER, 0.0)
+    assert (first.worker, first.epoch, first.group) == ("10.0.0.1:9000", EPOCH, Group.TARGET)
+    assert (first.layout, first.tokens, first.shards) == ("meaning", 40, SHARDS)
+    assert first.id != second.id
+    assert owner.active == 2
+
+
+def test_a_watch_hears_progress_then_done(owner):
+    handle = owner.offer(OFFER, 0.0).id
+    owner.watch_opened(1, handle, EPOCH, 1, 0.0)
+    assert told(owner) == [Update(1, tokens=0)]
+    owner.filled(handle, 16, 1.0)
+    owner.filled(handle, 32, 1.1)
+    assert told(owner) == [Update(1, tokens=32)], "two advances in a step are one update"
+    assert told(owner) == []
+    owner.finished(handle, FIRST, b"feature", 2.0)
+    assert told(owner) == [Update(1, 40, True, FIRST, b"feature")]
+
+
+def test_a_late_watch_hears_everything_at_once(owner):
+    handle = ready_handle(owner)
+    owner.watch_opened(1, handle, EPOCH, 1, 2.0)
+    assert told(owner) == [Update(1, 40, True, FIRST, b"feature")]
+
+
+def test_release_of_a_ready_handle_is_valid_once(owner):
+    handle = ready_handle(owner)
+    owner.watch_opened(1, handle, EPOCH, 3, 2.0)
+    assert owner.release(handle, EPOCH, 3, 5.0) is True
+    assert freed(owner) == [handle]
+    assert owner.release(handle, EPOCH, 3, 5.0) is False
+    assert freed(owner) == []
+    assert owner.ended == {State.RELEASED: 1}
+
+
+@pytest.mark.parametrize("epoch, attempt", [(EPOCH - 1, 3), (EPOCH + 1, 3), (EPOCH, 2)])
+def test_a_stale_release_changes_nothing(owner, epoch, attempt):
+    handle = ready_handle(owner)
+    owner.watch_opened(1, handle, EPOCH, 3, 2.0)
+    assert owner.release(handle, epoch, attempt, 5.0) is False
+    assert freed(owner) == []
+    assert owner.release(handle, EPOCH, 3, 5.0) is True
+
+
+def test_release_before_ready_means_that_nobody_will_pull(owner):
+    handle = owner.offer(OFFER, 0.0).id
+    assert owner.release(handle, EPOCH, 1, 0.5) is False
+    assert freed(owner) == [handle]
+    owner.filled(handle, 16, 1.0)
+    owner.finished(handle, FIRST, b"", 2.0)
+    assert owner.take() == ([], []), "the prompt goes on, the handle does not come back"
+
+
+def test_without_a_watch_the_lease_lasts_lease_s(owner):
+    handle = ready_handle(owner)
+    owner.sweep(LEASE - 0.01)
+    assert freed(owner) == []
+    owner.sweep(LEASE)
+    assert freed(owner) == [handle]
+    assert owner.ended == {State.EXPIRED: 1}
+
+
+def test_a_lapsed_lease_is_invalid_even_if_nobody_swept(owner):
+    handle = ready_handle(owner)
+    assert owner.release(handle, EPOCH, 1, LEASE) is False
+    assert freed(owner) == [handle]
+
+
+def test_a_lapsed_lease_cannot_be_renewed(owner):
+    handle = ready_handle(owner)
+    owner.watch_opened(1, handle, EPOCH, 1, LEASE)
+    (update,) = told(owner)
+    assert update.watch == 1 and update.failure is not None and "not valid" in update.failure.message
+
+
+def test_an_open_watch_holds_the_lease_until_the_requests_deadline(owner):
+    handle = ready_handle(owner)
+    owner.watch_opened(1, handle, EPOCH, 1, 2.0)
+    owner.sweep(DEADLINE - 0.01)
+    assert told(owner)[-1].failure is None
+    owner.sweep(DEADLINE)
+    updates, free = owner.take()
+    assert free == [handle]
+    assert [u.failure.code for u in updates if u.failure] == ["transfer_failed"]
+
+
+def test_closing_the_watch_starts_the_lease_again(owner):
+    handle = ready_handle(owner)
+    owner.watch_opened(1, handle, EPOCH, 1, 2.0)
+    owner.watch_closed(1, 50.0)
+    owner.sweep(50.0 + LEASE - 0.01)
+    assert owner.active == 1
+    owner.sweep(50.0 + LEASE)
+    assert freed(owner) == [handle]
+
+
+def test_closing_the_watch_late_never_outlives_the_deadline(owner):
+    ready_handle(owner)
+    owner.watch_opened(1, 1, EPOCH, 1, 2.0)
+    owner.watch_closed(1, DEADLINE - 1.0)
+    owner.sweep(DEADLINE)
+    assert owner.active == 0
+
+
+def test_a_higher_attempt_ends_the_lower_watch(owner):
+    handle = ready_handle(owner)
+    owner.watch_opened(1, handle, EPOCH, 1, 2.0)
+    owner.watch_opened(2, handle, EPOCH, 2, 3.0)
+    lower, higher = sorted(told(owner), key=lambda update: update.watch)
+    assert lower.failure is not None and higher.failure is None and higher.done
+    owner.watch_closed(1, 4.0)
+    owner.sweep(4.0 + LEASE)
+    assert owner.active == 1, "the loser's hanging up is nothing to the winner's lease"
+    assert owner.release(handle, EPOCH, 1, 40.0) is False
+    assert owner.release(handle, EPOCH, 2, 40.0) is True
+
+
+def test_a_lower_attempt_is_refused_and_does_not_disturb(owner):
+    handle = ready_handle(owner)
+    owner.watch_opened(1, handle, EPOCH, 2, 2.0)
+    owner.take()
+    owner.watch_opened(2, handle, EPOCH, 1, 3.0)
+    (update,) = told(owner)
+    assert update.watch == 2 and update.failure is not None
+    assert owner.release(handle, EPOCH, 2, 4.0) is True
+
+
+@pytest.mark.parametrize("handle, epoch", [(99, EPOCH), (1, EPOCH - 1)])
+def test_unknown_handles_and_other_epochs_are_refused(owner, handle, epoch):
+    ready_handle(owner)
+    owner.watch_opened(5, handle, epoch, 1, 2.0)
+    (update,) = told(owner)
+    assert update.watch == 5 and update.failure is not None and update.failure.code == "transfer_failed"
+
+
+def test_failure_reaches_the_watch_and_frees_the_pages(owner):
+    handle = owner.offer(OFFER, 0.0).id
+    owner.watch_opened(1, handle, EPOCH, 1, 0.0)
+    owner.failed(handle, "overloaded", "The pool is full.", 1.0)
+    updates, free = owner.take()
+    assert [(u.failure.code, u.failure.message) for u in updates] == [("overloaded", "The pool is full.")]
+    assert free == [handle]
+
+
+def test_withdrawing_tells_the_watch_that_it_was_cancelled(owner):
+    handle = ready_handle(owner)
+    owner.watch_opened(1, handle, EPOCH, 1, 2.0)
+    owner.withdraw(handle, 3.0)
+    updates, free = owner.take()
+    assert [u.failure.code for u in updates] == ["cancelled"]
+    assert free == [handle]
+    owner.withdraw(handle, 3.0)
+    assert owner.take() == ([], [])
+
+
+def test_a_closed_watch_hears_nothing_more(owner):
+    handle = owner.offer(OFFER, 0.0).id
+    owner.watch_opened(1, handle, EPOCH, 1, 0.0)
+    owner.watch_closed(1, 0.0)
+    owner.filled(handle, 16, 1.0)
+    owner.withdraw(handle, 2.0)
+    assert told(owner) == []
+
+
+def test_one_failure_is_not_sticky(owner):
+    owner.failed(owner.offer(OFFER, 0.0).id, "internal_error", "A chunk failed.", 1.0)
+    handle = ready_handle(owner)
+    owner.watch_opened(1, handle, EPOCH, 1, 2.0)
+    assert owner.release(handle, EPOCH, 1, 3.0) is True

@@ -1,0 +1,267 @@
+"""Owner, pullers and real bytes in one small world with a slow and lossy wire.
+
+Whatever is freed is scribbled over at once, copies go page by page, messages arrive late or never, and
+time jumps. One promise is checked: a pull that completes holds exactly the bytes that were offered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from eyas.common.errors import TransferFailed
+from eyas.common.types import Group, KvHandle, Shard
+from kv_transfer.backends.base import Copy, CopyResult
+from kv_transfer.backends.local import LocalBackend
+from kv_transfer.owner import Offer, Owner, Update
+from kv_transfer.puller import CloseWatch, Complete, OpenWatch, PagesFree, Pull, SendRelease, State
+
+EPOCH, LEASE = 5, 30.0
+POOL_PAGES, PAGE_BYTES, PROMPT_PAGES = 9, 4, 3
+SCRIBBLE = 255
+
+Message = Callable[[], None]
+
+
+@dataclass
+class Prompt:
+    """A handle on the owner's side, and the bytes its pages are to hold: [PROMPT_PAGES, PAGE_BYTES]."""
+
+    handle: KvHandle
+    truth: np.ndarray
+    filled: int = 0
+    attempts: int = 0
+
+
+@dataclass
+class Job:
+    """A copy under way: `left` are the single pages that were not copied yet."""
+
+    copy: Copy
+    left: list[Copy] = field(default_factory=list)
+
+
+class World(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.source = np.full((POOL_PAGES, PAGE_BYTES), SCRIBBLE, np.uint8)
+        self.destination = np.full((POOL_PAGES, PAGE_BYTES), SCRIBBLE, np.uint8)
+        self.source_free = list(range(POOL_PAGES))
+        self.destination_free = list(range(POOL_PAGES))
+        self.owner = Owner("prefill:1", EPOCH, LEASE)
+        self.backend = LocalBackend(self.destination, {"pool": self.source})
+        self.prompts: dict[int, Prompt] = {}
+        self.pulls: dict[int, tuple[Pull, Prompt, int]] = {}  # with its attempt; the number is the watch too
+        self.lent: dict[int, tuple[int, ...]] = {}  # destination pages by pull, in the prompt's order
+        self.jobs: deque[Job] = deque()
+        self.up: deque[Message] = deque()  # to the owner, in order
+        self.down: deque[Message] = deque()  # to the pullers, in order
+        self.kept: list[tuple[tuple[int, ...], np.ndarray]] = []  # completed pulls: pages and truth
+
+    # --- the owner's worker ---
+
+    @precondition(lambda self: len(self.source_free) >= PROMPT_PAGES)
+    @rule(lasts=st.sampled_from([40.0, 200.0]))
+    def offer(self, lasts):
+        pages = tuple(self.source_free.pop(0) for _ in range(PROMPT_PAGES))
+        shards = (Shard(0, "pool", pages),)
+        offer = Offer(Group.TARGET, "m", PROMPT_PAGES, shards, self.now + lasts)
+        handle = self.owner.offer(offer, self.now)
+        first = 3 * handle.id % 200
+        truth = np.repeat(np.arange(first, first + PROMPT_PAGES, dtype=np.uint8)[:, None], PAGE_BYTES, 1)
+        self.prompts[handle.id] = Prompt(handle, truth)
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data())
+    def fill_a_page(self, data):
+        self.fill(data.draw(st.sampled_from(list(self.prompts.values()))))
+
+    def fill(self, prompt):
+        if prompt.filled < PROMPT_PAGES:
+            self.source[prompt.handle.shards[0].pages[prompt.filled]] = prompt.truth[prompt.filled]
+            prompt.filled += 1
+            self.owner.filled(prompt.handle.id, prompt.filled, self.now)
+        else:
+            self.owner.finished(prompt.handle.id, (), b"", self.now)
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data())
+    def withdraw(self, data):
+        self.owner.withdraw(data.draw(st.sampled_from(list(self.prompts))), self.now)
+
+    @rule()
+    def owner_step(self):
+        self.owner.sweep(self.now)
+        updates, freed = self.owner.take()
+        for update in updates:
+            self.down.append(lambda update=update: self.hear(update))
+        for handle in freed:
+            pages = self.prompts.pop(handle).handle.shards[0].pages
+            self.source[list(pages)] = SCRIBBLE
+            self.source_free += pages
+
+    def hear(self, update: Update):
+        pull = self.pulls[update.watch][0]
+        if update.failure is not None:
+            pull.failed(update.failure, self.now)
+        elif update.done:
+            pull.done((), b"", self.now)
+        else:
+            pull.ready(update.tokens, self.now)
+
+    # --- the pullers' worker ---
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data(), newer=st.booleans())
+    def attach(self, data, newer):
+        prompt = data.draw(st.sampled_from(list(self.prompts.values())))
+        prompt.attempts += newer
+        number = len(self.pulls) + 1
+        pull = Pull(number, prompt.handle, prompt.attempts, page_size=1, deadline=self.now + 200.0)
+        self.pulls[number] = (pull, prompt, prompt.attempts)
+        self.puller_step()
+
+    @precondition(lambda self: len(self.destination_free) >= PROMPT_PAGES)
+    @rule()
+    def lend_pages(self):
+        waiting = [number for number, (pull, _, _) in self.pulls.items() if pull.state is State.WAITING]
+        if waiting:
+            pages = tuple(self.destination_free.pop(0) for _ in range(PROMPT_PAGES))
+            self.lent[waiting[0]] = pages
+            self.pulls[waiting[0]][0].start(pages, 0, self.now)
+            self.puller_step()
+
+    @precondition(lambda self: self.pulls)
+    @rule(data=st.data(), how=st.sampled_from(["preempt", "cancel", "break"]))
+    def disturb(self, data, how):
+        pull = data.draw(st.sampled_from(list(self.pulls.values())))[0]
+        match how:
+            case "preempt":
+                pull.preempt(self.now)
+            case "cancel":
+                pull.cancel(self.now)
+            case "break":
+                pull.failed(TransferFailed("The Watch broke."), self.now)
+        self.puller_step()
+
+    @rule()
+    def puller_step(self):
+        for number, (pull, prompt, attempt) in self.pulls.items():
+            pull.sweep(self.now)
+            handle = prompt.handle
+            for action in pull.take_actions():
+                match action:
+                    case OpenWatch():
+                        self.up.append(
+                            lambda n=number, h=handle, a=attempt: self.owner.watch_opened(
+                                n, h.id, h.epoch, a, self.now
+                            )
+                        )
+                    case CloseWatch():
+                        self.up.append(lambda n=number: self.owner.watch_closed(n, self.now))
+                    case SendRelease():
+                        self.up.append(lambda n=number, h=handle, a=attempt: self.answer_release(n, h, a))
+                    case Copy():
+                        pages = zip(action.source.pages, action.dst_pages, strict=True)
+                        single = [Copy(number, 0, Shard(0, "pool", (s,)), (d,)) for s, d in pages]
+                        self.jobs.append(Job(action, single))
+                    case PagesFree(pages):
+                        self.destination[list(pages)] = SCRIBBLE
+                        self.destination_free += pages
+                        assert self.lent.pop(number) == pages
+                    case Complete():
+                        self.kept.append((self.lent.pop(number), prompt.truth))
+                        self.check_kept()
+
+    def answer_release(self, number: int, handle: KvHandle, attempt: int):
+        valid = self.owner.release(handle.id, handle.epoch, attempt, self.now)
+        self.owner_step()
+        self.down.append(lambda: self.pulls[number][0].released(valid, self.now))
+
+    def check_kept(self):
+        for pages, truth in self.kept:
+            np.testing.assert_array_equal(self.destination[list(pages)], truth)
+
+    # --- the machinery between them ---
+
+    @precondition(lambda self: self.jobs)
+    @rule()
+    def copy_a_page(self):
+        job = self.jobs[0]
+        if job.left:
+            self.backend.copy(job.left.pop(0))
+        else:
+            self.jobs.popleft()
+            self.pulls[job.copy.pull][0].copied(CopyResult(job.copy, "local", 0, 0.0), self.now)
+            self.puller_step()
+
+    @precondition(lambda self: self.up)
+    @rule()
+    def deliver_up(self):
+        self.up.popleft()()
+
+    @precondition(lambda self: self.down)
+    @rule()
+    def deliver_down(self):
+        self.down.popleft()()
+        self.puller_step()
+
+    @precondition(lambda self: self.up or self.down)
+    @rule(up=st.booleans())
+    def lose_a_message(self, up):
+        wire = self.up if up else self.down
+        if wire:
+            wire.popleft()
+
+    @precondition(lambda self: self.kept)
+    @rule()
+    def finish_a_sequence(self):
+        self.check_kept()
+        pages, _ = self.kept.pop(0)
+        self.destination[list(pages)] = SCRIBBLE
+        self.destination_free += pages
+
+    @rule(rounds=st.integers(1, 4))
+    def fine_weather(self, rounds):
+        """Nothing goes wrong for a while, so that some pulls come far."""
+        for _ in range(rounds):
+            for prompt in list(self.prompts.values()):
+                self.fill(prompt)
+            self.owner_step()
+            for wire in (self.up, self.down):
+                while wire:
+                    wire.popleft()()
+            self.puller_step()
+            if len(self.destination_free) >= PROMPT_PAGES:
+                self.lend_pages()
+            for _ in range(3):
+                if self.jobs:
+                    self.copy_a_page()
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 4.0, 15.0, 31.0]))
+    def wait(self, seconds):
+        self.now += seconds
+
+    def teardown(self):
+        for _ in range(4):
+            self.now += 300.0
+            self.owner_step()
+            self.puller_step()
+            while self.jobs:
+                self.copy_a_page()
+        self.check_kept()
+        assert len(self.source_free) == POOL_PAGES, "the owner got every page back"
+        kept = sum(len(pages) for pages, _ in self.kept)
+        assert len(self.destination_free) + kept == POOL_PAGES, "the pullers kept or freed every page"
+        assert all(pull.over for pull, _, _ in self.pulls.values())
+
+
+World.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestWorld = World.TestCase
