@@ -31,9 +31,10 @@ def tempered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 def survivors(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """`tempered` scores [R, V] with the ids that a row's filters drop at -inf (in place)."""
-    by_count = [i for i, p in enumerate(params) if 0 < p.top_k < scores.shape[1]]
+    by_count = [i for i, p in enumerate(params) if p.top_k > 0]
     if by_count:
-        count = torch.tensor([params[i].top_k for i in by_count], device=scores.device)
+        sizes = [min(params[i].top_k, scores.shape[1]) for i in by_count]  # a caller's number may be huge
+        count = torch.tensor(sizes, device=scores.device)
         scores[by_count] = keep_best(scores[by_count], count)
     by_mass = [i for i, p in enumerate(params) if p.top_p < 1.0]
     if by_mass:
@@ -49,7 +50,8 @@ def survivors(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def keep_best(scores: Tensor, count: Tensor) -> Tensor:
-    """Scores [R, V] with all but each row's count[r] (1 .. V) highest at -inf; ties keep the lowest ids."""
+    """Scores [R, V] with all but each row's count[r] >= 1 highest at -inf; ties keep the lowest ids."""
+    count = count.clamp(max=scores.shape[1])
     best = scores.topk(min(int(count.max()) + 1, scores.shape[1])).values
     threshold = best.gather(-1, count.unsqueeze(1) - 1)
     runner_up = best.gather(-1, count.clamp(max=best.shape[1] - 1).unsqueeze(1))
@@ -73,4 +75,4 @@ def _nucleus_size(scores: Tensor, mass: Tensor) -> Tensor:
         sums = p.topk(min(width, vocab_size)).values.cumsum(-1, dtype=torch.float64)
         if bool((sums[:, -1] >= mass).all()):
             break
-    return ((sums < mass.unsqueeze(1)).sum(-1) + 1).clamp_(max=vocab_size)
+    return (sums < mass.unsqueeze(1)).sum(-1) + 1

@@ -1,0 +1,287 @@
+"""Speculation must not change one token: plain decoding against rounds over random trees, with every processor.
+
+The target is a toy whose logits depend on the last three ids; the sampler, the walk and the stopping rules
+are the real ones. Each mutation below is an error that somebody could make; the comparison must see it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from eyas.common.params import SamplingParams
+from eyas.common.types import Finish
+from eyas.engine.sampling.sampler import Row, sample
+from eyas.engine.speculation.tree import DraftTree
+from eyas.engine.stopping import banned_ids, finish
+from eyas.engine.verify import Verdict, walk
+
+VOCAB = 13
+EOS = (2,)
+TARGET = torch.randn(VOCAB**3, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
+
+PARAMS = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
+    {"temperature": 0.8, "top_p": 0.95},
+    {"temperature": 1.0, "presence_penalty": 0.7, "frequency_penalty": 0.4, "logit_bias": {4: 1.5, 7: -3.0}},
+    {"temperature": 1.3, "top_k": 6, "min_p": 0.02},
+    {"temperature": 1.0, "min_tokens": 6, "stop_token_ids": (5,)},
+    {"temperature": 0.7, "ignore_eos": True, "repetition_penalty": 1.8},
+]
+
+
+@dataclass
+class Stream:
+    """One generation of the toy: what it was asked, and how far it is."""
+
+    params: SamplingParams
+    prompt: list[int]
+    output: list[int] = dataclasses.field(default_factory=list)
+    finish: Finish | None = None
+    rounds: int = 0
+
+    def after(self, ancestors: list[int]) -> int:
+        a, b, c = [*self.prompt, *self.output, *ancestors][-3:]
+        return (a * VOCAB + b) * VOCAB + c
+
+
+def streams(count: int, max_tokens: int = 14) -> list[Stream]:
+    rng = random.Random(count)
+    return [
+        Stream(
+            SamplingParams(seed=rng.getrandbits(64), max_tokens=max_tokens, **PARAMS[i % len(PARAMS)]),
+            [rng.randrange(VOCAB) for _ in range(rng.randint(3, 6))],
+        )
+        for i in range(count)
+    ]
+
+
+Drafting = Callable[[Stream, random.Random], DraftTree | None]
+Rows = Callable[[Stream, DraftTree | None], list[Row]]
+
+
+def rows_of(stream: Stream, tree: DraftTree | None) -> list[Row]:
+    """The sampling contexts of a round, root first: as an engine must build them."""
+    paths = [[]] + [tree.path(i) for i in range(len(tree))] if tree else [[]]
+    return [
+        Row(
+            stream.params,
+            choice=0,
+            position=len(stream.prompt) + len(stream.output) + len(path),
+            prompt=stream.prompt,
+            output=stream.output,
+            ancestors=[tree.tokens[i] for i in path] if tree else [],
+            banned=banned_ids(stream.params, EOS, len(stream.output) + len(path)),
+        )
+        for path in paths
+    ]
+
+
+def run(
+    asked: list[Stream],
+    draft: Drafting = lambda stream, rng: None,
+    rows: Rows = rows_of,
+    verdict: Callable[[DraftTree | None, list[int]], Verdict] = walk,
+) -> list[Stream]:
+    """Decode all streams to their end, one round of all of them a call to the sampler."""
+    rng = random.Random(5)
+    running = [dataclasses.replace(stream, output=[], rounds=0) for stream in asked]
+    done = list(running)
+    while running:
+        drafts = [draft(stream, rng) for stream in running]
+        asked_rows = [rows(stream, tree) for stream, tree in zip(running, drafts, strict=True)]
+        contexts = [
+            stream.after(list(row.ancestors))
+            for stream, tree in zip(running, drafts, strict=True)
+            for row in rows_of(stream, tree)
+        ]
+        chosen = iter(sample(TARGET[contexts], [row for some in asked_rows for row in some]).tokens)
+        for stream, tree, some in zip(running, drafts, asked_rows, strict=True):
+            found = verdict(tree, [next(chosen) for _ in some])
+            kept, stream.finish = finish(stream.params, EOS, len(stream.output), found.tokens)
+            stream.output += kept
+            stream.rounds += 1
+        running = [stream for stream in running if stream.finish is None]
+    return done
+
+
+def random_tree(stream: Stream, rng: random.Random) -> DraftTree | None:
+    """Up to eight nodes anywhere: likely tokens and nonsense, deep and flat, equal siblings included."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    paths: list[list[int]] = [[]]
+    for node in range(rng.randint(0, 8)):
+        parent = rng.choice([-1, node - 1, rng.randint(-1, node - 1)])
+        likely = int(TARGET[stream.after(paths[1 + parent])].argmax())
+        tokens.append(likely if rng.random() < 0.6 else rng.randrange(VOCAB))
+        parents.append(parent)
+        paths.append([*paths[1 + parent], tokens[-1]])
+    return DraftTree(tokens, parents) if tokens else None
+
+
+def outputs(found: list[Stream]) -> list[tuple[list[int], Finish | None]]:
+    return [(stream.output, stream.finish) for stream in found]
+
+
+def test_speculation_equals_plain_decoding_token_for_token() -> None:
+    """2,100 seeds, seven kinds of parameters, a fresh random tree every round."""
+    asked = streams(2100)
+    plain, spec = run(asked), run(asked, random_tree)
+    assert outputs(spec) == outputs(plain)
+    assert sum(s.rounds for s in spec) < 0.75 * sum(s.rounds for s in plain)  # drafts were really accepted
+    assert {s.finish for s in plain} == {Finish.STOP, Finish.LENGTH}
+    lengths = {len(s.output) for s in plain if s.params.min_tokens and s.finish is Finish.STOP}
+    assert min(lengths) == 7
+
+
+def _root_ancestors(stream: Stream, tree: DraftTree | None) -> list[Row]:
+    return [dataclasses.replace(row, ancestors=[]) for row in rows_of(stream, tree)]
+
+
+def _root_position(stream: Stream, tree: DraftTree | None) -> list[Row]:
+    rows = rows_of(stream, tree)
+    return [dataclasses.replace(row, position=rows[0].position) for row in rows]
+
+
+def _node_position(stream: Stream, tree: DraftTree | None) -> list[Row]:
+    rows = rows_of(stream, tree)
+    return [dataclasses.replace(row, position=rows[0].position + i) for i, row in enumerate(rows)]
+
+
+def _root_bans(stream: Stream, tree: DraftTree | None) -> list[Row]:
+    rows = rows_of(stream, tree)
+    return [dataclasses.replace(row, banned=rows[0].banned) for row in rows]
+
+
+def _prompt_forgotten(stream: Stream, tree: DraftTree | None) -> list[Row]:
+    return [dataclasses.replace(row, prompt=[] if row.ancestors else row.prompt) for row in rows_of(stream, tree)]
+
+
+@pytest.mark.parametrize(
+    "mutation", [_root_ancestors, _root_position, _node_position, _root_bans, _prompt_forgotten]
+)
+def test_a_wrong_context_is_seen(mutation: Rows) -> None:
+    asked = streams(420)
+    assert outputs(run(asked, random_tree, rows=mutation)) != outputs(run(asked))
+
+
+def _bonus_of_the_parent(tree: DraftTree | None, chosen: list[int]) -> Verdict:
+    found = walk(tree, chosen)
+    if not found.path:
+        return found
+    above = chosen[1 + tree.parents[found.path[-1]]]
+    return Verdict(found.path, (*found.tokens[:-1], above))
+
+
+def _leaf_below_wrong_parent(tree: DraftTree | None, chosen: list[int]) -> Verdict:
+    """Accepts a child that equals the token chosen at the node before it, whoever its parent is."""
+    accepted = 0
+    while tree and accepted < len(tree) and tree.tokens[accepted] == chosen[accepted]:
+        accepted += 1
+    return Verdict(tuple(range(accepted)), tuple(chosen[: accepted + 1]))
+
+
+def _no_bonus_replacement(tree: DraftTree | None, chosen: list[int]) -> Verdict:
+    """Always takes the first child of the root, as if it had been accepted."""
+    if not tree:
+        return walk(tree, chosen)
+    return Verdict((0,), (tree.tokens[0], chosen[1]))
+
+
+@pytest.mark.parametrize("mutation", [_bonus_of_the_parent, _leaf_below_wrong_parent, _no_bonus_replacement])
+def test_a_wrong_verdict_is_seen(mutation: Callable[[DraftTree | None, list[int]], Verdict]) -> None:
+    asked = streams(420)
+    assert outputs(run(asked, random_tree, verdict=mutation)) != outputs(run(asked))
+
+
+def test_harmless_changes_are_harmless() -> None:
+    """Equal siblings, another order of siblings, stale drafts: advice that may be worse, never wrong."""
+
+    def mirrored(stream: Stream, rng: random.Random) -> DraftTree | None:
+        tree = random_tree(stream, rng)
+        if tree is None:
+            return None
+        order = sorted(range(len(tree)), key=lambda i: (tree.depth(i), -i))
+        place = {-1: -1} | {node: i for i, node in enumerate(order)}
+        return DraftTree([tree.tokens[i] for i in order], [place[tree.parents[i]] for i in order])
+
+    def doubled(stream: Stream, rng: random.Random) -> DraftTree | None:
+        tree = random_tree(stream, rng)
+        if tree is None:
+            return None
+        shifted = [p if p == -1 else p + len(tree) for p in tree.parents]
+        return DraftTree([*tree.tokens, *tree.tokens], [*tree.parents, *shifted])
+
+    def stale(stream: Stream, rng: random.Random) -> DraftTree | None:
+        return random_tree(dataclasses.replace(stream, output=stream.output[:-1]), rng)
+
+    asked = streams(420)
+    plain = outputs(run(asked))
+    for drafting in (mirrored, doubled, stale):
+        assert outputs(run(asked, drafting)) == plain
+
+
+def test_trimmed_late_proposals_are_as_good_as_fresh_ones() -> None:
+    """A tree drafted one token ago, cut to the subtree below what was committed since."""
+
+    def late(stream: Stream, rng: random.Random) -> DraftTree | None:
+        if not stream.output:
+            return None
+        before = dataclasses.replace(stream, output=stream.output[:-1])
+        tree = random_tree(before, rng)
+        return tree.trim(stream.output[-1:]) if tree else None
+
+    asked = streams(420)
+    spec, plain = run(asked, late), run(asked)
+    assert outputs(spec) == outputs(plain)
+    assert sum(s.rounds for s in spec) < sum(s.rounds for s in plain)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5])
+def test_trees_deeper_than_the_budget(max_tokens: int) -> None:
+    """A perfect chain of eight: cut by the limit, or narrowed to it beforehand, the same output."""
+
+    def perfect(stream: Stream, rng: random.Random) -> DraftTree:
+        future = dataclasses.replace(stream, params=_longer(stream.params))
+        tokens: list[int] = []
+        for _ in range(8):
+            row = rows_of(dataclasses.replace(future, output=[*stream.output, *tokens]), None)
+            tokens += sample(TARGET[[future.after(tokens)]], row).tokens
+        return DraftTree(tokens, range(-1, 7))
+
+    def fitting(stream: Stream, rng: random.Random) -> DraftTree:
+        return perfect(stream, rng).narrow(stream.params.max_tokens - len(stream.output) - 1)
+
+    asked = streams(35, max_tokens)
+    asked = [s for s in asked if s.params.min_tokens <= max_tokens]
+    plain, deep = run(asked), run(asked, perfect)
+    assert outputs(deep) == outputs(run(asked, fitting)) == outputs(plain)
+    assert all(s.rounds == 1 for s in deep)
+
+
+def _longer(params: SamplingParams) -> SamplingParams:
+    return SamplingParams(**{f: getattr(params, f) for f in params.__struct_fields__} | {"max_tokens": 100})
+
+
+def test_end_of_text_inside_a_tree() -> None:
+    """A path accepted through an ending id and beyond: the output stops with it."""
+    tree = DraftTree([4, 2, 6], [-1, 0, 1])
+    found = walk(tree, [4, 2, 6, 8])
+    assert found == Verdict((0, 1, 2), (4, 2, 6, 8))
+    params = SamplingParams(max_tokens=50)
+    assert finish(params, EOS, 3, found.tokens) == ((4, 2), Finish.STOP)
+
+
+def test_walks() -> None:
+    #        0: 7   1: 8   2: 7 below 0   3: 9 below 0   4: 8 below 3   5: 8 again
+    tree = DraftTree([7, 8, 7, 9, 8, 8], [-1, -1, 0, 0, 3, -1])
+    assert walk(tree, [7, 9, 0, 0, 8, 5, 0]) == Verdict((0, 3, 4), (7, 9, 8, 5))
+    assert walk(tree, [8, 0, 3, 0, 0, 0, 4]) == Verdict((1,), (8, 3))  # of equal siblings the first
+    assert walk(tree, [6, 0, 0, 0, 0, 0, 0]) == Verdict((), (6,))
+    assert walk(None, [6]) == walk(DraftTree([], []), [6]) == Verdict((), (6,))
