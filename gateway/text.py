@@ -22,7 +22,8 @@ class Delta(msgspec.Struct, frozen=True):
 
     `tokens` and `logprobs` (empty unless asked for) cover every token that counts, the final one included;
     `offsets[i]` is where the text of tokens[i] begins, in characters of the choice. `text` may lag behind
-    the tokens: it never holds half a character nor the beginning of a stop string.
+    the tokens: it never holds half a character nor the beginning of a stop string. Drafts that were
+    accepted beyond a stop string count as never offered.
     """
 
     choice: int
@@ -85,6 +86,7 @@ class ChoiceText:
         if entry.finish is not None and not stopped:
             pieces.append(self._rest())
         kept = len(offsets)
+        accepted = min(entry.accepted, kept)
         return Delta(
             choice=entry.choice,
             text="".join(pieces),
@@ -92,8 +94,8 @@ class ChoiceText:
             logprobs=entry.logprobs[:kept],
             offsets=tuple(offsets),
             finish=Finish.STOP if stopped else entry.finish,
-            accepted=min(entry.accepted, kept),
-            offered=entry.offered,
+            accepted=accepted,
+            offered=entry.offered - (entry.accepted - accepted),
         )
 
     def _rest(self) -> str:

@@ -1,0 +1,115 @@
+"""A backend that says what it is told to, and remembers what was asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from eyas.common.config import NANO
+from eyas.common.errors import EyasError
+from eyas.common.types import Entry, Finish, GenerationRequest, Role, TokenLogprob, WorkerInfo
+from gateway.tokenizer import Tokenizer
+
+EOS = 2
+INFO = WorkerInfo(
+    worker="127.0.0.1:1",
+    roles=(Role.PREFILL, Role.DECODE),
+    epoch=1,
+    model="eyas-nano",
+    fingerprint="0123456789abcdef",
+    draft_fingerprint="",
+    context_length=128,
+    vocab_size=4096,
+    pages_total=100,
+)
+
+
+def nano_tokenizer() -> Tokenizer:
+    return Tokenizer.load(NANO)
+
+
+@dataclass
+class ScriptedBackend:
+    """`says(request, choice)` is the text of a choice; it is told in steps of `stride` tokens, then EOS."""
+
+    tokenizer: Tokenizer
+    says: Callable[[GenerationRequest, int], str] = lambda request, choice: "Hello, world!"
+    stride: int = 2
+    pause_s: float = 0.0
+    refusal: EyasError | None = None  # raised by start
+    breaks_with: Exception | None = None  # raised after the first round of entries
+    infos: list[WorkerInfo] = field(default_factory=lambda: [INFO])
+    is_healthy: bool = True
+    requests: list[GenerationRequest] = field(default_factory=list)
+    streams: list[ScriptedStream] = field(default_factory=list)
+
+    async def start(self, request: GenerationRequest) -> ScriptedStream:
+        self.requests.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+        self.streams.append(ScriptedStream(self, request))
+        return self.streams[-1]
+
+    async def models(self) -> list[WorkerInfo]:
+        return self.infos
+
+    async def healthy(self) -> bool:
+        return self.is_healthy
+
+
+class ScriptedStream:
+    def __init__(self, backend: ScriptedBackend, request: GenerationRequest) -> None:
+        self.request = request
+        self.cancelled: list[int | None] = []
+        self.closed = asyncio.Event()
+        self.told = 0  # rounds of entries
+        self._backend = backend
+        self._outputs: dict[int, tuple[int, ...]] = {}
+        for choice in request.choices:
+            ids = backend.tokenizer.encode(backend.says(request, choice.index), special=False)
+            self._outputs[choice.index] = (*ids, EOS)
+
+    async def __aiter__(self) -> AsyncIterator[Entry]:
+        start = 0
+        while self._outputs:
+            for choice in list(self._outputs):
+                yield self._entry(choice, start)
+            start += self._backend.stride
+            self.told += 1
+            if self._backend.breaks_with is not None:
+                raise self._backend.breaks_with
+            await asyncio.sleep(self._backend.pause_s)
+
+    def _entry(self, choice: int, start: int) -> Entry:
+        params = self.request.params
+        output = self._outputs[choice]
+        end = min(start + self._backend.stride, params.max_tokens)
+        tokens = output[start:end]
+        finish = None
+        if end >= len(output):
+            finish = Finish.STOP
+        elif end == params.max_tokens:
+            finish = Finish.LENGTH
+        if finish is not None:
+            del self._outputs[choice]
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if params.logprobs is not None:
+            best = [(-0.5, None), (-1.5, 7), (-2.5, 8)][: params.logprobs]
+            logprobs = tuple(
+                TokenLogprob(-0.5, tuple((t if other is None else other, p) for p, other in best))
+                for t in tokens
+            )
+        drafted = self._backend.stride if start else 0
+        accepted = min(len(tokens), max(drafted - 1, 0))
+        return Entry(self.request.id, 1, choice, start, tokens, logprobs, finish, accepted, drafted)
+
+    async def cancel(self, choice: int | None = None) -> None:
+        self.cancelled.append(choice)
+        if choice is None:
+            self._outputs.clear()
+        else:
+            self._outputs.pop(choice, None)
+
+    async def aclose(self) -> None:
+        self.closed.set()
