@@ -222,7 +222,8 @@ class Generation:
         self._decode_spoke = True
         self._delivery.push(entry)
         if self._delivery.complete:
-            leg.close(cancel=False)  # the worker has ended it by itself
+            # The worker ended the choices that joined; it must be told of those that never did.
+            leg.close(cancel=any(first.finish is not None for first in self._first_tokens))
         if self._delivery.over:
             self._nudge()
 

@@ -1,0 +1,49 @@
+"""The Python SDK of Eyas.
+
+    from eyas.client import Client
+
+    with Client("127.0.0.1:8001") as client:
+        print(client.chat([{"role": "user", "content": "What is the capital of France?"}]).text)
+
+`AsyncClient` is the same for asyncio. The SDK needs neither torch nor a model.
+"""
+
+from eyas.client.aio import AsyncClient, AsyncStream
+from eyas.client.sync import Client, Stream
+from eyas.client.types import Choice, Completion, Delta, Message, Model, Options, Usage
+from eyas.common.errors import (
+    Cancelled,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EyasError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Unauthorized,
+    Unavailable,
+)
+from eyas.common.types import TokenLogprob
+
+__all__ = [
+    "AsyncClient",
+    "AsyncStream",
+    "Cancelled",
+    "Choice",
+    "Client",
+    "Completion",
+    "ContextLengthExceeded",
+    "DeadlineExceeded",
+    "Delta",
+    "EyasError",
+    "InvalidRequest",
+    "Message",
+    "Model",
+    "NotFound",
+    "Options",
+    "Overloaded",
+    "Stream",
+    "TokenLogprob",
+    "Unauthorized",
+    "Unavailable",
+    "Usage",
+]

@@ -1,0 +1,157 @@
+"""The blocking client: `AsyncClient` run on an event loop in a thread of its own.
+
+It knows only how to wait for a coroutine; what a call does is written once, in `eyas.client.aio`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from eyas.client.aio import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, AsyncClient, AsyncStream
+from eyas.client.types import Completion, Delta, Message, Model, Options, Usage
+
+T = TypeVar("T")
+
+
+class Portal:
+    """An event loop in a daemon thread, and the door to it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="eyas-client", daemon=True)
+        self._thread.start()
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result; an interrupt of the waiting thread cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def run(self, function: Callable[[], T]) -> T:
+        """The result of a function that needs the running loop around it."""
+
+        async def call() -> T:
+            return function()
+
+        return self.wait(call())
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+class Stream:
+    """The deltas of one running call, in order. Leaving its `with` block cancels the call.
+
+    Iteration raises EyasError if the call fails. `usage` is there once it has ended.
+    """
+
+    def __init__(self, portal: Portal, stream: AsyncStream) -> None:
+        self._portal = portal
+        self._stream = stream
+
+    @property
+    def usage(self) -> Usage | None:
+        return self._stream.usage
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self
+
+    def __next__(self) -> Delta:
+        try:
+            return self._portal.wait(self._stream.__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def completion(self) -> Completion:
+        """Everything that is still to come, as whole answers."""
+        return self._portal.wait(self._stream.completion())
+
+    def close(self) -> None:
+        """Cancel the call if it still runs. Idempotent."""
+        self._portal.wait(self._stream.aclose())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Client:
+    """A client of one Eyas server; `AsyncClient`, which says what each call does, is its twin for asyncio.
+
+    Close it, or use it in a `with` block. Safe to share between threads.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        api_key: str | None = None,
+        model: str = "",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self._portal = Portal()
+        self._client = self._portal.run(
+            lambda: AsyncClient(target, api_key=api_key, model=model, timeout_s=timeout_s)
+        )
+        self._open = True
+
+    def chat(
+        self, messages: Sequence[Message], *, timeout_s: float | None = None, **options: Unpack[Options]
+    ) -> Completion:
+        """The assistant's answer to `messages`, whole."""
+        return self._portal.wait(self._client.chat(messages, timeout_s=timeout_s, **options))
+
+    def chat_stream(
+        self, messages: Sequence[Message], *, timeout_s: float | None = None, **options: Unpack[Options]
+    ) -> Stream:
+        """The assistant's answer to `messages` as it is made."""
+        return self._stream(lambda: self._client.chat_stream(messages, timeout_s=timeout_s, **options))
+
+    def generate(
+        self, prompt: str | Sequence[int], *, timeout_s: float | None = None, **options: Unpack[Options]
+    ) -> Completion:
+        """The continuation of a text, or of token ids, whole."""
+        return self._portal.wait(self._client.generate(prompt, timeout_s=timeout_s, **options))
+
+    def generate_stream(
+        self, prompt: str | Sequence[int], *, timeout_s: float | None = None, **options: Unpack[Options]
+    ) -> Stream:
+        """The continuation of a text, or of token ids, as it is made."""
+        return self._stream(lambda: self._client.generate_stream(prompt, timeout_s=timeout_s, **options))
+
+    def models(self, *, timeout_s: float = 10.0) -> list[Model]:
+        """What the server offers."""
+        return self._portal.wait(self._client.models(timeout_s=timeout_s))
+
+    def close(self) -> None:
+        """Cancel what still runs and close the connection. Idempotent."""
+        if self._open:
+            self._open = False
+            self._portal.wait(self._client.aclose())
+            self._portal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _stream(self, start: Callable[[], AsyncStream]) -> Stream:
+        return Stream(self._portal, self._portal.run(start))

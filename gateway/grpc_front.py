@@ -1,0 +1,186 @@
+"""The gRPC front: the service `eyas.v1.Eyas` over the same backend, limits and text as the HTTP front.
+
+A servicer: it translates messages to calls and back. It refuses to know how tokens are made and routed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+
+import grpc
+
+from eyas.common import convert, rpc
+from eyas.common.config import GatewayConfig
+from eyas.common.errors import InvalidRequest, PayloadTooLarge, Unauthorized
+from eyas.common.params import SamplingParams
+from gateway.admission import Wish, admit, check_model, served_model
+from gateway.backend import Backend
+from gateway.schema import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
+from gateway.text import Delta, TextStream, Usage
+from gateway.tokenizer import Tokenizer
+from protos import eyas_pb2, eyas_pb2_grpc
+
+SERVICE = "eyas.v1.Eyas"
+HEALTH_EVERY_S = 1.0
+STOP_GRACE_S = 1.0
+ROLES = ("system", "user", "assistant")
+
+_SAMPLING = (
+    "min_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty "
+    "ignore_eos logprobs"
+).split()
+
+Context = grpc.aio.ServicerContext
+
+
+class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
+    """`Chat`, `Generate` and `Models`. Errors go to the server's interceptor."""
+
+    def __init__(self, config: GatewayConfig, backend: Backend, tokenizer: Tokenizer) -> None:
+        self._config = config
+        self._backend = backend
+        self._tokenizer = tokenizer
+
+    async def Chat(
+        self, request: eyas_pb2.ChatRequest, context: Context
+    ) -> AsyncIterator[eyas_pb2.GenerateEvent]:
+        self._check(request, context)
+        if not request.messages:
+            raise InvalidRequest("messages is empty", param="messages")
+        for i, message in enumerate(request.messages):
+            if message.role not in ROLES:
+                field = f"messages[{i}].role"
+                raise InvalidRequest(f"{field} must be one of {', '.join(ROLES)}", param=field)
+        prompt = await self._tokenizer.encode_chat(
+            [{"role": message.role, "content": message.content} for message in request.messages]
+        )
+        async with contextlib.aclosing(self._run(prompt, request.options, context)) as events:
+            async for event in events:
+                yield event
+
+    async def Generate(
+        self, request: eyas_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[eyas_pb2.GenerateEvent]:
+        self._check(request, context)
+        if request.WhichOneof("prompt") == "ids":
+            prompt = tuple(request.ids.ids)
+        else:
+            prompt = await self._tokenizer.encode_prompt(request.text)
+        async with contextlib.aclosing(self._run(prompt, request.options, context)) as events:
+            async for event in events:
+                yield event
+
+    async def Models(self, request: eyas_pb2.ModelsRequest, context: Context) -> eyas_pb2.ModelsReply:
+        self._authorize(context)
+        model = served_model(self._config, await self._backend.models())
+        info = eyas_pb2.ModelInfo(id=model.id, context_length=model.context_length)
+        return eyas_pb2.ModelsReply(models=[info])
+
+    def _check(self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest, context: Context) -> None:
+        """The caller, the size, and the model's name (empty: the one that is served)."""
+        self._authorize(context)
+        if request.ByteSize() > self._config.max_body_bytes:
+            raise PayloadTooLarge(f"the request is larger than {self._config.max_body_bytes} bytes")
+        if request.model:
+            check_model(self._config, request.model)
+
+    def _authorize(self, context: Context) -> None:
+        key = self._config.api_key
+        metadata = dict(context.invocation_metadata() or ())
+        given = str(metadata.get("authorization", ""))
+        if key is not None and not secrets.compare_digest(given.encode(), f"Bearer {key}".encode()):
+            raise Unauthorized("the API key is missing or wrong: send metadata 'authorization: Bearer KEY'")
+
+    async def _run(
+        self, prompt: tuple[int, ...], options: eyas_pb2.GenerateOptions, context: Context
+    ) -> AsyncIterator[eyas_pb2.GenerateEvent]:
+        """Admit the prompt, then its deltas, then its usage; whatever ends the call frees the cluster."""
+        model = served_model(self._config, await self._backend.models())
+        timeout_s = min(self._config.request_timeout_s, context.time_remaining() or float("inf"))
+        stops = _stops(options)
+        request = admit(model, prompt, _wish(options), timeout_s)
+        async with contextlib.aclosing(await self._backend.start(request)) as generation:
+            text = TextStream(generation, request, self._tokenizer, stops)
+            async for delta in text.deltas():
+                yield eyas_pb2.GenerateEvent(delta=_delta_to_pb(delta))
+            yield eyas_pb2.GenerateEvent(usage=_usage_to_pb(text.usage))
+
+
+class GrpcFront:
+    """The gateway's gRPC server, with health and reflection. Healthy means: a request would succeed."""
+
+    def __init__(self, config: GatewayConfig, backend: Backend, tokenizer: Tokenizer) -> None:
+        """Raises ConfigError if the port is taken."""
+        self._backend = backend
+        self._server = rpc.server()
+        eyas_pb2_grpc.add_EyasServicer_to_server(EyasServicer(config, backend, tokenizer), self._server)
+        self._health = rpc.Health(self._server, [SERVICE])
+        self.port = rpc.bind(self._server, config.host, config.grpc_port)
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._health.set(await self._backend.healthy())
+        await self._server.start()
+        self._watch = asyncio.create_task(self._follow_health(), name="grpc health")
+
+    async def aclose(self) -> None:
+        """Stop listening, give running calls a moment, then end them."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        await self._server.stop(STOP_GRACE_S)
+
+    async def _follow_health(self) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_EVERY_S)
+            await self._health.set(await self._backend.healthy())
+
+
+def _wish(options: eyas_pb2.GenerateOptions) -> Wish:
+    """Raises InvalidRequest for what is not checked with the sampling parameters."""
+    given = {name: getattr(options, name) for name in _SAMPLING if options.HasField(name)}
+    params = SamplingParams(
+        **given, logit_bias=dict(options.logit_bias), stop_token_ids=tuple(options.stop_token_ids)
+    )
+    n = options.n if options.HasField("n") else 1
+    if not 1 <= n <= MAX_CHOICES:
+        raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}", param="n")
+    return Wish(
+        params,
+        max_tokens=options.max_tokens if options.HasField("max_tokens") else None,
+        seed=options.seed if options.HasField("seed") else None,
+        n=n,
+        speculative=options.speculative if options.HasField("speculative") else True,
+    )
+
+
+def _stops(options: eyas_pb2.GenerateOptions) -> tuple[str, ...]:
+    stops = tuple(options.stop)
+    if len(stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
+        raise InvalidRequest(
+            f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters", param="stop"
+        )
+    return stops
+
+
+def _delta_to_pb(delta: Delta) -> eyas_pb2.Delta:
+    return eyas_pb2.Delta(
+        choice=delta.choice,
+        text=delta.text,
+        tokens=delta.tokens,
+        logprobs=[convert.logprob_to_pb(logprob) for logprob in delta.logprobs],
+        finish_reason=delta.finish.value if delta.finish is not None else "",
+    )
+
+
+def _usage_to_pb(usage: Usage) -> eyas_pb2.Usage:
+    return eyas_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        accepted_prediction_tokens=usage.accepted,
+        rejected_prediction_tokens=usage.rejected,
+        verify_steps=usage.verify_steps,
+    )

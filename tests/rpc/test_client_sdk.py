@@ -1,0 +1,254 @@
+"""The SDK, blocking and asyncio, against the gRPC front over a scripted backend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+import grpc
+import pytest
+from scripted_backend import EOS, ScriptedBackend, nano_tokenizer
+
+import eyas.client
+from eyas.client import (
+    AsyncClient,
+    Client,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Unauthorized,
+    Unavailable,
+)
+from eyas.common import rpc
+from eyas.common.config import GatewayConfig
+from gateway.grpc_front import GrpcFront
+
+CONFIG = GatewayConfig(grpc_port=0, max_body_bytes=4096)
+CHAT = [{"role": "user", "content": "Hi"}]
+T = TypeVar("T")
+
+
+@contextlib.asynccontextmanager
+async def served(backend: ScriptedBackend, config: GatewayConfig = CONFIG) -> AsyncIterator[str]:
+    """The address of a running gRPC front."""
+    front = GrpcFront(config, backend, backend.tokenizer)
+    await front.start()
+    try:
+        yield f"127.0.0.1:{front.port}"
+    finally:
+        await front.aclose()
+
+
+@pytest.fixture
+def backend() -> ScriptedBackend:
+    return ScriptedBackend(nano_tokenizer())
+
+
+@pytest.fixture
+async def client(backend: ScriptedBackend) -> AsyncIterator[AsyncClient]:
+    async with served(backend) as address, AsyncClient(address) as client:
+        yield client
+
+
+async def test_chat(client: AsyncClient, backend: ScriptedBackend) -> None:
+    reply = await client.chat(CHAT, max_tokens=50, seed=7, temperature=0.5, logit_bias={3: 1.0})
+    assert reply.text == "Hello, world!"
+    (choice,) = reply.choices
+    assert choice.finish_reason == "stop" and choice.tokens[-1] == EOS
+    assert reply.usage.completion_tokens == len(choice.tokens)
+    assert reply.usage.prompt_tokens == len(backend.requests[0].prompt_ids)
+    assert reply.usage.verify_steps > 0 and reply.usage.accepted_prediction_tokens > 0
+    params = backend.requests[0].params
+    assert (params.max_tokens, params.seed, params.temperature) == (50, 7, 0.5)
+    assert params.logit_bias == {3: 1.0}
+
+
+async def test_chat_stream(client: AsyncClient, backend: ScriptedBackend) -> None:
+    async with client.chat_stream(CHAT) as stream:
+        deltas = [delta async for delta in stream]
+    assert len(deltas) > 2
+    assert "".join(delta.text for delta in deltas) == "Hello, world!"
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert stream.usage is not None
+    assert stream.usage.completion_tokens == sum(len(delta.tokens) for delta in deltas)
+    assert backend.streams[0].closed.is_set()
+
+
+async def test_generate_from_text_and_from_ids(client: AsyncClient, backend: ScriptedBackend) -> None:
+    ids = backend.tokenizer.encode("The sun")
+    first = await client.generate("The sun", n=2, logprobs=2, speculative=False)
+    second = await client.generate(list(ids), max_tokens=2)
+    assert [request.prompt_ids for request in backend.requests] == [ids, ids]
+    assert [choice.text for choice in first.choices] == ["Hello, world!"] * 2
+    assert len(first.choices[1].logprobs) == len(first.choices[1].tokens)
+    assert first.choices[0].logprobs[0].top[1] == (7, -1.5)
+    assert not backend.requests[0].speculative and backend.requests[1].speculative
+    assert second.choices[0].finish_reason == "length" and second.usage.completion_tokens == 2
+
+
+async def test_stop_strings(client: AsyncClient, backend: ScriptedBackend) -> None:
+    reply = await client.chat(CHAT, stop=["wor"])
+    assert reply.text == "Hello, " and reply.choices[0].finish_reason == "stop"
+    assert backend.streams[0].cancelled == [None]
+
+
+async def test_models(client: AsyncClient) -> None:
+    (model,) = await client.models()
+    assert (model.id, model.context_length) == ("eyas-nano", 128)
+
+
+async def test_leaving_a_stream_cancels_the_call(client: AsyncClient, backend: ScriptedBackend) -> None:
+    backend.says = lambda request, choice: "on and on " * 30
+    backend.pause_s = 0.05
+    async with client.generate_stream("x") as stream:
+        await anext(stream)
+    await asyncio.wait_for(backend.streams[0].closed.wait(), 2)
+    assert [delta async for delta in stream] == []
+
+
+BAD_CALLS = [
+    (InvalidRequest, "temperature", {"temperature": 3.0}),
+    (InvalidRequest, "n", {"n": 0}),
+    (InvalidRequest, "stop", {"stop": [""]}),
+    (InvalidRequest, "top_p", {"top_p": float("nan")}),
+    (InvalidRequest, "max_tokens", {"max_tokens": "many"}),
+    (InvalidRequest, "colour", {"colour": "red"}),
+    (ContextLengthExceeded, "max_tokens", {"max_tokens": 1000}),
+]
+
+
+@pytest.mark.parametrize(("error", "field", "options"), BAD_CALLS)
+async def test_bad_options_are_named(
+    client: AsyncClient, backend: ScriptedBackend, error: type, field: str, options: dict
+) -> None:
+    with pytest.raises(error) as caught:
+        await client.chat(CHAT, **options)
+    assert caught.value.param == field and field in str(caught.value)
+    assert type(caught.value) is error
+    assert not backend.streams
+
+
+async def test_bad_prompts_are_named(client: AsyncClient) -> None:
+    with pytest.raises(InvalidRequest, match=r"messages\[0\].role"):
+        await client.chat([{"role": "robot", "content": "Hi"}])
+    with pytest.raises(InvalidRequest, match="messages"):
+        await client.chat([])
+    with pytest.raises(InvalidRequest, match="prompt"):
+        await client.generate([5000])
+    with pytest.raises(InvalidRequest, match="prompt"):
+        await client.generate("")
+    with pytest.raises(eyas.client.EyasError, match="4096 bytes"):
+        await client.generate("x" * 5000)
+
+
+async def test_refusals_and_failures_have_their_types(client: AsyncClient, backend: ScriptedBackend) -> None:
+    backend.refusal = Overloaded("the queue is full")
+    with pytest.raises(Overloaded, match="queue is full"):
+        await client.chat(CHAT)
+    backend.refusal = None
+    backend.breaks_with = Unavailable("no decode worker is left")
+    with pytest.raises(Unavailable, match="no decode worker"):
+        await client.chat(CHAT)
+    assert backend.streams[0].closed.is_set()
+
+
+async def test_unknown_model_timeout_and_no_server(backend: ScriptedBackend) -> None:
+    backend.pause_s = 5.0
+    async with served(backend) as address:
+        async with AsyncClient(address, model="gpt-9") as client:
+            with pytest.raises(NotFound, match="gpt-9"):
+                await client.chat(CHAT)
+        async with AsyncClient(address) as client:
+            with pytest.raises(DeadlineExceeded):
+                await client.chat(CHAT, timeout_s=0.3)
+            await asyncio.wait_for(backend.streams[0].closed.wait(), 2)
+    async with AsyncClient(address) as client:
+        with pytest.raises(Unavailable):
+            await client.models(timeout_s=2)
+
+
+async def test_api_key(backend: ScriptedBackend) -> None:
+    async with served(backend, dataclasses.replace(CONFIG, api_key="secret")) as address:
+        for key in (None, "wrong"):
+            async with AsyncClient(address, api_key=key) as client:
+                with pytest.raises(Unauthorized):
+                    await client.models()
+                with pytest.raises(Unauthorized):
+                    await client.chat(CHAT)
+        async with AsyncClient(address, api_key="secret") as client:
+            assert (await client.chat(CHAT)).text == "Hello, world!"
+    assert len(backend.requests) == 1
+
+
+async def test_health_follows_the_backend(backend: ScriptedBackend) -> None:
+    backend.is_healthy = False
+    async with served(backend) as address, rpc.channel(address) as channel:
+        assert not await rpc.is_serving(channel)
+        backend.is_healthy = True
+        async with asyncio.timeout(3):
+            while not await rpc.is_serving(channel):
+                await asyncio.sleep(0.05)
+
+
+# --- the blocking twin, in a thread as ordinary code would be -------------------------------------------
+
+
+async def in_thread(backend: ScriptedBackend, work: Callable[[Client], T]) -> T:
+    async with served(backend) as address:
+
+        def run() -> T:
+            with Client(address) as client:
+                return work(client)
+
+        return await asyncio.to_thread(run)
+
+
+async def test_blocking_calls(backend: ScriptedBackend) -> None:
+    def work(client: Client) -> None:
+        assert client.chat(CHAT).text == "Hello, world!"
+        assert client.generate("x", stop=["wor"]).text == "Hello, "
+        assert client.models()[0].id == "eyas-nano"
+        with pytest.raises(InvalidRequest, match="temperature"):
+            client.chat(CHAT, temperature=-1.0)
+
+    before = threading.active_count()
+    await in_thread(backend, work)
+    assert not [thread for thread in threading.enumerate() if thread.name == "eyas-client"], before
+
+
+async def test_blocking_streams(backend: ScriptedBackend) -> None:
+    backend.pause_s = 0.02
+
+    def work(client: Client) -> None:
+        with client.chat_stream(CHAT) as stream:
+            assert "".join(delta.text for delta in stream) == "Hello, world!"
+            assert stream.usage is not None and next(stream, None) is None
+        with client.generate_stream("x") as stream:
+            next(stream)
+
+    await in_thread(backend, work)
+    async with asyncio.timeout(2):
+        await backend.streams[1].closed.wait()
+
+
+async def test_the_plain_stub_works_too(backend: ScriptedBackend) -> None:
+    """What a caller in another language does: generated code and nothing of the SDK."""
+    from protos import eyas_pb2, eyas_pb2_grpc
+
+    async with served(backend) as address, grpc.aio.insecure_channel(address) as channel:
+        stub = eyas_pb2_grpc.EyasStub(channel)
+        events = [event async for event in stub.Generate(eyas_pb2.GenerateRequest(text="x"), timeout=5)]
+        assert events[-1].HasField("usage")
+        assert "".join(event.delta.text for event in events) == "Hello, world!"
+
+
+def test_public_names() -> None:
+    for name in eyas.client.__all__:
+        assert hasattr(eyas.client, name)
+    assert sorted(eyas.client.__all__) == eyas.client.__all__

@@ -1,0 +1,96 @@
+"""Delivery: whatever workers repeat, each index reaches the reader once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eyas.common.errors import Cancelled, EyasError, Unavailable
+from eyas.common.types import Choice, Entry, Finish, TokenLogprob
+from gateway.delivery import Delivery
+
+
+def entry(index: int, *tokens: int, choice: int = 0, finish: Finish | None = None) -> Entry:
+    logprobs = tuple(TokenLogprob(-float(token)) for token in tokens)
+    return Entry("r", 1, choice, index, tokens, logprobs, finish)
+
+
+async def drain(delivery: Delivery) -> list[Entry]:
+    entries = []
+    while True:
+        try:
+            entries.append(await asyncio.wait_for(delivery.next(), 1))
+        except StopAsyncIteration:
+            return entries
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 5)), max_size=30))
+def test_overlaps_are_trimmed(pieces: list[tuple[int, int]]) -> None:
+    """Any pieces of 0, 1, 2, ... that leave no hole come out as 0, 1, 2, ... each once."""
+
+    async def run() -> None:
+        delivery = Delivery([Choice(0)])
+        known = 0
+        for start, length in pieces:
+            if start <= known:
+                delivery.push(entry(start, *range(start, start + length)))
+                known = max(known, start + length)
+        delivery.push(entry(known, finish=Finish.STOP))
+        entries = await drain(delivery)
+        tokens = [token for e in entries for token in e.tokens]
+        assert tokens == list(range(known))
+        assert [-logprob.logprob for e in entries for logprob in e.logprobs] == tokens
+        assert [e.finish for e in entries if e.finish] == [Finish.STOP]
+        assert all(e.tokens[0] == e.index for e in entries if e.tokens)
+
+    asyncio.run(run())
+
+
+async def test_a_resumed_choice_goes_on_from_its_ids() -> None:
+    delivery = Delivery([Choice(0, (5, 6)), Choice(1)])
+    delivery.push(entry(1, 6, 7))
+    assert (await delivery.next()).tokens == (7,)
+    delivery.push(entry(0, 9, choice=1, finish=Finish.STOP))
+    assert delivery.unfinished() == (Choice(0, (5, 6, 7)),)
+    assert not delivery.complete
+    delivery.close(0)
+    assert delivery.complete and [e.choice for e in await drain(delivery)] == [1]
+
+
+async def test_nothing_after_the_finish() -> None:
+    delivery = Delivery([Choice(0)])
+    delivery.push(entry(0, 1, finish=Finish.LENGTH))
+    delivery.push(entry(1, 2))
+    assert [e.tokens for e in await drain(delivery)] == [(1,)]
+
+
+async def test_a_hole_is_an_error_after_what_came_before_it() -> None:
+    delivery = Delivery([Choice(0)])
+    delivery.push(entry(0, 1))
+    delivery.push(entry(2, 3))
+    delivery.push(entry(1, 2))
+    assert (await delivery.next()).tokens == (1,)
+    with pytest.raises(EyasError, match="from output index 1 to 2"):
+        await delivery.next()
+
+
+async def test_a_slow_reader_is_ended_and_its_buffer_freed() -> None:
+    delivery = Delivery([Choice(0)], limit=3)
+    for index in range(5):
+        delivery.push(entry(index, 1))
+    assert delivery.over
+    with pytest.raises(Cancelled, match="too slowly: 3 steps"):
+        await delivery.next()
+
+
+async def test_the_first_end_stands_and_wakes_the_reader() -> None:
+    delivery = Delivery([Choice(0)])
+    reader = asyncio.create_task(delivery.next())
+    await asyncio.sleep(0)
+    delivery.end(Unavailable("gone"))
+    delivery.end()
+    with pytest.raises(Unavailable, match="gone"):
+        await reader

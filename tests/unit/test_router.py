@@ -1,0 +1,66 @@
+"""Routing decisions as values."""
+
+from __future__ import annotations
+
+import msgspec
+
+from eyas.common.types import Role, WorkerInfo
+from gateway.router import Candidate, Route, choose_decode, choose_prefill, route, wants_draft
+
+PREFILL, DECODE, DRAFT = (Role.PREFILL,), (Role.DECODE,), (Role.DRAFT,)
+UNIFIED = (Role.PREFILL, Role.DECODE, Role.DRAFT)
+
+
+def worker(name: str, roles: tuple[Role, ...], **changes: object) -> Candidate:
+    info = WorkerInfo(name, roles, 1, "m", "f", "d", 2048, 1000, 100)
+    in_flight = changes.pop("in_flight", 0)
+    connected = changes.pop("connected", True)
+    return Candidate(msgspec.structs.replace(info, **changes), in_flight, connected)
+
+
+def test_a_unified_worker_needs_no_prefill() -> None:
+    assert route([worker("u", UNIFIED)]) == Route("u", None)
+    assert route([worker("p", PREFILL), worker("u", UNIFIED)]) == Route("u", None)
+
+
+def test_split_roles_make_a_pair_or_nothing() -> None:
+    assert route([worker("p", PREFILL), worker("d", DECODE)]) == Route("d", "p")
+    for lonely in (PREFILL, DECODE, DRAFT):
+        assert route([worker("w", lonely)]) is None
+    assert route([]) is None
+
+
+def test_a_decode_worker_may_borrow_a_unified_workers_prefill() -> None:
+    workers = [worker("u", UNIFIED, in_flight=3), worker("d", DECODE)]
+    assert route(workers) == Route("d", "u")
+
+
+def test_the_least_loaded_is_chosen() -> None:
+    workers = [worker("a", DECODE, running=2), worker("b", DECODE, waiting=1), worker("c", DECODE, running=3)]
+    assert choose_decode(workers).info.worker == "b"
+    # What this gateway sent since the last report counts.
+    workers[1] = worker("b", DECODE, waiting=1, in_flight=5)
+    assert choose_decode(workers).info.worker == "a"
+    # Ties go to the emptier pool.
+    full, empty = worker("a", PREFILL, pages_used=90), worker("b", PREFILL, pages_used=10)
+    assert choose_prefill([full, empty]).info.worker == "b"
+
+
+def test_who_cannot_take_a_request() -> None:
+    for reason in ({"serving": False}, {"connected": False}):
+        assert choose_decode([worker("d", DECODE, **reason)]) is None
+    assert choose_prefill([worker("p", PREFILL, connected=False)]) is not None
+    assert choose_prefill([worker("p", PREFILL, serving=False)]) is None
+
+
+def test_workers_to_avoid_are_the_last_resort() -> None:
+    workers = [worker("a", DECODE), worker("b", DECODE, running=9)]
+    assert choose_decode(workers, {"a"}).info.worker == "b"
+    assert choose_decode(workers, {"a", "b"}).info.worker == "a"
+
+
+def test_draft_pages_are_offered_only_to_a_drafter() -> None:
+    assert wants_draft([worker("p", PREFILL), worker("x", DRAFT)])
+    assert not wants_draft([worker("p", PREFILL), worker("d", DECODE)])
+    assert not wants_draft([worker("x", DRAFT, draft_fingerprint="")])
+    assert not wants_draft([worker("x", DRAFT, serving=False)])
