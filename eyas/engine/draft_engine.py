@@ -108,7 +108,7 @@ class DraftEngine:
             Shutdown: self._shut_down,
         }
 
-    # --- the loop -----------------------------------------------------------------------------------------
+    # --- the loop ------------------------------------------------------------------------------------
 
     def run(self) -> None:
         self._link.send([self._parts.ready])
@@ -158,7 +158,7 @@ class DraftEngine:
         followed.rows = base + len(tokens)
         return Extension(followed.pages, base, tokens, features, offset=followed.first)
 
-    # --- commands -----------------------------------------------------------------------------------------
+    # --- commands ------------------------------------------------------------------------------------
 
     def _up(self, up: DraftUp) -> None:
         for message in up.opens:
@@ -203,7 +203,7 @@ class DraftEngine:
     def _shut_down(self, _: Shutdown) -> None:
         self._stopping = True
 
-    # --- prompts by handle (the destination of pulls) -------------------------------------------------------
+    # --- prompts by handle (the destination of pulls) ------------------------------------------------
 
     def _prompt(self, handle: KvHandle, attempt: int) -> _Prompt:
         """The pull of `handle`; all choices of a request share it."""
@@ -256,7 +256,7 @@ class DraftEngine:
             self._pool.drop(prompt.pages)
         del self._prompts[owner]  # type: ignore[arg-type]
 
-    # --- pages ------------------------------------------------------------------------------------------------
+    # --- pages ---------------------------------------------------------------------------------------
 
     def _is_here(self, followed: _Followed) -> bool:
         return followed.prompt is None or followed.prompt.pages is not None
@@ -288,7 +288,7 @@ class DraftEngine:
             followed.prompt.users.remove(key)
             self._leave((handle.worker, handle.epoch, handle.id))
 
-    # --- telling, and the end ---------------------------------------------------------------------------------
+    # --- telling, and the end ------------------------------------------------------------------------
 
     def _tell(self) -> None:
         self._progress += 1

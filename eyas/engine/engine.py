@@ -117,7 +117,7 @@ class Engine:
         self._progress = 0
         self._loaded = (0.0, None)
         self._busy = False
-        self._preemptions = 0
+        self.preemptions = 0
 
     def _routes(self) -> dict[type, Callable[..., None]]:
         requests, leases, pulls = self._requests, self._parts.leases, self._parts.pulls
@@ -137,7 +137,7 @@ class Engine:
             Shutdown: self._shut_down,
         }
 
-    # --- the loop -----------------------------------------------------------------------------------------
+    # --- the loop ------------------------------------------------------------------------------------
 
     def run(self) -> None:
         self._link.send([self._parts.ready])
@@ -214,7 +214,7 @@ class Engine:
         used = scheduler.pool.used - scheduler.cache.held
         return (bool(running or scheduler.waiting), running, max(0, waiting - running), used)
 
-    # --- drafting -------------------------------------------------------------------------------------------
+    # --- drafting ------------------------------------------------------------------------------------
 
     def _drafts_came(self, down: DraftDown) -> None:
         if isinstance(self._drafter, RemoteDrafter):
@@ -261,11 +261,11 @@ class Engine:
     def _forget_preempted(self) -> None:
         preempted, self._scheduler.preempted = self._scheduler.preempted, []
         for seq in preempted:
-            self._preemptions += 1
+            self.preemptions += 1
             self._stop_drafting(seq)
             seq.undrafted = True
 
-    # --- the end --------------------------------------------------------------------------------------------
+    # --- the end -------------------------------------------------------------------------------------
 
     def _shut_down(self, _: Shutdown) -> None:
         self._stopping = True

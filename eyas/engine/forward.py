@@ -44,7 +44,7 @@ def build_batch(
 
 
 def _rows(span: Span) -> Iterator[tuple[int, int]]:
-    """(logical row, place on its path) of each query: a tree node stands where its path ends, at its own depth."""
+    """(logical row, place on its path) of each query: a tree node stands where its path ends."""
     if span.paths is None:
         return ((row, row) for row in range(span.start, span.start + span.count))
     return ((path[-1], span.start + len(path) - 1) for path in span.paths)

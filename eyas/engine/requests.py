@@ -50,7 +50,7 @@ class Requests:
     def new_uid(self) -> int:
         return next(self._uids)
 
-    # --- commands ---------------------------------------------------------------------------------------
+    # --- commands ------------------------------------------------------------------------------------
 
     def submit(self, command: Submit) -> None:
         kind = Kind.ATTACH if command.attach else Kind.LOCAL
@@ -95,7 +95,7 @@ class Requests:
             if seq.choice == command.choice and not seq.forks:
                 self.end(seq)
 
-    # --- what becomes of them ---------------------------------------------------------------------------
+    # --- what becomes of them ------------------------------------------------------------------------
 
     def end(self, seq: Sequence) -> None:
         """A sequence finished (or is not wanted any more): everything it held is free."""
@@ -119,7 +119,7 @@ class Requests:
         while self.joining and self.scheduler.join(self.joining[0][0]):
             self.on_join(*self.joining.pop(0))
 
-    # --- the destination of pulls (`eyas.engine.pulls.Destination`) -----------------------------------------
+    # --- the destination of pulls (`eyas.engine.pulls.Destination`) ----------------------------------
 
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
         """All pages of the prompt at once, or none. Those that the prefix cache holds are not moved."""
@@ -158,7 +158,7 @@ class Requests:
     def pages_free(self, pages: list[int]) -> None:
         self.scheduler.pool.drop(pages)
 
-    # --- inside -----------------------------------------------------------------------------------------
+    # --- inside --------------------------------------------------------------------------------------
 
     def _begin(self, generation: Generation, first: FirstToken) -> Sequence:
         """A choice whose token 0 is known; without output if that token finished it."""

@@ -144,7 +144,7 @@ class Rounds:
             seq.drafting = True
 
     def _follow(self, out: Output, tokens: SequenceOf[int], pending: _Pending, *, propose: bool) -> None:
-        """Tell the drafter the certain rows of `out`; one far away starts from a window at the prompt's end."""
+        """Tell the drafter the certain rows; one far away starts from a window at the prompt's end."""
         seq = out.work.seq
         if self.drafter is None or out.features is None or not tokens:
             return

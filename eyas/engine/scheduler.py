@@ -37,7 +37,7 @@ class Scheduler:
         self.preempted: list[Sequence] = []  # since the caller last looked
         self.reclaim: Callable[[], bool] = lambda: False  # take pages back from a pull, soon
 
-    # --- sequences come and go ------------------------------------------------------------------------
+    # --- sequences come and go -----------------------------------------------------------------------
 
     def enqueue(self, seq: Sequence) -> None:
         self.waiting.append(seq)
@@ -70,20 +70,21 @@ class Scheduler:
         Returns (source page, copy), to be copied by the caller before the next step; or None if there is no
         page or slot, and then the follower waits and computes its rows itself.
         """
-        rows = len(leader.prompt)
-        if len(self.running) >= self.limits.max_running or not self._make_room(1):
+        rows, size = len(leader.prompt), self.limits.page_size
+        boundary = (rows - 1) // size
+        fresh = pages_for(rows + 2 * self.limits.round_rows, size) - boundary
+        if len(self.running) >= self.limits.max_running or not self._make_room(fresh):
             self.waiting.appendleft(follower)
             return None
-        boundary = (rows - 1) // self.limits.page_size
-        shared, copied = leader.pages[:boundary], self.pool.take(1)
+        shared, own = leader.pages[:boundary], self.pool.take(fresh)
         self.pool.share(shared)
-        follower.pages = [*shared, *copied]
+        follower.pages = [*shared, *own]
         follower.kv_len = rows
         follower.draft_len = min(leader.draft_len, rows - 1)
         self.running.append(follower)
-        return leader.pages[boundary], copied[0]
+        return leader.pages[boundary], own[0]
 
-    # --- pages ------------------------------------------------------------------------------------------
+    # --- pages ---------------------------------------------------------------------------------------
 
     def allocate(self, tokens: Iterable[int], rows: int) -> tuple[list[int], int] | None:
         """Pages for `rows` rows of `tokens`: (pages, how many of them came from the cache); None: no room."""
@@ -98,7 +99,7 @@ class Scheduler:
         """Could a sequence of `rows` rows ever run, alone?"""
         return pages_for(rows + 2 * self.limits.round_rows, self.limits.page_size) <= self.pool.num_pages
 
-    # --- one step ---------------------------------------------------------------------------------------
+    # --- one step ------------------------------------------------------------------------------------
 
     def schedule(self) -> list[Work]:
         """The next step. Empty when nothing can run."""

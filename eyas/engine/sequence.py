@@ -51,7 +51,7 @@ class Generation:
         began = self.began or now
         return Timings(
             queue_ms=1e3 * (began - self.arrived),
-            prefill_ms=1e3 * (now - began) - self.transfer_ms,
+            prefill_ms=0.0 if self.kind is Kind.ATTACH else 1e3 * (now - began),
             transfer_ms=self.transfer_ms,
             transfer_bytes=self.transfer_bytes,
             transfer_path=self.transfer_path,

@@ -21,7 +21,8 @@ class Rotary:
 
     def __init__(self, rope: Rope, head_dim: int, length: int) -> None:
         self._half = head_dim // 2
-        angles = torch.outer(torch.arange(length + _BEYOND, dtype=torch.float32), _frequencies(rope, head_dim))
+        places = torch.arange(length + _BEYOND, dtype=torch.float32)
+        angles = torch.outer(places, _frequencies(rope, head_dim))
         self._cos = angles.cos().repeat(1, 2)
         # The sign of the rotated half is folded in, so that applying takes one roll and no concatenation.
         self._sin = torch.cat((-angles.sin(), angles.sin()), dim=1)

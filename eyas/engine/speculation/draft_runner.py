@@ -67,7 +67,7 @@ class DraftRunner:
         return list(hidden[ends])
 
     def propose(self, wishes: SequenceOf[Wish], spec: SpeculationConfig) -> list[DraftTree]:
-        """One draft a wish: a chain of spec.steps tokens, or a dynamic tree of spec.draft_tokens - 1 nodes."""
+        """One draft a wish: a chain of spec.steps tokens, or a tree of spec.draft_tokens - 1 nodes."""
         return self._trees(wishes, spec) if spec.topk > 1 else self._chains(wishes, spec.steps)
 
     def _chains(self, wishes: SequenceOf[Wish], steps: int) -> list[DraftTree]:

@@ -1,0 +1,238 @@
+"""Engines on threads, joined without a wire: what their fronts would relay is handed over directly.
+
+For tests of everything between the engines: prefill -> transfer -> decode -> draft, in one process.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from eyas.common.config import EngineConfig
+from eyas.common.types import Entry, Finish, GenerationRequest, KvHandle, Role
+from eyas.engine.build import build_engine
+from eyas.engine.messages import (
+    Attach,
+    ClosePull,
+    Command,
+    DraftDown,
+    DraftUp,
+    Event,
+    Failed,
+    Load,
+    Lost,
+    OpenPull,
+    Prefill,
+    PrefillDone,
+    PrefillStarted,
+    PullDone,
+    PullFailed,
+    PullReady,
+    PullReleased,
+    Ready,
+    Rejected,
+    Release,
+    Released,
+    ReleasePull,
+    Shutdown,
+    Step,
+    Stopped,
+    Submit,
+    WatchClosed,
+    WatchOpened,
+    WatchUpdate,
+)
+
+
+class QueueLink:
+    """`EngineLink` over queues; events go to a callback on the engine's thread."""
+
+    def __init__(self, deliver) -> None:
+        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._deliver = deliver
+
+    def recv(self, timeout_s: float) -> list[Command]:
+        found: list[Command] = []
+        try:
+            found.append(
+                self.commands.get(timeout=timeout_s) if timeout_s > 0 else self.commands.get_nowait()
+            )
+            while True:
+                found.append(self.commands.get_nowait())
+        except queue.Empty:
+            return found
+
+    def send(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._deliver(event)
+
+
+@dataclass
+class Result:
+    """What became of one request: output ids and entries by choice, or a failure."""
+
+    wanted: int
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+    finishes: dict[int, Finish] = field(default_factory=dict)
+    failure: str | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def add(self, entry: Entry) -> None:
+        """Each output index once, in order; a repeated one must repeat the same token."""
+        self.entries.append(entry)
+        have = self.tokens.setdefault(entry.choice, [])
+        assert entry.index <= len(have), f"gap before index {entry.index}"
+        for i, token in enumerate(entry.tokens, start=entry.index):
+            if i < len(have):
+                assert have[i] == token
+            else:
+                have.append(token)
+        if entry.finish is not None:
+            self.finishes[entry.choice] = entry.finish
+        if len(self.finishes) == self.wanted:
+            self.done.set()
+
+
+class Worker:
+    """One engine on a thread, under the address that its handles carry."""
+
+    def __init__(self, cluster: Loopback, config: EngineConfig) -> None:
+        self.address = config.worker
+        self.link = QueueLink(lambda event: cluster.event(self, event))
+        self.ready: Ready | None = None
+        self.load: Load | None = None
+        self.pulls: dict[int, tuple[KvHandle, int]] = {}
+        self.engine = build_engine(config, self.link)
+        self.thread = threading.Thread(target=self.engine.run, name=self.address, daemon=True)
+        self.thread.start()
+
+    def send(self, *commands: Command) -> None:
+        for command in commands:
+            self.link.commands.put(command)
+
+
+class Loopback:
+    """A cluster: `submit` plays the gateway. Without a prefill worker requests are LOCAL."""
+
+    def __init__(self, *configs: EngineConfig) -> None:
+        self.results: dict[str, Result] = {}
+        self._numbers = 0
+        self._watches: dict[int, tuple[Worker, int]] = {}  # watch -> (puller, pull)
+        self._calls: dict[int, tuple[Worker, int]] = {}
+        self._peers: dict[int, Worker] = {}
+        self._lock = threading.Lock()
+        self.workers = {config.worker: Worker(self, config) for config in configs}
+        self.by_role = {
+            role: w for config in configs for role in config.roles for w in [self.workers[config.worker]]
+        }
+
+    def submit(self, request: GenerationRequest, *, split: bool) -> Result:
+        result = self.results[request.id] = Result(len(request.choices))
+        decode, prefill = self.by_role["decode"], self.by_role.get("prefill")
+        decode.send(Submit(request, attempt=1, attach=split))
+        if split:
+            assert prefill is not None
+            prefill.send(
+                Prefill(request, attempt=1, offer_draft=request.speculative and "draft" in self.by_role)
+            )
+        return result
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.send(Shutdown())
+        for worker in self.workers.values():
+            worker.thread.join(10)
+            assert not worker.thread.is_alive()
+
+    def event(self, worker: Worker, event: Event) -> None:
+        """Called on the engines' threads."""
+        with self._lock:
+            self._handle(worker, event)
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _handle(self, worker: Worker, event: Event) -> None:
+        match event:
+            case Ready():
+                worker.ready = event
+            case Load():
+                worker.load = event
+            case Step(entries):
+                for entry in entries:
+                    self.results[entry.id].add(entry)
+            case PrefillStarted():
+                self.by_role["decode"].send(Attach(event.id, event.attempt, event.handles))
+            case Rejected() | Failed():
+                self._fail(event.id, event.failure.message)
+            case Lost():
+                self._fail(event.id, "lost")
+            case OpenPull(pull, handle, attempt):
+                watch = self._number()
+                worker.pulls[pull] = (handle, attempt)
+                self._watches[watch] = (worker, pull)
+                owner = self.workers[handle.worker]
+                owner.send(WatchOpened(watch, handle.id, handle.epoch, attempt))
+            case ReleasePull(pull):
+                handle, attempt = worker.pulls[pull]
+                call = self._number()
+                self._calls[call] = (worker, pull)
+                self.workers[handle.worker].send(Release(call, handle.id, handle.epoch, attempt))
+            case ClosePull(pull):
+                for watch, puller in list(self._watches.items()):
+                    if puller == (worker, pull):
+                        del self._watches[watch]
+                        self.workers[worker.pulls[pull][0].worker].send(WatchClosed(watch))
+            case Released(call, valid):
+                puller, pull = self._calls.pop(call)
+                puller.send(PullReleased(pull, valid))
+            case WatchUpdate():
+                self._update(event)
+            case DraftUp():
+                peer = id(worker)
+                self._peers[peer] = worker
+                self.workers[event.worker].send(msgspec.structs.replace(event, peer=peer))
+            case DraftDown():
+                self._peers[event.peer].send(msgspec.structs.replace(event, worker=worker.address))
+            case PrefillDone() | Stopped():
+                pass
+
+    def _update(self, update: WatchUpdate) -> None:
+        if update.watch not in self._watches:
+            return
+        puller, pull = self._watches[update.watch]
+        if update.failure is not None:
+            puller.send(PullFailed(pull, update.failure))
+            return
+        if update.tokens:
+            puller.send(PullReady(pull, update.tokens))
+        if update.done:
+            puller.send(PullDone(pull, update.choices, update.last_feature))
+
+    def _fail(self, request_id: str, message: str) -> None:
+        if request_id in self.results:
+            self.results[request_id].failure = message
+            self.results[request_id].done.set()
+
+
+def split_configs(config: EngineConfig) -> tuple[EngineConfig, EngineConfig, EngineConfig]:
+    """Prefill, decode and draft engines of one cluster."""
+    return (
+        replace(config, roles=(Role.PREFILL,), worker="prefill"),
+        replace(config, roles=(Role.DECODE,), worker="decode", draft_workers=("draft",)),
+        replace(config, roles=(Role.DRAFT,), worker="draft"),
+    )
+
+
+def wait_all(results: Sequence[Result], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for result in results:
+        assert result.done.wait(max(0.0, deadline - time.monotonic())), "a request did not end"
+        assert result.failure is None, result.failure

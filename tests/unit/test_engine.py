@@ -1,0 +1,233 @@
+"""Whole engines on tiny random models: every way of serving a request gives the same tokens, and leaks nothing."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from loopback import Loopback, Result, split_configs, wait_all
+from tiny import write_tiny_eagle3, write_tiny_llama
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.params import SamplingParams
+from eyas.common.types import Choice, GenerationRequest
+from eyas.engine.messages import Cancel
+
+VOCAB = 256
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    folder = tmp_path_factory.mktemp("models")
+    write_tiny_llama(folder / "target")
+    write_tiny_eagle3(folder / "head", folder / "target")
+    pool_dir = tmp_path_factory.mktemp("pools")
+    return EngineConfig(
+        model=str(folder / "target"),
+        draft=str(folder / "head"),
+        num_pages=256,
+        chunk_tokens=48,
+        pool_dir=str(pool_dir),
+        worker="unified",
+    )
+
+
+def _requests(count: int, seed: int = 0) -> list[GenerationRequest]:
+    """Mixed lengths, parameters and n."""
+    rng = random.Random(seed)
+    made = []
+    for i in range(count):
+        params = [
+            SamplingParams(temperature=0.0, max_tokens=24),
+            SamplingParams(temperature=0.8, top_p=0.95, seed=rng.getrandbits(64), max_tokens=24, logprobs=2),
+            SamplingParams(
+                temperature=1.0,
+                seed=rng.getrandbits(64),
+                max_tokens=20,
+                min_tokens=3,
+                repetition_penalty=1.2,
+                presence_penalty=0.5,
+                frequency_penalty=0.3,
+                logit_bias={7: 4.0, 9: -50.0},
+                stop_token_ids=(11, 12, 13),
+            ),
+        ][i % 3]
+        prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.choice([1, 2, 15, 16, 17, 33, 70])))
+        made.append(
+            GenerationRequest(f"r{i}", prompt, params, tuple(Choice(c) for c in range(1 + i % 4 // 3 * 2)))
+        )
+    return made
+
+
+def _run(cluster: Loopback, requests: list[GenerationRequest], *, split: bool = False) -> list[dict]:
+    results = [cluster.submit(request, split=split) for request in requests]
+    wait_all(results, 60)
+    return [result.tokens for result in results]
+
+
+def _plain(base: EngineConfig, requests: list[GenerationRequest]) -> list[dict]:
+    """The reference: no drafter, one request at a time."""
+    cluster = Loopback(replace(base, draft=None))
+    found = [_run(cluster, [request])[0] for request in requests]
+    cluster.close()
+    return found
+
+
+def _assert_nothing_held(cluster: Loopback) -> None:
+    """Every worker is idle and owns no page beyond its prefix cache."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        loads = [worker.load for worker in cluster.workers.values()]
+        if all(load and load.running == load.waiting == load.pages_used == 0 for load in loads):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"still held: {loads}")
+
+
+def test_unified_speculation_changes_no_token(base: EngineConfig) -> None:
+    requests = _requests(18)
+    expected = _plain(base, requests)
+    cluster = Loopback(base)
+    assert _run(cluster, requests) == expected
+    accepted = sum(e.accepted for r in cluster.results.values() for e in r.entries)
+    assert accepted > 0, "nothing was ever accepted: speculation was not exercised"
+    _assert_nothing_held(cluster)
+    cluster.close()
+
+
+def test_tree_speculation_changes_no_token(base: EngineConfig) -> None:
+    requests = _requests(18, seed=1)
+    expected = _plain(base, requests)
+    spec = SpeculationConfig(steps=3, topk=4, draft_tokens=12)
+    cluster = Loopback(replace(base, speculation=spec))
+    assert _run(cluster, requests) == expected
+    trees = [e for r in cluster.results.values() for e in r.entries if e.offered > spec.steps]
+    assert any(e.accepted for e in trees)
+    _assert_nothing_held(cluster)
+    cluster.close()
+
+
+def test_split_services_change_no_token(base: EngineConfig) -> None:
+    requests = _requests(18, seed=2)
+    expected = _plain(base, requests)
+    cluster = Loopback(*split_configs(base))
+    assert _run(cluster, requests, split=True) == expected
+    assert any(e.accepted for r in cluster.results.values() for e in r.entries)
+    moved = [e.timings for r in cluster.results.values() for e in r.entries if e.timings]
+    assert all(timings.transfer_path == "shm" for timings in moved)
+    _assert_nothing_held(cluster)
+    cluster.close()
+
+
+def test_preemption_changes_no_token(base: EngineConfig) -> None:
+    """A pool too small for all of them: sequences go back to the queue and are recomputed."""
+    requests = [
+        GenerationRequest(
+            f"r{i}", tuple(range(i, i + 40)), SamplingParams(temperature=0.7, seed=i, max_tokens=60)
+        )
+        for i in range(8)
+    ]
+    expected = _plain(base, requests)
+    for config in (replace(base, num_pages=24), replace(base, num_pages=24, draft=None)):
+        cluster = Loopback(config)
+        assert _run(cluster, requests) == expected
+        assert cluster.workers["unified"].engine.preemptions > 0, "the pool was large enough"
+        _assert_nothing_held(cluster)
+        cluster.close()
+
+
+def test_cached_prefixes_change_no_token(base: EngineConfig) -> None:
+    prompt = tuple(random.Random(5).randrange(VOCAB) for _ in range(100))
+    first = [GenerationRequest("a", prompt, SamplingParams(temperature=0.0, max_tokens=40))]
+    expected = _plain(base, first)[0][0]
+    follow = GenerationRequest(
+        "b", (*prompt, *expected, 1, 2, 3), SamplingParams(temperature=0.0, max_tokens=20)
+    )
+    wanted = _plain(base, [follow])[0]
+    cluster = Loopback(base)
+    assert _run(cluster, first)[0][0] == expected
+    result = cluster.submit(follow, split=False)
+    wait_all([result], 30)
+    assert result.tokens == wanted
+    timings = next(e.timings for e in result.entries if e.timings)
+    assert timings.cached_tokens >= 128, "prompt and answer of the first turn should have been found"
+    cluster.close()
+
+
+def test_migrated_choices_continue_as_they_would_have(base: EngineConfig) -> None:
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=30)
+    request = GenerationRequest("a", tuple(range(50)), params, (Choice(0), Choice(1)))
+    whole = _plain(base, [request])[0]
+    cluster = Loopback(base)
+    begun = replace_choices(request, (Choice(0, tuple(whole[0][:7])), Choice(1, tuple(whole[1][:19]))))
+    result = Result(2, tokens={0: whole[0][:7], 1: whole[1][:19]})
+    cluster.results["a"] = result
+    cluster.by_role["decode"].send(_submit(begun))
+    wait_all([result], 30)
+    assert result.tokens == whole
+    cluster.close()
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_cancelled_requests_leave_nothing(base: EngineConfig, split: bool) -> None:
+    rng = random.Random(0)
+    cluster = Loopback(*(split_configs(base) if split else (base,)))
+    for i in range(30):
+        prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 120)))
+        request = GenerationRequest(
+            f"c{i}", prompt, SamplingParams(max_tokens=60, seed=i), (Choice(0), Choice(1))
+        )
+        cluster.submit(request, split=split)
+        time.sleep(rng.random() * 0.05)
+        for worker in {cluster.by_role["decode"], cluster.by_role["prefill"]}:
+            worker.send(Cancel(request.id, rng.choice([None, 0])), Cancel(request.id))
+    _assert_nothing_held(cluster)
+    cluster.close()
+
+
+def test_refusals_are_clear(base: EngineConfig) -> None:
+    cluster = Loopback(replace(base, num_pages=16, max_waiting=2))
+    bad = {
+        "context": GenerationRequest("context", (1,) * 2000, SamplingParams(max_tokens=100)),
+        "pages": GenerationRequest("pages", (1,) * 200, SamplingParams(max_tokens=100)),
+        "token id": GenerationRequest("token id", (999,), SamplingParams()),
+        "temperature": GenerationRequest("temperature", (1,), SamplingParams(temperature=9.0)),
+    }
+    for word, request in bad.items():
+        result = cluster.submit(request, split=False)
+        assert result.done.wait(5) and result.failure is not None
+        assert word in result.failure, result.failure
+    cluster.close()
+
+
+def test_deadlines_end_requests(base: EngineConfig) -> None:
+    cluster = Loopback(*split_configs(base))
+    request = GenerationRequest("slow", (1, 2, 3), SamplingParams(max_tokens=10), timeout_s=0.2)
+    result = cluster.results["slow"] = Result(1)
+    cluster.by_role["decode"].send(_submit(request, attach=True))  # and nobody attaches
+    assert result.done.wait(5)
+    assert result.failure is not None and "deadline" in result.failure
+    _assert_nothing_held(cluster)
+    cluster.close()
+
+
+def _submit(request: GenerationRequest, *, attach: bool = False):
+    from eyas.engine.messages import Submit
+
+    return Submit(request, attempt=1, attach=attach)
+
+
+def replace_choices(request: GenerationRequest, choices: tuple[Choice, ...]) -> GenerationRequest:
+    return GenerationRequest(request.id, request.prompt_ids, request.params, choices)
