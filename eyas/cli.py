@@ -1,13 +1,14 @@
 """The `eyas` command: flags in, one call out.
 
 It knows the name of every flag and takes every default from `eyas.common.config`; what a command does is
-imported when it runs, so `eyas --help` is quick and loads no torch. A flag or folder that cannot work ends the
-command with one line on standard error and a non-zero code.
+imported when it runs, so `eyas --help` is quick and loads no torch. A flag or folder that cannot work ends
+the command with one line on standard error and a non-zero code.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 from pathlib import Path
@@ -74,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     chat = command("chat", _chat, "talk to a running gateway")
     chat.add_argument("--gateway", default=_grpc_default(), metavar="HOST:PORT", help="its gRPC address")
     chat.add_argument("--api-key")
+    chat.add_argument("--temperature", type=float, default=0.0, help="(0)")
     demo = command("demo", _demo, "start split services, stream one answer, show figures, stop")
     _layout_flags(demo)
     _engine_flags(demo)
@@ -150,13 +152,15 @@ def _bench_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--served-model", metavar="ID", help="the model's name there (the first it lists)")
     parser.add_argument("--api-key")
-    parser.add_argument("--plain", action="store_true", help="ask for no speculation")
+    parser.add_argument("--both", action="store_true", help="every case also without speculation")
+    parser.add_argument("--vocab-size", type=_positive, default=4096, help="of random prompts (4096)")
     parser.add_argument("--out", metavar="FILE", help="append the JSON lines to this file")
 
 
 def _train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["nano"])
     parser.add_argument("--out", required=True, metavar="DIR")
+    parser.add_argument("--seed", type=int, default=0, help="(0)")
 
 
 def _evals_flags(parser: argparse.ArgumentParser) -> None:
@@ -252,32 +256,33 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     )
 
 
+def own_config(args: argparse.Namespace) -> ServeConfig:
+    """A cluster for one command, on ports that nobody uses."""
+    from eyas.worker.ports import free_ports
+
+    with contextlib.closing(free_ports()) as ports:
+        gateway = GatewayConfig(port=next(ports), grpc_port=next(ports), model=args.model)
+    return serve_config(args, gateway)
+
+
 # --- commands ------------------------------------------------------------------------------------------
 
 
 def _serve(args: argparse.Namespace) -> int:
     import asyncio
 
-    from eyas.worker.screen import Screen
-    from eyas.worker.serve import Cluster, run_cluster
-
-    screen = Screen()
+    from eyas.worker.screen import run_on_screen
+    from eyas.worker.serve import Cluster
 
     async def until_stopped(cluster: Cluster) -> int:
-        screen.ready(cluster)
         print("Ctrl-C stops it.", flush=True)
         await asyncio.Event().wait()
         return 0
 
     try:
-        run_cluster(
-            Cluster(serve_config(args, gateway_config(args)), screen.log, screen.progress), until_stopped
-        )
+        return run_on_screen(serve_config(args, gateway_config(args)), until_stopped)
     except KeyboardInterrupt:
-        pass  # how a server is meant to end
-    finally:
-        screen.close()
-    return 0
+        return 0  # how a server is meant to end
 
 
 def _worker(args: argparse.Namespace) -> int:
@@ -306,6 +311,49 @@ def _gateway(args: argparse.Namespace) -> int:
     check_model(config.model, "dummy")  # the gateway reads the tokenizer, never the weights
     run_gateway(config)
     return 0
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from eyas.client.terminal import chat
+
+    chat(args.gateway, args.api_key, args.temperature)
+    return 0
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from eyas.worker.demo import demo
+
+    return demo(own_config(args))
+
+
+def _bench(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from eyas.bench.http import Server
+    from eyas.bench.run import bench_own, bench_server, make_plan
+
+    plan = make_plan(args.cases, args.vocab_size, args.both, args.out)
+    if args.url:
+        return asyncio.run(bench_server(Server(args.url, args.api_key), args.served_model, plan))
+    return bench_own(own_config(args), plan)
+
+
+def _train(args: argparse.Namespace) -> int:
+    import logging
+
+    import torch
+
+    from eyas.train.nano import train_nano
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    train_nano(Path(args.out), device="cuda" if torch.cuda.is_available() else "cpu", seed=args.seed)
+    return 0
+
+
+def _evals(args: argparse.Namespace) -> int:
+    from eyas.evals.nano import evaluate
+
+    return evaluate(args.url)
 
 
 if __name__ == "__main__":

@@ -26,10 +26,10 @@ class Server:
     url: str
     api_key: str | None = None
 
-    async def get(self, path: str) -> Any:
-        """The JSON of a GET. Raises EyasError if the status is not 200."""
+    async def get(self, path: str) -> bytes:
+        """The body of a GET. Raises EyasError if the status is not 200."""
         async with asyncio.timeout(TIMEOUT_S):
-            return json.loads(b"".join([part async for part in self._body("GET", path, None)]))
+            return b"".join([part async for part in self._body("GET", path, None)])
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[Any]:
         """The JSON of every `data:` line of a streamed POST, up to [DONE]. Raises EyasError likewise."""

@@ -65,7 +65,8 @@ class Result:
         ):
             out[f"{name}_ms_p50"], out[f"{name}_ms_p99"] = _percentile(times, 0.5), _percentile(times, 0.99)
         drafted = sum(a.accepted + a.rejected for a in good)
-        out["acceptance_rate"] = round(sum(a.accepted for a in good) / drafted, 3) if drafted else None
+        out["accepted"] = sum(a.accepted for a in good)
+        out["acceptance_rate"] = round(out["accepted"] / drafted, 3) if drafted else None
         if bad:
             out["first_error"] = bad[0].error
         return out

@@ -1,13 +1,12 @@
-"""Figures as a person reads them, and as a file keeps them."""
+"""Figures as a person reads them."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 COLUMNS = (
     ("case", "case"),
+    ("drafts", "speculative"),
     ("ok", "ok"),
     ("failed", "failed"),
     ("tok/s", "out_tok_s"),
@@ -16,6 +15,7 @@ COLUMNS = (
     ("TPOT p50 ms", "tpot_ms_p50"),
     ("p99", "tpot_ms_p99"),
     ("accepted", "acceptance_rate"),
+    ("per verify", "acceptance_length"),
 )
 
 
@@ -26,12 +26,3 @@ def table(rows: list[dict[str, Any]]) -> str:
     widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
     lines = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in cells]
     return "\n".join("  ".join(line) for line in lines)
-
-
-def keep(rows: list[dict[str, Any]], file: str | None) -> None:
-    """Prints every row as a JSON line, and appends the lines to `file` if there is one."""
-    lines = [json.dumps(row) for row in rows]
-    print("\n".join(lines))
-    if file:
-        with Path(file).open("a") as out:
-            out.writelines(line + "\n" for line in lines)

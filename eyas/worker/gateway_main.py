@@ -14,16 +14,14 @@ import uvloop
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from eyas.common import logging as eyas_logging
-from eyas.common import rpc
 from eyas.common.config import GatewayConfig
-from gateway.app import HttpServer
+from eyas.worker.http_server import HttpServer
 from gateway.backend import Backend
 from gateway.cluster import Cluster, Lines, registry
 from gateway.generate import ClusterBackend
+from gateway.grpc_front import GrpcFront
 from gateway.http import create_app
 from gateway.tokenizer import Tokenizer
-
-GRACE_S = 3.0  # what running requests get when the gateway is asked to stop
 
 
 def run_gateway(config: GatewayConfig) -> None:
@@ -40,8 +38,8 @@ async def _run(config: GatewayConfig) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
+        await cluster.start()
         async with fronts(config, ClusterBackend(cluster), tokenizer):
-            await cluster.start()
             await stop.wait()
     finally:
         await cluster.aclose()
@@ -54,11 +52,10 @@ async def fronts(config: GatewayConfig, backend: Backend, tokenizer: Tokenizer) 
     ProcessCollector(registry=metrics)
     PlatformCollector(registry=metrics)
     http = HttpServer(create_app(config, backend, tokenizer, metrics), config.host, config.port)
-    grpc = rpc.server()
-    rpc.bind(grpc, config.host, config.grpc_port)
+    grpc = GrpcFront(config, backend, tokenizer)
     await grpc.start()
     await http.start()
     try:
         yield
     finally:
-        await asyncio.gather(http.stop(), grpc.stop(GRACE_S))
+        await asyncio.gather(http.aclose(), grpc.aclose())

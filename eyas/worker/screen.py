@@ -6,9 +6,28 @@ moves; elsewhere it is printed once.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from rich.console import Console
 
-from eyas.worker.serve import Cluster
+from eyas.common.config import ServeConfig
+from eyas.worker.serve import Cluster, run_cluster
+
+
+def run_on_screen(
+    config: ServeConfig, work: Callable[[Cluster], Awaitable[int]], *, quiet: bool = False
+) -> int:
+    """`run_cluster` with a person watching: its start, its addresses, and (not `quiet`) its logs."""
+    screen = Screen(quiet=quiet)
+
+    async def announced(cluster: Cluster) -> int:
+        screen.ready(cluster)
+        return await work(cluster)
+
+    try:
+        return run_cluster(Cluster(config, screen.log, screen.progress), announced)
+    finally:
+        screen.close()
 
 
 class Screen:

@@ -1,0 +1,134 @@
+"""What the gateway's HTTP front costs by itself: CPU time per request and per token.
+
+A gateway process (`python -m eyas.bench.gateway_cost PORT GRPC_PORT`) serves a backend that answers at
+once; the client asks it for short and long answers and reads the process's CPU clock. The slope is the cost
+of a token: its entry, detokenization, stop strings, JSON, one server-sent event. The streams to workers are
+not in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psutil
+
+from eyas.bench.cases import Case, Job
+from eyas.bench.http import Server
+from eyas.bench.load import Target, run_case
+from eyas.common.config import GatewayConfig
+from eyas.common.errors import DeadlineExceeded, EyasError
+from eyas.common.types import Entry, Finish, GenerationRequest, Role, WorkerInfo
+from eyas.worker.child import Child
+from eyas.worker.gateway_main import fronts
+from eyas.worker.ports import free_ports
+from gateway.tokenizer import Tokenizer
+
+REQUESTS = 400
+CONCURRENCY = 8
+SHORT, LONG = 1, 201  # tokens
+START_S = 30.0
+
+
+class Instant:
+    """A `Backend` that knows every answer: token 100, as often as asked, one entry at a time."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._worker = WorkerInfo("instant", tuple(Role), 1, "instant", "instant", "", 1 << 20, vocab_size, 1)
+
+    async def start(self, request: GenerationRequest) -> InstantStream:
+        return InstantStream(request)
+
+    async def models(self) -> list[WorkerInfo]:
+        return [self._worker]
+
+    async def healthy(self) -> bool:
+        return True
+
+
+class InstantStream:
+    """One answer of `Instant`."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[Entry]:
+        last = self._request.params.max_tokens - 1
+        for index in range(last + 1):
+            finish = Finish.LENGTH if index == last else None
+            yield Entry(self._request.id, 1, 0, index, (100,), finish=finish)
+            await asyncio.sleep(0)  # every entry its own turn of the loop, as from a socket
+
+    async def cancel(self, choice: int | None = None) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def measure_gateway() -> dict[str, Any]:
+    """CPU microseconds per request and per token, as one row of figures."""
+    with contextlib.closing(free_ports()) as ports:
+        port, grpc_port = next(ports), next(ports)
+    command = (sys.executable, "-m", "eyas.bench.gateway_cost", str(port), str(grpc_port))
+    child = Child("gateway", command, lambda name, line: None)
+    child.start()
+    try:
+        server = Server(f"http://127.0.0.1:{port}")
+        await _until_up(server, child)
+        target = Target(server, GatewayConfig.served_model)
+        process = psutil.Process(child.pid)
+        await _cpu_s(process, target, LONG)  # warm-up
+        short, long = await _cpu_s(process, target, SHORT), await _cpu_s(process, target, LONG)
+    finally:
+        await child.stop(grace_s=5.0)
+    per_token = (long - short) / (REQUESTS * (LONG - SHORT))
+    return {
+        "case": "gateway-only",
+        "cpu_us_per_request": round(1e6 * (short / REQUESTS - per_token * SHORT), 1),
+        "cpu_us_per_token": round(1e6 * per_token, 2),
+    }
+
+
+async def _cpu_s(process: psutil.Process, target: Target, tokens: int) -> float:
+    """The gateway's CPU seconds for REQUESTS answers of `tokens` tokens."""
+    case = Case(f"gateway-{tokens}", (Job(tuple(range(100, 164)), tokens),) * REQUESTS, CONCURRENCY)
+    before = process.cpu_times()
+    result = await run_case(target, case)
+    after = process.cpu_times()
+    if failed := [answer.error for answer in result.answers if answer.error]:
+        raise EyasError(f"the gateway failed {len(failed)} of {REQUESTS} requests: {failed[0]}")
+    return float(after.user + after.system - before.user - before.system)
+
+
+async def _until_up(server: Server, child: Child) -> None:
+    try:
+        async with asyncio.timeout(START_S):
+            while child.running:
+                with contextlib.suppress(EyasError):
+                    await server.get("/health")
+                    return
+                await asyncio.sleep(0.1)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"the gateway did not answer within {START_S:g} s") from error
+    raise EyasError(f"the gateway ended at start: {' '.join(child.tail)}")
+
+
+async def _serve(port: int, grpc_port: int) -> None:
+    config = dataclasses.replace(GatewayConfig(), port=port, grpc_port=grpc_port)
+    tokenizer = Tokenizer.load(config.model)
+    async with fronts(config, Instant(vocab_size=4096), tokenizer):
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    from eyas.worker.lifeline import die_with_parent
+
+    die_with_parent()
+    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2])))

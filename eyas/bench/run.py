@@ -1,0 +1,95 @@
+"""`eyas bench`: cases against one server, or against a cluster that it starts itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eyas.bench.cases import Case, make_case
+from eyas.bench.gateway_cost import measure_gateway
+from eyas.bench.http import Server
+from eyas.bench.load import Target, run_case
+from eyas.bench.report import table
+from eyas.common.config import ServeConfig
+from eyas.common.errors import EyasError
+from eyas.worker.screen import run_on_screen
+from eyas.worker.serve import Cluster
+
+WARM_UP = "1x64x32x2"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure. `both` also measures every case without speculation."""
+
+    cases: tuple[Case, ...]
+    vocab_size: int
+    both: bool
+    out: str | None
+
+
+def make_plan(names: Sequence[str], vocab_size: int, both: bool, out: str | None) -> Plan:
+    """Raises ConfigError for a case that is none."""
+    return Plan(tuple(make_case(name, vocab_size) for name in names), vocab_size, both, out)
+
+
+async def bench_server(server: Server, model: str | None, plan: Plan) -> int:
+    """Runs the cases on a server that runs already; `model` None is the first that it lists."""
+    rows = await _measure(server, model or await _first_model(server), plan)
+    return _report(rows, plan.out)
+
+
+def bench_own(config: ServeConfig, plan: Plan) -> int:
+    """Starts a cluster and runs the cases on it; measures its start and the gateway's own cost too."""
+
+    async def measure(cluster: Cluster) -> int:
+        rows: list[dict[str, Any]] = [{"case": "start to healthy", "seconds": round(cluster.start_s, 2)}]
+        rows += await _measure(Server(cluster.url), cluster.model, plan)
+        rows.append(await measure_gateway())
+        return _report([{"layout": config.layout, **row} for row in rows], plan.out)
+
+    return run_on_screen(config, measure, quiet=True)
+
+
+async def _measure(server: Server, model: str, plan: Plan) -> list[dict[str, Any]]:
+    await run_case(Target(server, model), make_case(WARM_UP, plan.vocab_size))
+    rows = []
+    for case in plan.cases:
+        for speculative in (True, False) if plan.both else (True,):
+            before = await _verify_steps(server)
+            figures = (await run_case(Target(server, model, speculative), case)).figures()
+            steps = await _verify_steps(server) - before
+            figures["speculative"] = speculative
+            # Every verify step gives its accepted drafts and one token of its own.
+            figures["acceptance_length"] = round(1 + figures["accepted"] / steps, 2) if steps else None
+            rows.append(figures)
+    return rows
+
+
+async def _first_model(server: Server) -> str:
+    return str(json.loads(await server.get("/v1/models"))["data"][0]["id"])
+
+
+async def _verify_steps(server: Server) -> float:
+    """Eyas's own counter of verify steps so far; 0 for a server that has none."""
+    try:
+        page = (await server.get("/metrics")).decode()
+    except EyasError:
+        return 0.0
+    found = re.search(r"^eyas_verify_steps_total (\S+)$", page, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def _report(rows: list[dict[str, Any]], out: str | None) -> int:
+    """Prints a table and the rows as JSON lines, appended to `out` too; 1 if any request failed."""
+    print(table([row for row in rows if "ok" in row]))
+    lines = [json.dumps(row) for row in rows]
+    print("\n".join(lines), flush=True)
+    if out:
+        with Path(out).open("a") as file:
+            file.writelines(line + "\n" for line in lines)
+    return int(any(row.get("failed") for row in rows))

@@ -1,0 +1,24 @@
+"""`make demo`: one question to a cluster of our own, answered as it comes, with what it cost."""
+
+from __future__ import annotations
+
+from eyas.client import AsyncClient
+from eyas.client.terminal import tell
+from eyas.common.config import ServeConfig
+from eyas.worker.screen import run_on_screen
+from eyas.worker.serve import Cluster
+
+QUESTION = "Tom has 12 apples and buys 7 more. How many apples does Tom have?"
+
+
+def demo(config: ServeConfig) -> int:
+    """0 if an answer came."""
+    return run_on_screen(config, _ask, quiet=True)
+
+
+async def _ask(cluster: Cluster) -> int:
+    print(f"\n> {QUESTION}", flush=True)
+    async with AsyncClient(cluster.grpc_address) as client:
+        told = await tell(client, [{"role": "user", "content": QUESTION}], temperature=0.0)
+    print(f"\n{told}")
+    return 0 if told.text else 1
