@@ -1,4 +1,4 @@
-"""Prometheus figures of a worker, names `eyas_*`: who counts calls a method, and nobody else names a metric."""
+"""Prometheus figures of a worker, names `eyas_*`: who counts calls a method; nobody else names a metric."""
 
 from __future__ import annotations
 

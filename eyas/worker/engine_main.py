@@ -7,19 +7,26 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 from eyas.common import logging as eyas_logging
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
+from eyas.engine.link import EngineLink
 from eyas.engine.messages import Failure, Stopped
 from eyas.worker.lifeline import signal_on_parent_death
 from eyas.worker.link import ZmqEngine
 
 
 def main(config: EngineConfig, endpoint: str) -> None:
-    """Runs until `Shutdown`, or SIGTERM (also sent by the kernel when the front dies)."""
+    """Loads and runs the engine for `config` until `Shutdown`, or SIGTERM."""
+    serve(lambda link: _run(config, link), endpoint)
+
+
+def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
+    """Runs `engine` in this process; what it raises is the last thing that the front hears."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's; it says Shutdown
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwinds, so that the pool is unlinked
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwinds, so that the pools are unlinked
     signal_on_parent_death()
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:
@@ -27,26 +34,25 @@ def main(config: EngineConfig, endpoint: str) -> None:
     eyas_logging.setup("engine")
     link = ZmqEngine(endpoint)
     try:
-        failure = _run(config, link)
-        if failure is not None:
-            link.send([Stopped(failure)])
-            sys.exit(1)
+        engine(link)
+    except Exception as error:
+        link.send([Stopped(_failure(error))])
+        sys.exit(1)
     finally:
         link.close()
 
 
-def _run(config: EngineConfig, link: ZmqEngine) -> Failure | None:
-    """None if the engine was asked to leave, else why it left."""
+def _run(config: EngineConfig, link: EngineLink) -> None:
     import torch
 
     from eyas.engine.build import build_engine
 
     torch.set_num_threads(config.threads)
-    try:
-        build_engine(config, link).run()
-    except EyasError as error:
+    build_engine(config, link).run()
+
+
+def _failure(error: Exception) -> Failure:
+    if isinstance(error, EyasError):
         return Failure(error.code, error.message)
-    except Exception as error:
-        logging.getLogger("eyas.engine").exception("the engine failed")
-        return Failure(EyasError.code, f"the engine failed: {type(error).__name__}: {error}")
-    return None
+    logging.getLogger("eyas.engine").error("the engine failed", exc_info=error)
+    return Failure(EyasError.code, f"the engine failed: {type(error).__name__}: {error}")

@@ -101,7 +101,7 @@ class Front:
         self._send([Shutdown()])
         await self._server.stop(STOP_GRACE_S)
         await self._channels.close()
-        self._scrape.shutdown()
+        await asyncio.to_thread(self._scrape.shutdown)
         self._scrape.server_close()
 
     def _add_services(self) -> list[str]:

@@ -1,0 +1,307 @@
+"""An engine without a model: a deterministic script behind the real front, over either link.
+
+The first id of a prompt says what happens: REFUSE, STALL, DIE, else tokens that are a function of (prompt,
+choice, index). `heard` lists every command in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from eyas.common.config import EngineConfig, WorkerConfig
+from eyas.common.params import SamplingParams
+from eyas.common.types import (
+    Choice,
+    Entry,
+    Finish,
+    FirstToken,
+    GenerationRequest,
+    Group,
+    KvHandle,
+    Role,
+    Shard,
+    Timings,
+)
+from eyas.engine.link import EngineLink
+from eyas.engine.messages import (
+    Admitted,
+    Attach,
+    Cancel,
+    ClosePull,
+    DraftDown,
+    DraftUp,
+    Event,
+    Failed,
+    Failure,
+    Load,
+    Lost,
+    OpenPull,
+    Prefill,
+    PrefillDone,
+    PrefillStarted,
+    Proposal,
+    PullDone,
+    PullFailed,
+    PullReleased,
+    Ready,
+    Rejected,
+    Release,
+    Released,
+    ReleasePull,
+    Shutdown,
+    Step,
+    Stopped,
+    Submit,
+    WatchOpened,
+    WatchUpdate,
+)
+from eyas.worker.front import Front
+from eyas.worker.link import LocalEngine, LocalFront
+
+REFUSE, STALL, DIE, SLOW = 900, 901, 902, 903
+FEATURE = b"\x00\x01\xff\x7f" * 3
+
+
+def token(prompt: tuple[int, ...], choice: int, index: int) -> int:
+    return (sum(prompt) + 10 * choice + index) % 1000
+
+
+def request(*prompt: int, id: str = "r", tokens: int = 3, choices: int = 1) -> GenerationRequest:
+    params = SamplingParams(max_tokens=tokens, seed=7)
+    return GenerationRequest(id, prompt, params, tuple(Choice(i) for i in range(choices)), timeout_s=10.0)
+
+
+@dataclass
+class Traits:
+    """What differs between one fake worker and another."""
+
+    meanings: dict[str, str] = field(default_factory=lambda: {"target": "t", "draft": "d"})
+    page_size: int = 16
+    lease_valid: bool = True
+    offered_epoch: int = 5
+
+
+class FakeEngine:
+    def __init__(self, config: EngineConfig, link: EngineLink, traits: Traits | None = None) -> None:
+        self._config = config
+        self._link = link
+        self.traits = traits or Traits()
+        self.heard: list[Any] = []
+        self.post: list[Event] = []  # what a test wants said next
+        self._jobs: dict[str, Submit] = {}
+        self._at: dict[tuple[str, int], int] = {}
+        self._attempts: dict[str, int] = {}
+        self._pulls: dict[int, str] = {}
+        self._first: dict[int, tuple[FirstToken, ...]] = {}
+
+    def run(self) -> None:
+        self._link.send([self._ready()])
+        progress = 0
+        while True:
+            commands = self._link.recv(0.005)
+            self.heard += commands
+            if any(isinstance(command, Shutdown) for command in commands):
+                break
+            events, self.post = self.post, []
+            for command in commands:
+                events += self._answer(command)
+            events += self._step()
+            progress += 1
+            busy = bool(self._at)
+            events.append(Load(progress, busy, len(self._at), len(self._jobs), 2 * len(self._at)))
+            self._link.send(events)
+        self._link.send([Stopped()])
+
+    def of(self, kind: type) -> list[Any]:
+        return [command for command in self.heard if isinstance(command, kind)]
+
+    def _ready(self) -> Ready:
+        geometry = {
+            "pages": 8,
+            "page_size": self.traits.page_size,
+            "layers": 1,
+            "kv_heads": 1,
+            "head_dim": 4,
+            "dtype": "float32",
+        }
+        return Ready(
+            epoch=5,
+            model="fake",
+            fingerprint="f",
+            draft_fingerprint="g",
+            context_length=128,
+            vocab_size=1000,
+            pages_total=8,
+            pool="",
+            geometry=json.dumps(dict.fromkeys(self.traits.meanings, geometry)),
+            meanings=self.traits.meanings,
+            slowest_step_s=0.1,
+        )
+
+    # --- commands -----------------------------------------------------------------------------------------
+
+    def _answer(self, command: Any) -> list[Event]:
+        match command:
+            case Submit(request, attempt) | Prefill(request, attempt) if request.prompt_ids[0] == REFUSE:
+                return [Rejected(request.id, attempt, Failure("overloaded", "the queue is full"))]
+            case Submit(request, attempt, attach):
+                self._jobs[request.id], self._attempts[request.id] = command, attempt
+                if not attach:
+                    self._begin(request, 0)
+                return [Admitted(request.id, attempt)]
+            case Prefill(request, attempt):
+                return self._prefill(request, attempt)
+            case Attach(id, attempt, handles):
+                self._attempts[id] = attempt
+                self._pulls[attempt] = id
+                return [OpenPull(attempt, handle, attempt) for handle in handles]
+            case Cancel(id):
+                self._forget(id)
+            case WatchOpened(watch, handle):
+                return [WatchUpdate(watch, tokens=2), self._watch_end(watch, handle)]
+            case Release(call):
+                return [Released(call, self.traits.lease_valid)]
+            case PullDone(pull):
+                return [ReleasePull(pull)]
+            case PullFailed(pull):
+                return [self._lost(pull)]
+            case PullReleased(pull, valid):
+                if not valid:
+                    return [self._lost(pull)]
+                self._begin(self._jobs[self._pulls[pull]].request, 1)
+                return [ClosePull(pull)]
+            case DraftUp(peer=peer):
+                return [DraftDown(tuple(_proposal(c) for c in command.commits), peer=peer)]
+        return []
+
+    def _prefill(self, request: GenerationRequest, attempt: int) -> list[Event]:
+        events: list[Event] = [Admitted(request.id, attempt)]
+        if request.prompt_ids[0] == SLOW:
+            return events
+        if request.prompt_ids[0] == DIE:
+            return [*events, Failed(request.id, attempt, Failure("deadline_exceeded", "too late"))]
+        first = tuple(FirstToken(c.index, token(request.prompt_ids, c.index, 0)) for c in request.choices)
+        handle = KvHandle(
+            self._config.worker,
+            self.traits.offered_epoch,
+            0,
+            len(self._first) + 1,
+            Group.TARGET,
+            "t",
+            len(request.prompt_ids),
+            (Shard(0, "", (1,)),),
+        )
+        self._first[handle.id] = first
+        events.append(PrefillStarted(request.id, attempt, (handle,)))
+        events.append(PrefillDone(request.id, attempt, first, Timings(prefill_ms=1.5)))
+        return events
+
+    def _watch_end(self, watch: int, handle: int) -> WatchUpdate:
+        if handle not in self._first:
+            return WatchUpdate(watch, failure=Failure("transfer_failed", "no such handle"))
+        return WatchUpdate(watch, done=True, choices=self._first[handle], last_feature=FEATURE)
+
+    def _lost(self, pull: int) -> Lost:
+        return Lost(self._pulls[pull], self._attempts[self._pulls[pull]])
+
+    # --- steps --------------------------------------------------------------------------------------------
+
+    def _begin(self, request: GenerationRequest, at: int) -> None:
+        if request.prompt_ids[0] == STALL:
+            self._link.send([Load(1, True, 1, 0, 0)])
+            time.sleep(4.0)
+        if request.prompt_ids[0] == DIE:
+            os._exit(3)
+        self._at.update({(request.id, choice.index): at for choice in request.choices})
+
+    def _forget(self, id: str) -> None:
+        self._jobs.pop(id, None)
+        self._at = {key: at for key, at in self._at.items() if key[0] != id}
+
+    def _step(self) -> list[Event]:
+        entries = []
+        for (id, choice), at in list(self._at.items()):
+            request = self._jobs[id].request
+            last = at + 1 == request.params.max_tokens
+            entries.append(
+                Entry(
+                    id=id,
+                    attempt=self._attempts[id],
+                    choice=choice,
+                    index=at,
+                    tokens=(token(request.prompt_ids, choice, at),),
+                    finish=Finish.LENGTH if last else None,
+                    accepted=1,
+                    offered=2,
+                )
+            )
+            self._at[id, choice] = at + 1
+            if last:
+                del self._at[id, choice]
+        return [Step(tuple(entries))] if entries else []
+
+
+def _proposal(commit: Any) -> Proposal:
+    """Echoes the commit, and proves that the features came through untouched."""
+    ids = (*commit.tokens, sum(commit.features))
+    return Proposal(commit.seq, commit.generation, commit.base_len, ids, tuple(range(-1, len(ids) - 1)))
+
+
+def main(config: EngineConfig, endpoint: str) -> None:
+    """The engine process of test workers."""
+    from eyas.worker import engine_main
+
+    engine_main.serve(lambda link: FakeEngine(config, link).run(), endpoint)
+
+
+class FakeWorker:
+    """A real front around a fake engine on a thread."""
+
+    def __init__(self, roles: tuple[Role, ...], traits: Traits, draft_workers: tuple[str, ...]) -> None:
+        engine = EngineConfig(roles=roles, draft_workers=draft_workers)
+        self._config = WorkerConfig(engine=engine)
+        self._traits = traits
+
+    async def start(self) -> FakeWorker:
+        link = LocalFront()
+        self.front = Front(self._config, link)
+        self.address = await self.front.start()
+        config = dataclasses.replace(self._config.engine, worker=self.address)
+        self.engine = FakeEngine(config, LocalEngine(link), self._traits)
+        self._thread = threading.Thread(target=self.engine.run, daemon=True)
+        self._thread.start()
+        self._running = asyncio.create_task(self.front.run())
+        await asyncio.wait_for(asyncio.shield(self.front.ready), 5)
+        return self
+
+    async def stop(self) -> None:
+        await self.front.stop()
+        await asyncio.wait_for(self._running, 5)
+        self._thread.join(5)
+
+    async def heard(self, kind: type, count: int = 1) -> list[Any]:
+        """The commands of a kind, once there are `count` of them."""
+        async with asyncio.timeout(5):
+            while len(self.engine.of(kind)) < count:
+                await asyncio.sleep(0.005)
+        return self.engine.of(kind)
+
+
+@contextlib.asynccontextmanager
+async def worker(
+    *roles: Role, traits: Traits | None = None, draft_workers: tuple[str, ...] = ()
+) -> AsyncIterator[FakeWorker]:
+    started = await FakeWorker(roles, traits or Traits(), draft_workers).start()
+    try:
+        yield started
+    finally:
+        await started.stop()

@@ -1,0 +1,199 @@
+"""The front around a scripted engine, over real gRPC: requests, refusals, cancellation, health, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from typing import Any
+
+import pytest
+from fake_engine import DIE, REFUSE, SLOW, STALL, FakeEngine, Traits, request, token, worker
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from eyas.common import clients, rpc
+from eyas.common.config import EngineConfig, WorkerConfig
+from eyas.common.errors import ConfigError, DeadlineExceeded, EyasError, Overloaded, Unavailable
+from eyas.common.types import Entry, Finish, Role
+from eyas.engine.messages import Cancel, Load, Prefill, Submit
+from eyas.worker.front import Front
+from eyas.worker.link import LocalEngine, LocalFront
+from eyas.worker.liveness import Liveness
+
+
+async def next_of(session: Any, kind: type) -> Any:
+    """The next event of a kind; heartbeats and others pass by."""
+    async with asyncio.timeout(5):
+        async for event in session:
+            if isinstance(event, kind):
+                return event
+
+
+async def tokens_of(session: Any, ends: int = 1) -> list[Entry]:
+    """Everything that Steps bring until `ends` choices have finished."""
+    got: list[Any] = []
+    async with asyncio.timeout(5):
+        while sum(entry.finish is not None for entry in got) < ends:
+            got += (await next_of(session, clients.Step)).entries
+    return got
+
+
+async def test_a_local_generation_comes_back_in_order() -> None:
+    async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
+        session = clients.DecodeSessionClient(channel, w.address).open()
+        session.submit(request(5, 6, choices=2), attempt=1, attach=False)
+        events = aiter(session)
+        admitted = await next_of(events, clients.Admitted)
+        assert (admitted.id, admitted.attempt) == ("r", 1)
+        got = await tokens_of(events, ends=2)
+        for choice in (0, 1):
+            own = [entry for entry in got if entry.choice == choice]
+            assert [entry.index for entry in own] == [0, 1, 2]
+            assert [entry.tokens[0] for entry in own] == [token((5, 6), choice, i) for i in range(3)]
+            assert own[-1].finish is Finish.LENGTH and own[-1].id == "r"
+        session.close()
+
+
+async def test_two_sessions_may_use_one_id_and_see_only_their_own() -> None:
+    async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
+        client = clients.DecodeSessionClient(channel, w.address)
+        sessions = [client.open(), client.open()]
+        for first, session in enumerate(sessions):
+            session.submit(request(first + 1, tokens=20), attempt=1, attach=False)
+        both = await asyncio.gather(*(tokens_of(aiter(session)) for session in sessions))
+        for first, got in enumerate(both):
+            assert [entry.tokens[0] for entry in got] == [token((first + 1,), 0, i) for i in range(20)]
+
+
+async def test_a_refusal_keeps_its_class() -> None:
+    async with worker(Role.DECODE, Role.PREFILL) as w, rpc.channel(w.address) as channel:
+        session = clients.DecodeSessionClient(channel, w.address).open()
+        session.submit(request(REFUSE), attempt=4, attach=False)
+        rejected = await next_of(aiter(session), clients.Rejected)
+        assert rejected.attempt == 4 and type(rejected.error) is Overloaded
+        with pytest.raises(Overloaded, match="the queue is full"):
+            async for _ in clients.PrefillClient(channel).prefill(request(REFUSE), 1, False):
+                pass
+        with pytest.raises(DeadlineExceeded, match="too late"):
+            async for _ in clients.PrefillClient(channel).prefill(request(DIE), 1, False):
+                pass
+
+
+async def test_cancel_and_the_end_of_a_session_reach_the_engine() -> None:
+    async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
+        client = clients.DecodeSessionClient(channel, w.address)
+        session, other = client.open(), client.open()
+        for id in ("a", "b", "c"):
+            session.submit(request(1, id=id), attempt=1, attach=True)
+        other.submit(request(1, id="d"), attempt=1, attach=True)
+        ids = {s.request.id.partition(":")[2]: s.request.id for s in await w.heard(Submit, 4)}
+        session.cancel("a")
+        session.cancel("b", choice=0)
+        heard = await w.heard(Cancel, 2)
+        assert [(c.id, c.choice) for c in heard] == [(ids["a"], None), (ids["b"], 0)]
+        session.close()
+        heard = await w.heard(Cancel, 3)
+        assert [c.id for c in heard[2:]] == [ids["c"]]  # neither what had ended nor another session's
+
+
+async def test_prefill_runs_through_its_phases_and_does_not_cancel_what_is_done() -> None:
+    async with worker(Role.PREFILL) as w, rpc.channel(w.address) as channel:
+        client = clients.PrefillClient(channel)
+        events = [event async for event in client.prefill(request(1, 2, choices=2), 1, True)]
+        assert [type(event) for event in events] == [
+            clients.PrefillAdmitted,
+            clients.PrefillStarted,
+            clients.PrefillDone,
+        ]
+        assert events[1].handles[0].worker == w.address
+        assert [first.token for first in events[2].choices] == [token((1, 2), c, 0) for c in (0, 1)]
+        assert w.engine.of(Prefill)[0].offer_draft
+        stream = client.prefill(request(SLOW), 1, False)
+        await anext(stream)
+        await stream.aclose()
+        cancels = await w.heard(Cancel)
+        assert [c.id for c in cancels] == [w.engine.of(Prefill)[1].request.id]
+
+
+async def test_health_follows_the_engine() -> None:
+    link = LocalFront()
+    front = Front(WorkerConfig(engine=EngineConfig(roles=(Role.DECODE,))), link)
+    address = await front.start()
+    running = asyncio.create_task(front.run())
+    async with rpc.channel(address) as channel:
+        assert not await rpc.is_serving(channel)
+        with pytest.raises(Unavailable, match="loading"):
+            await clients.InfoClient(channel).info(timeout_s=2)
+        engine = FakeEngine(EngineConfig(), LocalEngine(link), Traits())
+        thread = asyncio.create_task(asyncio.to_thread(engine.run))
+        await asyncio.wait_for(asyncio.shield(front.ready), 5)
+        info = await clients.InfoClient(channel).info(timeout_s=2)
+        assert (info.worker, info.epoch, info.roles, info.serving) == (address, 5, (Role.DECODE,), True)
+        assert await rpc.is_serving(channel)
+        session = clients.DecodeSessionClient(channel, address).open()
+        await next_of(aiter(session), clients.Heartbeat)
+        stopping = asyncio.create_task(front.stop())
+        with pytest.raises(Unavailable, match="leaving"):
+            await next_of(aiter(session), clients.Step)
+        await asyncio.gather(stopping, running, thread)
+
+
+async def test_an_engine_that_stalls_fails_its_streams_and_comes_back() -> None:
+    async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
+        client = clients.DecodeSessionClient(channel, w.address)
+        session = client.open()
+        session.submit(request(STALL), attempt=1, attach=False)
+        with pytest.raises(Unavailable, match="no progress"):
+            async for _ in session:
+                pass
+        assert not await rpc.is_serving(channel)
+        async with asyncio.timeout(5):
+            while not await rpc.is_serving(channel):
+                await asyncio.sleep(0.05)
+        again = client.open()
+        again.submit(request(3), attempt=1, attach=False)
+        assert len(await tokens_of(aiter(again))) == 3
+
+
+def test_liveness_counts_only_silence_with_work_pending() -> None:
+    live = Liveness(now=0.0, slowest_step_s=1.0)
+    assert live.limit_s == 4.0 and Liveness(0.0, 0.1).limit_s == 3.0
+    idle, busy = Load(1, False, 0, 0, 0), Load(1, True, 1, 0, 0)
+    live.saw(idle, 1.0)
+    assert not live.stalled(100.0)
+    live.sent(100.0)
+    assert not live.stalled(103.9) and live.stalled(104.1)
+    live.saw(busy, 104.2)  # the same stamp: nothing moved
+    assert live.stalled(104.2)
+    live.saw(Load(2, True, 1, 0, 0), 104.3)
+    assert not live.stalled(108.2) and live.stalled(108.4)
+
+
+async def test_metrics_and_reflection() -> None:
+    async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
+        session = clients.DecodeSessionClient(channel, w.address).open()
+        session.submit(request(1), attempt=1, attach=False)
+        await tokens_of(aiter(session))
+        url = f"http://127.0.0.1:{w.front.metrics_port}/metrics"
+        text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())).decode()
+        assert "eyas_generation_tokens_total 3.0" in text
+        assert "eyas_draft_tokens_accepted_total 3.0" in text and "eyas_kv_pages 8.0" in text
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        reply = await anext(aiter(stub.ServerReflectionInfo(iter([ask]), timeout=5)))
+        names = {service.name for service in reply.list_services_response.service}
+        assert {"eyas.v1.DecodeService", "eyas.v1.WorkerService", "grpc.health.v1.Health"} <= names
+        assert "eyas.v1.PrefillService" not in names
+
+
+async def test_a_service_that_the_roles_do_not_name_is_not_there() -> None:
+    async with worker(Role.PREFILL) as w, rpc.channel(w.address) as channel:
+        session = clients.DecodeSessionClient(channel, w.address).open()
+        with pytest.raises(EyasError, match="Method not found"):
+            await next_of(aiter(session), clients.Heartbeat)
+
+
+async def test_a_taken_port_is_refused() -> None:
+    async with worker(Role.DECODE) as w:
+        port = int(w.address.rpartition(":")[2])
+        with pytest.raises(ConfigError, match="cannot be used"):
+            rpc.bind(rpc.server(), "127.0.0.1", port)
