@@ -37,12 +37,12 @@ from gateway.wire import (
     Doorkeeper,
     WhileConnected,
     on_eyas_error,
-    on_failure,
     on_http_exception,
     read_body,
 )
 
 HEALTH_TIMEOUT_S = 5.0
+LAST_SEND_TIMEOUT_S = 10.0
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -62,7 +62,6 @@ def create_app(
     app.add_middleware(Doorkeeper, metrics=metrics)
     app.add_exception_handler(EyasError, on_eyas_error)
     app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(Exception, on_failure)
 
     keyed = APIRouter(dependencies=[Depends(front.authorize)])
     keyed.add_api_route("/v1/chat/completions", front.chat, methods=["POST"])
@@ -199,7 +198,7 @@ async def _stream(answer: Answer, format: Format, meter: Meter, deadline: float,
     except Exception:
         _log.exception("a stream failed")
         last = error_event(EyasError("internal error"))
-    await send({"type": "http.response.body", "body": last, "more_body": False})
+    await _send_last(last, send)
 
 
 async def _collect(answer: Answer, choices: int, meter: Meter) -> list[Delta]:
@@ -229,7 +228,14 @@ async def _send_events(events: bytes, send: Send) -> None:
 async def _send_json(body: bytes, send: Send) -> None:
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": 200, "headers": [*_JSON, length]})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    await _send_last(body, send)
+
+
+async def _send_last(body: bytes, send: Send) -> None:
+    """Ends the response. A client that does not read must not keep its generation: it is given up."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_SEND_TIMEOUT_S):
+            await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _json(value: object) -> Response:

@@ -13,31 +13,42 @@ from collections.abc import Awaitable, Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eyas.common.errors import EyasError, InvalidRequest, NotFound, Overloaded, PayloadTooLarge
+from eyas.common.errors import Cancelled, EyasError, InvalidRequest, NotFound, Overloaded, PayloadTooLarge
 from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
 
+BODY_TIMEOUT_S = 30.0
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _log = logging.getLogger("eyas.gateway")
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises PayloadTooLarge as soon as it is known to have more than `limit` bytes."""
+    """The whole body. Raises PayloadTooLarge as soon as it is known to have more than `limit` bytes,
+    InvalidRequest if it does not arrive in BODY_TIMEOUT_S, Cancelled if the client leaves meanwhile.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise PayloadTooLarge(f"the body has {declared} bytes, more than the {limit} allowed")
-    chunks: list[bytes] = []
-    size = 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await _bounded(request, limit)
+    except TimeoutError:
+        raise InvalidRequest(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+    except ClientDisconnect:
+        raise Cancelled("the client left before its request was complete") from None
+
+
+async def _bounded(request: Request, limit: int) -> bytes:
+    body = bytearray()
     async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
+        body += chunk
+        if len(body) > limit:
             raise PayloadTooLarge(f"the body has more than the {limit} bytes allowed")
-        chunks.append(chunk)
-    return b"".join(chunks)
+    return bytes(body)
 
 
 class WhileConnected(Response):
@@ -70,7 +81,10 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class Doorkeeper:
-    """Middleware: gives every response its X-Request-Id and counts it by route and status."""
+    """Middleware: gives every response its X-Request-Id, and counts it by route and status.
+
+    An exception that no handler knows is a bug: the log gets the details, the caller a status.
+    """
 
     def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
         self._app = app
@@ -83,15 +97,25 @@ class Doorkeeper:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
 
+        begun = False
+
         async def marked(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 MutableHeaders(scope=message)["x-request-id"] = request_id
                 # The route's own path: a caller must not be able to make new label values.
                 path = getattr(scope.get("route"), "path", "other")
                 self._metrics.responses.labels(path, message["status"]).inc()
             await send(message)
 
-        await self._app(scope, receive, marked)
+        try:
+            await self._app(scope, receive, marked)
+        except Exception:
+            _log.exception("%s failed (request %s)", scope["path"], request_id)
+            if begun:
+                raise
+            await error_response(EyasError("internal error"))(scope, receive, marked)
 
 
 def error_response(error: EyasError) -> Response:
@@ -118,9 +142,3 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     response = error_response(known)
     response.status_code = error.status_code
     return response
-
-
-async def on_failure(request: Request, error: Exception) -> Response:
-    """A bug: the log has the details, the caller has a status."""
-    _log.error("%s failed", request.url.path, exc_info=error)
-    return error_response(EyasError("internal error"))

@@ -196,6 +196,7 @@ async def test_a_failure_in_the_middle(client: httpx.AsyncClient, backend: Scrip
     backend.breaks_with = ZeroDivisionError("secret detail")
     whole = await client.post("/v1/chat/completions", json=CHAT)
     assert whole.status_code == 500 and "secret" not in whole.text
+    assert whole.headers["x-request-id"]
     streamed = events(await client.post("/v1/chat/completions", json=CHAT | {"stream": True}))
     assert streamed[-1]["error"] == whole.json()["error"]
 

@@ -176,3 +176,40 @@ async def test_a_client_that_hangs_up_before_admission_ends_it() -> None:
                 await client.post(f"{url}/completions", json={"model": "eyas-nano", "prompt": "x"})
         async with asyncio.timeout(2):
             await gone.wait()
+
+
+async def test_a_client_that_never_reads_loses_its_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.http.LAST_SEND_TIMEOUT_S", 0.1)
+    backend = ScriptedBackend(nano_tokenizer(), says=lambda *_: "word " * 50)
+    config = GatewayConfig(request_timeout_s=0.2)
+    app = create_app(config, backend, backend.tokenizer, CollectorRegistry())
+    body = b'{"model": "eyas-nano", "prompt": "x", "max_tokens": 100, "stream": true}'
+    incoming = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, object]:
+        if not incoming:
+            await asyncio.Event().wait()
+        return incoming.pop()
+
+    async def send(message: dict[str, object]) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()  # the socket's buffer is full
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+    async with asyncio.timeout(3):
+        await app(scope, receive, send)  # type: ignore[arg-type]
+    assert backend.streams[0].closed.is_set()
+
+
+async def test_half_a_body_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.wire.BODY_TIMEOUT_S", 0.2)
+    backend = ScriptedBackend(nano_tokenizer())
+    async with serving(backend) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
+        lines = ["POST /v1/completions HTTP/1.1", "host: x", "authorization: Bearer k", "content-length: 9"]
+        writer.write("\r\n".join([*lines, "", "{"]).encode())
+        async with asyncio.timeout(3):
+            status = await reader.readline()
+        writer.close()
+    assert b" 400 " in status
+    assert backend.requests == []
