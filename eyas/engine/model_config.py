@@ -117,6 +117,8 @@ class ModelConfig:
             )
         except KeyError as missing:
             raise ConfigError(f"config.json of {folder} has no {missing.args[0]}") from None
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"config.json of {folder} holds a value of the wrong kind: {error}") from None
         config._check(raw)
         return config
 

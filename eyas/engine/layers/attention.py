@@ -11,7 +11,7 @@ import torch
 
 from eyas.engine.attention.base import AttentionBackend, Plan
 from eyas.engine.kv_pool import KvPool
-from eyas.engine.layers.linear import blocked_linear
+from eyas.engine.layers.linear import Linear
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.layers.rotary import Angles, Rotary
 from eyas.engine.model_config import ModelConfig
@@ -36,14 +36,14 @@ class Attention:
         rows = [self._heads * self._dim, self._kv_heads * self._dim, self._kv_heads * self._dim]
         names = [f"{prefix}.{p}_proj" for p in "qkv"]
         out, hidden = f"{prefix}.o_proj", config.hidden_size
-        self._qkv = weights.stack([f"{n}.weight" for n in names], rows, width)
-        self._out = weights.take(f"{out}.weight", (hidden, rows[0]))
-        self._qkv_bias = self._out_bias = self._q_norm = self._k_norm = None
+        qkv_bias = out_bias = self._q_norm = self._k_norm = None
         if config.qkv_bias:
             pairs = zip(names, rows, strict=True)
-            self._qkv_bias = torch.cat([weights.take(f"{n}.bias", (r,)) for n, r in pairs])
+            qkv_bias = torch.cat([weights.take(f"{n}.bias", (r,)) for n, r in pairs])
         if config.output_bias:
-            self._out_bias = weights.take(f"{out}.bias", (hidden,))
+            out_bias = weights.take(f"{out}.bias", (hidden,))
+        self._qkv = Linear(weights.stack([f"{n}.weight" for n in names], rows, width), qkv_bias)
+        self._out = Linear(weights.take(f"{out}.weight", (hidden, rows[0])), out_bias)
         if config.qk_norm:
             gains = [weights.take(f"{prefix}.{p}_norm.weight", (self._dim,)) for p in "qk"]
             self._q_norm, self._k_norm = (RmsNorm(gain, config.norm_eps) for gain in gains)
@@ -52,7 +52,7 @@ class Attention:
         self, x: torch.Tensor, layer: int, step: Step, rotary: Rotary, backend: AttentionBackend
     ) -> torch.Tensor:
         """x [R, width] -> [R, hidden]; rows beyond `step.slots` are padding and write nothing."""
-        qkv = blocked_linear(x, self._qkv, self._qkv_bias).view(x.shape[0], -1, self._dim)
+        qkv = self._qkv(x).view(x.shape[0], -1, self._dim)
         qk, v = qkv[:, : -self._kv_heads], qkv[:, -self._kv_heads :]
         if self._q_norm is not None and self._k_norm is not None:
             qk = torch.cat((self._q_norm(qk[:, : self._heads]), self._k_norm(qk[:, self._heads :])), 1)
@@ -60,4 +60,4 @@ class Attention:
         q, k = qk[:, : self._heads], qk[:, self._heads :]
         step.pool.write(layer, step.slots, k, v)
         attended = backend.run(q, step.pool.layer(layer), step.plan)
-        return blocked_linear(attended.view(x.shape[0], -1), self._out, self._out_bias)
+        return self._out(attended.view(x.shape[0], -1))

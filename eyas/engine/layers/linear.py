@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 ROWS = 8
-"""Rows of every GEMM: one row takes a different kernel, odd counts too, and 8 is what a verify step has."""
+"""Rows of every GEMM: a lone row takes another kernel, and 8 is about what a verify step has."""
 
 
 def padded_rows(rows: int) -> int:
@@ -24,16 +24,26 @@ def pad_rows(x: torch.Tensor) -> torch.Tensor:
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)) if missing else x
 
 
-def blocked_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [R, K] times weight [N, K] transposed, plus bias [N]: [R, N], in GEMMs of ROWS rows each."""
-    rows = x.shape[0]
-    x, columns = pad_rows(x), weight.t()
-    if x.shape[0] == ROWS:
-        out = torch.mm(x, columns)
-    else:
-        out = x.new_empty(x.shape[0], weight.shape[0])
-        for i in range(0, x.shape[0], ROWS):
-            torch.mm(x[i : i + ROWS], columns, out=out[i : i + ROWS])
-    if bias is not None:
-        out += bias
-    return out[:rows]
+class Linear:
+    """x times weight [N, K] transposed, plus bias [N].
+
+    Where PyTorch has oneDNN the weight is kept in the layout that oneDNN likes for ROWS rows: at this size
+    reading the weight is the whole cost, and it halves it.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._packed = torch.backends.mkldnn.is_available()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS) if self._packed else weight.t()
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [R, K] -> [R, N], in GEMMs of ROWS rows each."""
+        rows = x.shape[0]
+        blocks = [self._product(block) for block in pad_rows(x).split(ROWS)]
+        return (blocks[0] if len(blocks) == 1 else torch.cat(blocks))[:rows]
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        if self._packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        out = torch.mm(x, self._weight)
+        return out if self._bias is None else out.add_(self._bias)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from eyas.engine.layers.linear import blocked_linear
+from eyas.engine.layers.linear import Linear
 from eyas.engine.weights import Weights
 
 
@@ -13,12 +13,12 @@ class SwiGlu:
 
     def __init__(self, weights: Weights, prefix: str, hidden: int, inner: int) -> None:
         names = [f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"]
-        self._gate_up = weights.stack(names, [inner, inner], hidden)
-        self._down = weights.take(f"{prefix}.down_proj.weight", (hidden, inner))
+        self._gate_up = Linear(weights.stack(names, [inner, inner], hidden))
+        self._down = Linear(weights.take(f"{prefix}.down_proj.weight", (hidden, inner)))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, hidden] -> [R, hidden]."""
-        gate, up = blocked_linear(x, self._gate_up).chunk(2, dim=-1)
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
         # Not F.silu: its vector body and scalar tail round differently, so a value's bits would depend on
         # where in the tensor it stands. exp, products and quotients do not have that fault.
-        return blocked_linear((gate * up).div_(torch.exp(-gate).add_(1.0)), self._down)
+        return self._down((gate * up).div_(torch.exp(-gate).add_(1.0)))

@@ -14,7 +14,7 @@ from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.forward import ForwardBatch
 from eyas.engine.kv_pool import KvPool
 from eyas.engine.layers.attention import Attention, Step
-from eyas.engine.layers.linear import blocked_linear, pad_rows
+from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.mlp import SwiGlu
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.layers.rotary import Rotary
@@ -29,7 +29,7 @@ class Eagle3Capture:
     def __init__(self, config: DraftConfig, weights: Weights) -> None:
         hidden, count = config.decoder.hidden_size, len(config.capture_layers)
         self.layers = config.capture_layers
-        self._fc = weights.take("fc.weight", (hidden, count * hidden))
+        self._fc = Linear(weights.take("fc.weight", (hidden, count * hidden)))
         self._norms = []
         if "fc_norm.0.weight" in weights:
             gains = [weights.take(f"fc_norm.{i}.weight", (hidden,)) for i in range(count)]
@@ -41,7 +41,7 @@ class Eagle3Capture:
         if self._norms:
             chunks = captured.chunk(len(self._norms), dim=-1)
             captured = torch.cat([norm(c) for norm, c in zip(self._norms, chunks, strict=True)], dim=-1)
-        return blocked_linear(captured, self._fc)
+        return self._fc(captured)
 
 
 class Eagle3Head:
@@ -62,7 +62,7 @@ class Eagle3Head:
             self._embedding = weights.take("embed_tokens.weight", (decoder.vocab_size, hidden))
         self._lm_head = ends.lm_head
         if "lm_head.weight" in weights:
-            self._lm_head = weights.take("lm_head.weight", (config.draft_vocab_size, hidden))
+            self._lm_head = Linear(weights.take("lm_head.weight", (config.draft_vocab_size, hidden)))
         self._token_norm = norm("midlayer.input_layernorm.weight")
         self._feature_norm = norm("midlayer.hidden_norm.weight")
         self._attention = Attention(decoder, weights, "midlayer.self_attn", 2 * hidden)
@@ -93,7 +93,7 @@ class Eagle3Head:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [r, hidden] as `forward` gave it -> float32 [r, draft vocab]."""
-        return blocked_linear(self._norm(hidden), self._lm_head)
+        return self._lm_head(self._norm(hidden))
 
 
 def _token_map(config: DraftConfig, weights: Weights) -> torch.Tensor | None:

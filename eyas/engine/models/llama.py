@@ -11,7 +11,7 @@ from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.forward import ForwardBatch
 from eyas.engine.kv_pool import KvPool
 from eyas.engine.layers.attention import Attention, Step
-from eyas.engine.layers.linear import blocked_linear, pad_rows
+from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.mlp import SwiGlu
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.layers.rotary import Rotary
@@ -21,16 +21,17 @@ from eyas.engine.weights import Weights
 
 @dataclass(frozen=True)
 class Ends:
-    """The two matrices at a model's ends, both [vocab, hidden]; draft heads share them."""
+    """A model's two ends, embedding [vocab, hidden] and output head; draft heads share them."""
 
     embedding: torch.Tensor
-    lm_head: torch.Tensor
+    lm_head: Linear
 
     @classmethod
     def load(cls, config: ModelConfig, weights: Weights) -> Ends:
         shape = (config.vocab_size, config.hidden_size)
         embedding = weights.take("model.embed_tokens.weight", shape)
-        return cls(embedding, embedding if config.tied_head else weights.take("lm_head.weight", shape))
+        head = embedding if config.tied_head else weights.take("lm_head.weight", shape)
+        return cls(embedding, Linear(head))
 
 
 class _Layer:
@@ -77,7 +78,7 @@ class Llama:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [r, hidden] after the final norm -> float32 [r, vocab]."""
-        return blocked_linear(hidden, self.ends.lm_head)
+        return self.ends.lm_head(hidden)
 
 
 def _keep(captured: torch.Tensor, capture: tuple[int, ...], layer: int, x: torch.Tensor) -> None:

@@ -1,0 +1,201 @@
+"""The EAGLE-3 head against its equations, written out here in plain PyTorch: dense, unpaged, row by row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from eyas.common.errors import ConfigError
+from eyas.engine.attention.base import Span
+from eyas.engine.model_config import DraftConfig
+from tests.unit.model_rig import HeadRig, Rig
+from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+
+N = 70  # certain rows: more than one block of keys
+STEPS = 5
+
+
+class Equations:
+    """f: features, e: embeddings. a = [norm(e) ; norm(f)]; h = f + attn(a); g = h + mlp(norm(h))."""
+
+    def __init__(self, folder: Path, target: Path, theta: float = 10000.0) -> None:
+        self.w = load_file(folder / "model.safetensors")
+        ends = load_file(target / "model.safetensors")
+        self.embedding = ends["model.embed_tokens.weight"]
+        self.head = self.w.get("lm_head.weight", ends.get("lm_head.weight", self.embedding))
+        self.theta = theta
+        self.joined: list[torch.Tensor] = []
+
+    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * self.w[name]
+
+    def rope(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, heads, 16], row i at position i: complex multiplication of (x_j, x_{j + 8})."""
+        inverse = self.theta ** (-torch.arange(8) / 8)
+        turn = torch.polar(torch.ones(1), torch.arange(x.shape[0])[:, None] * inverse)[:, None]
+        turned = torch.complex(x[..., :8], x[..., 8:]) * turn
+        return torch.cat((turned.real, turned.imag), -1)
+
+    def row(self, feature: torch.Tensor, token: int) -> torch.Tensor:
+        """g of one more row after all rows so far."""
+        w = {k.removeprefix("midlayer."): v for k, v in self.w.items()}
+        e = self.norm(self.embedding[token], "midlayer.input_layernorm.weight")
+        self.joined.append(torch.cat((e, self.norm(feature, "midlayer.hidden_norm.weight"))))
+        a = torch.stack(self.joined)
+        q = self.rope((a @ w["self_attn.q_proj.weight"].T).view(-1, 4, 16))[-1]
+        k = self.rope((a @ w["self_attn.k_proj.weight"].T).view(-1, 2, 16)).repeat_interleave(2, 1)
+        v = (a @ w["self_attn.v_proj.weight"].T).view(-1, 2, 16).repeat_interleave(2, 1)
+        scores = torch.einsum("hd,khd->hk", q, k) / 4.0
+        mixed = torch.einsum("hk,khd->hd", scores.softmax(-1), v).reshape(-1)
+        h = feature + w["self_attn.o_proj.weight"] @ mixed
+        m = self.norm(h, "midlayer.post_attention_layernorm.weight")
+        gated = F.silu(w["mlp.gate_proj.weight"] @ m) * (w["mlp.up_proj.weight"] @ m)
+        return h + w["mlp.down_proj.weight"] @ gated
+
+    def logits(self, g: torch.Tensor) -> torch.Tensor:
+        return self.head @ self.norm(g, "norm.weight")
+
+
+@pytest.fixture(params=[None, 100], ids=["shared_head", "own_head_d2t"])
+def folders(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+    target = write_tiny_llama(tmp_path / "target", rope={"rope_type": "default", "rope_theta": 500000.0})
+    return target, write_tiny_eagle3(tmp_path / "head", target, draft_vocab=request.param)
+
+
+@pytest.fixture
+def tokens() -> list[int]:
+    return torch.randint(256, (N + 1,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool((a - b).abs().max() < 1e-5)
+
+
+def test_extend_rows_then_a_recurrent_chain(folders: tuple[Path, Path], tokens: list[int]) -> None:
+    target, folder = folders
+    rig = Rig(target)
+    draft = HeadRig(folder, rig)
+    _, captured = rig.forward([Span(rig.table(N), 0, N)], tokens[:N], draft.capture.layers)
+    features = draft.capture.features(captured)
+    paper = Equations(folder, target)
+    assert close(features, captured @ paper.w["fc.weight"].T)
+
+    table = rig.table(N + STEPS)
+    hidden = torch.cat(
+        [
+            draft.forward(features[:41], [Span(table, 0, 41)], tokens[1:42]),
+            draft.forward(features[41:], [Span(table, 41, N - 41)], tokens[42:]),
+        ]
+    )
+    wanted = torch.stack([paper.row(f, t) for f, t in zip(features, tokens[1:], strict=True)])
+    assert close(hidden, wanted)
+    assert close(draft.head.logits(hidden), torch.stack([paper.logits(g) for g in wanted]))
+
+    ours, theirs = hidden[-1:], wanted[-1]
+    kept = load_file(folder / "model.safetensors").get("t2d", torch.ones(256)).nonzero().flatten()
+    for step in range(STEPS):
+        logits = draft.head.logits(ours)
+        assert close(logits[0], paper.logits(theirs))
+        best = int(logits[0].argmax())
+        token = best if draft.head.token_map is None else int(draft.head.token_map[best])
+        assert token == kept[best]  # the d2t offsets and the t2d mask agree on the id
+        ours = draft.forward(ours, [Span(table, N + step, 1)], [token])
+        theirs = paper.row(theirs, token)
+        assert close(ours[0], theirs)
+
+
+def test_the_comparison_notices_the_targets_theta(folders: tuple[Path, Path], tokens: list[int]) -> None:
+    """Power check: a head that took the target's rope_theta would be seen."""
+    target, folder = folders
+    features = torch.randn(N, 64, generator=torch.Generator().manual_seed(4))
+    rig = Rig(target)
+    draft = HeadRig(folder, rig)
+    hidden = draft.forward(features, [Span(rig.table(N), 0, N)], tokens[1:])
+    wrong = Equations(folder, target, theta=500000.0)
+    assert not close(hidden[-1], [wrong.row(f, t) for f, t in zip(features, tokens[1:], strict=True)][-1])
+
+
+def test_drafts_of_many_sequences_equal_drafts_alone(folders: tuple[Path, Path], tokens: list[int]) -> None:
+    target, folder = folders
+    rig = Rig(target)
+    draft = HeadRig(folder, rig)
+    features = torch.randn(N, 64, generator=torch.Generator().manual_seed(4))
+    tables = [rig.table(N) for _ in range(3)]
+    alone = draft.forward(features, [Span(tables[0], 0, N)], tokens[1:])
+    spans = [Span(tables[1], 0, 33), Span(tables[2], 0, N)]
+    together = draft.forward(torch.cat((features[:33], features)), spans, tokens[1:34] + tokens[1:])
+    assert torch.equal(together, torch.cat((alone[:33], alone)))
+
+
+def test_captured_layers(tmp_path: Path) -> None:
+    target = write_tiny_llama(tmp_path / "target", layers=9)
+    folder = write_tiny_eagle3(tmp_path / "head", target)
+    rig = Rig(target)
+    assert DraftConfig.from_folder(folder, rig.config).capture_layers == (2, 4, 6)
+    config = json.loads((folder / "config.json").read_text())
+    config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 3, 8]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert DraftConfig.from_folder(folder, rig.config).capture_layers == (2, 4, 9)
+
+
+def test_other_spellings_load_the_same_head(tmp_path: Path, tokens: list[int]) -> None:
+    """`model.` prefixes, `layers.0.` for the one layer, and a config that states the target's depth."""
+    target = write_tiny_llama(tmp_path / "target")
+    folder = write_tiny_eagle3(tmp_path / "head", target)
+    rig = Rig(target)
+    features = torch.randn(N, 64)
+    plain = HeadRig(folder, rig).forward(features, [Span(rig.table(N), 0, N)], tokens[1:])
+    stored = load_file(folder / "model.safetensors")
+    renamed = {"model." + k.replace("midlayer.", "layers.0."): v for k, v in stored.items()}
+    save_file(renamed, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 40}))
+    again = HeadRig(folder, rig).forward(features, [Span(rig.table(N), 0, N)], tokens[1:])
+    assert torch.equal(plain, again)
+
+
+def test_fc_norm_scales_each_captured_state(tmp_path: Path) -> None:
+    target = write_tiny_llama(tmp_path / "target")
+    folder = write_tiny_eagle3(tmp_path / "head", target)
+    stored = load_file(folder / "model.safetensors")
+    gains = {f"fc_norm.{i}.weight": torch.rand(64) + 0.5 for i in range(3)}
+    save_file(stored | gains, folder / "model.safetensors")
+    captured = torch.randn(5, 192)
+    chunks = [
+        F.rms_norm(chunk, (64,), gain, 1e-5)
+        for chunk, gain in zip(captured.chunk(3, -1), gains.values(), strict=True)
+    ]
+    got = HeadRig(folder, Rig(target)).capture.features(captured)
+    assert close(got, torch.cat(chunks, -1) @ stored["fc.weight"].T)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"d2t": torch.full((100,), 200)}, "d2t .* maps outside"),
+        ({"d2t": None}, "no d2t"),
+        ({"fc.weight": torch.zeros(64, 128)}, "not an EAGLE-3 head"),
+        ({"norm.weight": None}, "no tensor norm.weight"),
+    ],
+)
+def test_a_head_that_cannot_work_is_refused(
+    tmp_path: Path, change: dict[str, torch.Tensor | None], complaint: str
+) -> None:
+    target = write_tiny_llama(tmp_path / "target")
+    folder = write_tiny_eagle3(tmp_path / "head", target, draft_vocab=100)
+    stored = load_file(folder / "model.safetensors") | change
+    save_file({k: v for k, v in stored.items() if v is not None}, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=complaint):
+        HeadRig(folder, Rig(target))
+
+
+def test_a_head_for_another_target_is_refused(tmp_path: Path) -> None:
+    target = write_tiny_llama(tmp_path / "target")
+    other = write_tiny_llama(tmp_path / "other", vocab=300)
+    with pytest.raises(ConfigError, match="vocab_size is not the target's"):
+        HeadRig(write_tiny_eagle3(tmp_path / "head", other), Rig(target))

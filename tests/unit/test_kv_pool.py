@@ -1,0 +1,84 @@
+"""The paged pool: layout, moves, files in shared memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.common.errors import ConfigError
+from eyas.engine.kv_pool import KvPool, PoolShape, new_pool_path, sweep_stale
+
+SHAPE = PoolShape(pages=4, layers=3, page_size=4, kv_heads=2, head_dim=8)
+
+
+def filled() -> KvPool:
+    pool = KvPool(SHAPE)
+    pool.tensor.copy_(torch.arange(pool.tensor.numel()).view(SHAPE.sizes))
+    return pool
+
+
+def row(pool: KvPool, index: int) -> torch.Tensor:
+    return pool.tensor[index // 4, :, :, index % 4].clone()
+
+
+def test_written_rows_land_in_their_page_layer_and_slot() -> None:
+    pool = KvPool(SHAPE)
+    k, v = torch.randn(2, 3, 2, 8)
+    pool.write(1, pool.slots(torch.tensor([0, 7])), k, v)  # the third row is padding
+    assert torch.equal(pool.layer(1)[0, 0, 0], k[0]) and torch.equal(pool.layer(1)[0, 1, 0], v[0])
+    assert torch.equal(pool.layer(1)[1, 0, 3], k[1]) and torch.equal(pool.layer(1)[1, 1, 3], v[1])
+    assert pool.tensor.count_nonzero() == 4 * 16
+
+
+def test_a_move_reads_every_source_before_it_writes() -> None:
+    pool = filled()
+    before = [row(pool, i) for i in range(16)]
+    pool.move(torch.tensor([6, 7, 9]), torch.tensor([5, 6, 7]))
+    after = [row(pool, i) for i in range(16)]
+    expected = before[:5] + [before[6], before[7], before[9]] + before[8:]
+    assert all(torch.equal(a, b) for a, b in zip(after, expected, strict=True))
+
+
+def test_a_copied_page_equals_its_source() -> None:
+    pool = filled()
+    pool.copy_page(1, 3)
+    assert torch.equal(pool.tensor[3], pool.tensor[1])
+    assert not torch.equal(pool.tensor[2], pool.tensor[1])
+
+
+def test_another_mapping_of_the_file_sees_whole_pages(tmp_path: Path) -> None:
+    path = new_pool_path("target", tmp_path)
+    pool = KvPool(SHAPE, path)
+    pool.tensor[2].fill_(3.5)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as seen:
+        assert len(seen) == SHAPE.nbytes
+        page = seen[2 * SHAPE.page_bytes : 3 * SHAPE.page_bytes]
+        assert page == torch.full((SHAPE.page_bytes // 4,), 3.5).numpy().tobytes()
+        assert not any(seen[: SHAPE.page_bytes])
+    pool.close()
+    pool.close()
+    assert not path.exists()
+
+
+def test_a_pool_that_does_not_fit_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+    huge = PoolShape(pages=1 << 40, layers=3, page_size=16, kv_heads=2, head_dim=64)
+    with pytest.raises(ConfigError, match="cannot hold a KV pool"):
+        KvPool(huge, tmp_path / "pool")
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_pools_of_dead_processes_are_swept(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    mine = tmp_path / f"eyas-{os.getpid()}-ab12-target"
+    stale = tmp_path / f"eyas-{gone.pid}-ab12-draft"
+    foreign = tmp_path / "eyas-notes"
+    for path in (mine, stale, foreign):
+        path.touch()
+    assert sweep_stale(tmp_path) == [stale]
+    assert mine.exists() and foreign.exists() and not stale.exists()
