@@ -99,9 +99,8 @@ class Front:
         await self._drafts.close()
         await self._pulls.close()
         self._send([Shutdown()])
-        await self._server.stop(STOP_GRACE_S)
+        await asyncio.gather(self._server.stop(STOP_GRACE_S), asyncio.to_thread(self._scrape.shutdown))
         await self._channels.close()
-        await asyncio.to_thread(self._scrape.shutdown)
         self._scrape.server_close()
 
     def _add_services(self) -> list[str]:

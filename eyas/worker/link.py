@@ -50,8 +50,9 @@ class ZmqFront:
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, commands: Sequence[Command]) -> None:
-        # Without a high-water mark the message is queued at once; the future has nothing left to say.
-        self._socket.send(self._encoder.encode(commands), zmq.NOBLOCK)
+        # Without a high-water mark only an engine that is not there yet makes this wait, and then in the
+        # background and in order: the future has nothing to say.
+        self._socket.send(self._encoder.encode(commands))
 
     async def recv(self) -> list[Event]:
         return _EVENTS.decode(await self._socket.recv())

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyas.common.config import EngineConfig, WorkerConfig
+from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import (
     Choice,
@@ -261,6 +262,16 @@ def main(config: EngineConfig, endpoint: str) -> None:
     from eyas.worker import engine_main
 
     engine_main.serve(lambda link: FakeEngine(config, link).run(), endpoint)
+
+
+def refuse(config: EngineConfig, endpoint: str) -> None:
+    """An engine process whose model is bad."""
+    from eyas.worker import engine_main
+
+    def load(link: EngineLink) -> None:
+        raise ConfigError(f"model {config.model} cannot be read")
+
+    engine_main.serve(load, endpoint)
 
 
 class FakeWorker:

@@ -1,0 +1,121 @@
+"""The decode engine's stream to a draft worker: what goes up, what comes down, what is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fake_engine import FakeWorker, worker
+
+from decode_svc.drafts import MAX_QUEUED
+from draft_svc.servicer import DraftServicer
+from eyas.common import rpc
+from eyas.common.params import SamplingParams
+from eyas.common.types import Group, KvHandle, Role, Shard
+from eyas.engine.client import EngineClient
+from eyas.engine.messages import (
+    DraftClose,
+    DraftCommit,
+    DraftDown,
+    DraftOpen,
+    DraftPeerGone,
+    DraftUp,
+)
+
+HANDLE = KvHandle("h:1", 5, 0, 9, Group.DRAFT, "l", 5, (Shard(0, "p", (3, 4)),))
+OPEN = DraftOpen(1, 2, (5, 6, 7), 2, SamplingParams(seed=2**63, temperature=0.5), 1, 3, HANDLE, 4)
+COMMIT = DraftCommit(1, 2, 3, (8, 9), b"\x00\x80\xff", 5, 1, 6)
+CLOSE = DraftClose(3, 1)
+
+
+async def until_up(decode: FakeWorker, drafter: str) -> None:
+    """Posts commits until one is answered by a proposal."""
+    async with asyncio.timeout(5):
+        while not any(down.proposals for down in decode.engine.of(DraftDown)):
+            decode.engine.post = [DraftUp(commits=(COMMIT,), worker=drafter)]
+            await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def pair() -> AsyncIterator[tuple[FakeWorker, FakeWorker]]:
+    async with worker(Role.DRAFT) as draft:
+        async with worker(Role.DECODE, draft_workers=(draft.address,)) as decode:
+            await until_up(decode, draft.address)
+            yield decode, draft
+
+
+async def test_batches_go_up_whole_and_proposals_come_down() -> None:
+    async with pair() as (decode, draft):
+        before = len(draft.engine.of(DraftUp))
+        decode.engine.post = [DraftUp((OPEN,), (COMMIT,), (CLOSE,), worker=draft.address)]
+        up = (await draft.heard(DraftUp, before + 1))[-1]
+        assert (up.opens, up.commits, up.closes) == ((OPEN,), (COMMIT,), (CLOSE,))
+        down = decode.engine.of(DraftDown)[-1]
+        (proposal,) = [d for d in decode.engine.of(DraftDown) if d.proposals][-1].proposals
+        assert (proposal.seq, proposal.generation, proposal.base_len) == (1, 2, 3)
+        assert proposal.tokens == (8, 9, 0x80 + 0xFF) and proposal.parents == (-1, 0, 1)
+        assert down.worker == draft.address
+
+
+async def test_the_end_of_the_decode_side_is_told() -> None:
+    async with worker(Role.DRAFT) as draft:
+        async with worker(Role.DECODE, draft_workers=(draft.address,)) as decode:
+            await until_up(decode, draft.address)
+        peers = {up.peer for up in draft.engine.of(DraftUp)}
+        assert {gone.peer for gone in await draft.heard(DraftPeerGone)} == peers
+
+
+async def test_while_the_drafter_is_down_everything_is_dropped_and_reported() -> None:
+    async with worker(Role.DECODE, draft_workers=("127.0.0.1:1",)) as decode:
+        decode.engine.post = [DraftUp((OPEN,), (COMMIT,), worker="127.0.0.1:1")]
+        (down,) = await decode.heard(DraftDown)
+        (closed,) = down.closed
+        assert (closed.seq, closed.generation, closed.reason) == (1, 2, "the draft worker is down")
+
+
+async def test_a_fall_closes_everything_once_and_the_stream_comes_back() -> None:
+    async with worker(Role.DRAFT) as draft:
+        port = int(draft.address.rpartition(":")[2])
+        async with worker(Role.DECODE, draft_workers=(draft.address,)) as decode:
+            await until_up(decode, draft.address)
+            await draft.front._server.stop(None)  # the process dies
+            async with asyncio.timeout(5):
+                while not any(c.seq == 0 for d in decode.engine.of(DraftDown) for c in d.closed):
+                    await asyncio.sleep(0.01)
+            decode.engine.heard.clear()
+            server, ups = rpc.server(), []
+            revived = EngineClient(ups.extend)
+            revived.accept()
+            DraftServicer(revived).register(server)
+            rpc.bind(server, "127.0.0.1", port)
+            await server.start()
+            async with asyncio.timeout(8):
+                while not ups:
+                    decode.engine.post = [DraftUp(commits=(COMMIT,), worker=draft.address)]
+                    await asyncio.sleep(0.05)
+            assert ups[0].commits == (COMMIT,)
+            falls = [c for d in decode.engine.of(DraftDown) for c in d.closed if c.seq == 0]
+            assert falls == []  # said once, before
+            await server.stop(None)
+
+
+async def test_a_drafter_that_does_not_read_loses_batches_not_closes() -> None:
+    commands: list[Any] = []
+    async with pair() as (decode, draft):
+        stream = next(iter(decode.front._drafts._streams.values()))
+        stream._engine = EngineClient(commands.extend)
+        for seq in range(MAX_QUEUED + 3):  # without a turn of the loop: nobody can read meanwhile
+            commit = DraftCommit(seq, 1, 0, (1,), b"", 5)
+            stream.post(DraftUp(commits=(commit,), closes=(DraftClose(1000 + seq, 1),)))
+        dropped = [closed.seq for down in commands for closed in down.closed]
+        assert dropped == [MAX_QUEUED, MAX_QUEUED + 1, MAX_QUEUED + 2]
+        await asyncio.sleep(0.5)
+        stream.post(DraftUp(closes=(CLOSE,)))
+        closes: set[int] = set()
+        async with asyncio.timeout(5):
+            while 3 not in closes:
+                closes |= {c.seq for up in draft.engine.of(DraftUp) for c in up.closes}
+                await asyncio.sleep(0.01)
+        assert closes == {3, *range(1000, 1000 + MAX_QUEUED + 3)}

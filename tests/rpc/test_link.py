@@ -1,0 +1,92 @@
+"""Both links carry the same batches, in order, and neither end waits for the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import request
+
+from eyas.common.types import Entry, Finish, FirstToken, Group, KvHandle, Shard, TokenLogprob
+from eyas.engine.messages import (
+    Attach,
+    Cancel,
+    DraftCommit,
+    DraftUp,
+    Failed,
+    Failure,
+    Load,
+    PullDone,
+    Shutdown,
+    Step,
+    Submit,
+    WatchUpdate,
+)
+from eyas.worker.link import LocalEngine, LocalFront, ZmqEngine, ZmqFront
+
+HANDLE = KvHandle("h:1", 2**64 - 1, 0, 9, Group.DRAFT, "l", 5, (Shard(0, "/dev/shm/x", (3, 4)),))
+COMMANDS = [
+    Submit(request(1, 2, choices=2), 3, True),
+    Attach("r", 4, (HANDLE,), (FirstToken(0, 7, TokenLogprob(-0.5, ((1, -1.0),)), Finish.STOP),)),
+    Cancel("r"),
+    PullDone(3, (), b"\x00\xff" * 100),
+    DraftUp(commits=(DraftCommit(1, 2, 3, (4,), b"\x01\x00", 5),), peer=8),
+    Shutdown(),
+]
+EVENTS = [
+    Step((Entry("r", 1, 0, 2, (3, 4), (TokenLogprob(-1.0),) * 2, Finish.LENGTH, 1, 2),)),
+    Failed("r", 1, Failure("overloaded", "full"), choice=0),
+    WatchUpdate(1, failure=Failure("transfer_failed", "gone")),
+    Load(1, True, 2, 3, 4),
+]
+
+
+@pytest.fixture(params=["local", "zmq"])
+async def ends(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if request.param == "local":
+        front: Any = LocalFront()
+        yield front, LocalEngine(front)
+        return
+    front, engine = ZmqFront(f"ipc://{tmp_path}/e"), ZmqEngine(f"ipc://{tmp_path}/e")
+    yield front, engine
+    engine.close()
+    front.close()
+
+
+async def test_every_message_arrives_equal_and_in_order(ends: Any) -> None:
+    front, engine = ends
+    front.send(COMMANDS)
+    front.send([Cancel("x", 0)])
+    got: list[Any] = []
+    while len(got) <= len(COMMANDS):
+        got += await asyncio.to_thread(engine.recv, 2.0)
+    assert got == [*COMMANDS, Cancel("x", 0)]
+    engine.send(EVENTS)
+    engine.send([])  # nothing to say is no message
+    engine.send(EVENTS[:1])
+    assert await asyncio.wait_for(front.recv(), 2) == EVENTS
+    assert await asyncio.wait_for(front.recv(), 2) == EVENTS[:1]
+
+
+async def test_recv_drains_all_and_waits_only_as_long_as_told(ends: Any) -> None:
+    front, engine = ends
+    began = time.monotonic()
+    assert engine.recv(0.1) == []
+    assert 0.09 < time.monotonic() - began < 1.0
+    assert engine.recv(0.0) == []
+    for i in range(50):
+        front.send([Cancel(str(i))])
+    await asyncio.sleep(0.2)
+    assert [c.id for c in await asyncio.to_thread(engine.recv, 1.0)] == [str(i) for i in range(50)]
+
+
+async def test_a_front_nobody_reads_does_not_wait(ends: Any) -> None:
+    front, engine = ends
+    began = time.monotonic()
+    for _ in range(3000):
+        front.send(COMMANDS[:1])
+        engine.send(EVENTS)
+    assert time.monotonic() - began < 5.0

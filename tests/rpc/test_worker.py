@@ -1,0 +1,186 @@
+"""A worker as processes: its halves live and die together, and a stopped one is noticed in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fake_engine import DIE, SLOW, FakeWorker, Traits, request
+from test_draft_svc import until_up
+from test_front import next_of, tokens_of
+
+from eyas.common import clients, rpc
+from eyas.common.errors import Unavailable
+from eyas.common.types import Group, KvHandle, Role
+from eyas.common.watch import TransferClient
+from eyas.engine.messages import DraftDown
+
+HERE = Path(__file__).parent
+SCRIPT = """
+import sys, fake_engine
+from eyas.common.config import EngineConfig, WorkerConfig
+from eyas.common.errors import EyasError
+from eyas.common.types import Role
+from eyas.worker.worker import run_worker
+roles = tuple(Role(name) for name in sys.argv[1].split(","))
+try:
+    run_worker(WorkerConfig(engine=EngineConfig(roles=roles, model=sys.argv[2], pool_dir=sys.argv[3])),
+               getattr(fake_engine, sys.argv[4]))
+except EyasError as error:
+    sys.exit(f"eyas: {type(error).__name__}: {error}")
+"""
+
+
+class Process:
+    """One `run_worker` in its own session, so that a test may signal its whole group."""
+
+    def __init__(self, roles: str, pools: Path, engine: str = "main", model: str = "m") -> None:
+        env = {**os.environ, "PYTHONPATH": f"{HERE.parent.parent}:{HERE}"}
+        self.popen = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, roles, model, str(pools), engine],
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+            env=env,
+        )
+        self.address = ""
+
+    async def ready(self) -> Process:
+        assert self.popen.stderr
+        line = await asyncio.wait_for(asyncio.to_thread(self.popen.stderr.readline), 30)
+        assert line.startswith("worker ready: roles="), line
+        self.address = line.split("address=")[1].split()[0]
+        return self
+
+    @property
+    def engine(self) -> psutil.Process:
+        children = psutil.Process(self.popen.pid).children()
+        (engine,) = [c for c in children if "spawn_main" in " ".join(c.cmdline())]
+        return engine
+
+    async def ended(self) -> tuple[int, str]:
+        """(return code, what was left on standard error), within 10 s."""
+        _, said = await asyncio.to_thread(self.popen.communicate, None, 10)
+        return self.popen.returncode, said
+
+
+@contextlib.asynccontextmanager
+async def process(roles: str, pools: Path, **kind: str) -> AsyncIterator[Process]:
+    started = Process(roles, pools, **kind)
+    try:
+        yield started
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.popen.pid, signal.SIGKILL)
+        started.popen.communicate()
+
+
+async def gone(process: psutil.Process, within_s: float) -> None:
+    async with asyncio.timeout(within_s):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", ["terminate the front", "ctrl-c to the group"])
+async def test_it_serves_then_leaves_when_asked(how: str, tmp_path: Path) -> None:
+    async with process("decode", tmp_path) as p:
+        await p.ready()
+        engine = p.engine
+        async with rpc.channel(p.address) as channel:
+            assert await rpc.is_serving(channel)
+            session = clients.DecodeSessionClient(channel, p.address).open()
+            session.submit(request(2), attempt=1, attach=False)
+            events = aiter(session)
+            assert len(await tokens_of(events)) == 3
+            if how == "terminate the front":
+                p.popen.terminate()
+            else:
+                os.killpg(p.popen.pid, signal.SIGINT)
+            with pytest.raises(Unavailable):
+                await next_of(events, clients.Step)
+        code, said = await p.ended()
+        assert code == 0 and "Traceback" not in said
+        assert not engine.is_running()
+
+
+async def test_an_engine_that_dies_takes_the_front_with_it(tmp_path: Path) -> None:
+    async with process("decode", tmp_path) as p:
+        await p.ready()
+        (tmp_path / f"eyas-{p.engine.pid}-0a-target").touch()  # what a killed engine cannot remove
+        async with rpc.channel(p.address) as channel:
+            session = clients.DecodeSessionClient(channel, p.address).open()
+            session.submit(request(DIE), attempt=1, attach=False)
+            began = time.monotonic()
+            with pytest.raises(Unavailable):
+                await next_of(aiter(session), clients.Step)
+            assert time.monotonic() - began < 3
+        code, said = await p.ended()
+        assert code == 1 and "eyas: Unavailable: the engine process ended with code 3" in said
+        assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_front_that_is_killed_takes_the_engine_with_it(tmp_path: Path) -> None:
+    async with process("decode", tmp_path) as p:
+        await p.ready()
+        engine = p.engine
+        p.popen.kill()
+        await gone(engine, within_s=3)
+
+
+async def test_what_stops_an_engine_at_its_start_is_said_in_one_line(tmp_path: Path) -> None:
+    async with process("decode", tmp_path, engine="refuse", model="x") as p:
+        code, said = await p.ended()
+        assert code == 1 and said.splitlines() == ["eyas: ConfigError: model x cannot be read"]
+
+
+async def test_every_stream_of_a_stopped_worker_ends_within_six_seconds(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        target = await stack.enter_async_context(process("prefill,decode", tmp_path))
+        drafter = await stack.enter_async_context(process("draft", tmp_path))
+        await asyncio.gather(target.ready(), drafter.ready())
+        decode = await FakeWorker((Role.DECODE,), Traits(), (drafter.address,)).start()
+        stack.push_async_callback(decode.stop)
+        await until_up(decode, drafter.address)
+        channel = await stack.enter_async_context(rpc.channel(target.address))
+        handle = KvHandle(target.address, 5, 0, 1, Group.TARGET, "t", 2, ())
+        prefill = clients.PrefillClient(channel)
+        done = [event async for event in prefill.prefill(request(1, 2), 1, False)]
+        assert len(done) == 3
+        streams = [
+            aiter(clients.DecodeSessionClient(channel, target.address).open()),
+            prefill.prefill(request(SLOW), 1, False),
+            TransferClient(channel, target.address).watch(handle, 1),
+        ]
+        for stream in streams:
+            await anext(stream)
+        decode.engine.heard.clear()
+        for stopped in (target, drafter):
+            os.killpg(stopped.popen.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        ends = [asyncio.create_task(exhausted(stream)) for stream in streams]
+        seconds = await asyncio.gather(*ends, fallen(decode))
+        assert max(seconds) - began < 6.0, [s - began for s in seconds]
+
+
+async def exhausted(stream: Any) -> float:
+    with pytest.raises(Unavailable):
+        async for _ in stream:
+            pass
+    return time.monotonic()
+
+
+async def fallen(decode: FakeWorker) -> float:
+    async with asyncio.timeout(10):
+        while not any(closed.seq == 0 for down in decode.engine.of(DraftDown) for closed in down.closed):
+            await asyncio.sleep(0.02)
+    return time.monotonic()
