@@ -1,0 +1,3 @@
+"""Eyas: a disaggregated server of large language models."""
+
+__version__ = "0.1.0"

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+import eyas
 from eyas.common.config import (
     NANO,
     NANO_HEAD,
@@ -90,9 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import version
-
-        print(f"eyas {version('eyas')}")
+        print(f"eyas {eyas.__version__}")
         parser.exit()
 
 
@@ -200,8 +199,7 @@ def _grpc_default() -> str:
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """What the engine flags say. Without --draft, the embedded model has its head and no other has one."""
-    nano = Path(args.model).resolve() == NANO
-    draft = args.draft or (str(NANO_HEAD) if nano else "none")
+    draft = args.draft or (str(NANO_HEAD) if is_nano(args.model) else "none")
     return EngineConfig(
         model=args.model,
         draft=None if draft == "none" else draft,
@@ -218,6 +216,15 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     )
 
 
+def is_nano(model: str) -> bool:
+    return Path(model).resolve() == NANO
+
+
+def served_model(model: str) -> str:
+    """What a folder is called in the API."""
+    return GatewayConfig.served_model if is_nano(model) else Path(model).resolve().name
+
+
 def worker_config(args: argparse.Namespace) -> WorkerConfig:
     worker = WorkerConfig(host=args.host, port=args.port, metrics_port=args.metrics_port)
     engine = dataclasses.replace(
@@ -232,14 +239,13 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
 
 
 def gateway_config(args: argparse.Namespace, registry: str = "static:") -> GatewayConfig:
-    nano = Path(args.model).resolve() == NANO
     return GatewayConfig(
         host=args.host,
         port=args.port,
         grpc_port=args.grpc_port,
         registry=registry,
         model=args.model,
-        served_model=args.served_model or (GatewayConfig.served_model if nano else Path(args.model).name),
+        served_model=args.served_model or served_model(args.model),
         api_key=args.api_key,
     )
 
@@ -261,7 +267,12 @@ def own_config(args: argparse.Namespace) -> ServeConfig:
     from eyas.worker.ports import free_ports
 
     with contextlib.closing(free_ports()) as ports:
-        gateway = GatewayConfig(port=next(ports), grpc_port=next(ports), model=args.model)
+        gateway = GatewayConfig(
+            port=next(ports),
+            grpc_port=next(ports),
+            model=args.model,
+            served_model=served_model(args.model),
+        )
     return serve_config(args, gateway)
 
 

@@ -10,9 +10,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from eyas.client.aio import AsyncClient
-from eyas.client.types import Message, Usage
+from eyas.client.types import Message, Options, Usage
 from eyas.common.errors import EyasError
 
 TIMEOUT_S = 120.0  # one answer
@@ -49,12 +50,12 @@ class Told:
         return ", ".join(parts)
 
 
-async def tell(client: AsyncClient, messages: Sequence[Message], temperature: float) -> Told:
+async def tell(client: AsyncClient, messages: Sequence[Message], **options: Unpack[Options]) -> Told:
     """Writes the answer to standard output as it comes. Raises EyasError if the call fails."""
     began = time.monotonic()
     first_s = 0.0
     text = ""
-    async with client.chat_stream(messages, timeout_s=TIMEOUT_S, temperature=temperature) as stream:
+    async with client.chat_stream(messages, timeout_s=TIMEOUT_S, **options) as stream:
         async for delta in stream:
             first_s = first_s or time.monotonic() - began
             text += delta.text
@@ -72,7 +73,7 @@ def chat(target: str, api_key: str | None, temperature: float) -> None:
             while question := _ask():
                 messages.append({"role": "user", "content": question})
                 try:
-                    told = runner.run(tell(client, messages, temperature))
+                    told = runner.run(tell(client, messages, temperature=temperature))
                 except EyasError as error:
                     print(f"eyas: {error}", file=sys.stderr)
                     messages.pop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eyas.client import AsyncClient
+from eyas.client import AsyncClient, Message
 from eyas.client.terminal import tell
 from eyas.common.config import ServeConfig
 from eyas.worker.screen import run_on_screen
@@ -19,6 +19,7 @@ def demo(config: ServeConfig) -> int:
 async def _ask(cluster: Cluster) -> int:
     print(f"\n> {QUESTION}", flush=True)
     async with AsyncClient(cluster.grpc_address) as client:
-        told = await tell(client, [{"role": "user", "content": QUESTION}], temperature=0.0)
+        question = [Message(role="user", content=QUESTION)]
+        told = await tell(client, question, temperature=0.0, max_tokens=128)
     print(f"\n{told}")
     return 0 if told.text else 1
