@@ -1,20 +1,33 @@
 """Slow, plain renderings of what the sampling package computes: one id and one row at a time.
 
-They are the specification that tests compare against, written from the design alone: no torch, and no
-import from the code under test except the nouns.
+They are the specification that tests compare against, written from the design alone: nothing here computes
+with torch, and nothing of the code under test is imported except its nouns.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from eyas.engine.sampling.row import Row
 
 F = np.float32
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Torch on `count` threads. Short operations want one: on a busy machine a second is mostly waiting."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from sampling_twins import choose, gumbel
+from sampling_twins import choose, gumbel, threads
 
 from eyas.common.params import SamplingParams
 from eyas.engine.sampling.filters import survivors, tempered
@@ -103,12 +103,10 @@ MIXED = [
 
 
 @pytest.mark.parametrize("vocab_size, repeats", [(4096, 20), (128_256, 1)])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_large_rows_ignore_their_neighbours(vocab_size: int, repeats: int, threads: int) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_large_rows_ignore_their_neighbours(vocab_size: int, repeats: int, count: int) -> None:
     """Vector widths, windows, sparse noise and threads change with the batch; tokens and logprobs do not."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads(count):
         generator = torch.Generator().manual_seed(vocab_size)
         history = torch.randint(vocab_size, (300,), generator=generator).tolist()
         rows = [
@@ -123,8 +121,6 @@ def test_large_rows_ignore_their_neighbours(vocab_size: int, repeats: int, threa
         for i in range(len(rows)):
             alone = sample(logits[i : i + 1], rows[i : i + 1])
             assert (alone.tokens[0], alone.logprobs[0]) == (together.tokens[i], together.logprobs[i])
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_ties_go_to_the_lowest_id() -> None:

@@ -1,4 +1,4 @@
-"""Draft trees: cutting and trimming keep them trees; EAGLE-2 expansion against the published worked example."""
+"""Draft trees: cutting and trimming keep them trees; EAGLE-2 expansion against a worked example."""
 
 from __future__ import annotations
 
@@ -76,21 +76,19 @@ def test_cuts(tree: DraftTree, size: int) -> None:
 
 # --- EAGLE-2 expansion --------------------------------------------------------------------------------
 
-A, B, C, D, E, G, H, I, J = (ord(letter) for letter in "abcdeghij")
-FF = ord("f")
-
 
 def test_worked_example() -> None:
-    """k = 2, three levels, N = 6: the tree [a, b, c, e, g] of the reference's table."""
+    """k = 2, three levels, N = 6; the pool's flat indices 0 .. 9 are the letters a .. j."""
+    a, b, c, d, e, f, g, h, i, j = (ord(letter) for letter in "abcdefghij")
     growing = TreeExpansion(topk=2, draft_tokens=6)
-    growing.grow([[A, B]], [[0.6, 0.3]])
-    assert [(n.token, n.parent_slot, n.rows) for n in growing.frontier()] == [(A, 0, (0,)), (B, 0, (1,))]
-    growing.grow([[C, D], [E, FF]], [[0.7, 0.2], [0.5, 0.4]])
+    growing.grow([[a, b]], [[0.6, 0.3]])
+    assert [(n.token, n.parent_slot, n.rows) for n in growing.frontier()] == [(a, 0, (0,)), (b, 0, (1,))]
+    growing.grow([[c, d], [e, f]], [[0.7, 0.2], [0.5, 0.4]])
     frontier = growing.frontier()
-    assert [(n.token, n.parent_slot, n.rows) for n in frontier] == [(C, 0, (0, 2)), (E, 1, (1, 3))]
+    assert [(n.token, n.parent_slot, n.rows) for n in frontier] == [(c, 0, (0, 2)), (e, 1, (1, 3))]
     assert [n.score for n in frontier] == pytest.approx([0.42, 0.15])
-    growing.grow([[G, H], [I, J]], [[0.9, 0.05], [0.6, 0.3]])
-    assert growing.select() == DraftTree([A, B, C, E, G], [-1, -1, 0, 1, 2])
+    growing.grow([[g, h], [i, j]], [[0.9, 0.05], [0.6, 0.3]])
+    assert growing.select() == DraftTree([a, b, c, e, g], [-1, -1, 0, 1, 2])
 
 
 def test_a_chain_is_a_tree_of_one_candidate_a_level() -> None:

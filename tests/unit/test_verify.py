@@ -1,18 +1,20 @@
-"""Speculation must not change one token: plain decoding against rounds over random trees, with every processor.
+"""Speculation must not change one token: plain decoding against rounds over random trees.
 
-The target is a toy whose logits depend on the last three ids; the sampler, the walk and the stopping rules
-are the real ones. Each mutation below is an error that somebody could make; the comparison must see it.
+The target is a toy whose logits depend on the last three ids; the sampler with all its processors, the walk
+and the stopping rules are the real ones. Each mutation below is an error that somebody could make; the
+comparison must see it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
+from sampling_twins import threads
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import Finish
@@ -34,6 +36,12 @@ PARAMS = [
     {"temperature": 1.0, "min_tokens": 6, "stop_token_ids": (5,)},
     {"temperature": 0.7, "ignore_eos": True, "repetition_penalty": 1.8},
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    with threads(1):
+        yield
 
 
 @dataclass
@@ -160,7 +168,9 @@ def _root_bans(stream: Stream, tree: DraftTree | None) -> list[Row]:
 
 
 def _prompt_forgotten(stream: Stream, tree: DraftTree | None) -> list[Row]:
-    return [dataclasses.replace(row, prompt=[] if row.ancestors else row.prompt) for row in rows_of(stream, tree)]
+    return [
+        dataclasses.replace(row, prompt=[] if row.ancestors else row.prompt) for row in rows_of(stream, tree)
+    ]
 
 
 @pytest.mark.parametrize(
