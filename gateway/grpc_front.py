@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import grpc
 
@@ -33,8 +34,6 @@ _SAMPLING = (
     "ignore_eos logprobs"
 ).split()
 
-Context = grpc.aio.ServicerContext
-
 
 class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     """`Chat`, `Generate` and `Models`. Errors go to the server's interceptor."""
@@ -45,8 +44,8 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self._tokenizer = tokenizer
 
     async def Chat(
-        self, request: eyas_pb2.ChatRequest, context: Context
-    ) -> AsyncIterator[eyas_pb2.GenerateEvent]:
+        self, request: eyas_pb2.ChatRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
         self._check(request, context)
         if not request.messages:
             raise InvalidRequest("messages is empty", param="messages")
@@ -62,8 +61,8 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
                 yield event
 
     async def Generate(
-        self, request: eyas_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[eyas_pb2.GenerateEvent]:
+        self, request: eyas_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
         self._check(request, context)
         if request.WhichOneof("prompt") == "ids":
             prompt = tuple(request.ids.ids)
@@ -73,13 +72,19 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             async for event in events:
                 yield event
 
-    async def Models(self, request: eyas_pb2.ModelsRequest, context: Context) -> eyas_pb2.ModelsReply:
+    async def Models(
+        self, request: eyas_pb2.ModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> eyas_pb2.ModelsReply:
         self._authorize(context)
         model = served_model(self._config, await self._backend.models())
         info = eyas_pb2.ModelInfo(id=model.id, context_length=model.context_length)
         return eyas_pb2.ModelsReply(models=[info])
 
-    def _check(self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest, context: Context) -> None:
+    def _check(
+        self,
+        request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
         """The caller, the size, and the model's name (empty: the one that is served)."""
         self._authorize(context)
         if request.ByteSize() > self._config.max_body_bytes:
@@ -87,7 +92,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         if request.model:
             check_model(self._config, request.model)
 
-    def _authorize(self, context: Context) -> None:
+    def _authorize(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         key = self._config.api_key
         metadata = dict(context.invocation_metadata() or ())
         given = str(metadata.get("authorization", ""))
@@ -95,8 +100,11 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             raise Unauthorized("the API key is missing or wrong: send metadata 'authorization: Bearer KEY'")
 
     async def _run(
-        self, prompt: tuple[int, ...], options: eyas_pb2.GenerateOptions, context: Context
-    ) -> AsyncIterator[eyas_pb2.GenerateEvent]:
+        self,
+        prompt: tuple[int, ...],
+        options: eyas_pb2.GenerateOptions,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
         """Admit the prompt, then its deltas, then its usage; whatever ends the call frees the cluster."""
         model = served_model(self._config, await self._backend.models())
         timeout_s = min(self._config.request_timeout_s, context.time_remaining() or float("inf"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from eyas.client.types import Delta, Message, Options, Usage
 from eyas.common import convert
@@ -45,8 +46,9 @@ def options_to_pb(options: Options) -> eyas_pb2.GenerateOptions:
             raise InvalidRequest(f"{name} is not an option", param=name)
         if name == "stop" and isinstance(value, str):
             value = [value]  # a common slip; a string is a sequence of strings too
+        field: dict[str, Any] = {name: value}
         try:
-            message.MergeFrom(eyas_pb2.GenerateOptions(**{name: value}))
+            message.MergeFrom(eyas_pb2.GenerateOptions(**field))
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"{name} cannot be {value!r}: {error}", param=name) from error
     return message

@@ -109,7 +109,7 @@ async def test_choices_that_finish_at_token_0_never_join() -> None:
         stream = await backend.start(one)
         entry = await anext(stream)
         assert entry.finish is Finish.STOP and await collect(stream) == {}
-        await until(lambda: [c.id for c in started[1].of("cancel")] == ["one"])
+        await until(lambda: [c.id for c in started[1].of("cancel")] == ["r", "one"])
 
 
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
