@@ -8,7 +8,18 @@ from __future__ import annotations
 
 import random
 
-from eyas.train.text import arithmetic, code, facts, geography, lists, smalltalk, spelling, tales, units, word_problems
+from eyas.train.text import (
+    arithmetic,
+    code,
+    facts,
+    geography,
+    lists,
+    smalltalk,
+    spelling,
+    tales,
+    units,
+    word_problems,
+)
 from eyas.train.text.core import Context, Exchange, Message, Phrasings, Split, Topic, ask, casual
 from eyas.train.text.people import person
 

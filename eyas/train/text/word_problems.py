@@ -120,12 +120,20 @@ def _shaped(context: Context, shapes: tuple[Shape, ...]) -> Problem:
     return Problem(asked[:1].upper() + asked[1:], tuple(steps), "\n".join(lines), result)
 
 
+def draw_problem(context: Context, count: int) -> Problem | None:
+    """A problem in the split's phrasings with any numbers; nothing when the numbers do not work out."""
+    if context.chance(0.5):
+        found = _changes(context, count)
+    else:
+        found = _shaped(context, tuple(shape for shape in SHAPES if shape.count == count))
+    return found if found and 0 <= found.result <= LIMIT else None
+
+
 def problem(context: Context, count: int) -> Problem:
     """A problem of one or two steps that the context's split allows."""
-    shapes = tuple(shape for shape in SHAPES if shape.count == count)
     while True:
-        found = _changes(context, count) if context.chance(0.5) else _shaped(context, shapes)
-        if found and 0 <= found.result <= LIMIT and allowed(context, list(found.steps)):
+        found = draw_problem(context, count)
+        if found and allowed(context, list(found.steps)):
             return found
 
 

@@ -1,0 +1,155 @@
+"""Questions that no training text contains, and how their answers are scored.
+
+Pure: phrasings and number pairs come from the generators' held-out split, which training never
+draws from. Knows no server and no model.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from eyas.train.text import arithmetic, geography, lists, word_problems
+from eyas.train.text.core import Context, Message, Split
+from eyas.train.text.dialogues import chat_of
+from eyas.train.text.numbers import held_pair
+from eyas.train.text.world import COUNTRIES
+
+LONGEST_PROMPT = 4  # messages of a held-out chat, so that one reply stays the larger part
+
+
+@dataclass(frozen=True)
+class Question:
+    """One user turn and what its answer must contain or conclude."""
+
+    prompt: str
+    expected: str
+    judge: Callable[[str, str], bool]
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """A named set and the share of it that must be right."""
+
+    name: str
+    questions: tuple[Question, ...]
+    bar: float
+
+
+def contains(answer: str, expected: str) -> bool:
+    """Whether the expected words occur, whatever the case."""
+    return re.search(rf"(?<!\w){re.escape(expected.lower())}(?!\w)", answer.lower()) is not None
+
+
+def concludes(answer: str, expected: str) -> bool:
+    """Whether the last `#### N` line names the number."""
+    found = re.findall(r"#### (-?\d+)", answer)
+    return bool(found) and found[-1] == expected
+
+
+def lists_in_order(answer: str, expected: str) -> bool:
+    """Whether the items stand in the answer in the same order, and nothing else does."""
+    return re.split(r",\s*", answer.strip().rstrip(".").lower()) == re.split(r",\s*", expected.rstrip(".").lower())
+
+
+def results_in(answer: str, expected: str) -> bool:
+    """Whether the last number of the answer is the expected one."""
+    found = re.findall(r"\d+", answer)
+    return bool(found) and found[-1] == expected
+
+
+def unbroken(answer: str) -> bool:
+    """Whether the answer holds no replacement character, the trace of a broken UTF-8 sequence."""
+    return "\ufffd" not in answer
+
+
+def _capitals(context: Context) -> Iterator[Question]:
+    for country in COUNTRIES:
+        for phrasing in geography.CAPITAL_OF.held:
+            yield Question(phrasing.format(c=country.name), country.capital, contains)
+
+
+def _countries(context: Context) -> Iterator[Question]:
+    for country in COUNTRIES:
+        for phrasing in geography.COUNTRY_OF.held:
+            yield Question(phrasing.format(k=country.capital), country.name.removeprefix("the "), contains)
+
+
+def _lists(context: Context) -> Iterator[Question]:
+    for name in lists.NAMED:
+        for said in lists.SAID.get(name, (name,)):
+            for phrasing in lists.LIST_ALL.held:
+                yield Question(phrasing.format(k=said), lists.list_answer(name), lists_in_order)
+    for start, stop in ((1, 10), (1, 20), (5, 15), (1, 50), (10, 30)):
+        for phrasing in lists.COUNT.held:
+            counted = ", ".join(map(str, range(start, stop + 1)))
+            yield Question(phrasing.format(a=start, b=stop), counted, lists_in_order)
+
+
+def _problems(steps: int) -> Callable[[Context], Iterator[Question]]:
+    def draw(context: Context) -> Iterator[Question]:
+        """Familiar phrasings with numbers never trained: what is asked is the arithmetic."""
+        told = Context(context.rng, Split.TRAIN)
+        while True:
+            found = word_problems.draw_problem(told, steps)
+            if found and any(held_pair(*step) for step in found.steps):
+                yield Question(found.question, str(found.result), concludes)
+
+    return draw
+
+
+def _problems_retold(steps: int) -> Callable[[Context], Iterator[Question]]:
+    def draw(context: Context) -> Iterator[Question]:
+        """Phrasings never trained and numbers never trained."""
+        while True:
+            found = word_problems.problem(context, steps)
+            yield Question(found.question, str(found.result), concludes)
+
+    return draw
+
+
+def _arithmetic(context: Context) -> Iterator[Question]:
+    while True:
+        chat = arithmetic.direct(context)
+        yield Question(chat[0].user, chat[0].assistant.split("= ")[-1], results_in)
+
+
+SETS: dict[str, tuple[Callable[[Context], Iterator[Question]], float]] = {
+    "capitals": (_capitals, 0.95),
+    "countries": (_countries, 0.95),
+    "lists": (_lists, 0.95),
+    "one-step problems": (_problems(1), 0.80),
+    "two-step problems": (_problems(2), 0.80),
+    "one-step, new phrasing": (_problems_retold(1), 0.80),
+    "two-step, new phrasing": (_problems_retold(2), 0.80),
+    "plain arithmetic": (_arithmetic, 0.80),
+}
+
+
+def question_sets(size: int, seed: int) -> list[QuestionSet]:
+    """All sets, each of at most `size` distinct questions."""
+    made = []
+    for name, (draw, bar) in SETS.items():
+        context = Context(random.Random(f"{name}/{seed}"), Split.HELD)
+        found: dict[str, Question] = {}
+        for question in draw(context):
+            found.setdefault(question.prompt, question)
+            if len(found) == size * 20:
+                break
+        questions = list(found.values())
+        context.rng.shuffle(questions)
+        made.append(QuestionSet(name, tuple(questions[:size]), bar))
+    return made
+
+
+def held_out_prompts(count: int, seed: int) -> list[list[Message]]:
+    """Distinct chats of all topics that end with a user turn, none of them in the training text."""
+    context = Context(random.Random(f"prompts/{seed}"), Split.HELD)
+    found: dict[str, list[Message]] = {}
+    while len(found) < count:
+        chat = chat_of(context)[:-1]
+        if len(chat) <= LONGEST_PROMPT:
+            found.setdefault(repr(chat), chat)
+    return list(found.values())

@@ -1,0 +1,89 @@
+"""Scores a model folder in this process, without a server: held-out sets and acceptance length.
+
+Uses the plain generation of `eyas.train`; for machines where training runs. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from tokenizers import Tokenizer
+
+from eyas.evals.heldout import QuestionSet, held_out_prompts, question_sets, unbroken
+from eyas.evals.table import Score, score_table
+from eyas.train.eagle import EagleHead
+from eyas.train.export import STOP, load_head, load_target
+from eyas.train.generate import Acceptance, Sampling, generate, speculate
+from eyas.train.model import Nano
+from eyas.train.text.core import Message
+from eyas.train.tokenizer import load_tokenizer, render
+
+LONGEST_ANSWER = 512
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A loaded model that answers chats greedily."""
+
+    target: Nano
+    tokenizer: Tokenizer
+
+    def prompt(self, chat: list[Message]) -> list[int]:
+        """The chat as ids, up to where the assistant begins to speak."""
+        return self.tokenizer.encode(render(chat, True), add_special_tokens=False).ids
+
+    def answers(self, chats: list[list[Message]]) -> list[tuple[str, bool]]:
+        """Each chat's answer, and whether it ended its turn."""
+        made = generate(self.target, [self.prompt(chat) for chat in chats], Sampling(STOP, LONGEST_ANSWER))
+        return [(self.tokenizer.decode(row), row[-1] in STOP) for row in made]
+
+    def score(self, questions: QuestionSet) -> tuple[Score, list[str]]:
+        """One set's score, and the wrong answers."""
+        answers = self.answers([[{"role": "user", "content": q.prompt}] for q in questions.questions])
+        score, wrong = Score(questions.name, questions.bar), []
+        for question, (answer, ended) in zip(questions.questions, answers, strict=True):
+            right = question.judge(answer, question.expected)
+            score.add(right, ended, unbroken(answer))
+            if not right:
+                wrong.append(f"{question.prompt!r} -> {answer!r}, expected {question.expected!r}")
+        return score, wrong
+
+    def acceptance(self, head: EagleHead, chats: list[list[Message]]) -> Acceptance:
+        """Greedy chains over these chats."""
+        counts = Acceptance()
+        for chat in track(chats, description="acceptance"):
+            speculate(self.target, head, self.prompt(chat), Sampling(STOP, LONGEST_ANSWER), counts)
+        return counts
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m eyas.evals.local", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--head", type=Path)
+    parser.add_argument("--size", type=int, default=400, help="questions a set")
+    parser.add_argument("--chats", type=int, default=100, help="chats for the acceptance length")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    given = parser.parse_args()
+    console = Console(width=160)
+    scorer = Scorer(load_target(given.model, given.device), load_tokenizer(given.model))
+    scores = [scorer.score(questions) for questions in question_sets(given.size, given.seed)]
+    for score, wrong in scores:
+        for line in wrong[:6]:
+            console.print(f"{score.name}: {line}", markup=False)
+    console.print(score_table([score for score, _ in scores]))
+    if given.head:
+        head = load_head(given.head, scorer.target)
+        counts = scorer.acceptance(head, held_out_prompts(given.chats, given.seed))
+        shares = ", ".join(f"{accepted / counts.rounds:.2f}" for accepted in counts.by_depth)
+        console.print(f"acceptance length {counts.length:.2f} over {counts.rounds} rounds; by depth {shares}")
+
+
+if __name__ == "__main__":
+    main()

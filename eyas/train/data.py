@@ -1,0 +1,93 @@
+"""Dialogues as packed rows of tokens, made by worker processes while the device trains.
+
+Shard i is a function of (seed, i) alone and shards come in order, so a run can be repeated. Knows
+packing and processes; knows no model.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eyas.train.text.core import Split
+from eyas.train.text.dialogues import dialogue, plain_text
+from eyas.train.tokenizer import ANSWER_BIT, encode_chat, encode_plain, load_tokenizer, render
+
+Made = TypeVar("Made")
+IDS = ANSWER_BIT - 1
+PLAIN_SHARE = 30  # one passage without markup for this many dialogues
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What a shard is made of."""
+
+    tokenizer: Path
+    seed: int
+    dialogues: int = 4000
+
+
+def make_shard(job: tuple[Packing, int]) -> np.ndarray:
+    """The texts of one shard, end to end, as uint16 ids with their answer bits."""
+    packing, shard = job
+    tokenizer = load_tokenizer(packing.tokenizer)
+    rows = []
+    for index in range(shard * packing.dialogues, (shard + 1) * packing.dialogues):
+        rows.append(encode_chat(tokenizer, dialogue(packing.seed, index, Split.TRAIN)))
+        if index % PLAIN_SHARE == 0:
+            rows.append(encode_plain(tokenizer, plain_text(packing.seed, index)))
+    return np.concatenate(rows)
+
+
+def make_prompts(job: tuple[Packing, int]) -> list[np.ndarray]:
+    """The dialogues of one shard without their last answer, up to where the assistant begins to speak."""
+    packing, shard = job
+    tokenizer = load_tokenizer(packing.tokenizer)
+    turn = tokenizer.encode(render([], True), add_special_tokens=False).ids[1:]
+    rows = []
+    for index in range(shard * packing.dialogues, (shard + 1) * packing.dialogues):
+        chat = dialogue(packing.seed, index, Split.TRAIN)
+        rows.append(np.append(encode_chat(tokenizer, chat[:-1]), np.array(turn, np.uint16)))
+    return rows
+
+
+@contextmanager
+def shards(
+    make: Callable[[tuple[Packing, int]], Made], packing: Packing, numbers: range, processes: int
+) -> Iterator[Iterator[Made]]:
+    """These shards in order; with no processes they are made here, each when it is needed."""
+    jobs = [(packing, number) for number in numbers]
+    if processes == 0:
+        yield map(make, jobs)
+        return
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield pool.imap(make, jobs)
+
+
+def batches(stream: Iterator[np.ndarray], rows: int, length: int) -> Iterator[Tensor]:
+    """Packed batches [rows, length + 1] of int32; the stream's end that fills no batch is dropped."""
+    need = rows * (length + 1)
+    held: list[np.ndarray] = []
+    size = 0
+    for shard in stream:
+        held.append(shard)
+        size += len(shard)
+        while size >= need:
+            joined = np.concatenate(held)
+            yield torch.from_numpy(joined[:need].astype(np.int32)).view(rows, length + 1)
+            held, size = [joined[need:]], size - need
+
+
+def split_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids (int64) and whether each is part of an answer."""
+    return (packed & IDS).long(), (packed & ANSWER_BIT) > 0

@@ -1,0 +1,107 @@
+"""Reading and writing the model and its head as Hugging Face folders.
+
+Knows names, shapes and configs; knows no training.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from eyas.train.eagle import EagleHead, head_config
+from eyas.train.model import ModelConfig, Nano
+from eyas.train.tokenizer import END_OF_TEXT_ID, IM_END_ID
+
+STOP = (IM_END_ID, END_OF_TEXT_ID)
+
+
+def _shape(config: ModelConfig) -> dict[str, object]:
+    return {
+        "hidden_size": config.hidden,
+        "intermediate_size": config.intermediate,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab,
+        "max_position_embeddings": config.context,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": END_OF_TEXT_ID,
+        "eos_token_id": list(STOP),
+        "pad_token_id": END_OF_TEXT_ID,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _save(module: nn.Module, prefix: str, folder: Path) -> None:
+    tensors = {prefix + k: v.detach().to("cpu", torch.bfloat16) for k, v in module.state_dict().items()}
+    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+def save_target(model: Nano, folder: Path) -> None:
+    """Write config.json, generation_config.json and the weights in bfloat16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    architecture = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True}
+    _write_json(folder / "config.json", {**architecture, **_shape(model.config)})
+    ends = {"bos_token_id": END_OF_TEXT_ID, "eos_token_id": list(STOP), "pad_token_id": END_OF_TEXT_ID}
+    _write_json(folder / "generation_config.json", ends)
+    _save(model, "model.", folder)
+
+
+def save_head(head: EagleHead, folder: Path) -> None:
+    """Write the draft head's config.json and weights in bfloat16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    architecture = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "tie_word_embeddings": False,
+        "draft_vocab_size": head.config.vocab,
+    }
+    _write_json(folder / "config.json", {**architecture, **_shape(head.config)})
+    _save(head, "", folder)
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The shape written in config.json."""
+    raw = json.loads((folder / "config.json").read_text())
+    return ModelConfig(
+        hidden=raw["hidden_size"],
+        layers=raw["num_hidden_layers"],
+        heads=raw["num_attention_heads"],
+        kv_heads=raw["num_key_value_heads"],
+        head_dim=raw["head_dim"],
+        intermediate=raw["intermediate_size"],
+        vocab=raw["vocab_size"],
+        context=raw["max_position_embeddings"],
+        rope_theta=raw["rope_theta"],
+        norm_eps=raw["rms_norm_eps"],
+    )
+
+
+def load_target(folder: Path, device: str) -> Nano:
+    """The target, its weights in float32."""
+    model = Nano(read_config(folder))
+    tensors = load_file(str(folder / "model.safetensors"))
+    model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()})
+    return model.to(device)
+
+
+def load_head(folder: Path, target: Nano) -> EagleHead:
+    """The head of a target, its weights in float32, on the target's device."""
+    head = EagleHead(target)
+    head.load_state_dict(load_file(str(folder / "model.safetensors")))
+    if read_config(folder) != head_config(target.config):
+        raise ValueError(f"the head in {folder} does not fit this target")
+    return head.to(target.embed_tokens.weight.device)

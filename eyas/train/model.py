@@ -1,0 +1,202 @@
+"""The embedded model as it is trained: a compact Llama on PyTorch's own operations.
+
+The forward pass is exactly that of Hugging Face's LlamaForCausalLM, which a test asserts. Knows its
+shape and how to run, with or without a key-value cache; knows no data, no optimiser and no file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of the model; the defaults are the embedded one."""
+
+    hidden: int = 256
+    layers: int = 8
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    intermediate: int = 656
+    vocab: int = 4096
+    context: int = 2048
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+
+    @property
+    def captured(self) -> tuple[int, int, int]:
+        """The layers whose inputs the draft head reads: low, middle, high."""
+        return 2, self.layers // 2, self.layers - 3
+
+
+def rope_table(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [..., head_dim] of these positions, in float32."""
+    half = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32)
+    angles = positions[..., None].float() / config.rope_theta ** (half / config.head_dim)
+    return torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
+
+
+def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding of [batch, heads, length, head_dim], halves convention."""
+    low, high = x.chunk(2, -1)
+    return (x * rope[0] + torch.cat((-high, low), -1) * rope[1]).to(x.dtype)
+
+
+class Norm(nn.Module):
+    """RMSNorm in float32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(x.dtype)
+
+
+class Cache:
+    """Keys and values of every layer, written at given columns of a fixed length."""
+
+    def __init__(self, config: ModelConfig, batch: int, length: int, like: Tensor) -> None:
+        shape = (config.layers, batch, config.kv_heads, length, config.head_dim)
+        self.keys = torch.zeros(shape, device=like.device, dtype=like.dtype)
+        self.values = torch.zeros_like(self.keys)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows of the batch only."""
+        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
+
+    def write(self, layer: int, start: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store rows start.. and return all rows so far."""
+        stop = start + key.shape[2]
+        self.keys[layer, :, :, start:stop] = key
+        self.values[layer, :, :, start:stop] = value
+        return self.keys[layer, :, :, :stop], self.values[layer, :, :, :stop]
+
+
+@dataclass(frozen=True)
+class CacheView:
+    """Where one forward pass writes its rows, and which columns each of them sees."""
+
+    cache: Cache
+    start: int
+    mask: Tensor
+
+
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attention of [batch, heads, rows, dim] queries over [batch, kv_heads, columns, dim], without copies.
+
+    The mask, [batch or 1, rows, columns], is true where a row may look.
+    """
+    batch, heads, rows, dim = q.shape
+    groups = heads // k.shape[1]
+    q = q.reshape(batch, k.shape[1], groups * rows, dim)
+    scores = (q @ k.transpose(-1, -2)).float() * dim**-0.5
+    scores = scores.unflatten(2, (groups, rows)).masked_fill(~mask[:, None, None], -torch.inf)
+    weights = scores.softmax(-1).to(v.dtype).flatten(2, 3)
+    return (weights @ v).view(batch, heads, rows, dim)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention; `width` is the input's width, which a draft head doubles."""
+
+    def __init__(self, config: ModelConfig, width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.q_proj = nn.Linear(width, config.heads * config.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, config.kv_heads * config.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, config.kv_heads * config.head_dim, bias=False)
+        self.o_proj = nn.Linear(config.heads * config.head_dim, config.hidden, bias=False)
+
+    def project(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values, each [batch, heads, length, head_dim]."""
+        batch, length = x.shape[:2]
+        q, k, v = (
+            layer(x).view(batch, length, -1, self.config.head_dim).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return rotate(q, rope), rotate(k, rope), v
+
+    def join(self, x: Tensor) -> Tensor:
+        """Heads back to one vector, and the output projection."""
+        return self.o_proj(x.transpose(1, 2).flatten(2))
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layer: int, view: CacheView | None) -> Tensor:
+        """Causal attention over the sequence, or over the cache's columns that the view shows."""
+        q, k, v = self.project(x, rope)
+        if view is None:
+            return self.join(F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+        k, v = view.cache.write(layer, view.start, k, v)
+        return self.join(grouped_attention(q, k, v, view.mask))
+
+
+class Mlp(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Gate, lift, lower."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """One decoder layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(config.hidden, config.norm_eps)
+        self.self_attn = Attention(config, config.hidden)
+        self.post_attention_layernorm = Norm(config.hidden, config.norm_eps)
+        self.mlp = Mlp(config.hidden, config.intermediate)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layer: int, view: CacheView | None) -> Tensor:
+        """Attention and MLP on the residual stream."""
+        x = x + self.self_attn(self.input_layernorm(x), rope, layer, view)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Nano(nn.Module):
+    """The target model; its head is the transposed embedding."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab, config.hidden)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = Norm(config.hidden, config.norm_eps)
+        self.apply(self._initialise)
+
+    def _initialise(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+
+    def forward(
+        self, ids: Tensor, positions: Tensor | None = None, view: CacheView | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The last hidden state (before the final norm) and the captured features, 3 x hidden wide."""
+        if positions is None:
+            positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        cos, sin = rope_table(self.config, positions)
+        rope = (cos[:, None], sin[:, None])
+        x = self.embed_tokens(ids)
+        features = []
+        for index, layer in enumerate(self.layers):
+            if index in self.config.captured:
+                features.append(x)
+            x = layer(x, rope, index, view)
+        return x, torch.cat(features, -1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of every token in float32."""
+        return F.linear(self.norm(hidden), self.embed_tokens.weight).float()

@@ -1,0 +1,184 @@
+"""`eyas train nano`: text, tokenizer, target, regenerated answers, EAGLE-3 head, in this order.
+
+The composition root of this folder. A stage whose result already lies in the output folder is
+skipped, so a run can be continued. Knows the sizes of a full run; knows no layer and no topic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import track
+from tokenizers import Tokenizer
+
+from eyas.train.data import IDS, Packing, batches, make_prompts, make_shard, shards
+from eyas.train.eagle import UNROLL, EagleHead, train_head
+from eyas.train.export import STOP, load_target, save_head, save_target
+from eyas.train.generate import Sampling, generate
+from eyas.train.model import ModelConfig, Nano
+from eyas.train.target import Recipe, train_target
+from eyas.train.tokenizer import (
+    ANSWER_BIT,
+    load_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
+
+logger = logging.getLogger(__name__)
+TOKENS_PER_DIALOGUE = 150  # a low estimate; it decides how many shards are made
+REGENERATED_FROM = 1 << 30  # shards whose dialogues target training never reaches
+LONGEST_PROMPT = 400
+TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)  # greedy mostly, as the head is used
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a run is."""
+
+    target: Recipe
+    head: Recipe
+    model: ModelConfig = ModelConfig()
+    tokenizer_dialogues: int = 60_000
+    regenerated: int = 120_000
+    generation_batch: int = 4096
+    longest_answer: int = 384
+
+
+FULL = Scale(
+    target=Recipe(steps=7000, rows=64, length=2048),
+    head=Recipe(steps=5000, rows=32, length=1024 + UNROLL, rate=2e-3),
+)
+TINY = Scale(
+    target=Recipe(steps=12, rows=4, length=128),
+    head=Recipe(steps=6, rows=2, length=64 + UNROLL),
+    model=ModelConfig(hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96),
+    tokenizer_dialogues=20_000,
+    regenerated=16,
+    generation_batch=8,
+    longest_answer=16,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where one run writes, and what it is seeded with."""
+
+    out: Path
+    scale: Scale
+    device: str
+    seed: int
+
+    @property
+    def nano(self) -> Path:
+        """The target's folder."""
+        return self.out / "nano"
+
+    @property
+    def head(self) -> Path:
+        """The draft head's folder."""
+        return self.out / "nano-eagle3"
+
+    @property
+    def processes(self) -> int:
+        """Processes that make text; none on a CPU run, which is a smoke test."""
+        return max(1, (os.cpu_count() or 2) - 1) if self.device == "cuda" else 0
+
+    def shards_for(self, recipe: Recipe, share: float = 1.0) -> tuple[Packing, int]:
+        """The packing, and how many shards hold the share of a recipe's tokens."""
+        packing = Packing(self.nano, self.seed)
+        return packing, int(share * recipe.tokens / (packing.dialogues * TOKENS_PER_DIALOGUE)) + 1
+
+
+def make_target(run: Run) -> None:
+    """Train and save the target."""
+    recipe = run.scale.target
+    model = Nano(run.scale.model).to(run.device)
+    packing, count = run.shards_for(recipe)
+    with shards(make_shard, packing, range(count), run.processes) as stream:
+        train_target(model, batches(stream, recipe.rows, recipe.length), recipe)
+    save_target(model, run.nano)
+
+
+def regenerate(run: Run, target: Nano, tokenizer: Tokenizer) -> list[np.ndarray]:
+    """Dialogues whose last answer the target has written itself."""
+    packing = Packing(run.nano, run.seed, dialogues=min(2000, run.scale.regenerated))
+    numbers = range(REGENERATED_FROM, REGENERATED_FROM + run.scale.regenerated // packing.dialogues)
+    with shards(make_prompts, packing, numbers, run.processes) as stream:
+        prompts = [row for shard in stream for row in shard if len(row) <= LONGEST_PROMPT]
+    prompts.sort(key=len)
+    newline = tokenizer.encode("\n", add_special_tokens=False).ids
+    done: list[np.ndarray] = []
+    size = run.scale.generation_batch
+    for start in track(range(0, len(prompts), size), description="answers"):
+        batch = prompts[start : start + size]
+        temperature = TEMPERATURES[start // size % len(TEMPERATURES)]
+        sampling = Sampling(STOP, run.scale.longest_answer, temperature, seed=run.seed + start)
+        answers = generate(target, [(row & IDS).tolist() for row in batch], sampling)
+        for row, answer in zip(batch, answers, strict=True):
+            said = np.array(answer, np.uint16) | np.uint16(ANSWER_BIT)
+            done.append(np.concatenate((row, said, np.array(newline, np.uint16))))
+    random.Random(run.seed).shuffle(done)
+    return done
+
+
+def _mixed(own: list[np.ndarray], written: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """The target's own answers, over and over, two thirds of the time; the written text else."""
+    joined = np.concatenate(own)
+    at = 0
+    for shard in written:
+        take = 2 * len(shard)
+        while take > 0:
+            piece = joined[at : at + take]
+            take, at = take - len(piece), (at + len(piece)) % len(joined)
+            yield piece
+        yield shard
+
+
+def make_head(run: Run) -> None:
+    """Let the target write its own answers, then train and save the head."""
+    recipe = run.scale.head
+    target = load_target(run.nano, run.device)
+    own = regenerate(run, load_target(run.nano, run.device).to(torch.bfloat16), load_tokenizer(run.nano))
+    logger.info("the target wrote %d answers, %d tokens in all", len(own), sum(map(len, own)))
+    head = EagleHead(target).to(run.device)
+    packing, count = run.shards_for(recipe, 1 / 3)
+    with shards(make_shard, packing, range(count), run.processes) as stream:
+        train_head(head, target, batches(_mixed(own, stream), recipe.rows, recipe.length), recipe)
+    save_head(head, run.head)
+
+
+def train_nano(out: Path, *, scale: Scale = FULL, device: str = "cuda", seed: int = 0) -> None:
+    """Make the embedded model under `out`: `nano/` and `nano-eagle3/`."""
+    run = Run(out, scale, device, seed)
+    torch.manual_seed(seed)
+    torch.set_float32_matmul_precision("high")
+    if not (run.nano / "tokenizer.json").exists():
+        save_tokenizer(train_tokenizer(seed, scale.tokenizer_dialogues), run.nano)
+    if not (run.nano / "model.safetensors").exists():
+        make_target(run)
+    make_head(run)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m eyas.train.nano", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for nano/ and nano-eagle3/")
+    parser.add_argument("--tiny", action="store_true", help="a smoke test of every stage")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
+    train_nano(given.out, scale=TINY if given.tiny else FULL, device=given.device, seed=given.seed)
+
+
+if __name__ == "__main__":
+    main()
