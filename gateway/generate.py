@@ -72,6 +72,7 @@ class Generation:
         self._prefill: PrefillLeg | None = None
         self._first_tokens: tuple[FirstToken, ...] = ()  # as prefill delivered them
         self._decode_spoke = False  # some token came from decode: pages of the prompt no longer suffice
+        self._ended_elsewhere = False  # some choice ended by a cancel or at prefill, not by decode's word
         self._avoid: set[str] = set()
         self._retries = MAX_RETRIES
         self._tokens_at_retry = 0
@@ -90,6 +91,7 @@ class Generation:
             await self.aclose()
         elif self._delivery.is_open(choice):
             self._delivery.close(choice)
+            self._ended_elsewhere = True
             self._nudge()
             if self._decode is not None and not self._delivery.over:
                 self._decode.cancel(choice)
@@ -222,13 +224,13 @@ class Generation:
         self._decode_spoke = True
         self._delivery.push(entry)
         if self._delivery.complete:
-            # The worker ended the choices that joined; it must be told of those that never did.
-            leg.close(cancel=any(first.finish is not None for first in self._first_tokens))
+            leg.close(cancel=self._ended_elsewhere)
         if self._delivery.over:
             self._nudge()
 
     def _deliver_first(self, choices: tuple[FirstToken, ...], timings: Timings) -> None:
         for position, first in enumerate(choices):
+            self._ended_elsewhere |= first.finish is not None
             self._delivery.push(
                 Entry(
                     id=self._request.id,

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -34,6 +34,8 @@ _SAMPLING = (
     "ignore_eos logprobs"
 ).split()
 
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
 
 class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     """`Chat`, `Generate` and `Models`. Errors go to the server's interceptor."""
@@ -44,7 +46,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self._tokenizer = tokenizer
 
     async def Chat(
-        self, request: eyas_pb2.ChatRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: eyas_pb2.ChatRequest, context: Context
     ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
         self._check(request, context)
         if not request.messages:
@@ -61,7 +63,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
                 yield event
 
     async def Generate(
-        self, request: eyas_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: eyas_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
         self._check(request, context)
         if request.WhichOneof("prompt") == "ids":
@@ -72,9 +74,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             async for event in events:
                 yield event
 
-    async def Models(
-        self, request: eyas_pb2.ModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> eyas_pb2.ModelsReply:
+    async def Models(self, request: eyas_pb2.ModelsRequest, context: Context) -> eyas_pb2.ModelsReply:
         self._authorize(context)
         model = served_model(self._config, await self._backend.models())
         info = eyas_pb2.ModelInfo(id=model.id, context_length=model.context_length)
@@ -83,7 +83,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     def _check(
         self,
         request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest,
-        context: grpc.aio.ServicerContext[Any, Any],
+        context: Context,
     ) -> None:
         """The caller, the size, and the model's name (empty: the one that is served)."""
         self._authorize(context)
@@ -92,7 +92,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         if request.model:
             check_model(self._config, request.model)
 
-    def _authorize(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def _authorize(self, context: Context) -> None:
         key = self._config.api_key
         metadata = dict(context.invocation_metadata() or ())
         given = str(metadata.get("authorization", ""))
@@ -103,7 +103,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self,
         prompt: tuple[int, ...],
         options: eyas_pb2.GenerateOptions,
-        context: grpc.aio.ServicerContext[Any, Any],
+        context: Context,
     ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
         """Admit the prompt, then its deltas, then its usage; whatever ends the call frees the cluster."""
         model = served_model(self._config, await self._backend.models())

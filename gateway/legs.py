@@ -7,6 +7,7 @@ to know what follows from a report: a request ignores the legs that it has repla
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Protocol
 
 import msgspec
@@ -15,6 +16,8 @@ from eyas.common.clients import Admitted, PrefillAdmitted, PrefillEvent, Prefill
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle
 from gateway.cluster import Cluster
+
+_log = logging.getLogger("eyas.gateway")
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -121,6 +124,9 @@ class PrefillLeg:
                 self._owner.on_event(self, event)
         except EyasError as caught:
             error = caught
+        except Exception:
+            _log.exception("the prefill of request %s failed", request.id)
+            error = EyasError("internal error")
         finally:
             self._cluster.vacate(self.worker)
         self._owner.on_event(self, Ended(error))

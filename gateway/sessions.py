@@ -92,7 +92,7 @@ class Session:
                     await stream.connected()
                 backoff = MIN_BACKOFF_S
                 await self._listen(stream)
-            except (EyasError, TimeoutError) as error:
+            except Exception as error:
                 self._bury(error)
             finally:
                 stream.close()
@@ -129,7 +129,8 @@ class Session:
             return  # it never came up: nobody was here
         self._stream = None
         reason = f"worker {self.worker} was lost: {str(cause) or 'it fell silent'}"
-        _log.warning("%s (%d requests)", reason, len(self._listeners))
+        defect = not isinstance(cause, EyasError | TimeoutError)
+        _log.warning("%s (%d requests)", reason, len(self._listeners), exc_info=cause if defect else None)
         listeners, self._listeners = self._listeners, {}
         for listener in listeners.values():
             listener.on_gone(Unavailable(reason))
