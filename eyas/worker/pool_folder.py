@@ -16,18 +16,11 @@ PREFIX = "eyas-cluster-"
 
 
 class PoolFolder:
-    """A locked folder with one sub-folder a worker. Owner: the cluster, which calls `remove` once."""
+    """A locked folder. Owner: the cluster, which calls `remove` once."""
 
     def __init__(self, parent: str) -> None:
         _sweep(Path(parent))
         self.path, self._lock = _make(parent)
-
-    def fresh(self, name: str) -> str:
-        """An empty sub-folder for the worker `name`; what its dead predecessor left there is gone."""
-        folder = self.path / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        return str(folder)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

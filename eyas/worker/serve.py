@@ -103,8 +103,8 @@ class Cluster:
         began = time.monotonic()
         for name in (*self._plan.workers, GATEWAY):
             command = (sys.executable, "-m", "eyas.cli", *self._argv(name))
-            self._children[name] = Child(name, command, self._log)
-            self._start_child(name)
+            self._children[name] = child = Child(name, command, self._log)
+            child.start()
         self._loading = list(self._children)
         async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False) as http:
             while not await self._ready(http):
@@ -118,16 +118,11 @@ class Cluster:
         self.start_s = time.monotonic() - began
         self._keepers = [asyncio.create_task(self._keep(name)) for name in self._children]
 
-    def _start_child(self, name: str) -> None:
-        if name in self._plan.workers:
-            self._pools.fresh(name)
-        self._children[name].start()
-
     def _argv(self, name: str) -> tuple[str, ...]:
         if name == GATEWAY:
             return gateway_argv(self._plan.gateway)
         worker = self._plan.workers[name]
-        engine = dataclasses.replace(worker.engine, pool_dir=str(self._pools.path / name))
+        engine = dataclasses.replace(worker.engine, pool_dir=str(self._pools.path))
         return worker_argv(dataclasses.replace(worker, engine=engine))
 
     async def _ready(self, http: httpx.AsyncClient) -> bool:
@@ -170,7 +165,7 @@ class Cluster:
             self._log(name, f"ended with code {code}; starting it again in {pause:g} s")
             child.kill()  # what is left of its group holds its port and its pool
             await asyncio.sleep(pause)
-            self._start_child(name)
+            child.start()
 
     async def _stop(self) -> None:
         for keeper in self._keepers:

@@ -1,0 +1,156 @@
+"""A whole cluster as a user starts it: what answers, what comes back, what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from eyas.client import Client
+from tests.e2e.served import Folders, Served, gone, make_folders, serving, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return make_folders(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def split(folders: Folders) -> Iterator[Served]:
+    """One split cluster for the tests that only ask."""
+    with serving(folders, "--layout", "split") as served:
+        yield served
+
+
+# --- what answers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["openai_sdk.py", "grpc_sdk.py"])
+def test_the_examples_run_as_written(split: Served, name: str, tmp_path: Path) -> None:
+    code = (ROOT / "examples" / name).read_text()
+    here = code.replace("127.0.0.1:8000", f"127.0.0.1:{split.port}")
+    here = here.replace("127.0.0.1:8001", f"127.0.0.1:{split.grpc_port}")
+    assert here != code
+    (tmp_path / name).write_text(here)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, tmp_path / name], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_curl_gets_a_stream_that_ends(split: Served) -> None:
+    body = {"model": "tiny", "messages": QUESTION, "max_tokens": 8, "stream": True}
+    command = ["curl", "-sN", f"{split.url}/v1/chat/completions", "-d", json.dumps(body)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    events = [line for line in done.stdout.splitlines() if line]
+    assert len(events) > 2 and all(line.startswith("data: ") for line in events)
+    assert events[-1] == "data: [DONE]"
+
+
+def test_both_fronts_give_the_same_answer(split: Served) -> None:
+    body = {"model": "tiny", "messages": QUESTION, "max_tokens": 24, "temperature": 0.8, "seed": 11}
+    http = httpx.post(f"{split.url}/v1/chat/completions", json=body, timeout=30, trust_env=False).json()
+    with Client(f"127.0.0.1:{split.grpc_port}") as client:
+        grpc = client.chat(QUESTION, max_tokens=24, temperature=0.8, seed=11)
+    assert http["choices"][0]["message"]["content"] == grpc.text
+    assert http["usage"]["completion_tokens"] == grpc.usage.completion_tokens
+
+
+def test_bad_input_is_told_by_name(split: Served) -> None:
+    body = {"model": "tiny", "messages": QUESTION, "temperature": 9}
+    reply = httpx.post(f"{split.url}/v1/chat/completions", json=body, timeout=30, trust_env=False)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "temperature"
+
+
+def test_bench_measures_a_running_server(split: Served, tmp_path: Path) -> None:
+    out = tmp_path / "figures.jsonl"
+    command = [sys.executable, "-m", "eyas.cli", "bench", "--url", split.url, "--both", f"--out={out}"]
+    done = subprocess.run([*command, "2x16x12x4"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    drafted, plain = (json.loads(line) for line in out.read_text().splitlines())
+    assert (drafted["ok"], drafted["failed"], plain["ok"], plain["failed"]) == (4, 0, 4, 0)
+    assert drafted["out_tok_s"] > 0 and drafted["ttft_ms_p50"] > 0
+    assert plain["acceptance_length"] is None
+
+
+def test_a_killed_worker_comes_back(split: Served) -> None:
+    killed = split.worker("decode")
+    killed.kill()
+    wait_until(lambda: gone([killed]), 5)
+
+    def answers() -> bool:
+        body = {"model": "tiny", "messages": QUESTION, "max_tokens": 4}
+        reply = httpx.post(f"{split.url}/v1/chat/completions", json=body, timeout=30, trust_env=False)
+        return reply.status_code == 200
+
+    wait_until(answers, 30)
+    assert split.says("starting it again")
+    assert split.worker("decode").pid != killed.pid
+
+
+# --- what is left behind -------------------------------------------------------------------------------
+
+
+def test_ctrl_c_leaves_nothing(folders: Folders) -> None:
+    with serving(folders, "--layout", "unified") as served:
+        family, pools = served.descendants(), served.pools()
+        assert any(path.is_file() for path in pools.rglob("*"))
+        assert served.interrupt() == 0
+        assert gone(family)
+        assert not pools.exists()
+
+
+def test_a_second_ctrl_c_does_not_wait(folders: Folders) -> None:
+    with serving(folders, "--layout", "unified") as served:
+        family, pools = served.descendants(), served.pools()
+        served.worker("prefill,decode,draft").suspend()  # it cannot stop in order
+        served.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        began = time.monotonic()
+        served.interrupt()
+        assert time.monotonic() - began < 5
+        assert gone(family)
+        assert not pools.exists()
+
+
+def test_a_killed_supervisor_leaves_no_process_and_no_pool(folders: Folders) -> None:
+    with serving(folders, "--layout", "unified") as served:
+        family, pools = served.descendants(), served.pools()
+        served.process.kill()
+        served.process.wait(timeout=5)
+        wait_until(lambda: gone(family), 20)
+        assert [path for path in pools.rglob("*") if path.is_file()] == []
+
+
+def test_a_worker_that_cannot_start_is_one_line(folders: Folders, tmp_path: Path) -> None:
+    config = json.loads(Path(folders.model, "config.json").read_text())
+    for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(Path(folders.model, name))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["OddForCausalLM"]}))
+    command = [sys.executable, "-m", "eyas.cli", "demo", "--model", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "OddForCausalLM" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_demo_streams_and_says_what_it_cost(folders: Folders) -> None:
+    command = [sys.executable, "-m", "eyas.cli", "demo", "--model", folders.model, "--draft", folders.draft]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.strip().splitlines()[-1]
+    assert "tokens/s" in last and "first token after" in last and "acceptance length" in last
