@@ -89,6 +89,8 @@ class _DraftStream:
                 reason = "it cannot be reached"
             except grpc.aio.AioRpcError as error:
                 reason = rpc.map_rpc_error(error).message
+            except Exception as error:
+                reason = rpc.as_eyas(error, "a draft stream").message
             backoff = min(2 * backoff, MAX_BACKOFF_S) if self._down else BACKOFF_S
             self._fall(reason)
             await asyncio.sleep(backoff)

@@ -98,10 +98,11 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: EyasError) 
     await context.abort(grpc.StatusCode[error.grpc_status], error.message, tuple(metadata))
 
 
-def _as_eyas(error: Exception, method: str) -> EyasError:
+def as_eyas(error: Exception, where: str) -> EyasError:
+    """`error` itself, or, for a defect (logged with its traceback), a bare internal error."""
     if isinstance(error, EyasError):
         return error
-    _log.error("%s failed", method, exc_info=error)
+    _log.error("%s failed", where, exc_info=error)
     return EyasError("internal error")
 
 
@@ -112,7 +113,7 @@ def _unary(behaviour: Unary, method: str) -> Unary:
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            await _abort(context, _as_eyas(error, method))
+            await _abort(context, as_eyas(error, method))
 
     return call
 
@@ -126,7 +127,7 @@ def _streaming(behaviour: Stream, method: str) -> Stream:
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            await _abort(context, _as_eyas(error, method))
+            await _abort(context, as_eyas(error, method))
         finally:
             await stream.aclose()  # type: ignore[attr-defined]  # our handlers are async generators
 

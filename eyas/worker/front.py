@@ -96,10 +96,10 @@ class Front:
         """NOT_SERVING, streams end with UNAVAILABLE (go elsewhere), the engine is asked to leave."""
         self._leaving = True
         await self._refresh()
-        await self._drafts.close()
-        await self._pulls.close()
         self._send([Shutdown()])
         await asyncio.gather(self._server.stop(STOP_GRACE_S), asyncio.to_thread(self._scrape.shutdown))
+        await self._drafts.close()
+        await self._pulls.close()
         await self._channels.close()
         self._scrape.server_close()
 
@@ -168,7 +168,7 @@ class Front:
             self._engine.accept()
         else:
             reason = f"its engine made no progress for {live.limit_s:.1f} s" if stalled else "it is leaving"
-            _log.warning("not serving: %s", reason)
+            _log.log(logging.WARNING if stalled else logging.INFO, "not serving: %s", reason)
             self._engine.fail(Unavailable(f"worker {self._address} stopped serving: {reason}"))
         await self._health.set(serving)
 

@@ -94,10 +94,11 @@ class Pulls:
                         self._engine.send(PullReady(pull.number, update.tokens))
                     else:
                         self._engine.send(PullDone(pull.number, update.choices, update.last_feature))
-        except EyasError as error:
+        except Exception as error:
             if not pull.releasing:
                 self._watches.pop(pull.number, None)
-                self._engine.send(PullFailed(pull.number, Failure(error.code, error.message)))
+                known = rpc.as_eyas(error, f"the Watch of handle {pull.handle.id}")
+                self._engine.send(PullFailed(pull.number, Failure(known.code, known.message)))
 
     async def _ask_verdict(self, pull: _Pull) -> None:
         try:
