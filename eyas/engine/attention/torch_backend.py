@@ -104,7 +104,7 @@ class TorchAttention(AttentionBackend):
     def run(self, q: torch.Tensor, layer_pool: torch.Tensor, plan: Plan) -> torch.Tensor:
         assert isinstance(plan, TorchPlan)
         dim = self._shape.head_dim
-        rows = _as_rows(layer_pool)
+        rows = self._as_rows(layer_pool)
         q_rows = q.reshape(-1, dim)
         results = []
         for part in plan.parts:
@@ -114,6 +114,13 @@ class TorchAttention(AttentionBackend):
                 results.append(self._attend(q_rows, keys[:blocks], values[:blocks], group))
         found = results[0] if len(results) == 1 else torch.cat(results)
         return found.index_select(0, plan.rows[: q_rows.shape[0]]).view_as(q)
+
+    def _as_rows(self, layer_pool: torch.Tensor) -> torch.Tensor:
+        """The memory of one layer's view, and what lies between its pages, as rows of [dim]."""
+        shape = self._shape
+        page = 2 * shape.page_size * shape.kv_heads  # rows of one layer of one page
+        rows = ((shape.pages - 1) * shape.layers + 1) * page
+        return layer_pool.as_strided((rows, shape.head_dim), (shape.head_dim, 1))
 
     def _attend(
         self, q_rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: _Group
@@ -234,10 +241,3 @@ def _along_tails(tiles: Sequence[_Tile], tile_of: np.ndarray, path: np.ndarray) 
         row[: len(tile.tail)] = tile.tail
     depth = path - _column(tiles, "straight")[tile_of]
     return np.where(depth < 0, path, tails[tile_of[:, None], np.maximum(depth, 0)])
-
-
-def _as_rows(layer_pool: torch.Tensor) -> torch.Tensor:
-    """The memory of one layer's view, and what lies between its pages, as rows of [dim]."""
-    pages, dim = layer_pool.shape[0], layer_pool.shape[-1]
-    rows = ((pages - 1) * layer_pool.stride(0) + layer_pool[0].numel()) // dim
-    return layer_pool.as_strided((rows, dim), (dim, 1))

@@ -6,6 +6,8 @@ every product has the same number of rows, so a row's bits depend on that row an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -24,6 +26,13 @@ def pad_rows(x: torch.Tensor) -> torch.Tensor:
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)) if missing else x
 
 
+def in_blocks(compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """`compute` ([ROWS, K] -> [ROWS, N]) applied to x [R, K] block by block: [R, N]."""
+    if x.shape[0] == ROWS:
+        return compute(x)
+    return torch.cat([compute(block) for block in pad_rows(x).split(ROWS)])[: x.shape[0]]
+
+
 class Linear:
     """x times weight [N, K] transposed, plus bias [N].
 
@@ -38,9 +47,7 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, K] -> [R, N], in GEMMs of ROWS rows each."""
-        rows = x.shape[0]
-        blocks = [self._product(block) for block in pad_rows(x).split(ROWS)]
-        return (blocks[0] if len(blocks) == 1 else torch.cat(blocks))[:rows]
+        return in_blocks(self._product, x)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed:

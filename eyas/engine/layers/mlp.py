@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from eyas.engine.layers.linear import Linear
+from eyas.engine.layers.linear import Linear, in_blocks
 from eyas.engine.weights import Weights
 
 
@@ -18,6 +18,10 @@ class SwiGlu:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, hidden] -> [R, hidden]."""
+        # Block by block all the way: the wide intermediate rows stay in the cache.
+        return in_blocks(self._block, x)
+
+    def _block(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self._gate_up(x).chunk(2, dim=-1)
         # Not F.silu: its vector body and scalar tail round differently, so a value's bits would depend on
         # where in the tensor it stands. exp, products and quotients do not have that fault.

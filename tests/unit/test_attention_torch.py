@@ -1,0 +1,122 @@
+"""The torch attention backend against a float64 rendering of softmax(q k / sqrt(d)) v, and against itself."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from eyas.engine.attention.base import Span
+from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.kv_pool import KvPool, PoolShape
+
+LAYER = 1
+
+
+class Scene:
+    """A pool of random rows with scattered page tables. Logical row r of a table has known k and v."""
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, page_size: int = 16) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+        pages = 8192 // page_size
+        shape = PoolShape(pages, 3, page_size, kv_heads, head_dim)
+        self.heads, self.page_size = heads, page_size
+        self.pool = KvPool(shape)
+        self.pool.tensor.copy_(torch.randn(shape.sizes, generator=self.generator))
+        self.backend = TorchAttention(heads, shape)
+        self._order = torch.randperm(pages, generator=self.generator).tolist()
+
+    def table(self, rows: int) -> list[int]:
+        count = -(-rows // self.page_size)
+        taken, self._order = self._order[:count], self._order[count:]
+        return taken
+
+    def queries(self, spans: list[Span]) -> torch.Tensor:
+        rows, shape = sum(span.count for span in spans), self.pool.shape
+        return torch.randn(rows, self.heads, shape.head_dim, generator=self.generator)
+
+    def run(self, spans: list[Span], q: torch.Tensor) -> torch.Tensor:
+        return self.backend.run(q, self.pool.layer(LAYER), self.backend.plan(spans))[: q.shape[0]]
+
+    def expected(self, spans: list[Span], q: torch.Tensor) -> torch.Tensor:
+        layer, rows = self.pool.layer(LAYER).double(), iter(q.double())
+        group = self.heads // self.pool.shape.kv_heads
+        results = []
+        for span in spans:
+            for i in range(span.count):
+                own = [*range(span.start, span.start + i + 1)] if span.paths is None else [*span.paths[i]]
+                seen = own if span.paths is None else [*range(span.start), *own]
+                seen = [*range(span.start + i + 1)] if span.paths is None else seen
+                page = torch.tensor([span.pages[r // self.page_size] for r in seen])
+                slot = torch.tensor([r % self.page_size for r in seen])
+                k, v = (layer[page, which, slot].repeat_interleave(group, 1) for which in (0, 1))
+                scores = torch.einsum("hd,khd->hk", next(rows), k) / k.shape[-1] ** 0.5
+                results.append(torch.einsum("hk,khd->hd", scores.softmax(-1), v))
+        return torch.stack(results)
+
+
+def mixed_spans(scene: Scene) -> list[Span]:
+    """Every kind in one step: plain rows, a chain, a tree, chunks with and without a prefix."""
+    tree = ((500,), (500, 501), (500, 503), (500, 501, 502), (500, 503, 505))
+    return [
+        Span(scene.table(300), 299, 1),
+        Span(scene.table(700), 640, 6),
+        Span(scene.table(600), 500, 5, tree),
+        Span(scene.table(40), 0, 1),
+        Span(scene.table(130), 0, 130),
+        Span(scene.table(1500), 1300, 70),
+        Span(scene.table(64), 63, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "page_size"),
+    [(4, 2, 16, 16), (4, 4, 20, 16), (6, 2, 8, 5), (20, 2, 12, 16), (4, 1, 64, 128)],
+)
+def test_every_kind_of_span_in_one_step(heads: int, kv_heads: int, head_dim: int, page_size: int) -> None:
+    scene = Scene(heads, kv_heads, head_dim, page_size)
+    spans = mixed_spans(scene)
+    q = scene.queries(spans)
+    got = scene.run(spans, q)
+    assert (got - scene.expected(spans, q)).abs().max() < 1e-5
+
+    ends = [0, *itertools.accumulate(span.count for span in spans)]
+    for i, span in enumerate(spans):
+        assert torch.equal(scene.run([span], q[ends[i] : ends[i + 1]]), got[ends[i] : ends[i + 1]])
+
+
+def test_long_rows_do_not_depend_on_tile_mates_or_chunking() -> None:
+    scene = Scene(4, 2, 16)
+    table = scene.table(1500)
+    whole = Span(table, 1300, 200)
+    q = scene.queries([whole])
+    got = scene.run([whole], q)
+    for i in (0, 1, 43, 44, 107, 199):
+        assert torch.equal(scene.run([Span(table, 1300 + i, 1)], q[i : i + 1])[0], got[i])
+    halves = [scene.run([Span(table, 1300, 33)], q[:33]), scene.run([Span(table, 1333, 167)], q[33:])]
+    assert torch.equal(torch.cat(halves), got)
+
+
+def test_a_step_too_wide_for_one_gather() -> None:
+    scene = Scene(8, 8, 64)
+    spans = [Span(scene.table(700), 699, 1) for _ in range(11)]  # 121 blocks of 256 KiB, budget 128
+    spans += [Span(scene.table(300), 290, 9)]
+    q = scene.queries(spans)
+    got = scene.run(spans, q)
+    assert len(scene.backend.plan(spans).parts) == 2
+    assert torch.equal(got[-9:], scene.run(spans[-1:], q[-9:]))
+    assert (got - scene.expected(spans, q)).abs().max() < 1e-5
+
+
+def test_rows_that_a_query_does_not_see_may_hold_anything() -> None:
+    scene = Scene(4, 2, 16)
+    table = scene.table(80)
+    spans = [Span(table, 60, 3), Span(table, 63, 2, ((63,), (63, 65)))]
+    q = scene.queries(spans)
+    clean = scene.run(spans, q)
+    for row in (64, *range(66, 80)):
+        scene.pool.tensor[table[row // 16], :, :, row % 16] = float("nan")
+    assert torch.equal(scene.run(spans, q), clean)
+    scene.pool.tensor[table[65 // 16], :, :, 65 % 16] = float("nan")
+    assert scene.run(spans, q)[-1].isnan().all() and torch.equal(scene.run(spans, q)[:-1], clean[:-1])
