@@ -7,6 +7,7 @@ Nothing here can change a token: what is missing, full or late ends in `DraftClo
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Hashable
@@ -47,6 +48,8 @@ COPYING_S = 0.001
 LOAD_S = 0.5
 STOP_S = 5.0
 PULL_S = 30.0  # a draft KV pull that takes longer is worth nothing any more
+
+_log = logging.getLogger("eyas.engine")
 
 Key = tuple[int, int]  # (peer, its number for the sequence)
 
@@ -225,6 +228,7 @@ class DraftEngine:
         self._leave(owner)
 
     def lost(self, owner: Hashable, error: EyasError) -> None:
+        _log.warning("draft KV did not arrive: %s", error.message)
         prompt = self._prompts.pop(owner, None)  # type: ignore[call-overload]
         for key in list(prompt.users) if prompt else []:
             self._close_sequence(key, error.message)

@@ -233,7 +233,6 @@ class Engine:
 
     def _on_join(self, seq: Sequence, arrival: Arrival) -> None:
         """A pulled sequence starts: its first commit is (last feature, token 0)."""
-        seq.undrafted = False
         generation, base = seq.generation, len(seq.prompt) - 1
         drafter = self._drafter
         if (
@@ -246,8 +245,9 @@ class Engine:
             generation.draft_handle = None
             return
         feature = torch.from_numpy(np.frombuffer(arrival.last_feature, np.float32).copy())
-        self._rounds.start_drafting(seq, base, generation.draft_handle)
-        drafter.post([Commit(seq, base, seq.output[:1], feature[None], propose=True)])
+        seq.window.add(base, feature[None])
+        if self._rounds.start_drafting(seq, base, generation.draft_handle):
+            drafter.post([Commit(seq, base, seq.output[:1], feature[None], propose=True)])
 
     def _refuse_draft(self, handle: KvHandle | None, attempt: int) -> None:
         if handle is not None:
@@ -263,7 +263,6 @@ class Engine:
         for seq in preempted:
             self.preemptions += 1
             self._stop_drafting(seq)
-            seq.undrafted = True
 
     # --- the end -------------------------------------------------------------------------------------
 

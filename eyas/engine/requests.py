@@ -7,6 +7,7 @@ neither tensors nor how tokens are chosen.
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from eyas.engine.outbox import Outbox
 from eyas.engine.pulls import Arrival, Pulls
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Generation, Kind, Sequence
+
+_log = logging.getLogger("eyas.engine")
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Requests:
         """Handles: pull them. None: compute the prompt here, after the tokens that were already delivered."""
         generation = self.table.get(command.id)
         if generation is None or command.attempt < generation.attempt or generation.sequences:
+            for handle in command.handles:
+                self.pulls.refuse(handle, command.attempt)
             return
         self._forget_handles(generation)
         generation.attempt = command.attempt
@@ -149,6 +154,7 @@ class Requests:
     def lost(self, owner: Hashable, error: EyasError) -> None:
         """The pages did not arrive: the request keeps its place and waits for another Attach."""
         assert isinstance(owner, Generation)
+        _log.warning("request %s: its KV did not arrive: %s", owner.id, error.message)
         if self.admission.transfer_policy == "fail":
             self.fail(owner, error)
         else:

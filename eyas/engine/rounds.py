@@ -25,8 +25,6 @@ from eyas.engine.speculation.drafter import Commit, Drafter
 from eyas.engine.stopping import finish
 from eyas.engine.verify import walk
 
-WINDOW = 128  # feature rows a drafter without the prompt's draft KV starts from
-
 
 @dataclass
 class _Pending:
@@ -129,32 +127,36 @@ class Rounds:
             if copy is None:
                 continue
             pending.copies.append(copy)
-            self.start_drafting(follower, len(leader.prompt) - 1)
-            if out.features is not None and follower.drafting:
+            if out.features is not None and self.start_drafting(follower, len(leader.prompt) - 1):
                 last = out.features[-1:]
                 commit = Commit(follower, len(leader.prompt) - 1, kept, last, propose=True)
                 pending.forked_commits.append(commit)
         return bool(choices)
 
-    def start_drafting(self, seq: Sequence, base: int, handle: KvHandle | None = None) -> None:
-        """Follow `seq` from row `base` on, if it may be drafted for."""
-        seq.undrafted = False
+    def start_drafting(self, seq: Sequence, base: int, handle: KvHandle | None = None) -> bool:
+        """Follow `seq` from row `base` on, if it may be drafted for and somebody can."""
         if self.drafter is not None and seq.generation.request.speculative:
-            self.drafter.open(seq, base, handle)
-            seq.drafting = True
+            seq.drafting = self.drafter.open(seq, base, handle)
+        return seq.drafting
 
     def _follow(self, out: Output, tokens: SequenceOf[int], pending: _Pending, *, propose: bool) -> None:
-        """Tell the drafter the certain rows; one far away starts from a window at the prompt's end."""
-        seq = out.work.seq
-        if self.drafter is None or out.features is None or not tokens:
+        """Tell the drafter the certain rows of `out`: all of them where draft KV lives here."""
+        seq, start = out.work.seq, out.work.start
+        if self.drafter is None or out.features is None or not seq.generation.request.speculative:
             return
-        skip = 0
-        if seq.undrafted and (self.drafter.local_kv or propose):
-            skip = 0 if self.drafter.local_kv else max(0, len(tokens) - WINDOW)
-            self.start_drafting(seq, out.work.start + skip)
+        features = out.features[: len(tokens)]
+        if self.drafter.local_kv:
+            if tokens and (seq.drafting or (seq.draft_len == start and self.start_drafting(seq, start))):
+                pending.commits.append(Commit(seq, start, tokens, features, propose))
+            return
+        seq.window.add(start, features)
+        if not propose:
+            return  # a drafter far away hears of a prompt by its handle, or of the window at its end
         if seq.drafting:
-            features = out.features[skip : len(tokens)]
-            pending.commits.append(Commit(seq, out.work.start + skip, tokens[skip:], features, propose))
+            pending.commits.append(Commit(seq, start, tokens, features, propose))
+        elif seq.window.rows is not None and self.start_drafting(seq, seq.window.base):
+            known = [*seq.tokens(seq.window.base + 1, start + 1), *tokens]
+            pending.commits.append(Commit(seq, seq.window.base, known, seq.window.rows, propose))
 
     def _post(self, commits: list[Commit]) -> None:
         if self.drafter is not None and commits:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from eyas.common.types import GenerationRequest, KvHandle, Timings
 from eyas.engine.speculation.tree import DraftTree
+from eyas.engine.speculation.window import FeatureWindow
 
 
 class Kind(enum.Enum):
@@ -74,7 +75,7 @@ class Sequence:
     draft_len: int = 0  # rows that have draft KV in this pool
     tree: DraftTree | None = None  # what the next step may verify
     drafting: bool = False  # a drafter follows this sequence
-    undrafted: bool = True  # no drafter was asked since its rows were computed
+    window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must be opened anew
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.output)

@@ -23,8 +23,9 @@ class ColocatedDrafter(Drafter):
     def local_kv(self) -> bool:
         return True
 
-    def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> None:
+    def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> bool:
         seq.draft_len = base
+        return True
 
     def post(self, commits: SequenceOf[Commit]) -> None:
         if not commits:

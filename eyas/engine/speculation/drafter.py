@@ -47,8 +47,11 @@ class Drafter(ABC):
         """Does draft KV live in this engine's pages (and so in its prefix cache and its offers)?"""
 
     @abstractmethod
-    def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> None:
-        """Follow a sequence from row `base` on; rows below come by `handle`, or do not exist."""
+    def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> bool:
+        """Follow a sequence from row `base` on; rows below come by `handle`, or do not exist.
+
+        False: nobody can draft at the moment.
+        """
 
     @abstractmethod
     def post(self, commits: SequenceOf[Commit]) -> None:

@@ -6,6 +6,7 @@ is plain decoding.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from eyas.engine.sequence import Sequence
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 from eyas.engine.speculation.tree import DraftTree
 
+BACKOFF_S = 0.5  # a worker that dropped a sequence gets no new one for so long
 LATE_ROUNDS = 8  # after so many late rounds in a row a sequence is not waited for
 
 
@@ -46,15 +48,20 @@ class RemoteDrafter(Drafter):
         self._followed: dict[int, _Followed] = {}
         self._outbox: dict[str, _Outbox] = defaultdict(_Outbox)
         self._drafts: list[Draft] = []
+        self._down_until: dict[str, float] = defaultdict(float)  # monotonic seconds
         self._generations = 0
 
     @property
     def local_kv(self) -> bool:
         return False
 
-    def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> None:
+    def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> bool:
+        now = time.monotonic()
+        up = [worker for worker in self._workers if now >= self._down_until[worker]]
+        if not up:
+            return False
         load = Counter(f.worker for f in self._followed.values())
-        worker = min(self._workers, key=lambda w: load[w])
+        worker = min(up, key=lambda w: load[w])
         self._generations += 1
         self._followed[seq.uid] = _Followed(seq, worker, self._generations)
         message = DraftOpen(
@@ -69,12 +76,13 @@ class RemoteDrafter(Drafter):
             attempt=seq.generation.attempt,
         )
         self._outbox[worker].opens.append(message)
+        return True
 
     def post(self, commits: SequenceOf[Commit]) -> None:
         for commit in commits:
             followed = self._followed.get(commit.seq.uid)
-            if followed is None or not commit.propose:
-                continue  # prompt rows stay here: a drafter far away starts from a handle or a window
+            if followed is None:
+                continue
             if followed.asked > followed.answered:
                 followed.late += 1
             followed.asked = commit.base + len(commit.tokens)
@@ -107,6 +115,7 @@ class RemoteDrafter(Drafter):
             self._drop(closed, down.worker)
 
     def _drop(self, closed: DraftClosed, worker: str) -> None:
+        self._down_until[worker] = time.monotonic() + BACKOFF_S
         for uid, followed in list(self._followed.items()):
             everyone = closed.seq == 0 and followed.worker == worker
             if everyone or (closed.seq == uid and closed.generation == followed.generation):
