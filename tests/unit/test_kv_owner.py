@@ -199,6 +199,28 @@ def test_a_closed_watch_hears_nothing_more(owner):
     assert told(owner) == []
 
 
+def test_progress_never_goes_back(owner):
+    handle = owner.offer(OFFER, 0.0).id
+    owner.filled(handle, 32, 1.0)
+    owner.filled(handle, 16, 1.0)
+    owner.watch_opened(1, handle, EPOCH, 1, 1.0)
+    assert told(owner) == [Update(1, tokens=32)]
+
+
+def test_a_refused_watch_that_hung_up_is_not_answered(owner):
+    owner.watch_opened(1, 99, EPOCH, 1, 0.0)
+    owner.watch_closed(1, 0.0)
+    assert told(owner) == []
+
+
+def test_a_release_by_a_higher_attempt_ends_the_lower_watch(owner):
+    handle = ready_handle(owner)
+    owner.watch_opened(1, handle, EPOCH, 1, 2.0)
+    assert owner.release(handle, EPOCH, 2, 3.0) is True
+    (update,) = told(owner)
+    assert update.watch == 1 and update.failure is not None
+
+
 def test_one_failure_is_not_sticky(owner):
     owner.failed(owner.offer(OFFER, 0.0).id, "internal_error", "A chunk failed.", 1.0)
     handle = ready_handle(owner)

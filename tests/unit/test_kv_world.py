@@ -53,16 +53,18 @@ class World(RuleBasedStateMachine):
         self.now = 0.0
         self.source = np.full((POOL_PAGES, PAGE_BYTES), SCRIBBLE, np.uint8)
         self.destination = np.full((POOL_PAGES, PAGE_BYTES), SCRIBBLE, np.uint8)
-        self.source_free = list(range(POOL_PAGES))
+        self.source_free = list(range(POOL_PAGES))  # the last freed is the first reused
         self.destination_free = list(range(POOL_PAGES))
         self.owner = Owner("prefill:1", EPOCH, LEASE)
         self.backend = LocalBackend(self.destination, {"pool": self.source})
         self.prompts: dict[int, Prompt] = {}
         self.pulls: dict[int, tuple[Pull, Prompt, int]] = {}  # with its attempt; the number is the watch too
         self.lent: dict[int, tuple[int, ...]] = {}  # destination pages by pull, in the prompt's order
-        self.jobs: deque[Job] = deque()
+        self.jobs: dict[int, Job] = {}  # by the order in which they were asked for
+        self.jobs_asked = 0
         self.up: deque[Message] = deque()  # to the owner, in order
-        self.down: deque[Message] = deque()  # to the pullers, in order
+        self.down: deque[Message] = deque()  # what the Watches say, in order
+        self.verdicts: deque[Message] = deque()  # answers to Release, which overtake Watches at will
         self.kept: list[tuple[tuple[int, ...], np.ndarray]] = []  # completed pulls: pages and truth
 
     # --- the owner's worker ---
@@ -70,7 +72,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: len(self.source_free) >= PROMPT_PAGES)
     @rule(lasts=st.sampled_from([40.0, 200.0]))
     def offer(self, lasts):
-        pages = tuple(self.source_free.pop(0) for _ in range(PROMPT_PAGES))
+        pages = tuple(self.source_free.pop() for _ in range(PROMPT_PAGES))
         shards = (Shard(0, "pool", pages),)
         offer = Offer(Group.TARGET, "m", PROMPT_PAGES, shards, self.now + lasts)
         handle = self.owner.offer(offer, self.now)
@@ -133,7 +135,7 @@ class World(RuleBasedStateMachine):
     def lend_pages(self):
         waiting = [number for number, (pull, _, _) in self.pulls.items() if pull.state is State.WAITING]
         if waiting:
-            pages = tuple(self.destination_free.pop(0) for _ in range(PROMPT_PAGES))
+            pages = tuple(self.destination_free.pop() for _ in range(PROMPT_PAGES))
             self.lent[waiting[0]] = pages
             self.pulls[waiting[0]][0].start(pages, 0, self.now)
             self.puller_step()
@@ -171,7 +173,8 @@ class World(RuleBasedStateMachine):
                     case Copy():
                         pages = zip(action.source.pages, action.dst_pages, strict=True)
                         single = [Copy(number, 0, Shard(0, "pool", (s,)), (d,)) for s, d in pages]
-                        self.jobs.append(Job(action, single))
+                        self.jobs_asked += 1
+                        self.jobs[self.jobs_asked] = Job(action, single)
                     case PagesFree(pages):
                         self.destination[list(pages)] = SCRIBBLE
                         self.destination_free += pages
@@ -183,7 +186,7 @@ class World(RuleBasedStateMachine):
     def answer_release(self, number: int, handle: KvHandle, attempt: int):
         valid = self.owner.release(handle.id, handle.epoch, attempt, self.now)
         self.owner_step()
-        self.down.append(lambda: self.pulls[number][0].released(valid, self.now))
+        self.verdicts.append(lambda: self.pulls[number][0].released(valid, self.now))
 
     def check_kept(self):
         for pages, truth in self.kept:
@@ -192,33 +195,27 @@ class World(RuleBasedStateMachine):
     # --- the machinery between them ---
 
     @precondition(lambda self: self.jobs)
-    @rule()
-    def copy_a_page(self):
-        job = self.jobs[0]
+    @rule(data=st.data())
+    def copy_a_page(self, data):
+        self.work_on(data.draw(st.sampled_from(list(self.jobs))))
+
+    def work_on(self, number: int):
+        job = self.jobs[number]
         if job.left:
             self.backend.copy(job.left.pop(0))
         else:
-            self.jobs.popleft()
+            del self.jobs[number]
             self.pulls[job.copy.pull][0].copied(CopyResult(job.copy, "local", 0, 0.0), self.now)
             self.puller_step()
 
-    @precondition(lambda self: self.up)
-    @rule()
-    def deliver_up(self):
-        self.up.popleft()()
-
-    @precondition(lambda self: self.down)
-    @rule()
-    def deliver_down(self):
-        self.down.popleft()()
-        self.puller_step()
-
-    @precondition(lambda self: self.up or self.down)
-    @rule(up=st.booleans())
-    def lose_a_message(self, up):
-        wire = self.up if up else self.down
-        if wire:
-            wire.popleft()
+    @rule(data=st.data(), lost=st.booleans())
+    def deliver(self, data, lost):
+        wires = [wire for wire in (self.up, self.down, self.verdicts) if wire]
+        if wires:
+            message = data.draw(st.sampled_from(wires)).popleft()
+            if not lost:
+                message()
+            self.puller_step()
 
     @precondition(lambda self: self.kept)
     @rule()
@@ -228,22 +225,22 @@ class World(RuleBasedStateMachine):
         self.destination[list(pages)] = SCRIBBLE
         self.destination_free += pages
 
-    @rule(rounds=st.integers(1, 4))
-    def fine_weather(self, rounds):
-        """Nothing goes wrong for a while, so that some pulls come far."""
+    @rule(rounds=st.integers(1, 4), hearing=st.booleans())
+    def fine_weather(self, rounds, hearing):
+        """Nothing goes wrong for a while (but perhaps the Watches are late), so that pulls come far."""
         for _ in range(rounds):
             for prompt in list(self.prompts.values()):
                 self.fill(prompt)
             self.owner_step()
-            for wire in (self.up, self.down):
+            for wire in (self.up, self.verdicts, self.down if hearing else deque()):
                 while wire:
                     wire.popleft()()
             self.puller_step()
             if len(self.destination_free) >= PROMPT_PAGES:
                 self.lend_pages()
-            for _ in range(3):
+            for _ in range(4):
                 if self.jobs:
-                    self.copy_a_page()
+                    self.work_on(max(self.jobs))  # an older copy may lag behind
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 4.0, 15.0, 31.0]))
     def wait(self, seconds):
@@ -255,7 +252,7 @@ class World(RuleBasedStateMachine):
             self.owner_step()
             self.puller_step()
             while self.jobs:
-                self.copy_a_page()
+                self.work_on(min(self.jobs))
         self.check_kept()
         assert len(self.source_free) == POOL_PAGES, "the owner got every page back"
         kept = sum(len(pages) for pages, _ in self.kept)
