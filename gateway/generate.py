@@ -302,16 +302,17 @@ class Generation:
         self._start_decode(worker, attach)
 
     async def _find_decode(self, error: EyasError) -> str:
+        """A decode worker to go on with; one that just sent the request away is asked again after a pause."""
         give_up = self._clock() + (PATIENCE_S if self._driver is not None else 0.0)
+        paused = False
         while True:
             found = router.choose_decode(self._cluster.candidates(), self._avoid)
-            if found is not None:
-                if found.info.worker in self._avoid:
-                    await asyncio.sleep(RETRY_PAUSE_S)  # it just sent this request away
+            if found is not None and (paused or found.info.worker not in self._avoid):
                 return found.info.worker
-            if self._clock() >= give_up:
+            if found is None and self._clock() >= give_up:
                 raise Unavailable(f"no decode worker is left to go on with the request: {error.message}")
-            await asyncio.sleep(0.1)
+            paused = found is not None
+            await asyncio.sleep(RETRY_PAUSE_S)
 
     def _spend_retry(self, error: EyasError) -> None:
         """Raise `error` if it is a verdict on the request, or if retrying has led nowhere for too long."""

@@ -50,6 +50,7 @@ class Script:
     refuse_submit: EyasError | None = None
     refuse_prefill: EyasError | None = None
     fail_prefill_after: str = ""  # "admitted", "started": the call then ends with UNAVAILABLE
+    silent: bool = False  # a prefill is heard and not answered
     hold_prefill_at: str = ""  # "admitted", "started": the call then waits for ever
     finish_first: tuple[int, ...] = ()  # choices that finish at token 0
     lose: int = 0  # so many Attaches are answered by Lost,
@@ -104,6 +105,8 @@ class ScriptedWorker(
         if self.script.refuse_prefill:
             raise self.script.refuse_prefill
         try:
+            if self.script.silent:
+                await asyncio.Event().wait()
             yield prefill_pb2.PrefillEvent(admitted=prefill_pb2.PrefillAdmitted())
             await self._phase("admitted")
             handle = KvHandle(

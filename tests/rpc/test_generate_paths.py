@@ -126,7 +126,7 @@ async def test_a_refusal_cancels_the_other_leg(leg: str) -> None:
         if leg == "prefill":
             await until(lambda: len(decode.of("cancel")) == 1)
         else:
-            await until(lambda: prefill.prefills_cancelled == 1 or not prefill.of("prefill"))
+            await until(lambda: prefill.prefills_cancelled == len(prefill.of("prefill")))
         await until(lambda: nothing_in_flight(cluster))
 
 
@@ -154,20 +154,20 @@ async def test_cancel_reaches_both_legs(hold: str) -> None:
         if hold:
             await until(lambda: prefill.prefills_cancelled == 1)
         await until(lambda: nothing_in_flight(cluster))
-        assert [entry.index async for entry in stream][:1] in ([], [1], [0])
+        assert len([entry async for entry in stream]) < 1000  # it ends
 
 
 async def test_cancelling_start_cancels_the_legs() -> None:
     async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, cluster):
-        started[1].script.refuse_submit = None
-        started[0].script.hold_prefill_at = "admitted"
-        started[1].script.muted = True
+        prefill, decode = started
+        prefill.script.silent = True  # not even Admitted
         starting = asyncio.create_task(backend.start(make_request()))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await until(lambda: bool(prefill.of("prefill") and decode.of("submit")))
+        assert not starting.done() and not nothing_in_flight(cluster)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
+        await until(lambda: prefill.prefills_cancelled == 1 and len(decode.of("cancel")) == 1)
         await until(lambda: nothing_in_flight(cluster))
 
 
