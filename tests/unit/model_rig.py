@@ -21,6 +21,7 @@ class Rig:
     """A target over a pool of `pages` pages of `page_size` rows, filled with NaN: rows never written show."""
 
     def __init__(self, folder: Path, pages: int = 256, page_size: int = 16) -> None:
+        torch.set_num_threads(1)  # many test processes share the cores
         self.config = ModelConfig.from_folder(folder)
         shape = pool_shape(self.config, pages, page_size)
         self.pool = KvPool(shape)

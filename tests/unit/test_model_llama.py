@@ -32,14 +32,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def prompt(length: int, vocab: int = 131, seed: int = 0) -> list[int]:
     return torch.randint(vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 

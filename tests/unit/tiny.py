@@ -6,6 +6,7 @@ loader cannot hide here. Weights are scaled so that every block matters and gree
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -29,33 +30,37 @@ class _Random:
         return 1.0 + 0.2 * torch.randn(size, generator=self._generator)
 
 
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    layers: int = 8
+    hidden: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    ffn: int = 128
+    vocab: int = 256
+
+
 def write_tiny_llama(
-    folder: Path,
-    *,
-    layers: int = 8,
-    hidden: int = 64,
-    heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int = 16,
-    ffn: int = 128,
-    vocab: int = 256,
-    tied: bool = True,
-    rope: dict[str, Any] | None = None,
-    seed: int = 0,
+    folder: Path, *, tied: bool = True, rope: dict[str, Any] | None = None, seed: int = 0, **sizes: int
 ) -> Path:
     """A Llama folder; `rope` is config.json's `rope_parameters` (default: plain, theta 10000).
 
-    Take layers >= 7 where an EAGLE-3 head is involved, so that its three captured layers differ.
+    `sizes` are fields of `Sizes`. Take layers >= 7 where an EAGLE-3 head is involved, so that its three
+    captured layers differ.
     """
+    size = Sizes(**sizes)
+    hidden, ffn, vocab = size.hidden, size.ffn, size.vocab
+    queries, keys = size.heads * size.head_dim, size.kv_heads * size.head_dim
     random = _Random(seed)
     weights = {"model.embed_tokens.weight": random.matrix(vocab, hidden)}
-    for i in range(layers):
+    for i in range(size.layers):
         block = {
             "input_layernorm": random.gain(hidden),
-            "self_attn.q_proj": random.matrix(heads * head_dim, hidden),
-            "self_attn.k_proj": random.matrix(kv_heads * head_dim, hidden),
-            "self_attn.v_proj": random.matrix(kv_heads * head_dim, hidden),
-            "self_attn.o_proj": random.matrix(hidden, heads * head_dim),
+            "self_attn.q_proj": random.matrix(queries, hidden),
+            "self_attn.k_proj": random.matrix(keys, hidden),
+            "self_attn.v_proj": random.matrix(keys, hidden),
+            "self_attn.o_proj": random.matrix(hidden, queries),
             "post_attention_layernorm": random.gain(hidden),
             "mlp.gate_proj": random.matrix(ffn, hidden),
             "mlp.up_proj": random.matrix(ffn, hidden),
@@ -71,10 +76,10 @@ def write_tiny_llama(
         "vocab_size": vocab,
         "hidden_size": hidden,
         "intermediate_size": ffn,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "head_dim": size.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 2048,
