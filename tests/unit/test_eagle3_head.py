@@ -136,11 +136,14 @@ def test_captured_layers(tmp_path: Path) -> None:
     target = write_tiny_llama(tmp_path / "target", layers=9)
     folder = write_tiny_eagle3(tmp_path / "head", target)
     rig = Rig(target)
-    assert DraftConfig.from_folder(folder, rig.config).capture_layers == (2, 4, 6)
+    plain = DraftConfig.from_folder(folder, rig.config)
+    assert plain.capture_layers == (2, 4, 6)
     config = json.loads((folder / "config.json").read_text())
     config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 3, 8]}
     (folder / "config.json").write_text(json.dumps(config))
-    assert DraftConfig.from_folder(folder, rig.config).capture_layers == (2, 4, 9)
+    changed = DraftConfig.from_folder(folder, rig.config)
+    assert changed.capture_layers == (2, 4, 9)
+    assert changed.fingerprint != plain.fingerprint
 
 
 def test_other_spellings_load_the_same_head(tmp_path: Path, tokens: list[int]) -> None:
