@@ -160,7 +160,7 @@ class Pull:
     def ready(self, tokens: int, now: float) -> None:
         """The owner's rows below `tokens` may be read."""
         self.sweep(now)
-        self._readable = max(self._readable, tokens)
+        self._readable = tokens
         if self._loan is not None:
             self._advance(self._loan, now)
 

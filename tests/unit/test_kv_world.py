@@ -143,7 +143,8 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.pulls)
     @rule(data=st.data(), how=st.sampled_from(["preempt", "cancel", "break"]))
     def disturb(self, data, how):
-        pull = data.draw(st.sampled_from(list(self.pulls.values())))[0]
+        copying = [job.copy.pull for job in self.jobs.values()]
+        pull = self.pulls[data.draw(st.sampled_from(copying or list(self.pulls)))][0]
         match how:
             case "preempt":
                 pull.preempt(self.now)
