@@ -37,7 +37,8 @@ class Linear:
     """x times weight [N, K] transposed, plus bias [N].
 
     Where PyTorch has oneDNN the weight is kept in the layout that oneDNN likes for ROWS rows: at this size
-    reading the weight is the whole cost, and it halves it.
+    reading the weight is the whole cost, and it halves it. Elsewhere plain `mm` keeps the promise for weights
+    whose sides are multiples of 16, as those of real models are (with 7 outputs MKL was seen to break it).
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
