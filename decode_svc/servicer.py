@@ -177,4 +177,4 @@ class _Session:
 
 
 def _error(failure: Failure) -> EyasError:
-    return from_code(failure.code, failure.message)
+    return from_code(failure.code, failure.message, failure.param)

@@ -75,5 +75,5 @@ def _to_pb(event: Event) -> prefill_pb2.PrefillEvent:
             )
             return prefill_pb2.PrefillEvent(done=done)
         case Rejected(failure=failure) | Failed(failure=failure) | Stopped(failure=failure):
-            raise from_code(failure.code, failure.message)
+            raise from_code(failure.code, failure.message, failure.param)
     raise TypeError(f"a prompt's stream got {type(event).__name__}")

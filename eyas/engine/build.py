@@ -142,7 +142,7 @@ def _target_parts(loaded: _Loaded) -> Parts:
     draft_runner = _draft_runner(loaded, model.ends) if drafts_here else None
     drafts = draft_runner is not None or bool(config.draft_workers and loaded.head)
     runner = Runner(model, pool, backend, _capture(loaded) if drafts else None)
-    drafter = _drafter(config, draft_runner)
+    drafter = _drafter(config, draft_runner, target.vocab_size)
     spec = config.speculation
     round_rows = max(spec.draft_tokens, spec.steps * spec.topk + 1) if drafter else 1
     limits = Limits(config.page_size, config.max_running, config.chunk_tokens, round_rows)
@@ -205,11 +205,11 @@ def _capture(loaded: _Loaded) -> Eagle3Capture:
         return Eagle3Capture(loaded.head, weights)
 
 
-def _drafter(config: EngineConfig, draft_runner: DraftRunner | None) -> Drafter | None:
+def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size: int) -> Drafter | None:
     if draft_runner is not None:
         return ColocatedDrafter(draft_runner, config.speculation)
     if config.draft_workers and config.draft is not None:
-        return RemoteDrafter(config.draft_workers, config.speculation)
+        return RemoteDrafter(config.draft_workers, config.speculation, vocab_size)
     return None
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 
 from eyas.common.config import EngineConfig
-from eyas.common.types import KvHandle
 from eyas.engine.kv_pool import KvPool
 from eyas.engine.leases import Leases
 from eyas.engine.link import EngineLink
@@ -115,9 +115,8 @@ class Engine:
         self._handlers = self._routes()
         self._stopping = False
         self._progress = 0
-        self._loaded = (0.0, None)
+        self._loaded: tuple[float, Load | None] = (0.0, None)
         self._busy = False
-        self.preemptions = 0
 
     def _routes(self) -> dict[type, Callable[..., None]]:
         requests, leases, pulls = self._requests, self._parts.leases, self._parts.pulls
@@ -205,14 +204,22 @@ class Engine:
         now = time.monotonic()
         if load != told or now - told_at > LOAD_S:
             self._loaded = (now, load)
-            events.append(Load(self._progress, *load))
+            events.append(msgspec.structs.replace(load, progress=self._progress))
         self._link.send(events)
 
-    def _load(self) -> tuple:
+    def _load(self) -> Load:
         scheduler = self._scheduler
         running, waiting = len(scheduler.running), len(self._requests.table)
-        used = scheduler.pool.used - scheduler.cache.held
-        return (bool(running or scheduler.waiting), running, max(0, waiting - running), used)
+        return Load(
+            progress=0,
+            pending=bool(running or scheduler.waiting),
+            running=running,
+            waiting=max(0, waiting - running),
+            pages_used=scheduler.pool.claims - scheduler.cache.held,
+            cached_tokens=scheduler.cached_tokens,
+            prompt_tokens=scheduler.prompt_tokens,
+            preemptions=scheduler.preemptions,
+        )
 
     # --- drafting ------------------------------------------------------------------------------------
 
@@ -233,25 +240,14 @@ class Engine:
 
     def _on_join(self, seq: Sequence, arrival: Arrival) -> None:
         """A pulled sequence starts: its first commit is (last feature, token 0)."""
-        generation, base = seq.generation, len(seq.prompt) - 1
-        drafter = self._drafter
-        if (
-            drafter is None
-            or drafter.local_kv
-            or not generation.request.speculative
-            or not arrival.last_feature
-        ):
-            self._refuse_draft(generation.draft_handle, generation.attempt)
-            generation.draft_handle = None
+        generation, base, drafter = seq.generation, len(seq.prompt) - 1, self._drafter
+        if drafter is None or drafter.local_kv or not arrival.last_feature:
             return
-        feature = torch.from_numpy(np.frombuffer(arrival.last_feature, np.float32).copy())
-        seq.window.add(base, feature[None])
+        feature = torch.from_numpy(np.frombuffer(arrival.last_feature, np.float32).copy())[None]
+        seq.window.add(base, feature)
         if self._rounds.start_drafting(seq, base, generation.draft_handle):
-            drafter.post([Commit(seq, base, seq.output[:1], feature[None], propose=True)])
-
-    def _refuse_draft(self, handle: KvHandle | None, attempt: int) -> None:
-        if handle is not None:
-            self._parts.pulls.refuse(handle, attempt)
+            generation.draft_claimed = True
+            drafter.post([Commit(seq, base, seq.output[:1], feature, propose=True)])
 
     def _stop_drafting(self, seq: Sequence) -> None:
         if self._drafter is not None and seq.drafting:
@@ -261,7 +257,6 @@ class Engine:
     def _forget_preempted(self) -> None:
         preempted, self._scheduler.preempted = self._scheduler.preempted, []
         for seq in preempted:
-            self.preemptions += 1
             self._stop_drafting(seq)
 
     # --- the end -------------------------------------------------------------------------------------

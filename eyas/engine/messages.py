@@ -21,6 +21,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     code: str
     message: str
+    param: str | None = None
 
 
 # --- commands: generation ----------------------------------------------------------------------------
@@ -307,7 +308,10 @@ class ClosePull(Message, frozen=True):
 
 
 class Load(Message, frozen=True):
-    """Sent every loop that changed it and at least every second: progress stamp and load figures."""
+    """Sent every loop that changed it and at least every second: progress stamp, load, running totals.
+
+    `pages_used` counts a page once for every sequence or lease that holds it, and not at all in the cache.
+    """
 
     progress: int
     pending: bool

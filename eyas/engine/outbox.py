@@ -45,7 +45,7 @@ class Outbox:
         self._entries.append(entry)
 
     def rejected(self, generation_id: str, attempt: int, error: EyasError) -> None:
-        self.add(Rejected(generation_id, attempt, Failure(error.code, error.message)))
+        self.add(Rejected(generation_id, attempt, Failure(error.code, error.message, error.param)))
 
     def failed(self, generation: Generation, error: EyasError) -> None:
         self.add(Failed(generation.id, generation.attempt, Failure(error.code, error.message)))

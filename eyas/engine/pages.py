@@ -20,6 +20,7 @@ class PagePool:
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, -1, -1))
         self._refs = [0] * num_pages
+        self.claims = 0  # owners of all pages together: 0 if and only if nothing is held
 
     @property
     def free(self) -> int:
@@ -36,6 +37,7 @@ class PagePool:
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
             self._refs[page] = 1
+        self.claims += count
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
@@ -44,6 +46,7 @@ class PagePool:
             if self._refs[page] == 0:
                 raise AssertionError(f"page {page} is free and cannot be shared")
             self._refs[page] += 1
+            self.claims += 1
 
     def drop(self, pages: Iterable[int]) -> None:
         """One owner less; a page without owners is free."""
@@ -51,6 +54,7 @@ class PagePool:
             if self._refs[page] == 0:
                 raise AssertionError(f"page {page} was already free")
             self._refs[page] -= 1
+            self.claims -= 1
             if self._refs[page] == 0:
                 self._free.append(page)
 

@@ -97,7 +97,7 @@ class Pulls:
 
     def cancel(self, owner: Hashable) -> None:
         now = time.monotonic()
-        for active in [a for a in self._active.values() if a.owner is owner]:
+        for active in [a for a in self._active.values() if a.owner == owner]:
             active.pull.cancel(now)
             self._act(active)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -87,6 +88,8 @@ class Requests:
             for c in open_choices
         ]
         self._enqueue(generation, tuple(choices))
+        if not choices:
+            self._drop(generation)
 
     def cancel(self, command: Cancel) -> None:
         generation = self.table.get(command.id)
@@ -105,11 +108,12 @@ class Requests:
     def end(self, seq: Sequence) -> None:
         """A sequence finished (or is not wanted any more): everything it held is free."""
         self.stop_drafting(seq)
+        self.joining = [(other, arrival) for other, arrival in self.joining if other is not seq]
         self.scheduler.remove(seq)
         generation = seq.generation
         generation.sequences.remove(seq)
         if not generation.sequences:
-            self.table.pop(generation.id, None)
+            self._drop(generation)
 
     def fail(self, generation: Generation, error: EyasError) -> None:
         self.outbox.failed(generation, error)
@@ -145,8 +149,7 @@ class Requests:
         alive = [seq for seq in begun if seq.output]
         if not alive:
             self.scheduler.pool.drop(arrival.pages)
-            self._forget_handles(owner)
-            self.table.pop(owner.id, None)
+            self._drop(owner)
             return
         owner.sequences += alive
         self._seat(alive, arrival)
@@ -200,8 +203,9 @@ class Requests:
         """No attempt of this generation pulls any more; unclaimed handles go back to their owner."""
         self.pulls.cancel(generation)
         handle, generation.draft_handle = generation.draft_handle, None
-        if handle is not None:
+        if handle is not None and not generation.draft_claimed:
             self.pulls.refuse(handle, generation.attempt)
+        generation.draft_claimed = False
 
     def _accept(self, request: GenerationRequest, attempt: int, kind: Kind) -> Generation | None:
         older = self.table.get(request.id)
@@ -224,12 +228,15 @@ class Requests:
         limits, params, n = self.admission, request.params, len(request.prompt_ids)
         if n == 0:
             raise InvalidRequest("prompt must have at least one token", param="prompt")
-        if not all(0 <= t < limits.vocab_size for t in request.prompt_ids):
+        ids = itertools.chain(request.prompt_ids, *(choice.output_ids for choice in request.choices))
+        if not all(0 <= t < limits.vocab_size for t in ids):
             raise InvalidRequest(
                 f"prompt has a token id outside 0 .. {limits.vocab_size - 1}", param="prompt"
             )
-        if not request.choices:
-            raise InvalidRequest("choices must not be empty", param="n")
+        if not request.choices or len({c.index for c in request.choices}) < len(request.choices):
+            raise InvalidRequest("choices must have distinct indices, at least one", param="n")
+        if not 0.0 < request.timeout_s < math.inf:
+            raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
         params.validate(limits.vocab_size)
         if n + params.max_tokens > limits.context_length:
             message = (
@@ -261,7 +268,6 @@ class Requests:
     def _drop(self, generation: Generation) -> None:
         self._forget_handles(generation)
         self.leases.withdraw(generation)
-        self.joining = [(s, r) for s, r in self.joining if s.generation is not generation]
         for seq in list(generation.sequences):
             self.end(seq)
         self.table.pop(generation.id, None)

@@ -154,9 +154,10 @@ class Rounds:
             return  # a drafter far away hears of a prompt by its handle, or of the window at its end
         if seq.drafting:
             pending.commits.append(Commit(seq, start, tokens, features, propose))
-        elif seq.window.rows is not None and self.start_drafting(seq, seq.window.base):
+        elif self.start_drafting(seq, seq.window.base):
             known = [*seq.tokens(seq.window.base + 1, start + 1), *tokens]
-            pending.commits.append(Commit(seq, seq.window.base, known, seq.window.rows, propose))
+            recent = torch.cat(tuple(seq.window.chunks))
+            pending.commits.append(Commit(seq, seq.window.base, known, recent, propose))
 
     def _post(self, commits: list[Commit]) -> None:
         if self.drafter is not None and commits:

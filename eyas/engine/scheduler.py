@@ -9,7 +9,8 @@ tensors, transports or time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from eyas.engine.pages import PagePool, pages_for
@@ -35,6 +36,9 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.preempted: list[Sequence] = []  # since the caller last looked
+        self.prompt_tokens = 0  # of all allocations so far, and how many of them were cached
+        self.cached_tokens = 0
+        self.preemptions = 0
         self.reclaim: Callable[[], bool] = lambda: False  # take pages back from a pull, soon
 
     # --- sequences come and go -----------------------------------------------------------------------
@@ -86,13 +90,15 @@ class Scheduler:
 
     # --- pages ---------------------------------------------------------------------------------------
 
-    def allocate(self, tokens: Iterable[int], rows: int) -> tuple[list[int], int] | None:
+    def allocate(self, tokens: SequenceOf[int], rows: int) -> tuple[list[int], int] | None:
         """Pages for `rows` rows of `tokens`: (pages, how many of them came from the cache); None: no room."""
-        cached = self.cache.match(list(tokens))
+        cached = self.cache.match(tokens)
         fresh = pages_for(rows, self.limits.page_size) - len(cached)
         if not self._make_room(fresh):
             self.pool.drop(cached)
             return None
+        self.prompt_tokens += len(tokens)
+        self.cached_tokens += len(cached) * self.limits.page_size
         return cached + self.pool.take(fresh), len(cached)
 
     def fits(self, rows: int) -> bool:
@@ -168,6 +174,7 @@ class Scheduler:
         self._give_back(seq)
         self.waiting.appendleft(seq)
         self.preempted.append(seq)
+        self.preemptions += 1
 
     def _make_room(self, count: int) -> bool:
         if count > self.pool.free:

@@ -39,6 +39,7 @@ class Generation:
     timings_told: bool = False
     offer_draft: bool = False  # PREFILL: offer draft KV as well
     draft_handle: KvHandle | None = None  # ATTACH: where a drafter finds its KV
+    draft_claimed: bool = False  # a drafter was given that handle, and answers for it
 
     @property
     def id(self) -> str:

@@ -143,7 +143,7 @@ def test_preemption_changes_no_token(base: EngineConfig) -> None:
     for config in (replace(base, num_pages=24), replace(base, num_pages=24, draft=None)):
         cluster = Loopback(config)
         assert _run(cluster, requests) == expected
-        assert cluster.workers["unified"].engine.preemptions > 0, "the pool was large enough"
+        assert cluster.workers["unified"].engine._scheduler.preemptions > 0, "the pool was large enough"
         _assert_nothing_held(cluster)
         cluster.close()
 

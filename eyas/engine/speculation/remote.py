@@ -15,7 +15,7 @@ import numpy as np
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.types import KvHandle
-from eyas.engine.messages import DraftClose, DraftClosed, DraftCommit, DraftDown, DraftOpen, DraftUp
+from eyas.engine.messages import DraftClose, DraftClosed, DraftCommit, DraftDown, DraftOpen, DraftUp, Proposal
 from eyas.engine.sequence import Sequence
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 from eyas.engine.speculation.tree import DraftTree
@@ -42,7 +42,8 @@ class _Outbox:
 
 
 class RemoteDrafter(Drafter):
-    def __init__(self, workers: SequenceOf[str], spec: SpeculationConfig) -> None:
+    def __init__(self, workers: SequenceOf[str], spec: SpeculationConfig, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
         self._workers = tuple(workers)
         self._spec = spec
         self._followed: dict[int, _Followed] = {}
@@ -110,9 +111,20 @@ class RemoteDrafter(Drafter):
             followed.answered = max(followed.answered, p.base_len)
             if followed.answered == followed.asked:
                 followed.late = 0
-            self._drafts.append(Draft(followed.seq, p.base_len, DraftTree(list(p.tokens), list(p.parents))))
+            tree = self._tree(p)
+            if tree is not None:
+                self._drafts.append(Draft(followed.seq, p.base_len, tree))
         for closed in down.closed:
             self._drop(closed, down.worker)
+
+    def _tree(self, proposal: Proposal) -> DraftTree | None:
+        """A proposal as a tree; None if it is not one, or names ids that do not exist."""
+        if not all(0 <= token < self._vocab_size for token in proposal.tokens):
+            return None
+        try:
+            return DraftTree(list(proposal.tokens), list(proposal.parents))
+        except ValueError:
+            return None
 
     def _drop(self, closed: DraftClosed, worker: str) -> None:
         self._down_until[worker] = time.monotonic() + BACKOFF_S

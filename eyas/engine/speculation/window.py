@@ -1,22 +1,32 @@
-"""The last features of a sequence: what a drafter far away is opened with when it has nothing else."""
+"""The last features of a sequence: what a drafter far away is opened with when it has nothing else.
+
+It holds whatever tensors it is given and looks at their lengths only.
+"""
 
 from __future__ import annotations
 
-import torch
+from collections import deque
+from typing import Any
 
-ROWS = 128
+ROWS = 128  # a drafter attends to so many rows before the newest, or a few more
 
 
 class FeatureWindow:
-    """Features of the rows base .. base + len(rows) - 1, the newest `ROWS` of them at most."""
+    """Features of the rows base, base + 1, ... without a gap, in chunks [n, head width]."""
 
     def __init__(self) -> None:
         self.base = 0
-        self.rows: torch.Tensor | None = None  # [<= ROWS, head width]
+        self.chunks: deque[Any] = deque()
+        self._rows = 0
 
-    def add(self, base: int, features: torch.Tensor) -> None:
+    def add(self, base: int, features: Any) -> None:
         """Features of rows base, base + 1, ...; older ones are kept if these continue them."""
-        if self.rows is not None and base == self.base + len(self.rows):
-            features, base = torch.cat((self.rows, features)), self.base
-        dropped = max(0, len(features) - ROWS)
-        self.base, self.rows = base + dropped, features[dropped:]
+        if base != self.base + self._rows:
+            self.chunks.clear()
+            self.base, self._rows = base, 0
+        self.chunks.append(features)
+        self._rows += len(features)
+        while self._rows - len(self.chunks[0]) >= ROWS:
+            oldest = self.chunks.popleft()
+            self.base += len(oldest)
+            self._rows -= len(oldest)
