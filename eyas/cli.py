@@ -165,6 +165,7 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
 def _evals_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["nano"])
     parser.add_argument("--url", default=f"http://{GatewayConfig.host}:{GatewayConfig.port}")
+    parser.add_argument("--size", type=_positive, default=100, metavar="N", help="questions a set (100)")
 
 
 def _positive(text: str) -> int:
@@ -364,7 +365,7 @@ def _train(args: argparse.Namespace) -> int:
 def _evals(args: argparse.Namespace) -> int:
     from eyas.evals.nano import evaluate
 
-    return evaluate(args.url)
+    return evaluate(args.url, args.size)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,12 @@ class HttpServer:
         self._listener = listen(host, port, "port")
         self._server = _Server(
             uvicorn.Config(
-                app, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=GRACE_S
+                app,
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                log_level="warning",
+                timeout_graceful_shutdown=GRACE_S,
             )
         )
 
