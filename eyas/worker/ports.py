@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from eyas.common.errors import ConfigError
 
 
-def free_ports() -> Iterator[int]:
+def free_ports() -> Generator[int, None, None]:
     """Ports that are free now, each given once. Held until the iterator is closed, so that none repeats."""
     with contextlib.ExitStack() as held:
         while True:

@@ -58,7 +58,7 @@ def test_unified_is_one_worker_with_every_role() -> None:
 def test_free_ports_differ_and_a_taken_port_is_refused() -> None:
     ports = free_ports()
     assert len(set(itertools.islice(ports, 20))) == 20
-    ports.close()  # type: ignore[attr-defined]
+    ports.close()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(ConfigError, match="--port: cannot listen on 127.0.0.1:"):
             listen("127.0.0.1", taken.getsockname()[1], "port")
