@@ -7,7 +7,6 @@ packing and processes; knows no model.
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,7 +68,6 @@ def shards(
     if processes == 0:
         yield map(make, jobs)
         return
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         yield pool.imap(make, jobs)
 

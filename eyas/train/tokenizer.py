@@ -92,7 +92,8 @@ def encode_chat(tokenizer: Tokenizer, messages: list[Message]) -> np.ndarray:
     for message in messages:
         pieces += [f"{IM_START}{message['role']}\n", f"{message['content']}{IM_END}", "\n"]
         answers += [False, message["role"] == "assistant", False]
-    encodings = tokenizer.encode_batch(pieces, add_special_tokens=False)
+    # One by one: a batch would start threads of its own in each of the processes that make text.
+    encodings = [tokenizer.encode(piece, add_special_tokens=False) for piece in pieces]
     rows = [
         np.array(encoding.ids, dtype=np.uint16) | np.uint16(ANSWER_BIT if answer else 0)
         for encoding, answer in zip(encodings, answers, strict=True)

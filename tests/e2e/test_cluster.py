@@ -148,9 +148,11 @@ def test_a_worker_that_cannot_start_is_one_line(folders: Folders, tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
-def test_demo_streams_and_says_what_it_cost(folders: Folders) -> None:
-    command = [sys.executable, "-m", "eyas.cli", "demo", "--model", folders.model, "--draft", folders.draft]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+def test_demo_streams_and_says_what_it_cost() -> None:
+    """The one test here that needs the embedded model: drafts of a random head seldom come in time."""
+    done = subprocess.run(
+        [sys.executable, "-m", "eyas.cli", "demo"], capture_output=True, text=True, timeout=90
+    )
     assert done.returncode == 0, done.stderr
     last = done.stdout.strip().splitlines()[-1]
     assert "tokens/s" in last and "first token after" in last and "acceptance length" in last
