@@ -7,9 +7,10 @@ the engine opens those sequences anew when it likes: losing a draft worker costs
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import grpc
 
@@ -30,7 +31,7 @@ PEER_KEY = "eyas-peer"  # a header that only a drafter sends
 MAX_QUEUED = 64  # batches: about as many steps
 CONNECT_S = 5.0
 BACKOFF_S = 0.2  # doubles up to
-MAX_BACKOFF_S = 3.0
+MAX_BACKOFF_S = 1.0
 _log = logging.getLogger("eyas.drafts")
 
 
@@ -107,7 +108,9 @@ class _DraftStream:
     async def _exchange(self) -> None:
         async with asyncio.timeout(CONNECT_S):
             await self._channel.channel_ready()
-        call = draft_pb2_grpc.DraftServiceStub(self._channel).Session(self._batches())
+        call = draft_pb2_grpc.DraftServiceStub(self._channel).Session()
+        # A task of this call's own: an iterator that gRPC reads for a dead call would eat a live one's batches.
+        writer = asyncio.create_task(self._write_to(call))
         try:
             async with asyncio.timeout(CONNECT_S):
                 headers = await call.initial_metadata()
@@ -118,14 +121,17 @@ class _DraftStream:
                 closed = tuple(DraftClosed(c.seq, c.generation, c.reason) for c in pb.closed)
                 self._send_down(proposals, closed)
         finally:
+            writer.cancel()
             call.cancel()
 
-    async def _batches(self) -> AsyncIterator[draft_pb2.DraftUp]:
-        while True:
-            while self._queue:
-                yield self._queue.popleft()
-            self._posted.clear()
-            await self._posted.wait()
+    async def _write_to(self, call: grpc.aio.StreamStreamCall) -> None:
+        """Ends with the call: what a failed write means, the reader hears too."""
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                while self._queue:
+                    await call.write(self._queue.popleft())
+                self._posted.clear()
+                await self._posted.wait()
 
 
 def _up_to_pb(up: DraftUp, owed: list[DraftClose]) -> draft_pb2.DraftUp:

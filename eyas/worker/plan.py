@@ -21,9 +21,13 @@ class Plan:
 
 
 def plan(config: ServeConfig, ports: Iterator[int], cores: int) -> Plan:
-    """The processes for `config`; each CPU engine gets an equal share of `cores`, at least one thread."""
+    """The processes for `config`; CPU engines share the `cores` but one, at least one thread each.
+
+    A core stays free for the fronts and the gateway: an engine whose threads outnumber the free cores waits
+    at every barrier for the one that was pushed aside (8 times slower on two cores).
+    """
     workers = _unified(config, ports) if config.layout == "unified" else _split(config, ports)
-    threads = max(1, cores // len(workers))
+    threads = max(1, (cores - 1) // len(workers))
     workers = {name: _with(worker, threads=threads) for name, worker in workers.items()}
     registry = "static:" + ",".join(worker.address for worker in workers.values())
     return Plan(workers, dataclasses.replace(config.gateway, registry=registry))
