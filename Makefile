@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: install demo serve test check lossless bench protos test-gpu
+.PHONY: install demo serve test check lossless bench protos
 
 install: $(STAMP)
 
@@ -29,13 +29,10 @@ check: $(STAMP)
 	$(BIN)/python -m pytest tests/unit/test_architecture.py tests/unit/test_protos_fresh.py
 
 lossless: $(STAMP)
-	$(BIN)/python -m pytest tests/e2e/lossless --campaign
+	$(BIN)/python -m tests.e2e.lossless
 
 bench: $(STAMP)
 	$(BIN)/eyas bench
-
-test-gpu: $(STAMP)
-	$(BIN)/python -m pytest tests/gpu
 
 protos: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
