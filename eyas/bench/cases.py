@@ -18,6 +18,7 @@ POISSON = {"s1k": 1024, "s8k": 8192}  # longest prompt; 200 requests, 16 a secon
 POISSON_RATE = 16.0
 OPEN_REQUESTS = 200
 LONGEST_ANSWER = 1024
+FEWEST_CHATS = 32
 FIRST_PLAIN_ID = 10  # ids below it are special in most vocabularies
 CHATS = (
     "What is the capital of France?",
@@ -66,7 +67,7 @@ def make_case(name: str, vocab_size: int, seed: int = 1) -> Case:
         return Case(name, jobs, OPEN_REQUESTS, None if name == "inf1k" else POISSON_RATE)
     if chat := re.fullmatch(r"chat([1-9]\d*)", name):
         concurrency = int(chat[1])
-        prompts = itertools.islice(itertools.cycle(CHATS), max(concurrency * 4, len(CHATS)))
+        prompts = itertools.islice(itertools.cycle(CHATS), max(concurrency * 4, FEWEST_CHATS))
         return Case(name, tuple(Job(prompt, 128) for prompt in prompts), concurrency)
     if shape := re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)", name):
         concurrency, prompt, answer, count = map(int, shape.groups())

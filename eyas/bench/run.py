@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas.bench.cases import Case, make_case
+from eyas.bench.cases import make_case
 from eyas.bench.gateway_cost import measure_gateway
 from eyas.bench.http import Server
 from eyas.bench.load import Target, run_case
@@ -19,14 +19,14 @@ from eyas.common.errors import EyasError
 from eyas.worker.screen import run_on_screen
 from eyas.worker.serve import Cluster
 
-WARM_UP = "1x64x32x2"
+WARM_UP = ("1x64x32x2", "chat1")  # chats are always the same, so measured from the prefix cache
 
 
 @dataclass(frozen=True)
 class Plan:
     """What to measure. `both` also measures every case without speculation."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[str, ...]
     vocab_size: int
     both: bool
     out: str | None
@@ -34,7 +34,9 @@ class Plan:
 
 def make_plan(names: Sequence[str], vocab_size: int, both: bool, out: str | None) -> Plan:
     """Raises ConfigError for a case that is none."""
-    return Plan(tuple(make_case(name, vocab_size) for name in names), vocab_size, both, out)
+    for name in names:
+        make_case(name, vocab_size)
+    return Plan(tuple(names), vocab_size, both, out)
 
 
 async def bench_server(server: Server, model: str | None, plan: Plan) -> int:
@@ -56,10 +58,13 @@ def bench_own(config: ServeConfig, plan: Plan) -> int:
 
 
 async def _measure(server: Server, model: str, plan: Plan) -> list[dict[str, Any]]:
-    await run_case(Target(server, model), make_case(WARM_UP, plan.vocab_size))
+    for name in WARM_UP:
+        await run_case(Target(server, model), make_case(name, plan.vocab_size))
     rows = []
-    for case in plan.cases:
+    for name in plan.cases:
         for speculative in (True, False) if plan.both else (True,):
+            # Other random prompts without drafts: the same ones would be in the prefix cache by then.
+            case = make_case(name, plan.vocab_size, seed=1 if speculative else 2)
             before = await _verify_steps(server)
             figures = (await run_case(Target(server, model, speculative), case)).figures()
             steps = await _verify_steps(server) - before
