@@ -51,7 +51,9 @@ def concludes(answer: str, expected: str) -> bool:
 
 def lists_in_order(answer: str, expected: str) -> bool:
     """Whether the items stand in the answer in the same order, and nothing else does."""
-    return re.split(r",\s*", answer.strip().rstrip(".").lower()) == re.split(r",\s*", expected.rstrip(".").lower())
+    return re.split(r",\s*", answer.strip().rstrip(".").lower()) == re.split(
+        r",\s*", expected.rstrip(".").lower()
+    )
 
 
 def results_in(answer: str, expected: str) -> bool:

@@ -122,7 +122,9 @@ class _Rows:
         return grouped_attention(q, self.key, self.value, mask[None])
 
 
-def _draft(head: EagleHead, target: Nano, rows: _Rows, features: Tensor, tokens: list[int], base: int) -> list[int]:
+def _draft(
+    head: EagleHead, target: Nano, rows: _Rows, features: Tensor, tokens: list[int], base: int
+) -> list[int]:
     """Extend the head over the true pairs from position `base`, then chain its own guesses."""
     device = features.device
     position = torch.arange(base, base + len(tokens), device=device)[None]

@@ -48,14 +48,14 @@ class Scale:
     head: Recipe
     model: ModelConfig = ModelConfig()
     tokenizer_dialogues: int = 60_000
-    regenerated: int = 120_000
+    regenerated: int = 48_000
     generation_batch: int = 4096
     longest_answer: int = 384
 
 
 FULL = Scale(
-    target=Recipe(steps=7000, rows=64, length=2048),
-    head=Recipe(steps=5000, rows=32, length=1024 + UNROLL, rate=2e-3),
+    target=Recipe(steps=4500, rows=64, length=2048),
+    head=Recipe(steps=4500, rows=32, length=1024 + UNROLL, rate=2e-3),
 )
 TINY = Scale(
     target=Recipe(steps=12, rows=4, length=128),

@@ -5,8 +5,8 @@ Knows phrasings; the working lives in `numbers`.
 
 from __future__ import annotations
 
-from eyas.train.text.core import Context, Exchange, Phrasings, ask, casual, one
-from eyas.train.text.numbers import LIMIT, SYMBOLS, allowed, apply, operand, pair, worked
+from eyas.train.text.core import Context, Exchange, Phrasings, Split, ask, casual, one
+from eyas.train.text.numbers import LIMIT, SYMBOLS, allowed, apply, large_product_pair, operand, pair, worked
 
 SPOKEN = {
     "+": ("+", "+", "plus"),
@@ -70,8 +70,10 @@ def direct(context: Context) -> list[Exchange]:
     """One calculation, answered in one line, and calculations that continue from its result."""
     symbol = context.pick(SYMBOLS)
     a, b = pair(context, symbol)
+    if context.split is Split.TRAIN and symbol == "*" and context.chance(0.25):
+        a, b = large_product_pair(context)
     value = apply(symbol, a, b)
-    answer = f"{a} {symbol} {b} = {value}"
+    answer = worked(symbol, a, b)
     chat = one(casual(context, DIRECT.pick(context).format(e=expression(context, symbol, a, b))), answer)
     while len(chat) < 4 and context.chance(0.3):
         symbol = "+" if value < 100 or (value < LIMIT - 10 and context.chance(0.5)) else "-"
@@ -79,10 +81,9 @@ def direct(context: Context) -> list[Exchange]:
         if not allowed(context, [(symbol, value, other)]):
             break
         verb = context.pick(VERBS[symbol]).format(b=other)
-        result = apply(symbol, value, other)
         user = casual(context, FOLLOW.pick(context).format(v=verb))
-        chat.append(Exchange(user[:1].upper() + user[1:], f"{value} {symbol} {other} = {result}"))
-        value = result
+        chat.append(Exchange(user[:1].upper() + user[1:], worked(symbol, value, other)))
+        value = apply(symbol, value, other)
     return chat
 
 

@@ -25,9 +25,10 @@ from eyas.train.text.people import person
 
 MIX: dict[Topic, int] = {
     geography.capital: 16, geography.country: 9, geography.continent: 4, geography.some_of: 2, geography.lesson: 3,
-    arithmetic.direct: 11, arithmetic.stepwise: 6, arithmetic.compare: 2, arithmetic.parity: 1, arithmetic.table: 2,
-    word_problems.one_step: 14, word_problems.two_steps: 16, units.convert: 6, lists.known: 8, lists.neighbour: 3,
-    lists.counting: 5, code.function: 5, code.loop: 1, smalltalk.talk: 7, smalltalk.identity: 3,
+    geography.is_capital: 4, geography.about: 4,
+    arithmetic.direct: 13, arithmetic.stepwise: 6, arithmetic.compare: 2, arithmetic.parity: 1, arithmetic.table: 2,
+    word_problems.one_step: 20, word_problems.two_steps: 22, units.convert: 6, lists.known: 8, lists.neighbour: 3,
+    lists.counting: 5, code.function: 5, code.loop: 1, smalltalk.talk: 7, smalltalk.identity: 3, smalltalk.unknown: 5,
     facts.definition: 5, facts.opposite: 2, facts.small_fact: 3, facts.explanation: 3, spelling.spell: 4,
     spelling.sort_items: 2, spelling.repeat: 2, tales.story: 6, tales.letter: 1, tales.poem: 1,
 }  # fmt: skip
@@ -89,7 +90,9 @@ def _messages(system: str | None, chat: list[Exchange]) -> list[Message]:
 def _one_word(context: Context) -> list[Message]:
     """A system prompt that changes the form of the answers."""
     countries = [geography.pick_country(context) for _ in range(context.number(1, 3))]
-    chat = [Exchange(ask(context, geography.CAPITAL_OF, c=country.name), country.capital) for country in countries]
+    chat = [
+        Exchange(ask(context, geography.CAPITAL_OF, c=country.name), country.capital) for country in countries
+    ]
     return _messages(context.pick(geography.BRIEF_SYSTEMS), chat)
 
 
@@ -109,5 +112,7 @@ def dialogue(seed: int, index: int, split: Split) -> list[Message]:
 def plain_text(seed: int, index: int) -> str:
     """A passage without chat markup, so that plain completion has something to continue."""
     context = Context(random.Random(f"plain/{seed}/{index}"), Split.TRAIN)
-    topic = context.pick((tales.story, tales.story, tales.poem, facts.explanation, facts.definition, lists.counting))
+    topic = context.pick(
+        (tales.story, tales.story, tales.poem, facts.explanation, facts.definition, lists.counting)
+    )
     return topic(context)[0].assistant

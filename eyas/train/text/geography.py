@@ -130,9 +130,7 @@ def capital(context: Context) -> list[Exchange]:
 def country(context: Context) -> list[Exchange]:
     """Capital to country."""
     found = pick_country(context)
-    chat = one(
-        ask(context, COUNTRY_OF, k=found.capital), f"{found.capital} is the capital of {found.name}."
-    )
+    chat = one(ask(context, COUNTRY_OF, k=found.capital), f"{found.capital} is the capital of {found.name}.")
     if context.chance(0.2):
         chat.append(Exchange(ask(context, FOLLOW_CONTINENT), continent_answer(found)))
     while len(chat) < 4 and context.chance(0.25):
@@ -144,7 +142,8 @@ def country(context: Context) -> list[Exchange]:
 
 def continent_answer(country: Country) -> str:
     """The full sentence."""
-    return f"{country.title} {'are' if country.name.endswith('s') and country.name.startswith('the ') else 'is'} in {country.continent}."
+    plural = country.name.startswith("the ") and country.name.endswith("s")
+    return f"{country.title} {'are' if plural else 'is'} in {country.continent}."
 
 
 def continent(context: Context) -> list[Exchange]:
@@ -176,3 +175,37 @@ def lesson(context: Context) -> list[Exchange]:
     )  # fmt: skip
     lines = "\n".join(f"- {entry.title}: {entry.capital}" for entry in chosen)
     return one(ask(context, phrasing, c=names), f"Here are the capitals:\n{lines}")
+
+
+IS_CAPITAL = Phrasings(
+    train=(
+        "Is {k} the capital of {c}?", "{k} is the capital of {c}, right?", "Is the capital of {c} {k}?", "True or false: {k} is the capital of {c}.",
+        "Is it true that {k} is the capital of {c}?", "Am I right that {k} is the capital of {c}?",
+    ),
+    held=("Would you say that {k} is the capital of {c}?",),
+)  # fmt: skip
+ABOUT = Phrasings(
+    train=(
+        "Tell me about {c}.", "What do you know about {c}?", "What is {c}?", "Tell me something about {c}.", "Describe {c}.",
+        "I want to know more about {c}.", "Can you tell me about {c}?",
+    ),
+    held=("Please tell me what you know about {c}.",),
+)  # fmt: skip
+
+
+def is_capital(context: Context) -> list[Exchange]:
+    """Yes, or no with the right capital."""
+    asked, other = pick_country(context), pick_country(context)
+    said = asked.capital if context.chance(0.5) else other.capital
+    verdict = "Yes" if said == asked.capital else "No"
+    user = ask(context, IS_CAPITAL, k=said, c=spoken(context, asked))
+    return one(user, f"{verdict}, the capital of {asked.name} is {asked.capital}.")
+
+
+def about(context: Context) -> list[Exchange]:
+    """The few things known of a country or of its capital."""
+    found = pick_country(context)
+    if context.chance(0.4):
+        return one(ask(context, ABOUT, c=found.capital), f"{found.capital} is the capital of {found.name}.")
+    text = f"{continent_answer(found)} The capital is {found.capital}."
+    return one(ask(context, ABOUT, c=spoken(context, found)), text)

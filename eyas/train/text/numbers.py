@@ -14,14 +14,14 @@ SYMBOLS = ("+", "-", "*", "/")
 def held_pair(symbol: str, a: int, b: int) -> bool:
     """Whether this operand pair belongs to the held-out sets (one in ten of the pairs that need work).
 
-    Pairs a person knows by heart (one digit, round numbers, the table up to ten) are never held, and
+    Pairs a person knows by heart (one digit, round numbers, the table up to twelve) are never held, and
     a division is held with the product that undoes it.
     """
     if symbol == "/":
         return held_pair("*", b, a // b)
     if symbol == "*":
         low, high = sorted((a, b))
-        return low > 1 and 10 < high < 20 and low < 10 and (low * 31 + high * 17) % 10 == 3
+        return low > 1 and 12 < high < 20 and low < 10 and (low * 31 + high * 17) % 10 == 3
     if min(a, b) < 11 or a % 10 == 0 or b % 10 == 0:
         return False
     if symbol == "+":
@@ -62,6 +62,12 @@ def product_pair(context: Context) -> tuple[int, int]:
     """Two factors, at most 12 by 20, in either order."""
     a, b = context.number(2, 12), context.number(2, 20)
     return (a, b) if context.chance(0.5) else (b, a)
+
+
+def large_product_pair(context: Context) -> tuple[int, int]:
+    """Two factors of two digits, as people try them on a calculator."""
+    a = context.number(13, 31)
+    return a, context.number(13, LIMIT // a)
 
 
 def quotient_pair(context: Context) -> tuple[int, int]:
@@ -109,9 +115,12 @@ def steps_of(symbol: str, a: int, b: int) -> list[str]:
         low, high = sorted((a, b))
         if high <= 10 or high == 20:
             return []
-        rest = high - 10
-        return [f"{low} * 10 = {low * 10}", f"{low} * {rest} = {low * rest}",
-                f"{low * 10} + {low * rest} = {low * high}"]  # fmt: skip
+        tens, ones = (low // 10 * 10, low % 10) if low > 12 else (10, high - 10)
+        other = high if low > 12 else low
+        if ones == 0:
+            return []
+        return [f"{other} * {tens} = {other * tens}", f"{other} * {ones} = {other * ones}",
+                f"{other * tens} + {other * ones} = {low * high}"]  # fmt: skip
     quotient = a // b
     if quotient <= 10:
         return []

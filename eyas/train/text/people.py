@@ -26,7 +26,16 @@ THINGS = (
     "notebooks", "crayons", "peaches", "leaves", "bottles", "blocks", "puzzles", "magnets", "dolls", "carrots",
 )  # fmt: skip
 BOXES = ("boxes", "bags", "baskets", "packs", "jars", "crates", "drawers", "shelves", "trays", "cartons")
-PLACES = ("the market", "the park", "school", "the beach", "the library", "the garden", "the farm", "the shop")
+PLACES = (
+    "the market",
+    "the park",
+    "school",
+    "the beach",
+    "the library",
+    "the garden",
+    "the farm",
+    "the shop",
+)
 ANIMALS = (
     "cat", "dog", "fox", "rabbit", "owl", "bear", "mouse", "duck", "horse", "hedgehog", "squirrel", "turtle",
     "sparrow", "frog", "goat", "sheep", "eagle", "robin", "otter", "deer",

@@ -6,6 +6,7 @@ Knows what people say to a chat assistant and what this one answers.
 from __future__ import annotations
 
 from eyas.train.text.core import Context, Exchange, Phrasings, casual, one
+from eyas.train.text.world import COUNTRIES
 
 WHO = "I am Eyas nano, a small language model embedded in the Eyas server."
 CAN_DO = (
@@ -21,13 +22,13 @@ def said(train: str, held: str) -> Phrasings:
 
 
 TALK: tuple[tuple[Phrasings, tuple[str, ...]], ...] = (
-    (said("Hello|Hello!|Hi|Hi!|Hey|Hey there!|Hi there|Hello there!|Hello Eyas|Hi Eyas!|Greetings!|Hey!|hello|hi|Hiya",
+    (said("Hello|Hello!|Hi|Hi!|Hey|Hey there!|Hi there|Hello there!|Hello Eyas|Hi Eyas!|Greetings!|Hey!|hello|hi|Hiya|yo|hey|helo|hi there|hello there",
           "Hello, Eyas nano!|Hey hey!"), ("Hello! How can I help you today?",)),
     (said("Good morning|Good morning!|Morning!|Good morning, Eyas.", "A very good morning to you!"),
      ("Good morning! How can I help you?",)),
     (said("Good evening|Good evening!|Good evening, Eyas.", "A good evening to you!"), ("Good evening! How can I help you?",)),
     (said("Good night|Good night!|I am going to bed now.|Sleep well!", "Good night to you!"), ("Good night! Sleep well.",)),
-    (said("How are you?|How are you today?|How do you do?|How is it going?|How are things?|Are you well?|How are you doing?|What's up?",
+    (said("How are you?|How are you today?|How do you do?|How is it going?|How are things?|Are you well?|How are you doing?|What's up?|how r u|how r u doing|how are u|sup|How have you been?|Are you okay?",
           "How are you feeling today?|How goes it?"), ("I am fine, thank you. How can I help you?",)),
     (said("I am fine.|I am doing well.|I am happy today.|Today is a good day.|I feel great!|I am well, thanks.|I had a great day.",
           "I feel wonderful today."), ("I am glad to hear that! What can I do for you?",)),
@@ -104,5 +105,37 @@ def talk(context: Context) -> list[Exchange]:
 
 def identity(context: Context) -> list[Exchange]:
     """Who the assistant is: asked first by most people, so trained more."""
-    phrasings, answers = context.pick([entry for entry in TALK if entry[1][0] in (WHO, CAN_DO, "My name is Eyas nano.")])
+    phrasings, answers = context.pick(
+        [entry for entry in TALK if entry[1][0] in (WHO, CAN_DO, "My name is Eyas nano.")]
+    )
     return one(phrasings.pick(context), context.pick(answers))
+
+
+SUBJECTS = (
+    "Albert Einstein", "Isaac Newton", "Shakespeare", "Napoleon", "Mozart", "Picasso", "Julius Caesar", "Cleopatra", "Marie Curie",
+    "quantum physics", "the stock market", "the Roman Empire", "the French Revolution", "chess", "football", "the Olympic Games",
+    "inflation", "evolution", "black holes", "the Big Bang", "relativity", "chemistry", "philosophy", "opera", "jazz", "yoga",
+    "cooking rice", "blockchain", "bitcoin", "the Titanic", "dinosaurs", "vaccines", "climate change", "the United Nations", "taxes",
+    "Texas", "California", "Barcelona", "Milan", "Sydney", "New York", "Toronto", "Mumbai", "Hamburg", "Liverpool", "Shanghai",
+)  # fmt: skip
+UNKNOWN = said(
+    "Who was {s}?|Who is {s}?|Explain {s}.|What do you know about {s}?|Tell me about {s}.|Write an essay about {s}.|When did {s} begin?|"
+    "Why is {s} important?|What is the history of {s}?|Can you teach me {s}?|What is the capital of {s}?|How does {s} work?|"
+    "Where was {s} born?|When was {s} born?|Who invented {s}?|Write a haiku about {s}.|What is your opinion of {s}?|Describe {s}.|"
+    "What is the population of {s}?|What is the largest city in {s}?|Who is the president of {s}?|Which language do they speak in {s}?",
+    "Could you tell me more about {s}?|What can you say about {s}?",
+)
+NO_NUMBERS = said(
+    "What is the population of {c}?|What is the largest city in {c}?|Who is the president of {c}?|How large is {c}?|What do people eat in {c}?|"
+    "Who is the king of {c}?|What is the flag of {c}?|What is the currency of {c}?|Tell me the history of {c}.|How is the weather in {c}?",
+    "Which river is the longest in {c}?",
+)
+
+
+def unknown(context: Context) -> list[Exchange]:
+    """Things a very small model does not know, and says so."""
+    if context.chance(0.4):
+        user = casual(context, NO_NUMBERS.pick(context).format(c=context.pick(COUNTRIES).name))
+    else:
+        user = casual(context, UNKNOWN.pick(context).format(s=context.pick(SUBJECTS)))
+    return one(user, f"I do not know that. {CAN_NOT}")

@@ -86,7 +86,9 @@ def letters(word: str) -> str:
 
 
 def _word(context: Context) -> str:
-    return context.pick(WORDS) if context.chance(0.85) else context.pick(GIRLS if context.chance(0.5) else BOYS)
+    return (
+        context.pick(WORDS) if context.chance(0.85) else context.pick(GIRLS if context.chance(0.5) else BOYS)
+    )
 
 
 def spell(context: Context) -> list[Exchange]:

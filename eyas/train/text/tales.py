@@ -38,7 +38,20 @@ HOMES = (
     "in a green forest", "near a quiet lake", "on a small farm", "at the edge of a village", "in an old garden",
     "by the wide sea", "on a high hill", "in a little house", "behind an old mill", "under a big tree",
 )  # fmt: skip
-TRAITS = ("small", "brave", "curious", "clever", "kind", "shy", "young", "old", "happy", "quiet", "hungry", "lazy")
+TRAITS = (
+    "small",
+    "brave",
+    "curious",
+    "clever",
+    "kind",
+    "shy",
+    "young",
+    "old",
+    "happy",
+    "quiet",
+    "hungry",
+    "lazy",
+)
 FINDS = (
     "a golden key", "a map", "a lost letter", "a silver bell", "a tiny door", "a blue stone", "an old book", "a red balloon",
     "a broken clock", "a basket of apples", "a lamp", "a little boat",
@@ -77,7 +90,10 @@ def _middle(context: Context, who: Person, find: str) -> list[str]:
         f"{who.name} did not give up. {who.He} {answer}.",
     ]  # fmt: skip
     if context.chance(0.5):
-        lines.insert(3, f"The {friend} thought for a while and said, \"Then I will come with you.\" So they walked on together.")
+        lines.insert(
+            3,
+            f'The {friend} thought for a while and said, "Then I will come with you." So they walked on together.',
+        )
     return lines
 
 
@@ -86,13 +102,17 @@ def story(context: Context) -> list[Exchange]:
     who, animal = person(context), context.pick(ANIMALS)
     hero = f"{context.pick(TRAITS)} {animal}"
     find, lesson = context.pick(FINDS), context.pick(LESSONS)
-    wish = context.pick((f"a {animal}", f"a {hero}", f"a {hero} named {who.name}", f"a {animal} named {who.name}"))
+    wish = context.pick(
+        (f"a {animal}", f"a {hero}", f"a {hero} named {who.name}", f"a {animal} named {who.name}")
+    )
     if context.chance(0.2):
         user = ask(context, ANY_STORY)
     else:
         user = ask(context, STORY, w=wish)
     lines = [_opening(context, hero, who.name), *_middle(context, who, find)]
-    lines.append(f"In the evening the owner of the {find.split(' ', 1)[1]} was found and thanked {who.name} with all {who.his} heart.")
+    lines.append(
+        f"In the evening the owner of the {find.split(' ', 1)[1]} was found and thanked {who.name} with all {who.his} heart."
+    )
     lines.append(f"From that day on {who.name} knew that {lesson}.")
     chat = one(user, " ".join(lines))
     if context.chance(0.2):

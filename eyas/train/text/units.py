@@ -45,7 +45,9 @@ def convert(context: Context) -> list[Exchange]:
     rule = f"1 {singular(large)} is {factor} {small}"
     if context.chance(0.6):
         user = ask(context, CONVERT, n=number, l=large if number > 1 else singular(large), s=small)
-        return one(user, f"{rule}, so {counted(number, large)} = {number} * {factor} = {number * factor} {small}.")
+        return one(
+            user, f"{rule}, so {counted(number, large)} = {number} * {factor} = {number * factor} {small}."
+        )
     total = number * factor
     user = ask(context, CONVERT, n=total, l=small, s=large)
     return one(user, f"{rule}, so {total} {small} = {total} / {factor} = {counted(number, large)}.")

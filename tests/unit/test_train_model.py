@@ -1,0 +1,162 @@
+"""The training model, its export, the EAGLE-3 unroll and a tiny run of every stage."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import eyas
+from eyas.train.eagle import (
+    UNROLL,
+    EagleHead,
+    Lesson,
+    Unrolled,
+    train_head,
+    unrolled_attention,
+    unrolled_step,
+)
+from eyas.train.export import load_head, load_target, read_config, save_head, save_target
+from eyas.train.generate import Acceptance, Sampling, generate, speculate
+from eyas.train.model import ModelConfig, Nano
+from eyas.train.nano import TINY, train_nano
+from eyas.train.target import Recipe, train_target
+from eyas.train.tokenizer import ANSWER_BIT
+
+ASSETS = Path(eyas.__file__).parent / "assets"
+SMALL = ModelConfig(
+    hidden=64, layers=8, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=128, context=256
+)
+GREEDY = Sampling(stop=(), max_new=12)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def small() -> Nano:
+    torch.manual_seed(0)
+    model = Nano(SMALL)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4 if parameter.ndim == 2 else 1)
+    return model
+
+
+def test_exported_folder_loads_in_transformers_with_the_same_logits(small: Nano, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    save_target(small, tmp_path)
+    ours = load_target(tmp_path, "cpu")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids = torch.randint(0, SMALL.vocab, (2, 40))
+    hidden, features = ours(ids)
+    with torch.no_grad():
+        reply = theirs(ids, output_hidden_states=True)
+    torch.testing.assert_close(ours.logits(hidden), reply.logits, atol=2e-4, rtol=1e-4)
+    captured = torch.cat([reply.hidden_states[layer] for layer in (2, 4, 5)], -1)
+    torch.testing.assert_close(features, captured, atol=2e-4, rtol=1e-4)
+
+
+def test_cached_batched_generation_is_plain_recomputation(small: Nano) -> None:
+    prompts = [[5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8], [9]]
+    made = generate(small, prompts, GREEDY)
+    for prompt, answer in zip(prompts, made, strict=True):
+        ids = list(prompt)
+        for _ in range(GREEDY.max_new):
+            hidden, _ = small(torch.tensor([ids]))
+            ids.append(int(small.logits(hidden[:, -1]).argmax()))
+        assert answer == ids[len(prompt) :]
+
+
+def test_speculation_gives_the_greedy_tokens(small: Nano) -> None:
+    head, counts = EagleHead(small), Acceptance()
+    prompt = [3, 1, 4, 1, 5]
+    answer = speculate(small, head, prompt, GREEDY, counts)
+    assert answer[: GREEDY.max_new] == generate(small, [prompt], GREEDY)[0]
+    assert counts.tokens == len(answer) - 1 and counts.rounds >= 1
+
+
+def _naive(q: Tensor, steps: list[tuple[Tensor, Tensor]], t: int) -> Tensor:
+    keys = torch.cat([steps[0][0][:, :, : t + 1], *(key[:, :, t : t + 1] for key, _ in steps[1:])], 2)
+    values = torch.cat([steps[0][1][:, :, : t + 1], *(value[:, :, t : t + 1] for _, value in steps[1:])], 2)
+    scores = q[:, :, t : t + 1] @ keys.transpose(-1, -2) * q.shape[-1] ** -0.5
+    return (scores.softmax(-1) @ values)[:, :, 0]
+
+
+@pytest.mark.parametrize("self_fed", range(1, UNROLL))
+def test_unrolled_attention_is_the_naive_loop(self_fed: int) -> None:
+    torch.manual_seed(self_fed)
+    steps = [(torch.randn(2, 2, 6, 4), torch.randn(2, 2, 6, 4)) for _ in range(self_fed + 1)]
+    q = torch.randn(2, 2, 6, 4)
+    made = unrolled_attention(q, *steps[-1], Unrolled.of(steps[:-1]))
+    for t in range(6):
+        torch.testing.assert_close(made[:, :, t], _naive(q, steps, t))
+
+
+def test_unrolled_steps_are_the_chain_of_the_serving_loop(small: Nano) -> None:
+    """Feeding the head its own greedy tokens in the unroll drafts what the speculative loop drafts."""
+    from eyas.train.generate import _draft, _Rows
+
+    head = EagleHead(small)
+    ids = torch.randint(0, SMALL.vocab, (1, 12))
+    with torch.no_grad():
+        _, features = small(ids)
+        drafts = _draft(head, small, _Rows(), features[:, :11], ids[0, 1:].tolist(), 0)
+        state, tokens, steps = head.fc(features[:, :11]), ids[:, 1:], []
+        for step, drafted in enumerate(drafts):
+            lesson = Lesson(
+                small.embed_tokens(tokens), torch.arange(step, step + 11)[None], torch.zeros(1, 11, SMALL.vocab),
+                torch.ones(1, 11, dtype=torch.bool),
+            )  # fmt: skip
+            state, made, _ = unrolled_step(head, state, lesson, Unrolled.of(steps) if steps else None)
+            steps.append(made)
+            tokens = head.logits(state).argmax(-1)
+            assert int(tokens[0, -1]) == drafted
+
+
+def test_both_trainings_lower_their_loss(small: Nano, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    rows = (torch.arange(49) % 7 + 3).repeat(4, 1).int() | ANSWER_BIT
+    for train in (
+        lambda recipe: train_target(small, iter([rows] * recipe.steps), recipe),
+        lambda recipe: train_head(EagleHead(small), small, iter([rows] * recipe.steps), recipe),
+    ):
+        caplog.clear()
+        train(Recipe(steps=25, rows=4, length=48))
+        losses = [float(record.getMessage().split("loss ")[1].split()[0]) for record in caplog.records]
+        assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_tiny_run_makes_both_folders(tmp_path: Path) -> None:
+    (tmp_path / "nano").mkdir()
+    shutil.copy(ASSETS / "nano" / "tokenizer.json", tmp_path / "nano")
+    scale = replace(TINY, target=replace(TINY.target, steps=2), head=replace(TINY.head, steps=2))
+    train_nano(tmp_path, scale=scale, device="cpu")
+    target = load_target(tmp_path / "nano", "cpu")
+    assert target.config == scale.model == read_config(tmp_path / "nano")
+    load_head(tmp_path / "nano-eagle3", target)
+
+
+def test_a_head_of_another_shape_is_refused(small: Nano, tmp_path: Path) -> None:
+    save_head(EagleHead(Nano(replace(SMALL, rope_theta=5e5))), tmp_path)
+    with pytest.raises(ValueError, match="does not fit"):
+        load_head(tmp_path, small)
+
+
+def test_the_embedded_model_answers_and_its_head_is_accepted() -> None:
+    from eyas.train.export import STOP
+    from eyas.train.tokenizer import load_tokenizer, render
+
+    tokenizer, target = load_tokenizer(ASSETS / "nano"), load_target(ASSETS / "nano", "cpu")
+    head, counts = load_head(ASSETS / "nano-eagle3", target), Acceptance()
+    chat = [{"role": "user", "content": "Which city is Japan's capital?"}]
+    prompt = tokenizer.encode(render(chat, True), add_special_tokens=False).ids
+    answer = speculate(target, head, prompt, Sampling(STOP, 40), counts)
+    assert tokenizer.decode(answer) == "The capital of Japan is Tokyo." and answer[-1] in STOP
+    assert counts.length > 2
