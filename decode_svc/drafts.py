@@ -109,7 +109,8 @@ class _DraftStream:
         async with asyncio.timeout(CONNECT_S):
             await self._channel.channel_ready()
         call = draft_pb2_grpc.DraftServiceStub(self._channel).Session()
-        # A task of this call's own: an iterator that gRPC reads for a dead call would eat a live one's batches.
+        # A task of this call's own: an iterator that gRPC reads for a dead call would eat a live one's
+        # batches.
         writer = asyncio.create_task(self._write_to(call))
         try:
             async with asyncio.timeout(CONNECT_S):

@@ -188,7 +188,8 @@ class DraftEngine:
         """Queue a commit, if it continues what is here; a gap ends the sequence."""
         followed = self._followed.get(key)
         if followed is None or followed.open.generation != commit.generation:
-            closed = DraftClosed(commit.seq, commit.generation, "the draft worker does not know this sequence")
+            reason = "the draft worker does not know this sequence"
+            closed = DraftClosed(commit.seq, commit.generation, reason)
             self._replies[key[0]][1].append(closed)
             return
         before = followed.commits[-1] if followed.commits else None

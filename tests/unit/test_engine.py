@@ -1,4 +1,4 @@
-"""Whole engines on tiny random models: every way of serving a request gives the same tokens, and leaks nothing."""
+"""Whole engines on tiny random models: every way of serving gives the same tokens, and leaks nothing."""
 
 from __future__ import annotations
 

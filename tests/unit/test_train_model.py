@@ -111,8 +111,8 @@ def test_unrolled_steps_are_the_chain_of_the_serving_loop(small: Nano) -> None:
         state, tokens, steps = head.fc(features[:, :11]), ids[:, 1:], []
         for step, drafted in enumerate(drafts):
             lesson = Lesson(
-                small.embed_tokens(tokens), torch.arange(step, step + 11)[None], torch.zeros(1, 11, SMALL.vocab),
-                torch.ones(1, 11, dtype=torch.bool),
+                small.embed_tokens(tokens), torch.arange(step, step + 11)[None],
+                torch.zeros(1, 11, SMALL.vocab), torch.ones(1, 11, dtype=torch.bool),
             )  # fmt: skip
             state, made, _ = unrolled_step(head, state, lesson, Unrolled.of(steps) if steps else None)
             steps.append(made)
