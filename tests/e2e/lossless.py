@@ -1,0 +1,239 @@
+"""The long comparison: whatever way requests are answered, every token is the same.
+
+The reference is an engine without a drafter that answers one request at a time. Every variant answers the
+same requests another way, and every difference is told. Variants that are broken on purpose must differ.
+`make lossless` runs all of it; `test_lossless.py` a tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from eyas.common.config import NANO, EngineConfig, ServeConfig, SpeculationConfig
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest, Role
+from eyas.evals.heldout import held_out_prompts
+from gateway.tokenizer import Tokenizer
+from tests.e2e import lossless_faults as faults
+from tests.e2e.lossless_drafter import RandomDrafter
+from tests.e2e.lossless_ways import Answers, InProcess, Services, Task, Tokens, Way
+from tests.unit.loopback import split_configs
+
+PROMPTS = 200
+SEED = 20
+MAX_TOKENS = 64
+VOCAB = 4096
+TOGETHER = 32
+
+Requests = tuple[GenerationRequest, ...]
+
+PLAIN = EngineConfig(draft=None, worker="unified", num_pages=512)
+CHAIN = EngineConfig(worker="unified", num_pages=512)
+TREE = replace(CHAIN, speculation=SpeculationConfig(steps=4, topk=4, draft_tokens=12))
+SHORT_TREE = replace(CHAIN, speculation=SpeculationConfig(steps=3, topk=4, draft_tokens=12))
+# A decode engine whose drafter is out of sight: what stands in that place is the variant's to say.
+ADVISED = replace(SHORT_TREE, roles=(Role.DECODE,), draft_workers=("elsewhere",))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`quick`: part of `make test`. `fault`: breaks the engines, so that the answers must differ."""
+
+    name: str
+    way: Way
+    quick: bool = True
+    speculates: bool = True
+    preempts: bool = False
+    fault: faults.Fault | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one variant did. `problem` is empty if it did what it must."""
+
+    variant: Variant
+    answers: Answers
+    differing: list[str]  # one line a request
+    seconds: float
+
+    @property
+    def problem(self) -> str:
+        variant, answers = self.variant, self.answers
+        if variant.fault is not None:
+            return "" if self.differing else "was not noticed"
+        if self.differing:
+            return f"differs: {self.differing[0]}"
+        if variant.speculates and not answers.accepted:
+            return "no draft was ever accepted"
+        if variant.preempts and not answers.preemptions:
+            return "nothing was preempted"
+        return ""
+
+
+def few_pages(config: EngineConfig) -> EngineConfig:
+    """Far too few pages for all requests at once, and prompts in small chunks."""
+    return replace(config, num_pages=40, chunk_tokens=48)
+
+
+REFERENCE = Variant("plain, alone: the reference", InProcess((PLAIN,), 1), speculates=False)
+VARIANTS = [
+    Variant("plain, together", InProcess((PLAIN,), TOGETHER), speculates=False),
+    Variant("unified chain, alone", InProcess((CHAIN,), 1)),
+    Variant("unified chain, together", InProcess((CHAIN,), TOGETHER)),
+    Variant("unified tree, together", InProcess((TREE,), TOGETHER)),
+    Variant("split chain, together", InProcess(split_configs(CHAIN), TOGETHER)),
+    Variant("split tree, together", InProcess(split_configs(SHORT_TREE), TOGETHER), quick=False),
+    Variant(
+        "random drafts",
+        InProcess((ADVISED,), TOGETHER, lambda _: RandomDrafter(VOCAB, {})),
+        speculates=False,  # whether nonsense is ever accepted is luck
+    ),
+    Variant("drafts around the answer", InProcess((ADVISED,), TOGETHER, lambda e: RandomDrafter(VOCAB, e))),
+    Variant("few pages, chain", InProcess((few_pages(CHAIN),), TOGETHER), preempts=True),
+    Variant("few pages, tree", InProcess((few_pages(TREE),), TOGETHER), preempts=True, quick=False),
+    Variant(
+        "few pages, split chain",
+        InProcess(split_configs(few_pages(CHAIN)), TOGETHER),
+        preempts=True,
+        quick=False,
+    ),
+    Variant("services, split chain", Services(ServeConfig(layout="split"), TOGETHER)),
+    Variant(
+        "services, two of each, split tree",
+        Services(ServeConfig(engine=SHORT_TREE, prefill=2, decode=2, draft_workers=2), TOGETHER),
+        quick=False,
+    ),
+    Variant("services, unified chain", Services(ServeConfig(layout="unified"), TOGETHER), quick=False),
+]
+BROKEN = [
+    Variant("accepts a wrong child", InProcess((CHAIN,), TOGETHER), fault=faults.accepts_a_wrong_child),
+    Variant("noise by row", InProcess((CHAIN,), TOGETHER), fault=faults.noise_by_row),
+    Variant(
+        "penalties without ancestors", InProcess((CHAIN,), TOGETHER), fault=faults.penalties_without_ancestors
+    ),
+    Variant("rows stay", InProcess((TREE,), TOGETHER), fault=faults.rows_stay),
+]
+
+
+def make_requests(prompts: int, seed: int) -> Requests:
+    """Every held-out prompt under each of the three parameter sets, in a random order."""
+    tokenizer, rng = Tokenizer.load(NANO), random.Random(seed)
+    made = []
+    for i, chat in enumerate(held_out_prompts(prompts, seed)):
+        ids = asyncio.run(tokenizer.encode_chat(chat))
+        for name, params in _parameter_sets(rng).items():
+            made.append(GenerationRequest(f"{i}/{name}", ids, params))
+    rng.shuffle(made)
+    return tuple(made)
+
+
+def _parameter_sets(rng: random.Random) -> dict[str, SamplingParams]:
+    return {
+        "greedy": SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS),
+        "nucleus": SamplingParams(
+            temperature=0.8, top_p=0.95, seed=rng.getrandbits(64), max_tokens=MAX_TOKENS
+        ),
+        "penalties": SamplingParams(
+            temperature=1.0,
+            repetition_penalty=1.1,
+            presence_penalty=0.4,
+            frequency_penalty=0.2,
+            logit_bias={rng.randrange(VOCAB): rng.choice((-100.0, 2.0, 6.0)) for _ in range(8)},
+            seed=rng.getrandbits(64),
+            min_tokens=24,
+            max_tokens=MAX_TOKENS,
+        ),
+    }
+
+
+def differences(expected: Tokens, found: Tokens) -> list[str]:
+    """One line for each request whose answer is not the expected one: where the two part."""
+    lines = []
+    for name in sorted(expected.keys() | found.keys()):
+        a, b = expected.get(name, ()), found.get(name, ())
+        if a != b:
+            at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            lines.append(f"{name} from token {at}: {list(a[at : at + 3])} became {list(b[at : at + 3])}")
+    return lines
+
+
+def run(variant: Variant, requests: Requests, expected: Tokens | None, done: Callable[[], None]) -> Finding:
+    """`expected` None: the variant is the reference itself."""
+    known = {r.id: expected[r.id] for r in requests} if expected else {}
+    began = time.monotonic()
+    with (variant.fault or nullcontext)():
+        answers = variant.way.serve(Task(requests, known, done))
+    seconds = time.monotonic() - began
+    return Finding(variant, answers, differences(known, answers.tokens) if expected else [], seconds)
+
+
+# --- the command -----------------------------------------------------------------------------------------
+
+
+def campaign(requests: Requests, console: Console) -> list[Finding]:
+    """The reference, every variant, and on a tenth of the requests every broken one."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    some = requests[: max(1, len(requests) // 10)]
+    with Progress(*columns, console=console) as progress:
+
+        def measured(variant: Variant, expected: Tokens | None = None) -> Finding:
+            asked = some if variant.fault else requests
+            bar = progress.add_task(variant.name, total=len(asked))
+            finding = run(variant, asked, expected, lambda: progress.advance(bar))
+            if not console.is_terminal:
+                console.print(f"{variant.name}: {finding.seconds:.0f} s, {len(finding.differing)} differ")
+            return finding
+
+        reference = measured(REFERENCE)
+        expected = reference.answers.tokens
+        return [reference, *(measured(variant, expected) for variant in (*VARIANTS, *BROKEN))]
+
+
+def report(findings: list[Finding]) -> Table:
+    table = Table(title="The same tokens, whatever the way")
+    table.add_column("variant")
+    for name in ("requests", "tokens", "differing", "acceptance length", "preempted", "seconds"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for finding in findings:
+        variant, answers = finding.variant, finding.answers
+        table.add_row(
+            f"BROKEN: {variant.name}" if variant.fault else variant.name,
+            str(len(answers.tokens)),
+            str(sum(map(len, answers.tokens.values()))),
+            str(len(finding.differing)),
+            f"{answers.acceptance_length:.2f}" if answers.verify_steps else "-",
+            str(answers.preemptions or "-"),
+            f"{finding.seconds:.0f}",
+            finding.problem or ("noticed" if variant.fault else "the same"),
+        )
+    return table
+
+
+def main() -> int:
+    """0 if every variant did what it must."""
+    parser = argparse.ArgumentParser(prog="make lossless", description="Compares every way to answer.")
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--seed", type=int, default=SEED)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    findings = campaign(make_requests(given.prompts, given.seed), console)
+    console.print(report(findings))
+    return int(any(finding.problem for finding in findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Engines broken on purpose: what the comparison must notice, or it would prove nothing.
+
+Each fault is a context manager that breaks the engines built or running in this process inside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from unittest import mock
+
+import torch
+
+from eyas.engine.kv_pool import KvPool
+from eyas.engine.sampling.noise import streams
+from eyas.engine.sampling.row import Row
+from eyas.engine.speculation.tree import DraftTree
+from eyas.engine.verify import Verdict, walk
+
+Fault = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def accepts_a_wrong_child() -> Iterator[None]:
+    """The last node below the root is accepted, whatever the target says there."""
+
+    def trusting(tree: DraftTree | None, chosen: Sequence[int]) -> Verdict:
+        if tree is None or walk(tree, chosen).path:
+            return walk(tree, chosen)
+        child = tree.children(-1)[-1]
+        return Verdict((child,), (tree.tokens[child], chosen[1 + child]))
+
+    with mock.patch("eyas.engine.rounds.walk", trusting):
+        yield
+
+
+@contextlib.contextmanager
+def noise_by_row() -> Iterator[None]:
+    """Noise is keyed by a row's place in the step, not by the token's position."""
+
+    def misplaced(rows: Sequence[Row], like: torch.Tensor) -> torch.Tensor:
+        return streams([(row.params.seed, i, row.choice) for i, row in enumerate(rows)], like.device)
+
+    with mock.patch("eyas.engine.sampling.sampler._streams", misplaced):
+        yield
+
+
+@contextlib.contextmanager
+def penalties_without_ancestors() -> Iterator[None]:
+    """Penalties at a node count the output and forget the draft tokens above it."""
+
+    def forgetful(params, choice, position, prompt, output, ancestors, banned=()) -> Row:
+        return Row(params, choice, position, prompt, output, (), banned)
+
+    with mock.patch("eyas.engine.runner.Row", forgetful):
+        yield
+
+
+@contextlib.contextmanager
+def rows_stay() -> Iterator[None]:
+    """The accepted rows of a tree are left where they were verified."""
+    with mock.patch.object(KvPool, "move", lambda self, src, dst: None):
+        yield

@@ -1,0 +1,52 @@
+"""A tenth of `make lossless`: whatever way requests are answered, every token is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.e2e.lossless import BROKEN, REFERENCE, VARIANTS, Requests, Variant, differences, make_requests, run
+from tests.e2e.lossless_ways import Tokens
+
+PROMPTS = 20
+SEED = 21
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def requests() -> Requests:
+    return make_requests(PROMPTS, SEED)
+
+
+@pytest.fixture(scope="module")
+def expected(requests: Requests) -> Tokens:
+    return run(REFERENCE, requests, None, lambda: None).answers.tokens
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.quick], ids=lambda variant: variant.name)
+def test_no_token_differs(variant: Variant, requests: Requests, expected: Tokens) -> None:
+    assert run(variant, requests, expected, lambda: None).problem == ""
+
+
+@pytest.mark.parametrize("variant", BROKEN, ids=lambda variant: variant.name)
+def test_what_is_broken_is_noticed(variant: Variant, requests: Requests, expected: Tokens) -> None:
+    assert run(variant, requests[:30], expected, lambda: None).problem == ""
+
+
+def test_a_difference_is_told_by_its_place() -> None:
+    expected = {"same": (1, 2), "changed": (1, 2, 3), "longer": (1,), "lost": (5,)}
+    found = {"same": (1, 2), "changed": (1, 9, 3), "longer": (1, 2)}
+    assert differences(expected, found) == [
+        "changed from token 1: [2, 3] became [9, 3]",
+        "longer from token 1: [] became [2]",
+        "lost from token 0: [5] became []",
+    ]
