@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from eyas.train.text import arithmetic, geography, lists, word_problems
@@ -18,6 +18,7 @@ from eyas.train.text.numbers import held_pair
 from eyas.train.text.world import COUNTRIES
 
 LONGEST_PROMPT = 4  # messages of a held-out chat, so that one reply stays the larger part
+ATTEMPTS = 20  # draws for each question wanted, since some come twice
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Question:
     prompt: str
     expected: str
     judge: Callable[[str, str], bool]
+
+
+Draw = Callable[[Context], Question]
 
 
 @dataclass(frozen=True)
@@ -67,58 +71,54 @@ def unbroken(answer: str) -> bool:
     return "\ufffd" not in answer
 
 
-def _capitals(context: Context) -> Iterator[Question]:
-    for country in COUNTRIES:
-        for phrasing in geography.CAPITAL_OF.held:
-            yield Question(phrasing.format(c=country.name), country.capital, contains)
+def _capitals(context: Context) -> Question:
+    country = context.pick(COUNTRIES)
+    return Question(geography.CAPITAL_OF.pick(context).format(c=country.name), country.capital, contains)
 
 
-def _countries(context: Context) -> Iterator[Question]:
-    for country in COUNTRIES:
-        for phrasing in geography.COUNTRY_OF.held:
-            yield Question(phrasing.format(k=country.capital), country.name.removeprefix("the "), contains)
+def _countries(context: Context) -> Question:
+    country = context.pick(COUNTRIES)
+    asked = geography.COUNTRY_OF.pick(context).format(k=country.capital)
+    return Question(asked, country.name.removeprefix("the "), contains)
 
 
-def _lists(context: Context) -> Iterator[Question]:
-    for name in lists.NAMED:
-        for said in lists.SAID.get(name, (name,)):
-            for phrasing in lists.LIST_ALL.held:
-                yield Question(phrasing.format(k=said), lists.list_answer(name), lists_in_order)
-    for start, stop in ((1, 10), (1, 20), (5, 15), (1, 50), (10, 30)):
-        for phrasing in lists.COUNT.held:
-            counted = ", ".join(map(str, range(start, stop + 1)))
-            yield Question(phrasing.format(a=start, b=stop), counted, lists_in_order)
+def _lists(context: Context) -> Question:
+    if context.chance(0.1):
+        start, stop = context.pick(((1, 10), (1, 20), (5, 15), (1, 50), (10, 30)))
+        counted = ", ".join(map(str, range(start, stop + 1)))
+        return Question(lists.COUNT.pick(context).format(a=start, b=stop), counted, lists_in_order)
+    name = context.pick(tuple(lists.NAMED))
+    said = context.pick(lists.SAID.get(name, (name,)))
+    return Question(lists.LIST_ALL.pick(context).format(k=said), lists.list_answer(name), lists_in_order)
 
 
-def _problems(steps: int) -> Callable[[Context], Iterator[Question]]:
-    def draw(context: Context) -> Iterator[Question]:
+def _problems(steps: int) -> Draw:
+    def draw(context: Context) -> Question:
         """Familiar phrasings with numbers never trained: what is asked is the arithmetic."""
         told = Context(context.rng, Split.TRAIN)
         while True:
             found = word_problems.draw_problem(told, steps)
             if found and any(held_pair(*step) for step in found.steps):
-                yield Question(found.question, str(found.result), concludes)
+                return Question(found.question, str(found.result), concludes)
 
     return draw
 
 
-def _problems_retold(steps: int) -> Callable[[Context], Iterator[Question]]:
-    def draw(context: Context) -> Iterator[Question]:
+def _problems_retold(steps: int) -> Draw:
+    def draw(context: Context) -> Question:
         """Phrasings never trained and numbers never trained."""
-        while True:
-            found = word_problems.problem(context, steps)
-            yield Question(found.question, str(found.result), concludes)
+        found = word_problems.problem(context, steps)
+        return Question(found.question, str(found.result), concludes)
 
     return draw
 
 
-def _arithmetic(context: Context) -> Iterator[Question]:
-    while True:
-        chat = arithmetic.direct(context)
-        yield Question(chat[0].user, chat[0].assistant.split("= ")[-1], results_in)
+def _arithmetic(context: Context) -> Question:
+    first = arithmetic.direct(context)[0]
+    return Question(first.user, first.assistant.split("= ")[-1], results_in)
 
 
-SETS: dict[str, tuple[Callable[[Context], Iterator[Question]], float]] = {
+SETS: dict[str, tuple[Draw, float]] = {
     "capitals": (_capitals, 0.95),
     "countries": (_countries, 0.95),
     "lists": (_lists, 0.95),
@@ -131,18 +131,17 @@ SETS: dict[str, tuple[Callable[[Context], Iterator[Question]], float]] = {
 
 
 def question_sets(size: int, seed: int) -> list[QuestionSet]:
-    """All sets, each of at most `size` distinct questions."""
+    """All sets, each of `size` distinct questions, or fewer where a set has no more."""
     made = []
     for name, (draw, bar) in SETS.items():
         context = Context(random.Random(f"{name}/{seed}"), Split.HELD)
         found: dict[str, Question] = {}
-        for question in draw(context):
+        for _ in range(size * ATTEMPTS):
+            question = draw(context)
             found.setdefault(question.prompt, question)
-            if len(found) == size * 20:
+            if len(found) == size:
                 break
-        questions = list(found.values())
-        context.rng.shuffle(questions)
-        made.append(QuestionSet(name, tuple(questions[:size]), bar))
+        made.append(QuestionSet(name, tuple(found.values()), bar))
     return made
 
 

@@ -101,7 +101,7 @@ def until_stop(tokens: list[int], stop: tuple[int, ...]) -> list[int]:
     return tokens[: ends[0] + 1] if ends else tokens
 
 
-class _Rows:
+class HeadRows:
     """The draft head's keys and values: true rows, then the rows of the running chain."""
 
     def __init__(self) -> None:
@@ -122,8 +122,8 @@ class _Rows:
         return grouped_attention(q, self.key, self.value, mask[None])
 
 
-def _draft(
-    head: EagleHead, target: Nano, rows: _Rows, features: Tensor, tokens: list[int], base: int
+def draft_chain(
+    head: EagleHead, target: Nano, rows: HeadRows, features: Tensor, tokens: list[int], base: int
 ) -> list[int]:
     """Extend the head over the true pairs from position `base`, then chain its own guesses."""
     device = features.device
@@ -148,9 +148,9 @@ def speculate(
     device = target.embed_tokens.weight.device
     hidden, features = target(torch.tensor([prompt], device=device))
     ids = [*prompt, int(target.logits(hidden[:, -1]).argmax())]
-    rows, base = _Rows(), 0
+    rows, base = HeadRows(), 0
     while len(ids) - len(prompt) < sampling.max_new and ids[-1] not in sampling.stop:
-        drafts = _draft(head, target, rows, features[:, base : len(ids) - 1], ids[base + 1 :], base)
+        drafts = draft_chain(head, target, rows, features[:, base : len(ids) - 1], ids[base + 1 :], base)
         base = len(ids) - 1
         hidden, features = target(torch.tensor([ids + drafts], device=device))
         choices = target.logits(hidden[0, base:]).argmax(-1).tolist()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 
+import httpx
 import pytest
 
 from eyas.evals.heldout import (
@@ -15,6 +17,7 @@ from eyas.evals.heldout import (
     question_sets,
     results_in,
 )
+from eyas.evals.nano import score_set
 from eyas.train.text import arithmetic, code, dialogues, facts, geography, happenings, lists, smalltalk, units
 from eyas.train.text.core import Context, Phrasings, Split
 from eyas.train.text.dialogues import dialogue
@@ -42,12 +45,12 @@ def test_training_text_holds_no_held_out_question() -> None:
     questions |= {
         chat[-1]["content"].lower() for chat in held_out_prompts(200, 5) if len(chat[-1]["content"]) > 25
     }
-    trained = [message for index in range(3000) for message in dialogue(0, index, Split.TRAIN)]
+    trained = [message for index in range(1500) for message in dialogue(0, index, Split.TRAIN)]
     assert not questions & {message["content"].lower() for message in trained if message["role"] == "user"}
 
 
 def test_training_answers_hold_no_held_out_calculation() -> None:
-    for index in range(3000):
+    for index in range(1500):
         for message in dialogue(1, index, Split.TRAIN):
             if message["role"] == "assistant" and "####" in message["content"]:
                 for line in message["content"].splitlines():
@@ -104,3 +107,21 @@ def test_judges() -> None:
     assert concludes("2 + 2 = 4.\n#### 4", "4") and not concludes("#### 14", "4") and not concludes("4", "4")
     assert lists_in_order("1, 2, 3.", "1, 2, 3") and not lists_in_order("1, 3, 2.", "1, 2, 3")
     assert results_in("3 * 4 = 12", "12") and not results_in("12 = 3 * 4", "12")
+
+
+def test_scoring_through_a_server() -> None:
+    questions = question_sets(6, 0)[0]
+    known = {question.prompt: question.expected for question in questions.questions}
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        assert body["model"] == "eyas-nano" and body["temperature"] == 0
+        prompt = body["messages"][0]["content"]
+        last = prompt == questions.questions[-1].prompt
+        message = {"role": "assistant", "content": "I do not know." if last else f"It is {known[prompt]}."}
+        choice = {"message": message, "finish_reason": "length" if last else "stop"}
+        return httpx.Response(200, json={"choices": [choice]})
+
+    with httpx.Client(base_url="http://server", transport=httpx.MockTransport(reply)) as client:
+        score = score_set(client, "eyas-nano", questions, parallel=2)
+    assert (score.asked, score.right, score.ended, score.unbroken) == (6, 5, 5, 6) and not score.passed

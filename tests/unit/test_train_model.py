@@ -20,12 +20,12 @@ from eyas.train.eagle import (
     unrolled_attention,
     unrolled_step,
 )
-from eyas.train.export import load_head, load_target, read_config, save_head, save_target
-from eyas.train.generate import Acceptance, Sampling, generate, speculate
+from eyas.train.export import STOP, load_head, load_target, read_config, save_head, save_target
+from eyas.train.generate import Acceptance, HeadRows, Sampling, draft_chain, generate, speculate
 from eyas.train.model import ModelConfig, Nano
 from eyas.train.nano import TINY, train_nano
 from eyas.train.target import Recipe, train_target
-from eyas.train.tokenizer import ANSWER_BIT
+from eyas.train.tokenizer import ANSWER_BIT, load_tokenizer, render
 
 ASSETS = Path(eyas.__file__).parent / "assets"
 SMALL = ModelConfig(
@@ -101,19 +101,16 @@ def test_unrolled_attention_is_the_naive_loop(self_fed: int) -> None:
 
 def test_unrolled_steps_are_the_chain_of_the_serving_loop(small: Nano) -> None:
     """Feeding the head its own greedy tokens in the unroll drafts what the speculative loop drafts."""
-    from eyas.train.generate import _draft, _Rows
-
     head = EagleHead(small)
     ids = torch.randint(0, SMALL.vocab, (1, 12))
     with torch.no_grad():
         _, features = small(ids)
-        drafts = _draft(head, small, _Rows(), features[:, :11], ids[0, 1:].tolist(), 0)
+        drafts = draft_chain(head, small, HeadRows(), features[:, :11], ids[0, 1:].tolist(), 0)
         state, tokens, steps = head.fc(features[:, :11]), ids[:, 1:], []
         for step, drafted in enumerate(drafts):
-            lesson = Lesson(
-                small.embed_tokens(tokens), torch.arange(step, step + 11)[None],
-                torch.zeros(1, 11, SMALL.vocab), torch.ones(1, 11, dtype=torch.bool),
-            )  # fmt: skip
+            positions = torch.arange(step, step + 11)[None]
+            learnt = torch.ones(1, 11, dtype=torch.bool)
+            lesson = Lesson(small.embed_tokens(tokens), positions, torch.zeros(1, 11, SMALL.vocab), learnt)
             state, made, _ = unrolled_step(head, state, lesson, Unrolled.of(steps) if steps else None)
             steps.append(made)
             tokens = head.logits(state).argmax(-1)
@@ -150,9 +147,6 @@ def test_a_head_of_another_shape_is_refused(small: Nano, tmp_path: Path) -> None
 
 
 def test_the_embedded_model_answers_and_its_head_is_accepted() -> None:
-    from eyas.train.export import STOP
-    from eyas.train.tokenizer import load_tokenizer, render
-
     tokenizer, target = load_tokenizer(ASSETS / "nano"), load_target(ASSETS / "nano", "cpu")
     head, counts = load_head(ASSETS / "nano-eagle3", target), Acceptance()
     chat = [{"role": "user", "content": "Which city is Japan's capital?"}]
