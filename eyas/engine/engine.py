@@ -241,7 +241,8 @@ class Engine:
     def _on_join(self, seq: Sequence, arrival: Arrival) -> None:
         """A pulled sequence starts: its first commit is (last feature, token 0)."""
         generation, base, drafter = seq.generation, len(seq.prompt) - 1, self._drafter
-        if drafter is None or drafter.local_kv or not arrival.last_feature:
+        whole = len(arrival.last_feature) == 4 * self._parts.ready.draft_width
+        if drafter is None or drafter.local_kv or not whole:
             return
         feature = torch.from_numpy(np.frombuffer(arrival.last_feature, np.float32).copy())[None]
         seq.window.add(base, feature)

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from eyas.common.errors import EyasError, from_code
+from eyas.common.errors import EyasError, TransferFailed, from_code
 from eyas.common.types import FirstToken, KvHandle
 from eyas.engine.messages import (
     ClosePull,
@@ -78,10 +78,15 @@ class Pulls:
         return len(self._active)
 
     def open(self, owner: Hashable, handle: KvHandle, attempt: int, deadline: float) -> None:
-        """Queue a pull; its Watch opens now, so that the lease is alive from the queue place on."""
+        """Queue a pull; its Watch opens now, so that the lease is alive from the queue place on.
+
+        A handle that makes no sense is `lost` before this returns.
+        """
         assert self.destination is not None
         self._numbers += 1
         try:
+            if len(handle.shards) != 1 or handle.tokens < 1:
+                raise TransferFailed(f"KV handle {handle.id} must have rows, and one shard: this engine's.")
             pull = Pull(self._numbers, handle, attempt, self._page_size, deadline)
         except EyasError as error:
             self.destination.lost(owner, error)
@@ -102,7 +107,12 @@ class Pulls:
             self._act(active)
 
     def preempt(self) -> bool:
-        """Take the pages of the youngest running pull back (they come when its copies stopped)."""
+        """Take the pages of the youngest running pull back; False if none gives any back.
+
+        They are free at once, or, while copies into them run, when those have stopped.
+        """
+        if any(a.pull.state is State.DRAINING for a in self._active.values()):
+            return True
         pulling = [a for a in self._active.values() if a.pull.state is State.PULLING]
         if not pulling:
             return False

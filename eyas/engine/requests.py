@@ -13,7 +13,16 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from eyas.common.errors import ContextLengthExceeded, DeadlineExceeded, EyasError, InvalidRequest, Overloaded
+import msgspec
+
+from eyas.common.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EyasError,
+    InvalidRequest,
+    Overloaded,
+    TransferFailed,
+)
 from eyas.common.types import Choice, FirstToken, GenerationRequest, Group, KvHandle
 from eyas.engine.leases import Leases
 from eyas.engine.messages import Admitted, Attach, Cancel, Lost, Prefill, Submit
@@ -71,49 +80,42 @@ class Requests:
     def attach(self, command: Attach) -> None:
         """Handles: pull them. None: compute the prompt here, after the tokens that were already delivered."""
         generation = self.table.get(command.id)
+        if generation is not None and command.attempt == generation.attached:
+            return  # said twice: what the first one named is being pulled, or in use
         if generation is None or command.attempt < generation.attempt or generation.sequences:
             for handle in command.handles:
                 self.pulls.refuse(handle, command.attempt)
             return
         self._forget_handles(generation)
-        generation.attempt = command.attempt
+        generation.attempt = generation.attached = command.attempt
         if command.handles:
             self._pull(generation, command.handles)
-            return
-        generation.kind = Kind.LOCAL
-        known = {first.choice: first for first in command.first_tokens}
-        open_choices = [c for c in generation.request.choices if not _finished(known.get(c.index))]
-        choices = [
-            Choice(c.index, (known[c.index].token,) if c.index in known else c.output_ids)
-            for c in open_choices
-        ]
-        self._enqueue(generation, tuple(choices))
-        if not choices:
-            self._drop(generation)
+        else:
+            self._compute_here(generation, command.first_tokens)
 
     def cancel(self, command: Cancel) -> None:
         generation = self.table.get(command.id)
         if generation is None:
             return
-        if command.choice is None:
+        wanted = tuple(c for c in generation.request.choices if c.index != command.choice)
+        if command.choice is None or not wanted:
             self._drop(generation)
             return
+        generation.request = msgspec.structs.replace(generation.request, choices=wanted)
         for seq in list(generation.sequences):
-            seq.forks = tuple(c for c in seq.forks if c != command.choice)
-            if seq.choice == command.choice and not seq.forks:
+            left = [choice for choice in (seq.choice, *seq.forks) if choice != command.choice]
+            if left:  # another choice of the same prompt leads, if the leader itself is not wanted
+                seq.choice, seq.forks = left[0], tuple(left[1:])
+            else:
                 self.end(seq)
 
     # --- what becomes of them ------------------------------------------------------------------------
 
     def end(self, seq: Sequence) -> None:
         """A sequence finished (or is not wanted any more): everything it held is free."""
-        self.stop_drafting(seq)
-        self.joining = [(other, arrival) for other, arrival in self.joining if other is not seq]
-        self.scheduler.remove(seq)
-        generation = seq.generation
-        generation.sequences.remove(seq)
-        if not generation.sequences:
-            self._drop(generation)
+        self._free(seq)
+        if not seq.generation.sequences:
+            self._drop(seq.generation)
 
     def fail(self, generation: Generation, error: EyasError) -> None:
         self.outbox.failed(generation, error)
@@ -126,7 +128,7 @@ class Requests:
     def join(self) -> None:
         """Sequences whose KV is here take slots as they become free."""
         while self.joining and self.scheduler.join(self.joining[0][0]):
-            self.on_join(*self.joining.pop(0))
+            self._joined(*self.joining.pop(0))
 
     # --- the destination of pulls (`eyas.engine.pulls.Destination`) ----------------------------------
 
@@ -144,8 +146,13 @@ class Requests:
         assert isinstance(owner, Generation)
         owner.transfer_ms, owner.transfer_bytes = 1e3 * arrival.seconds, arrival.bytes
         owner.transfer_path = arrival.path
-        wanted = {choice.index for choice in owner.request.choices}
-        begun = [self._begin(owner, first) for first in arrival.first_tokens if first.choice in wanted]
+        firsts = {first.choice: first for first in arrival.first_tokens}
+        wanted = [choice.index for choice in owner.request.choices]
+        if not all(index in firsts and self._is_token(firsts[index].token) for index in wanted):
+            self.scheduler.pool.drop(arrival.pages)
+            self.lost(owner, TransferFailed("the prefill worker did not give every choice its first token"))
+            return
+        begun = [self._begin(owner, firsts[index]) for index in wanted]
         alive = [seq for seq in begun if seq.output]
         if not alive:
             self.scheduler.pool.drop(arrival.pages)
@@ -182,30 +189,58 @@ class Requests:
         leader, *others = sequences
         rows = len(leader.prompt)
         leader.pages, leader.kv_len = arrival.pages, rows
-        self.scheduler.cache.insert(leader.prompt, leader.pages, rows)
+        leader.draft_len = leader.generation.cached_tokens  # draft KV did not travel with these pages
+        self.scheduler.remember(leader)
         self.joining.append((leader, arrival))
         for seq in others:
             copy = self.scheduler.fork(leader, seq)
             if copy is not None:
                 self.copy_page(*copy)
-                self.on_join(seq, arrival)
+                self._joined(seq, arrival)
         self.join()
+
+    def _joined(self, seq: Sequence, arrival: Arrival) -> None:
+        self.on_join(seq, arrival)
+        self._return_draft_handle(seq.generation)
 
     def _pull(self, generation: Generation, handles: tuple[KvHandle, ...]) -> None:
         by_group = {handle.group: handle for handle in handles}
-        if Group.TARGET not in by_group:
-            self.fail(generation, InvalidRequest("Attach has no handle of the target's KV", param="handles"))
-            return
         generation.draft_handle = by_group.get(Group.DRAFT)
-        self.pulls.open(generation, by_group[Group.TARGET], generation.attempt, generation.deadline)
+        target = by_group.get(Group.TARGET)
+        if target is None or target.tokens != len(generation.request.prompt_ids):
+            message = "handles must have one of the target's KV, with one row for each prompt token"
+            self.fail(generation, InvalidRequest(message, param="handles"))
+            return
+        self.pulls.open(generation, target, generation.attempt, generation.deadline)
+
+    def _compute_here(self, generation: Generation, first_tokens: tuple[FirstToken, ...]) -> None:
+        """No pages will come: every choice goes on from its token 0, if it was already delivered."""
+        if not all(self._is_token(first.token) for first in first_tokens):
+            message = "first_tokens has a token id outside the vocabulary"
+            self.fail(generation, InvalidRequest(message, param="first_tokens"))
+            return
+        generation.kind = Kind.LOCAL
+        known = {first.choice: first for first in first_tokens}
+        choices = tuple(
+            Choice(c.index, (known[c.index].token,)) if c.index in known else c
+            for c in generation.request.choices
+            if c.index not in known or known[c.index].finish is None
+        )
+        self._enqueue(generation, choices)
+        if not choices:
+            self._drop(generation)
 
     def _forget_handles(self, generation: Generation) -> None:
         """No attempt of this generation pulls any more; unclaimed handles go back to their owner."""
         self.pulls.cancel(generation)
-        handle, generation.draft_handle = generation.draft_handle, None
-        if handle is not None and not generation.draft_claimed:
-            self.pulls.refuse(handle, generation.attempt)
-        generation.draft_claimed = False
+        self._return_draft_handle(generation)
+        generation.draft_handle, generation.draft_claimed = None, False
+
+    def _return_draft_handle(self, generation: Generation) -> None:
+        """A draft handle that no drafter was given goes back to its owner."""
+        if generation.draft_handle is not None and not generation.draft_claimed:
+            self.pulls.refuse(generation.draft_handle, generation.attempt)
+            generation.draft_handle = None
 
     def _accept(self, request: GenerationRequest, attempt: int, kind: Kind) -> Generation | None:
         older = self.table.get(request.id)
@@ -214,7 +249,7 @@ class Requests:
                 return None
             self._drop(older)
         try:
-            self._check(request)
+            self._check(request, kind)
         except EyasError as error:
             self.outbox.rejected(request.id, attempt, error)
             return None
@@ -224,17 +259,16 @@ class Requests:
         self.outbox.add(Admitted(request.id, attempt))
         return generation
 
-    def _check(self, request: GenerationRequest) -> None:
+    def _check(self, request: GenerationRequest, kind: Kind) -> None:
         limits, params, n = self.admission, request.params, len(request.prompt_ids)
         if n == 0:
             raise InvalidRequest("prompt must have at least one token", param="prompt")
         ids = itertools.chain(request.prompt_ids, *(choice.output_ids for choice in request.choices))
-        if not all(0 <= t < limits.vocab_size for t in ids):
+        if not all(map(self._is_token, ids)):
             raise InvalidRequest(
                 f"prompt has a token id outside 0 .. {limits.vocab_size - 1}", param="prompt"
             )
-        if not request.choices or len({c.index for c in request.choices}) < len(request.choices):
-            raise InvalidRequest("choices must have distinct indices, at least one", param="n")
+        self._check_choices(request.choices, params.max_tokens if kind is Kind.LOCAL else 1)
         if not 0.0 < request.timeout_s < math.inf:
             raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
         params.validate(limits.vocab_size)
@@ -246,10 +280,22 @@ class Requests:
         if not self.scheduler.fits(n + params.max_tokens):
             message = "prompt and max_tokens need more KV pages than this worker has"
             raise InvalidRequest(message, param="max_tokens")
-        if len(request.choices) > self.scheduler.limits.max_running:
-            raise InvalidRequest("n is larger than this worker's batch", param="n")
         if len(self.table) - len(self.scheduler.running) >= limits.max_waiting:
             raise Overloaded("this worker's queue is full")
+
+    def _check_choices(self, choices: tuple[Choice, ...], most: int) -> None:
+        """Each must have fewer than `most` tokens: with that many it has ended, or it is begun elsewhere."""
+        indices = {choice.index for choice in choices}
+        if not choices or len(indices) < len(choices) or min(indices) < 0:
+            raise InvalidRequest("choices must have distinct indices from 0 up, at least one", param="n")
+        if len(choices) > self.scheduler.limits.max_running:
+            raise InvalidRequest("n is larger than this worker's batch", param="n")
+        if any(len(choice.output_ids) >= most for choice in choices):
+            message = f"choices must have fewer than {most} output ids here"
+            raise InvalidRequest(message, param="choices")
+
+    def _is_token(self, token: int) -> bool:
+        return 0 <= token < self.admission.vocab_size
 
     def _enqueue(self, generation: Generation, choices: tuple[Choice, ...]) -> None:
         """Fresh choices share one prompt: the first leads, the others fork from it."""
@@ -269,9 +315,11 @@ class Requests:
         self._forget_handles(generation)
         self.leases.withdraw(generation)
         for seq in list(generation.sequences):
-            self.end(seq)
+            self._free(seq)
         self.table.pop(generation.id, None)
 
-
-def _finished(first: FirstToken | None) -> bool:
-    return first is not None and first.finish is not None
+    def _free(self, seq: Sequence) -> None:
+        self.stop_drafting(seq)
+        self.joining = [(other, arrival) for other, arrival in self.joining if other is not seq]
+        self.scheduler.remove(seq)
+        seq.generation.sequences.remove(seq)

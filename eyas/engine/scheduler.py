@@ -39,7 +39,8 @@ class Scheduler:
         self.prompt_tokens = 0  # of all allocations so far, and how many of them were cached
         self.cached_tokens = 0
         self.preemptions = 0
-        self.reclaim: Callable[[], bool] = lambda: False  # take pages back from a pull, soon
+        self.reclaim: Callable[[], bool] = lambda: False  # take pages back from a pull, now or soon
+        self._starved = False  # a running sequence waits for such pages: nobody else may take them
 
     # --- sequences come and go -----------------------------------------------------------------------
 
@@ -53,13 +54,6 @@ class Scheduler:
         elif seq in self.waiting:
             self.waiting.remove(seq)
         self._give_back(seq)
-
-    def retire(self, seq: Sequence) -> list[int]:
-        """The prompt is done and its pages go to leases: the caller now owns the returned pages."""
-        self.running.remove(seq)
-        self._remember(seq)
-        pages, seq.pages = seq.pages, []
-        return pages
 
     def join(self, seq: Sequence) -> bool:
         """A sequence whose KV is already here (`pages`, `kv_len`) starts decoding, if a slot is free."""
@@ -94,7 +88,7 @@ class Scheduler:
         """Pages for `rows` rows of `tokens`: (pages, how many of them came from the cache); None: no room."""
         cached = self.cache.match(tokens)
         fresh = pages_for(rows, self.limits.page_size) - len(cached)
-        if not self._make_room(fresh):
+        if self._starved or not self._make_room(fresh):
             self.pool.drop(cached)
             return None
         self.prompt_tokens += len(tokens)
@@ -105,10 +99,16 @@ class Scheduler:
         """Could a sequence of `rows` rows ever run, alone?"""
         return pages_for(rows + 2 * self.limits.round_rows, self.limits.page_size) <= self.pool.num_pages
 
+    def remember(self, seq: Sequence) -> None:
+        """Cache the sequence's whole pages: those that have draft KV too, where that lives in the pages."""
+        rows = min(seq.kv_len, seq.draft_len) if self.cache.lookahead else seq.kv_len
+        self.cache.insert(seq.all_tokens(), seq.pages, rows)
+
     # --- one step ------------------------------------------------------------------------------------
 
     def schedule(self) -> list[Work]:
         """The next step. Empty when nothing can run."""
+        self._starved = False
         works = [self._decode(seq) for seq in list(self.running) if self._may_decode(seq)]
         budget = self.limits.chunk_tokens
         for seq in self.running:
@@ -158,10 +158,11 @@ class Scheduler:
         need = pages_for(rows, self.limits.page_size) - len(seq.pages)
         while need > 0 and not self._make_room(need):
             if self.reclaim():
-                return False  # this sequence waits a step: the pages come when the copies have stopped
-            victim = next((s for s in reversed(self.running) if s.generation.kind is not Kind.PREFILL), None)
-            if victim is None:
-                return False
+                self._starved = not self._make_room(need)
+                if self._starved:
+                    return False  # this sequence waits: the pages come when the copies have stopped
+                continue
+            victim = next(s for s in reversed(self.running) if s.generation.kind is not Kind.PREFILL)
             self._preempt(victim)
             if victim is seq:
                 return False
@@ -181,13 +182,7 @@ class Scheduler:
             self.cache.evict(count - self.pool.free)
         return count <= self.pool.free
 
-    def _remember(self, seq: Sequence) -> None:
-        self.cache.insert(seq.all_tokens(), seq.pages, self._cacheable_rows(seq))
-
-    def _cacheable_rows(self, seq: Sequence) -> int:
-        return min(seq.kv_len, seq.draft_len) if self.cache.lookahead else seq.kv_len
-
     def _give_back(self, seq: Sequence) -> None:
-        self._remember(seq)
+        self.remember(seq)
         self.pool.drop(seq.pages)
         seq.pages, seq.kv_len, seq.draft_len, seq.tree = [], 0, 0, None

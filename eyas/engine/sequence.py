@@ -31,6 +31,7 @@ class Generation:
     arrived: float
     deadline: float
     sequences: list[Sequence] = field(default_factory=list)
+    attached: int = -1  # ATTACH: the newest attempt whose `Attach` came
     began: float = 0.0  # first chunk ran, or pull began
     cached_tokens: int = 0
     transfer_ms: float = 0.0
