@@ -93,28 +93,27 @@ class Rounds:
         params = seq.generation.request.params
         kept, why = finish(params, self.eos_ids, len(seq.output), verdict.tokens)
         nodes = [0, *(1 + node for node in verdict.path)] if work.tree else list(range(len(work.tokens)))
-        drafts = (len(verdict.path), len(work.tree.tokens)) if work.tree else (0, 0)
+        drafts = (min(len(verdict.path), len(kept)), len(work.tree.tokens)) if work.tree else (0, 0)
         sampled_at = nodes if work.tree else [0]
         logprobs = [out.logprobs[node] for node in sampled_at[: len(kept)]]
         self.outbox.entry(seq, kept, logprobs, why, drafts=drafts)
-        forks = self._fork(out, pending)
         known = seq.tokens(work.start + 1, len(seq))  # empty on a verify row
         seq.output += kept
         seq.kv_len = work.start + len(nodes)
         seq.tree = None
-        if why is None or forks:
+        if why is None or seq.forks:
             chosen = out if work.tree is None else _only(out, nodes)
             self._follow(chosen, [*known, *verdict.tokens], pending, propose=why is None)
+        self._fork(out, pending)
         if why is not None:
             pending.ended.append(seq)
-        elif nodes != list(range(len(nodes))):
+        if nodes != list(range(len(nodes))):  # of an ended sequence too: its pages go to the cache
             pending.moves.append(_rows_of(seq, work.start, nodes, self.pools[0].page_size))
 
-    def _fork(self, out: Output, pending: _Pending) -> bool:
+    def _fork(self, out: Output, pending: _Pending) -> None:
         """The prompt is done: its other choices get their first token, their pages, and a drafter."""
         leader, generation = out.work.seq, out.work.seq.generation
         choices, leader.forks = leader.forks, ()
-        leader.kv_len = out.work.start + len(out.work.tokens)
         for choice, token, logprob in zip(choices, out.chosen[1:], out.logprobs[1:], strict=False):
             kept, why = finish(generation.request.params, self.eos_ids, 0, [token])
             follower = Sequence(self.new_uid(), generation, choice, leader.prompt, [])
@@ -127,11 +126,19 @@ class Rounds:
             if copy is None:
                 continue
             pending.copies.append(copy)
-            if out.features is not None and self.start_drafting(follower, len(leader.prompt) - 1):
-                last = out.features[-1:]
-                commit = Commit(follower, len(leader.prompt) - 1, kept, last, propose=True)
-                pending.forked_commits.append(commit)
-        return bool(choices)
+            pending.forked_commits += self._follow_fork(out, follower)
+
+    def _follow_fork(self, out: Output, follower: Sequence) -> list[Commit]:
+        """The first commit of a choice whose prompt another one led: its own token 0."""
+        if self.drafter is None or out.features is None:
+            return []
+        if not self.drafter.local_kv:
+            follower.window = out.work.seq.window.copy()
+            return self._open_from_window(follower)
+        base = len(follower.prompt) - 1
+        if not self.start_drafting(follower, base):
+            return []
+        return [Commit(follower, base, follower.output[:1], out.features[-1:], propose=True)]
 
     def start_drafting(self, seq: Sequence, base: int, handle: KvHandle | None = None) -> bool:
         """Follow `seq` from row `base` on, if it may be drafted for and somebody can."""
@@ -154,10 +161,16 @@ class Rounds:
             return  # a drafter far away hears of a prompt by its handle, or of the window at its end
         if seq.drafting:
             pending.commits.append(Commit(seq, start, tokens, features, propose))
-        elif self.start_drafting(seq, seq.window.base):
-            known = [*seq.tokens(seq.window.base + 1, start + 1), *tokens]
-            recent = torch.cat(tuple(seq.window.chunks))
-            pending.commits.append(Commit(seq, seq.window.base, known, recent, propose))
+        else:
+            pending.commits += self._open_from_window(seq)
+
+    def _open_from_window(self, seq: Sequence) -> list[Commit]:
+        """A drafter far away starts with the features that are still here; the last is the newest."""
+        base = seq.window.base
+        if not seq.window.chunks or not self.start_drafting(seq, base):
+            return []
+        recent = torch.cat(tuple(seq.window.chunks))
+        return [Commit(seq, base, seq.tokens(base + 1, len(seq)), recent, propose=True)]
 
     def _post(self, commits: list[Commit]) -> None:
         if self.drafter is not None and commits:
@@ -178,7 +191,6 @@ class Rounds:
             first.append(FirstToken(choice, token, logprob, why))
         feature = b"" if out.features is None else out.features[-1].float().numpy().tobytes()
         self.leases.finished(generation, tuple(first), feature)
-        self.scheduler.pool.drop(self.scheduler.retire(seq))
         timings = generation.timings_once(time.monotonic()) or Timings()
         self.outbox.add(PrefillDone(generation.id, generation.attempt, tuple(first), timings))
         self.on_end(seq)

@@ -19,6 +19,12 @@ class FeatureWindow:
         self.chunks: deque[Any] = deque()
         self._rows = 0
 
+    def copy(self) -> FeatureWindow:
+        """The same rows, for a sequence that goes on from here on its own."""
+        twin = FeatureWindow()
+        twin.base, twin.chunks, twin._rows = self.base, self.chunks.copy(), self._rows
+        return twin
+
     def add(self, base: int, features: Any) -> None:
         """Features of rows base, base + 1, ...; older ones are kept if these continue them."""
         if base != self.base + self._rows:
