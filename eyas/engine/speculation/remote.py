@@ -62,7 +62,9 @@ class RemoteDrafter(Drafter):
         if not up:
             return False
         load = Counter(f.worker for f in self._followed.values())
-        worker = min(up, key=lambda w: load[w])
+        siblings = {f.worker for f in self._followed.values() if f.seq.generation is seq.generation}
+        # The choices of a request share one pull of its handle, so they share a worker.
+        worker = min(up, key=lambda w: (w not in siblings, load[w]))
         self._generations += 1
         self._followed[seq.uid] = _Followed(seq, worker, self._generations)
         message = DraftOpen(
@@ -118,7 +120,9 @@ class RemoteDrafter(Drafter):
             self._drop(closed, down.worker)
 
     def _tree(self, proposal: Proposal) -> DraftTree | None:
-        """A proposal as a tree; None if it is not one, or names ids that do not exist."""
+        """A proposal as a tree; None if it is not one, names ids that do not exist, or is not what was asked."""
+        if len(proposal.tokens) > max(self._spec.steps, self._spec.draft_tokens):
+            return None
         if not all(0 <= token < self._vocab_size for token in proposal.tokens):
             return None
         try:
@@ -127,12 +131,17 @@ class RemoteDrafter(Drafter):
             return None
 
     def _drop(self, closed: DraftClosed, worker: str) -> None:
-        self._down_until[worker] = time.monotonic() + BACKOFF_S
-        for uid, followed in list(self._followed.items()):
-            everyone = closed.seq == 0 and followed.worker == worker
-            if everyone or (closed.seq == uid and closed.generation == followed.generation):
-                followed.seq.drafting = False
-                del self._followed[uid]
+        everyone = closed.seq == 0
+        dropped = [
+            uid
+            for uid, followed in self._followed.items()
+            if followed.worker == worker
+            and (everyone or (uid, followed.generation) == (closed.seq, closed.generation))
+        ]
+        for uid in dropped:
+            self._followed.pop(uid).seq.drafting = False
+        if dropped or everyone:
+            self._down_until[worker] = time.monotonic() + BACKOFF_S
 
     def take(self) -> list[Draft]:
         drafts, self._drafts = self._drafts, []
