@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from eyas.common.config import EngineConfig, SpeculationConfig
-from eyas.common.errors import EyasError
+from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.types import KvHandle
 from eyas.engine.link import EngineLink
 from eyas.engine.messages import (
@@ -47,6 +47,8 @@ IDLE_S = 0.1
 COPYING_S = 0.001
 LOAD_S = 0.5
 STOP_S = 5.0
+NO_PAGES = "the draft worker has no free pages"
+MOST_STEPS, MOST_TOPK, MOST_NODES = 32, 32, 256  # what a decode engine may wish for
 PULL_S = 30.0  # a draft KV pull that takes longer is worth nothing any more
 
 _log = logging.getLogger("eyas.engine")
@@ -175,14 +177,40 @@ class DraftEngine:
 
     def _open(self, key: Key, message: DraftOpen) -> None:
         self._drop(key)
-        if message.handle is None:
+        handle = message.handle
+        refusal = self._refusal(message)
+        if refusal is not None:
+            self._replies[key[0]][1].append(DraftClosed(message.seq, message.generation, refusal))
+        elif handle is None:
             self._followed[key] = _Followed(message, first=message.base_len, prompt=None)
-            return
-        prompt = self._prompt(message.handle, message.attempt)
+        else:
+            self._open_with_handle(key, message, handle)
+
+    def _open_with_handle(self, key: Key, message: DraftOpen, handle: KvHandle) -> None:
+        """All choices of a request share the pull of its handle."""
+        name = (handle.worker, handle.epoch, handle.id)
+        prompt = self._prompts.get(name)
+        new = prompt is None
+        if prompt is None:
+            prompt = self._prompts[name] = _Prompt()
         prompt.users.append(key)
         self._followed[key] = _Followed(message, first=0, prompt=prompt)
-        if prompt.pages is not None:
-            self._take_prompt(self._followed[key], prompt.pages)
+        if new:
+            self._parts.pulls.open(name, handle, message.attempt, time.monotonic() + PULL_S)
+        elif prompt.pages is not None:
+            self._take_prompt(key, prompt.pages)
+
+    def _refusal(self, message: DraftOpen) -> str | None:
+        """Why a sequence cannot be followed; None if it can."""
+        if not 0 <= message.base_len < self._parts.ready.context_length:
+            return "base_len must be a position within the model's context"
+        if message.handle is not None and message.handle.tokens < message.base_len:
+            return "the handle has fewer rows than base_len"
+        try:
+            message.params.validate(self._parts.ready.vocab_size)
+        except InvalidRequest as error:
+            return error.message
+        return None
 
     def _commit(self, key: Key, commit: DraftCommit) -> None:
         """Queue a commit, if it continues what is here; a gap ends the sequence."""
@@ -195,11 +223,24 @@ class DraftEngine:
         before = followed.commits[-1] if followed.commits else None
         rows = followed.open.base_len if followed.rows == 0 else followed.first + followed.rows
         expected = before.base_len + len(before.tokens) if before else rows
-        whole = len(commit.features) == 4 * self._width * len(commit.tokens) and commit.tokens
-        if commit.base_len != expected or not whole:
+        if commit.base_len != expected:
             self._close_sequence(key, f"rows from {expected} on were expected, not from {commit.base_len}")
+        elif not self._makes_sense(commit):
+            self._close_sequence(key, "a commit must have known ids, a feature for each, and a sane wish")
         else:
             followed.commits.append(commit)
+
+    def _makes_sense(self, commit: DraftCommit) -> bool:
+        ready = self._parts.ready
+        return (
+            len(commit.tokens) > 0
+            and len(commit.features) == 4 * self._width * len(commit.tokens)
+            and all(0 <= token < ready.vocab_size for token in commit.tokens)
+            and commit.base_len + len(commit.tokens) < ready.context_length
+            and 1 <= commit.steps <= MOST_STEPS
+            and 1 <= commit.topk <= MOST_TOPK
+            and (commit.topk == 1 or 2 <= commit.draft_tokens <= MOST_NODES)
+        )
 
     def _peer_gone(self, gone: DraftPeerGone) -> None:
         for key in [key for key in self._followed if key[0] == gone.peer]:
@@ -211,14 +252,6 @@ class DraftEngine:
 
     # --- prompts by handle (the destination of pulls) ------------------------------------------------
 
-    def _prompt(self, handle: KvHandle, attempt: int) -> _Prompt:
-        """The pull of `handle`; all choices of a request share it."""
-        name = (handle.worker, handle.epoch, handle.id)
-        if name not in self._prompts:
-            self._prompts[name] = _Prompt()
-            self._parts.pulls.open(name, handle, attempt, time.monotonic() + PULL_S)
-        return self._prompts[name]
-
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
         count = pages_for(handle.tokens, self._page_size)
         return (self._pool.take(count), 0) if count <= self._pool.free else None
@@ -227,7 +260,7 @@ class DraftEngine:
         prompt = self._prompts[owner]  # type: ignore[index]
         prompt.pages = arrival.pages
         for key in list(prompt.users):
-            self._take_prompt(self._followed[key], arrival.pages)
+            self._take_prompt(key, arrival.pages)
         self._leave(owner)
 
     def lost(self, owner: Hashable, error: EyasError) -> None:
@@ -239,12 +272,14 @@ class DraftEngine:
     def pages_free(self, pages: list[int]) -> None:
         self._pool.drop(pages)
 
-    def _take_prompt(self, followed: _Followed, pages: list[int]) -> None:
+    def _take_prompt(self, key: Key, pages: list[int]) -> None:
         """Whole pages are shared; the one that its first commit writes to is copied."""
+        followed = self._followed[key]
         rows = followed.open.base_len
         whole = rows // self._page_size
         partial = pages[whole : pages_for(rows, self._page_size)]
         if len(partial) > self._pool.free:
+            self._close_sequence(key, NO_PAGES)
             return
         self._pool.share(pages[:whole])
         followed.pages = [*pages[:whole], *self._pool.take(len(partial))]
@@ -274,7 +309,7 @@ class DraftEngine:
         rows = last.base_len + len(last.tokens) - followed.first + last.steps * max(1, last.topk)
         need = pages_for(rows, self._page_size) - len(followed.pages)
         if need > self._pool.free:
-            self._close_sequence(key, "the draft worker has no free pages")
+            self._close_sequence(key, NO_PAGES)
             return False
         followed.pages += self._pool.take(max(0, need))
         return True
