@@ -51,7 +51,7 @@ class Person:
     his: str
 
     @property
-    def He(self) -> str:  # noqa: N802 - the capital is the point
+    def He(self) -> str:
         """The pronoun as a sentence begins with it."""
         return self.he.capitalize()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from eyas.train.text.core import Context, Exchange, casual, one
 from eyas.train.text.happenings import QUESTIONS, gain, loss, scene, start
 from eyas.train.text.numbers import LIMIT, allowed, apply, operand, worked
-from eyas.train.text.people import BOXES, PLACES, THINGS, two_people
+from eyas.train.text.people import BOXES, THINGS, two_people
 from eyas.train.text.problem_shapes import SHAPES, Shape
 
 HINTS = (
@@ -40,8 +40,8 @@ def _fields(context: Context) -> dict[str, object]:
     n, m = two_people(context)
     he2 = "her" if n.he == "she" else "him"
     return {
-        "n": n.name, "he": n.he, "He": n.He, "his": n.his, "His": n.his.capitalize(), "he2": he2, "m": m.name,
-        "o": context.pick(THINGS), "p": context.pick(PLACES), "x": context.pick(BOXES),
+        "n": n.name, "he": n.he, "He": n.He, "his": n.his, "he2": he2, "m": m.name,
+        "o": context.pick(THINGS), "x": context.pick(BOXES),
     }  # fmt: skip
 
 
