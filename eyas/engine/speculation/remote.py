@@ -120,7 +120,7 @@ class RemoteDrafter(Drafter):
             self._drop(closed, down.worker)
 
     def _tree(self, proposal: Proposal) -> DraftTree | None:
-        """A proposal as a tree; None if it is not one, names ids that do not exist, or is not what was asked."""
+        """A proposal as a tree; None if it is none, is larger than asked, or names ids that do not exist."""
         if len(proposal.tokens) > max(self._spec.steps, self._spec.draft_tokens):
             return None
         if not all(0 <= token < self._vocab_size for token in proposal.tokens):

@@ -1,0 +1,114 @@
+"""The engine's bookkeeping without its model: scheduler, cache, leases, pulls, requests on made-up pages."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from eyas.common.params import SamplingParams
+from eyas.common.types import Choice, FirstToken, GenerationRequest, Group, KvHandle, Shard
+from eyas.engine.leases import Leases, OfferedPool
+from eyas.engine.messages import Event, Failed, Lost, OpenPull, PullDone, PullReleased, Rejected, Submit
+from eyas.engine.outbox import Outbox
+from eyas.engine.pages import PagePool
+from eyas.engine.prefix_cache import PrefixCache
+from eyas.engine.pulls import Arrival, Pulls
+from eyas.engine.requests import Admission, Requests
+from eyas.engine.scheduler import Limits, Scheduler
+from eyas.engine.sequence import Sequence
+from kv_transfer.backends.base import Copy, CopyResult
+from kv_transfer.owner import Owner
+
+PAGE = 4
+VOCAB = 100
+
+
+@dataclass
+class HandCopier:
+    """Copies stop when the test says so."""
+
+    jobs: list[Copy] = field(default_factory=list)
+    results: list[CopyResult] = field(default_factory=list)
+
+    def submit(self, job: Copy) -> None:
+        self.jobs.append(job)
+
+    def finish(self) -> None:
+        self.results += [CopyResult(job, "hand", len(job.dst_pages), 0.0, None) for job in self.jobs]
+        self.jobs.clear()
+
+    def finished(self) -> list[CopyResult]:
+        results, self.results = self.results, []
+        return results
+
+
+class Rig:
+    """Everything around `Requests`; `joined` lists the sequences that started from pulled pages."""
+
+    def __init__(self, pages: int = 64, *, lookahead: int = 0, max_running: int = 8) -> None:
+        self.pool = PagePool(pages)
+        self.cache = PrefixCache(self.pool, PAGE, lookahead=lookahead)
+        self.scheduler = Scheduler(self.pool, self.cache, Limits(PAGE, max_running, 16, 2))
+        self.outbox = Outbox()
+        self.copier = HandCopier()
+        self.pulls = Pulls(self.copier, PAGE, self.outbox)  # type: ignore[arg-type]
+        self.leases = Leases(
+            Owner("here", 1, 30.0), self.pool, PAGE, {Group.TARGET: OfferedPool("pool", "m")}, self.outbox
+        )
+        self.joined: list[Sequence] = []
+        self.requests = Requests(
+            scheduler=self.scheduler,
+            leases=self.leases,
+            pulls=self.pulls,
+            outbox=self.outbox,
+            admission=Admission(64, VOCAB, max_waiting=8, transfer_policy="recompute"),
+            stop_drafting=lambda seq: None,
+            on_join=self._on_join,
+            copy_page=lambda source, target: None,
+        )
+        self.pulls.destination = self.requests
+        self.scheduler.reclaim = self.pulls.preempt
+
+    def _on_join(self, seq: Sequence, arrival: Arrival) -> None:
+        self.joined.append(seq)
+
+    def submit(self, made: GenerationRequest, *, attach: bool = False) -> None:
+        self.requests.submit(Submit(made, 1, attach))
+
+    def said(self, kind: type) -> list:
+        """Events of one kind since the last call; the others are dropped."""
+        events: list[Event] = self.outbox.take()
+        return [event for event in events if isinstance(event, kind)]
+
+    def refusals(self) -> list[str]:
+        return [e.failure.message for e in self.outbox.take() if isinstance(e, (Rejected, Failed))]
+
+    def arrive(self, pull: OpenPull, *first: FirstToken) -> None:
+        """The owner finishes, the copies stop, the owner confirms."""
+        self.pulls.told(PullDone(pull.pull, first))
+        self.poll()
+        self.copier.finish()
+        self.poll()
+        self.pulls.told(PullReleased(pull.pull, True))
+
+    def poll(self) -> None:
+        self.pulls.poll(time.monotonic())
+
+    def lost(self) -> list[int]:
+        return [event.attempt for event in self.said(Lost)]
+
+    def held(self) -> int:
+        return self.pool.claims - self.cache.held
+
+
+def request(
+    prompt: int | tuple[int, ...], *choices: Choice, id: str = "a", **params: int
+) -> GenerationRequest:
+    ids = tuple(range(prompt)) if isinstance(prompt, int) else prompt
+    wanted = SamplingParams(**({"max_tokens": 8} | params))  # type: ignore[arg-type]
+    return GenerationRequest(id, ids, wanted, choices or (Choice(0),))
+
+
+def handle(rows: int, *, id: int = 1, group: Group = Group.TARGET, shards: int = 1) -> KvHandle:
+    shard = Shard(0, "pool", tuple(range(-(-rows // PAGE))))
+    return KvHandle("there", 7, 0, id, group, "m", rows, (shard,) * shards)

@@ -1,0 +1,178 @@
+"""The table of requests: what a gateway or a peer may say at any moment, and what is left afterwards."""
+
+from __future__ import annotations
+
+import pytest
+from engine_rig import VOCAB, Rig, handle, request
+
+from eyas.common.types import Choice, Finish, FirstToken, Group
+from eyas.engine.messages import Attach, Cancel, ClosePull, OpenPull, Prefill, Release, ReleasePull
+from eyas.engine.sequence import Kind
+
+THREE = (Choice(0), Choice(1), Choice(2))
+
+
+def test_a_cancelled_leader_hands_its_prompt_to_the_next_choice() -> None:
+    rig = Rig()
+    rig.submit(request(10, *THREE))
+    rig.requests.cancel(Cancel("a", 0))
+    (leader,) = rig.scheduler.waiting
+    assert (leader.choice, leader.forks) == (1, (2,))
+    rig.requests.cancel(Cancel("a", 2))
+    rig.requests.cancel(Cancel("a", 1))
+    assert not rig.requests.table and not rig.scheduler.waiting
+
+
+def test_a_choice_cancelled_before_its_pages_came_never_joins() -> None:
+    rig = Rig()
+    rig.submit(request(10, *THREE), attach=True)
+    rig.requests.attach(Attach("a", 1, (handle(10),)))
+    (pull,) = rig.said(OpenPull)
+    rig.requests.cancel(Cancel("a", 1))
+    rig.arrive(pull, *(FirstToken(c, 5) for c in range(3)))
+    assert sorted(seq.choice for seq in rig.joined) == [0, 2]
+
+
+def test_the_last_choice_cancelled_while_waiting_ends_the_request() -> None:
+    rig = Rig()
+    rig.submit(request(10, Choice(0), Choice(1)), attach=True)
+    rig.requests.cancel(Cancel("a", 0))
+    assert rig.requests.table
+    rig.requests.cancel(Cancel("a", 1))
+    assert not rig.requests.table
+
+
+def test_an_attach_said_twice_does_not_disturb_its_own_pull() -> None:
+    rig = Rig()
+    rig.submit(request(10), attach=True)
+    attach = Attach("a", 1, (handle(10), handle(9, id=2, group=Group.DRAFT)))
+    rig.requests.attach(attach)
+    (pull,) = rig.said(OpenPull)
+    rig.requests.attach(attach)
+    assert not rig.outbox.take(), "the second Attach gave the handles away"
+    rig.arrive(pull, FirstToken(0, 5))
+    assert len(rig.joined) == 1
+
+
+def test_a_newer_attach_replaces_the_pull_and_gives_its_pages_back() -> None:
+    rig = Rig()
+    rig.submit(request(10), attach=True)
+    rig.requests.attach(Attach("a", 1, (handle(10),)))
+    rig.poll()
+    assert rig.held() == 3
+    rig.requests.attach(Attach("a", 2, (handle(10, id=5),)))
+    assert rig.held() == 0
+    assert [event.attempt for event in rig.said(OpenPull)] == [1, 2]
+    rig.requests.attach(Attach("a", 1, (handle(10),)))  # late: refused, and nothing else
+    refused = rig.outbox.take()
+    assert [type(event) for event in refused] == [OpenPull, ReleasePull, ClosePull]
+    rig.requests.cancel(Cancel("a"))
+    assert rig.pulls.active == 0
+
+
+def test_a_draft_handle_that_nobody_uses_is_returned_when_the_sequence_joins() -> None:
+    rig = Rig()
+    rig.submit(request(10), attach=True)
+    draft = handle(9, id=2, group=Group.DRAFT)
+    rig.requests.attach(Attach("a", 1, (handle(10), draft)))
+    (pull,) = rig.said(OpenPull)
+    rig.arrive(pull, FirstToken(0, 5))
+    assert [event.handle for event in rig.said(OpenPull)] == [draft]
+
+
+@pytest.mark.parametrize(
+    "first", [(), (FirstToken(0, 5),), (FirstToken(0, 5), FirstToken(1, VOCAB)), (FirstToken(0, -1),)]
+)
+def test_first_tokens_that_are_missing_or_no_tokens_are_a_lost_attempt(first: tuple) -> None:
+    rig = Rig()
+    rig.submit(request(10, Choice(0), Choice(1)), attach=True)
+    rig.requests.attach(Attach("a", 1, (handle(10),)))
+    (pull,) = rig.said(OpenPull)
+    rig.arrive(pull, *first)
+    assert rig.lost() == [1]
+    assert rig.held() == 0 and "a" in rig.requests.table, "it keeps its place"
+    rig.requests.attach(Attach("a", 2))
+    assert [seq.generation.kind for seq in rig.scheduler.waiting] == [Kind.LOCAL]
+
+
+@pytest.mark.parametrize("handles", [(handle(9),), (handle(11),), (handle(10, group=Group.DRAFT),)])
+def test_handles_that_do_not_fit_the_prompt_fail_the_request(handles: tuple) -> None:
+    rig = Rig()
+    rig.submit(request(10), attach=True)
+    rig.requests.attach(Attach("a", 1, handles))
+    rig.poll()
+    assert rig.refusals() and not rig.requests.table and rig.held() == 0
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+def test_a_handle_of_no_or_many_shards_is_lost_before_a_byte_moves(shards: int) -> None:
+    rig = Rig()
+    rig.submit(request(10), attach=True)
+    rig.requests.attach(Attach("a", 1, (handle(10, shards=shards),)))
+    assert rig.lost() == [1] and rig.pulls.active == 0
+
+
+def test_first_tokens_given_with_an_attach_are_checked() -> None:
+    rig = Rig()
+    rig.submit(request(10), attach=True)
+    rig.requests.attach(Attach("a", 1, (), (FirstToken(0, VOCAB),)))
+    assert rig.refusals() and not rig.requests.table
+
+
+def test_an_attach_whose_choices_all_ended_at_token_0_ends_the_request() -> None:
+    rig = Rig()
+    rig.submit(request(10), attach=True)
+    rig.requests.attach(Attach("a", 1, (), (FirstToken(0, 5, finish=Finish.STOP),)))
+    assert not rig.requests.table and not rig.scheduler.waiting
+
+
+def test_choices_that_make_no_sense_are_refused() -> None:
+    rig = Rig(max_running=4)
+    for choices in (
+        (Choice(-1),),
+        (Choice(0), Choice(0)),
+        tuple(Choice(i) for i in range(5)),
+        (Choice(0, (1,) * 8),),  # it has all its max_tokens already
+    ):
+        rig.submit(request(10, *choices))
+        assert rig.refusals(), choices
+    begun = request(10, Choice(0, (1, 2)))
+    rig.submit(begun, attach=True)
+    assert rig.refusals(), "a begun choice does not wait for a prompt's pages"
+    rig.requests.prefill(Prefill(begun, 1, False))
+    assert rig.refusals(), "nor is it prefilled for elsewhere"
+    rig.submit(begun)
+    assert len(rig.scheduler.waiting) == 1
+
+
+def test_pulled_pages_enter_a_cache_with_draft_kv_only_if_they_have_it() -> None:
+    rig = Rig(lookahead=1)
+    rig.submit(request(10), attach=True)
+    rig.requests.attach(Attach("a", 1, (handle(10),)))
+    (pull,) = rig.said(OpenPull)
+    rig.arrive(pull, FirstToken(0, 5))
+    assert rig.joined and rig.cache.held == 0
+    rig.requests.cancel(Cancel("a"))
+    assert rig.pool.claims == 0
+
+
+def test_a_follower_without_a_slot_can_be_cancelled_while_it_waits() -> None:
+    rig = Rig(max_running=2)
+    rig.submit(request(10, Choice(0), Choice(1)), attach=True)
+    rig.submit(request(5, id="b"))
+    rig.scheduler.schedule()
+    rig.requests.attach(Attach("a", 1, (handle(10),)))
+    (pull,) = rig.said(OpenPull)
+    rig.arrive(pull, FirstToken(0, 5), FirstToken(1, 6))
+    follower = next(seq for seq in rig.requests.table["a"].sequences if not seq.pages or seq.choice == 1)
+    rig.requests.cancel(Cancel("a", follower.choice))
+    rig.requests.cancel(Cancel("a"))
+    rig.requests.cancel(Cancel("b"))
+    assert rig.held() == 0 and not rig.scheduler.waiting and not rig.scheduler.running
+
+
+def test_a_stale_release_is_answered_and_changes_nothing() -> None:
+    rig = Rig()
+    rig.leases.release(Release(call=3, handle=99, epoch=1, attempt=1))
+    (event,) = rig.outbox.take()
+    assert event.call == 3 and not event.valid

@@ -1,0 +1,172 @@
+"""Scheduler, prefix cache and page pool: whatever happens, pages are owned once and all come back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from engine_rig import PAGE, Rig, handle, request
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from eyas.common.types import Choice, FirstToken
+from eyas.engine.messages import Attach, Cancel, OpenPull, PullReady
+from eyas.engine.sequence import Work
+
+
+def _apply(rig: Rig, works: list[Work], token: int = 1) -> None:
+    """What the engine does with a step's outputs, as far as page accounting goes."""
+    for work in works:
+        seq = work.seq
+        seq.kv_len = work.start + len(work.tokens)
+        seq.draft_len = seq.kv_len if work.sample else seq.kv_len - 1
+        if not work.sample:
+            seq.draft_len = seq.kv_len
+            continue
+        seq.output.append(token)
+        if seq.forks:
+            rig.requests.cancel(Cancel(seq.generation.id))
+        elif len(seq.output) >= seq.generation.request.params.max_tokens:
+            rig.requests.end(seq)
+    rig.scheduler.preempted.clear()
+
+
+def test_a_starved_sequence_gets_the_pages_that_a_pull_gave_back() -> None:
+    """The pull waits in the queue again, but must not take its old pages before the sequence did."""
+    rig = Rig(pages=10)
+    rig.submit(request(4, max_tokens=24, id="old"))
+    _apply(rig, rig.scheduler.schedule())
+    rig.submit(request(tuple(range(50, 78)), max_tokens=1, id="new"), attach=True)
+    rig.requests.attach(Attach("new", 1, (handle(28),)))
+    rig.poll()
+    assert rig.pool.free == 1, "the pull took the rest"
+    rig.pulls.told(PullReady(rig.said(OpenPull)[0].pull, 12))  # copies run into three of its pages
+    tokens = 0
+    for _ in range(40):
+        works = rig.scheduler.schedule()
+        tokens += len(works)
+        _apply(rig, works)
+        rig.poll()
+        rig.copier.finish()
+    assert tokens == 23, "the running sequence should have ended by now"
+    assert rig.scheduler.preemptions == 0, "a pull goes first"
+
+
+def test_a_preempted_sequence_computes_everything_again() -> None:
+    rig = Rig(pages=9)
+    for id in "ab":
+        rig.submit(request(tuple(ord(id) - 90 + i for i in range(6)), max_tokens=16, id=id))
+    for step in range(60):
+        _apply(rig, rig.scheduler.schedule(), token=step)
+    assert rig.scheduler.preemptions > 0
+    assert not rig.requests.table and rig.held() == 0
+
+
+@pytest.mark.parametrize("rows", [1, PAGE, PAGE + 1, 2 * PAGE])
+def test_a_fully_cached_prompt_still_computes_its_last_row(rows: int) -> None:
+    rig = Rig()
+    for id in "abc":
+        rig.submit(request(rows, max_tokens=1, id=id))
+        (work,) = rig.scheduler.schedule()
+        assert work.sample and work.tokens and work.start + len(work.tokens) == rows
+        assert work.start == (0 if id == "a" else (rows - 1) // PAGE * PAGE)
+        _apply(rig, [work])
+
+
+class _World(RuleBasedStateMachine):
+    """Requests of every kind come, run, are pulled, cancelled and preempted in a pool that is too small."""
+
+    lookahead = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = Rig(pages=14, lookahead=self.lookahead, max_running=3)
+        self.numbers = 0
+        self.tokens = random.Random(1)
+        self.opened: dict[str, OpenPull] = {}
+
+    def _prompt(self, rows: int, family: int) -> tuple[int, ...]:
+        return tuple((family * 7 + i) % 50 for i in range(rows))
+
+    @rule(rows=st.integers(1, 20), family=st.integers(0, 2), most=st.integers(1, 8), n=st.integers(1, 2))
+    def compute_here(self, rows: int, family: int, most: int, n: int) -> None:
+        self.numbers += 1
+        choices = tuple(Choice(i) for i in range(n))
+        self.rig.submit(request(self._prompt(rows, family), *choices, id=f"l{self.numbers}", max_tokens=most))
+
+    @rule(rows=st.integers(1, 20), family=st.integers(0, 2), most=st.integers(1, 8), n=st.integers(1, 3))
+    def pull(self, rows: int, family: int, most: int, n: int) -> None:
+        self.numbers += 1
+        id = f"p{self.numbers}"
+        choices = tuple(Choice(i) for i in range(n))
+        self.rig.submit(request(self._prompt(rows, family), *choices, id=id, max_tokens=most), attach=True)
+        self.rig.said(OpenPull)
+        self.rig.requests.attach(Attach(id, 1, (handle(rows, id=self.numbers),)))
+        for event in self.rig.said(OpenPull):
+            self.opened[id] = event
+
+    @precondition(lambda self: self.opened)
+    @rule(data=st.data(), whole=st.booleans())
+    def arrives(self, data: st.DataObject, whole: bool) -> None:
+        id = data.draw(st.sampled_from(sorted(self.opened)))
+        if whole:
+            self.rig.arrive(self.opened.pop(id), *(FirstToken(c, 60) for c in range(3)))
+        else:
+            self.rig.pulls.told(PullReady(self.opened[id].pull, 2 * PAGE))
+
+    @rule()
+    def step(self) -> None:
+        works = self.rig.scheduler.schedule()
+        written = [page for w in works for page in self._pages(w)]
+        assert len(written) == len(set(written)), "two sequences write one page"
+        _apply(self.rig, works, self.tokens.randrange(50))
+        self.rig.poll()
+        self.rig.requests.join()
+
+    def _pages(self, work: Work) -> set[int]:
+        rows = range(work.start, work.start + len(work.tokens))
+        pages = {work.seq.pages[row // PAGE] for row in rows}
+        assert all(self.rig.pool.owners(page) == 1 for page in pages), "a shared page is written"
+        return pages
+
+    @rule()
+    def copies_stop(self) -> None:
+        self.rig.copier.finish()
+        self.rig.poll()
+
+    @precondition(lambda self: self.rig.requests.table)
+    @rule(data=st.data(), choice=st.sampled_from([None, 0, 1]))
+    def cancel(self, data: st.DataObject, choice: int | None) -> None:
+        id = data.draw(st.sampled_from(sorted(self.rig.requests.table)))
+        self.rig.requests.cancel(Cancel(id, choice))
+
+    @invariant()
+    def every_claim_has_an_owner(self) -> None:
+        rig = self.rig
+        lent = [a.pages for a in rig.pulls._active.values() if a.pull._loan is not None]
+        held = [seq.pages for g in rig.requests.table.values() for seq in g.sequences]
+        assert rig.pool.claims == rig.cache.held + sum(map(len, [*lent, *held]))
+        for seq in rig.scheduler.running:
+            assert len(seq.pages) * PAGE >= seq.kv_len
+        assert len(rig.scheduler.running) <= rig.scheduler.limits.max_running
+
+    def teardown(self) -> None:
+        for id in list(self.rig.requests.table):
+            self.rig.requests.cancel(Cancel(id))
+        self.copies_stop()
+        assert self.rig.held() == 0 and self.rig.pulls.active == 0
+        assert not self.rig.scheduler.running and not self.rig.scheduler.waiting
+        self.rig.cache.clear()
+        assert self.rig.pool.claims == 0 and self.rig.pool.free == self.rig.pool.num_pages
+
+
+class _WorldWithDrafts(_World):
+    lookahead = 1
+
+
+TestPages = _World.TestCase
+TestPagesWithDraftKv = _WorldWithDrafts.TestCase
+TestPages.settings = TestPagesWithDraftKv.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None
+)
