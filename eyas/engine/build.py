@@ -166,7 +166,7 @@ def _target_parts(loaded: _Loaded) -> Parts:
         pulls=Pulls(copier, config.page_size, outbox),
         copier=copier,
         outbox=outbox,
-        ready=_ready(loaded, groups, str(pool.path), slowest),
+        ready=_ready(loaded, dict(zip(groups, pools, strict=True)), slowest),
     )
 
 
@@ -187,7 +187,7 @@ def _draft_parts(loaded: _Loaded) -> DraftParts:
         pulls=Pulls(copier, config.page_size, outbox),
         copier=copier,
         outbox=outbox,
-        ready=_ready(loaded, [Group.DRAFT], str(runner.pool.path), slowest=0.0),
+        ready=_ready(loaded, {Group.DRAFT: runner.pool}, slowest=0.0),
     )
 
 
@@ -217,7 +217,7 @@ def _view(pool: KvPool, geometry: Geometry):  # type: ignore[no-untyped-def]
     return page_view(memoryview(pool.tensor.view(-1).numpy()).cast("B"), geometry)
 
 
-def _ready(loaded: _Loaded, groups: list[Group], pool: str, slowest: float) -> Ready:
+def _ready(loaded: _Loaded, pools: dict[Group, KvPool], slowest: float) -> Ready:
     config, target, head = loaded.config, loaded.target, loaded.head
     return Ready(
         epoch=loaded.epoch,
@@ -227,9 +227,9 @@ def _ready(loaded: _Loaded, groups: list[Group], pool: str, slowest: float) -> R
         context_length=target.context_length,
         vocab_size=target.vocab_size,
         pages_total=config.num_pages,
-        meanings={group.value: loaded.meaning(group) for group in groups},
-        pool=pool,
-        geometry=json.dumps({group.value: json.loads(loaded.geometry(group).to_json()) for group in groups}),
+        meanings={group.value: loaded.meaning(group) for group in pools},
+        pools={group.value: str(pool.path) for group, pool in pools.items()},
+        geometry=json.dumps({group.value: json.loads(loaded.geometry(group).to_json()) for group in pools}),
         slowest_step_s=slowest,
         draft_width=head.decoder.hidden_size if head else 0,
     )

@@ -6,23 +6,27 @@ relays (streams, deadlines of peers, health). Plain msgspec structs: no torch, n
 
 from __future__ import annotations
 
-import msgspec
-
 from eyas.common.params import SamplingParams
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle, Timings
-
-
-class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Base of every message: a tagged union member."""
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """An `EyasError` by its wire name (`eyas.common.errors.from_code` makes it one again)."""
-
-    code: str
-    message: str
-    param: str | None = None
-
+from eyas.engine.message import Failure, Message
+from eyas.engine.transfer_messages import (
+    ClosePull,
+    CopyPages,
+    CopyStopped,
+    OpenPull,
+    PullDone,
+    PullFailed,
+    PullMet,
+    PullReady,
+    PullReleased,
+    Release,
+    Released,
+    ReleasePull,
+    StopCopies,
+    WatchClosed,
+    WatchOpened,
+    WatchUpdate,
+)
 
 # --- commands: generation ----------------------------------------------------------------------------
 
@@ -60,63 +64,6 @@ class Prefill(Message, frozen=True):
     request: GenerationRequest
     attempt: int
     offer_draft: bool
-
-
-# --- commands: transfer, owner side (this worker holds the pages) --------------------------------------
-
-
-class WatchOpened(Message, frozen=True):
-    """A puller opened (or raised to a higher attempt) its Watch: the lease is alive while it stays open."""
-
-    watch: int  # the front's number for this stream; WatchUpdate events carry it back
-    handle: int
-    epoch: int
-    attempt: int
-
-
-class WatchClosed(Message, frozen=True):
-    watch: int
-
-
-class Release(Message, frozen=True):
-    """The puller read its last byte: answered by `Released` with the same `call`."""
-
-    call: int
-    handle: int
-    epoch: int
-    attempt: int
-
-
-# --- commands: transfer, puller side (this worker pulls pages) -----------------------------------------
-
-
-class PullReady(Message, frozen=True):
-    """The owner's rows below `tokens` may be read. `pull` is the number of the `OpenPull` event."""
-
-    pull: int
-    tokens: int
-
-
-class PullDone(Message, frozen=True):
-    """The owner finished: token 0 of every choice, and the last feature (float32 bytes) for the drafter."""
-
-    pull: int
-    choices: tuple[FirstToken, ...]
-    last_feature: bytes = b""
-
-
-class PullFailed(Message, frozen=True):
-    """The Watch ended without `PullDone`, or the owner said Failed."""
-
-    pull: int
-    failure: Failure
-
-
-class PullReleased(Message, frozen=True):
-    """The owner's verdict on `ReleasePull`: only a valid one makes the pulled pages usable."""
-
-    pull: int
-    valid: bool
 
 
 # --- draft mailbox: the same records travel decode engine -> front -> draft front -> draft engine ------
@@ -220,7 +167,7 @@ class Ready(Message, frozen=True):
     context_length: int
     vocab_size: int
     pages_total: int
-    pool: str
+    pools: dict[str, str]  # group -> path of its pool's file
     geometry: str  # JSON of kv_transfer.layout.Geometry per group
     meanings: dict[str, str]  # group -> handshake hash
     slowest_step_s: float
@@ -271,42 +218,6 @@ class PrefillDone(Message, frozen=True):
     timings: Timings
 
 
-class WatchUpdate(Message, frozen=True):
-    """For the Watch stream `watch`: rows readable so far; then done, or failed (which ends the stream)."""
-
-    watch: int
-    tokens: int = 0
-    done: bool = False
-    choices: tuple[FirstToken, ...] = ()
-    last_feature: bytes = b""
-    failure: Failure | None = None
-
-
-class Released(Message, frozen=True):
-    call: int
-    valid: bool
-
-
-class OpenPull(Message, frozen=True):
-    """Please open a Watch on handle.worker and relay it as Pull* commands carrying `pull`."""
-
-    pull: int
-    handle: KvHandle
-    attempt: int
-
-
-class ReleasePull(Message, frozen=True):
-    """Please call Release on the handle's owner; the answer comes back as `PullReleased`."""
-
-    pull: int
-
-
-class ClosePull(Message, frozen=True):
-    """Please end the Watch of `pull`; nothing more is relayed for it."""
-
-    pull: int
-
-
 class Load(Message, frozen=True):
     """Sent every loop that changed it and at least every second: progress stamp, load, running totals.
 
@@ -337,10 +248,12 @@ Command = (
     | WatchOpened
     | WatchClosed
     | Release
+    | PullMet
     | PullReady
     | PullDone
     | PullFailed
     | PullReleased
+    | CopyStopped
     | DraftUp
     | DraftDown
     | DraftPeerGone
@@ -358,6 +271,8 @@ Event = (
     | WatchUpdate
     | Released
     | OpenPull
+    | CopyPages
+    | StopCopies
     | ReleasePull
     | ClosePull
     | DraftUp

@@ -19,7 +19,9 @@ from kv_transfer.backends.base import Backend, Copy, Pages, copy_pages
 
 
 @dataclass(frozen=True)
-class _Mapping:
+class Mapping:
+    """A pool's file in this process's memory, for as long as `pages` is kept."""
+
     path: str
     inode: int  # not reused while it is mapped, so it names one incarnation of the pool
     pages: Pages
@@ -39,7 +41,7 @@ class ShmBackend(Backend):
     def __init__(self, destination: Pages, pool_dir: str) -> None:
         self._destination = destination
         self._pool_dir = Path(pool_dir)
-        self._mappings: dict[str, _Mapping] = {}
+        self._mappings: dict[str, Mapping] = {}
 
     def copy(self, job: Copy) -> int:
         return copy_pages(job, self._source(job.source.pool), self._destination)
@@ -56,20 +58,27 @@ class ShmBackend(Backend):
             known = self._mappings[pool] = self._map(pool)
         return known.pages
 
-    def _map(self, pool: str) -> _Mapping:
-        """Map a pool's file as [pages, page_bytes]; its size says how many pages the peer has."""
-        page_bytes = self._destination.shape[1]
+    def _map(self, pool: str) -> Mapping:
         if Path(pool).parent != self._pool_dir:
             raise TransferFailed(f"The pool {pool} is not in {self._pool_dir}.")
-        try:
-            fd = os.open(pool, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError as error:
-            raise TransferFailed(f"The pool {pool} cannot be opened: {error.strerror}.") from error
-        try:
-            info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode) or info.st_size == 0 or info.st_size % page_bytes:
-                raise TransferFailed(f"The file {pool} is not a pool of pages of {page_bytes} bytes.")
-            memory = mmap.mmap(fd, info.st_size, access=mmap.ACCESS_READ)
-        finally:
-            os.close(fd)
-        return _Mapping(pool, info.st_ino, np.frombuffer(memory, np.uint8).reshape(-1, page_bytes))
+        return map_pool(pool, self._destination.shape[1])
+
+
+def map_pool(path: str, page_bytes: int, *, writable: bool = False) -> Mapping:
+    """Map a pool's file as [pages, page_bytes]; its size says how many pages it has.
+
+    Raises TransferFailed if there is no such file, or it is no pool of such pages.
+    """
+    flags, access = (os.O_RDWR, mmap.ACCESS_WRITE) if writable else (os.O_RDONLY, mmap.ACCESS_READ)
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise TransferFailed(f"The pool {path} cannot be opened: {error.strerror}.") from error
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size == 0 or info.st_size % page_bytes:
+            raise TransferFailed(f"The file {path} is not a pool of pages of {page_bytes} bytes.")
+        memory = mmap.mmap(fd, info.st_size, access=access)
+    finally:
+        os.close(fd)
+    return Mapping(path, info.st_ino, np.frombuffer(memory, np.uint8).reshape(-1, page_bytes))

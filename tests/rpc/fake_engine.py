@@ -142,7 +142,7 @@ class FakeEngine:
             context_length=128,
             vocab_size=1000,
             pages_total=8,
-            pool="",
+            pools={},
             geometry=json.dumps(dict.fromkeys(self.traits.meanings, geometry)),
             meanings=self.traits.meanings,
             slowest_step_s=0.1,
