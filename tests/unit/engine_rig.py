@@ -45,10 +45,12 @@ class HandCopier:
 class Rig:
     """Everything around `Requests`; `joined` lists the sequences that started from pulled pages."""
 
-    def __init__(self, pages: int = 64, *, lookahead: int = 0, max_running: int = 8) -> None:
+    def __init__(
+        self, pages: int = 64, *, lookahead: int = 0, max_running: int = 8, round_rows: int = 2
+    ) -> None:
         self.pool = PagePool(pages)
         self.cache = PrefixCache(self.pool, PAGE, lookahead=lookahead)
-        self.scheduler = Scheduler(self.pool, self.cache, Limits(PAGE, max_running, 16, 2))
+        self.scheduler = Scheduler(self.pool, self.cache, Limits(PAGE, max_running, 16, round_rows))
         self.outbox = Outbox()
         self.copier = HandCopier()
         self.pulls = Pulls(self.copier, PAGE, self.outbox)  # type: ignore[arg-type]

@@ -1,0 +1,308 @@
+"""A draft engine alone, and the drafter that talks to one: what peers may send, in any order and shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as SequenceOf
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from engine_rig import PAGE, VOCAB, HandCopier, Rig, handle, request
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.params import SamplingParams
+from eyas.common.types import Choice, Group
+from eyas.engine.draft_engine import DraftEngine, DraftParts
+from eyas.engine.messages import (
+    Command,
+    DraftClose,
+    DraftClosed,
+    DraftCommit,
+    DraftDown,
+    DraftOpen,
+    DraftPeerGone,
+    DraftUp,
+    Event,
+    Failure,
+    OpenPull,
+    Proposal,
+    PullDone,
+    PullFailed,
+    PullReleased,
+    Shutdown,
+)
+from eyas.engine.outbox import Outbox
+from eyas.engine.pages import PagePool
+from eyas.engine.pulls import Pulls
+from eyas.engine.sequence import Sequence
+from eyas.engine.speculation.drafter import Commit
+from eyas.engine.speculation.remote import LATE_ROUNDS, RemoteDrafter
+from eyas.engine.speculation.tree import DraftTree
+
+WIDTH = 2
+PEER = 4
+SPEC = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
+
+
+class CountingRunner:
+    """Proposes the next ids in order; refuses to read a row that was never written."""
+
+    def __init__(self) -> None:
+        self.written: set[tuple[int, int]] = set()
+        self.pool = SimpleNamespace(copy_page=self._copy, close=lambda: None)
+
+    def _copy(self, source: int, target: int) -> None:
+        self.written = {(p, s) for p, s in self.written if p != target}
+        self.written |= {(target, slot) for page, slot in self.written if page == source}
+
+    def extend(self, extensions):
+        for e in extensions:
+            for row in range(e.base):
+                assert (e.pages[row // PAGE], row % PAGE) in self.written, f"row {row} was never written"
+            rows = range(e.base, e.base + len(e.tokens))
+            self.written |= {(e.pages[row // PAGE], row % PAGE) for row in rows}
+        return [torch.tensor([e.tokens[-1]]) for e in extensions]
+
+    def propose(self, wishes, spec):
+        assert all(len(w.pages) * PAGE >= w.base + spec.steps for w in wishes)
+        return [
+            DraftTree(
+                [(int(w.hidden) + i) % VOCAB for i in range(spec.steps)], list(range(-1, spec.steps - 1))
+            )
+            for w in wishes
+        ]
+
+
+class Drive:
+    """A draft engine driven loop by loop: `tell` hands over commands and returns what it said."""
+
+    def __init__(self, pages: int = 16) -> None:
+        self.batches: list[list[Command]] = []
+        self.events: list[Event] = []
+        self.pool, self.runner, self.copier, outbox = (
+            PagePool(pages),
+            CountingRunner(),
+            HandCopier(),
+            Outbox(),
+        )
+        self.copier.close = lambda deadline: True  # type: ignore[attr-defined]
+        ready = SimpleNamespace(context_length=64, vocab_size=VOCAB, draft_width=WIDTH)
+        pulls = Pulls(self.copier, PAGE, outbox)  # type: ignore[arg-type]
+        config = EngineConfig(page_size=PAGE)
+        parts = DraftParts(config, self.runner, self.pool, pulls, self.copier, outbox, ready)  # type: ignore[arg-type]
+        self.engine = DraftEngine(parts, self)
+        self.pulls = pulls
+
+    def recv(self, timeout_s: float) -> list[Command]:
+        return self.batches.pop(0) if self.batches else [Shutdown()]
+
+    def send(self, events: SequenceOf[Event]) -> None:
+        self.events += events
+
+    def tell(self, *commands: Command) -> list[Event]:
+        self.batches, self.events = [list(commands), []], []
+        self.engine._stopping = False
+        self.engine.run()
+        return self.events
+
+    def up(self, *messages: DraftOpen | DraftCommit | DraftClose) -> tuple[list[Proposal], list[DraftClosed]]:
+        def of(kind):
+            return tuple(m for m in messages if isinstance(m, kind))
+
+        up = DraftUp(of(DraftOpen), of(DraftCommit), of(DraftClose), peer=PEER)
+        return _answers(self.tell(up))
+
+    def pull_here(self, pull: OpenPull) -> list[Event]:
+        """The owner finishes, the copies stop, the owner confirms."""
+        events = self.tell(PullDone(pull.pull, ()))
+        for job in self.copier.jobs:
+            self.runner.written |= {(page, slot) for page in job.dst_pages for slot in range(PAGE)}
+        self.copier.finish()
+        return events + self.tell() + self.tell(PullReleased(pull.pull, True)) + self.tell()
+
+
+def _answers(events: list[Event]) -> tuple[list[Proposal], list[DraftClosed]]:
+    downs = [event for event in events if isinstance(event, DraftDown)]
+    assert all(down.peer == PEER for down in downs)
+    return [p for d in downs for p in d.proposals], [c for d in downs for c in d.closed]
+
+
+def _open(seq: int = 1, base: int = 0, **changes) -> DraftOpen:
+    fields = {
+        "seq": seq,
+        "generation": seq,
+        "tokens": tuple(range(base + 1)),
+        "base_len": base,
+        "params": SamplingParams(),
+        "choice": 0,
+        "prompt_len": base + 1,
+    }
+    return DraftOpen(**(fields | changes))
+
+
+def _commit(base: int, *tokens: int, seq: int = 1, **changes) -> DraftCommit:
+    features = np.zeros((len(tokens), WIDTH), np.float32).tobytes()
+    fields = {"seq": seq, "generation": seq, "base_len": base, "tokens": tokens, "features": features}
+    return DraftCommit(**(fields | {"steps": 2} | changes))
+
+
+def test_commits_in_order_are_answered_once_a_batch() -> None:
+    drive = Drive()
+    proposals, closed = drive.up(_open(base=3), _commit(3, 10, 11), _commit(5, 12))
+    assert [(p.base_len, p.tokens) for p in proposals] == [(6, (12, 13))] and not closed
+    proposals, _ = drive.up(_commit(6, 13))
+    assert [p.base_len for p in proposals] == [7]
+    drive.up(DraftClose(1, 1))
+    assert drive.pool.claims == 0
+
+
+@pytest.mark.parametrize("base", [4, 6, 60])
+def test_a_gap_or_a_repetition_ends_the_sequence(base: int) -> None:
+    drive = Drive()
+    drive.up(_open(base=3), _commit(3, 10, 11))
+    proposals, closed = drive.up(_commit(base, 12))
+    assert not proposals and [c.seq for c in closed] == [1]
+    assert drive.pool.claims == 0
+    assert not drive.up(_commit(5, 12))[0], "nothing is drafted for it any more"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        _commit(3, VOCAB),
+        _commit(3, -1),
+        _commit(3),
+        _commit(3, 1, features=b"xyz"),
+        _commit(3, 1, steps=0),
+        _commit(3, 1, steps=10**6),
+        _commit(3, 1, topk=0),
+        _commit(3, 1, topk=10**6),
+        _commit(3, 1, topk=4, draft_tokens=0),
+        _commit(3, *range(1, 62)),
+    ],
+)
+def test_no_commit_ends_the_loop(bad: DraftCommit) -> None:
+    drive = Drive(pages=64)
+    drive.up(_open(seq=2), _commit(0, 5, seq=2))
+    proposals, closed = drive.up(_open(base=3), bad)
+    assert not proposals and [c.seq for c in closed] == [1]
+    proposals, _ = drive.up(_commit(1, 6, seq=2))
+    assert [p.seq for p in proposals] == [2], "the others go on"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        _open(base=64),
+        _open(base=-1),
+        _open(params=SamplingParams(temperature=math.nan)),
+        _open(base=9, handle=handle(8, group=Group.DRAFT)),
+        _open(base=8, handle=handle(8, group=Group.DRAFT, shards=0)),
+    ],
+)
+def test_no_open_ends_the_loop(bad: DraftOpen) -> None:
+    drive = Drive()
+    _, closed = drive.up(bad)
+    assert [c.seq for c in closed] == [1]
+    assert not drive.engine._followed and not drive.engine._prompts and drive.pool.claims == 0
+
+
+def test_choices_share_one_pull_and_own_what_they_write() -> None:
+    drive = Drive()
+    draft = handle(9, group=Group.DRAFT)
+    opens = [_open(seq=s, base=9, handle=draft) for s in (1, 2)]
+    events = drive.tell(DraftUp(tuple(opens), (_commit(9, 50, seq=1), _commit(9, 60, seq=2)), peer=PEER))
+    (pull,) = [e for e in events if isinstance(e, OpenPull)]
+    assert _answers(events) == ([], []), "nothing is drafted before the prompt is here"
+    proposals, closed = _answers(drive.pull_here(pull))
+    assert not closed and sorted((p.seq, p.tokens[0]) for p in proposals) == [(1, 50), (2, 60)]
+    first, second = (drive.engine._followed[PEER, seq].pages for seq in (1, 2))
+    assert first[:2] == second[:2] and not set(first[2:]) & set(second[2:])
+    drive.up(DraftClose(1, 1), DraftClose(2, 2))
+    assert drive.pool.claims == 0 and not drive.engine._prompts
+
+
+def test_a_lost_prompt_closes_its_sequences() -> None:
+    drive = Drive()
+    events = drive.tell(DraftUp((_open(base=9, handle=handle(9, group=Group.DRAFT)),), peer=PEER))
+    (pull,) = [e for e in events if isinstance(e, OpenPull)]
+    _, closed = _answers(drive.tell(PullFailed(pull.pull, Failure("transfer_failed", "gone"))))
+    assert [c.seq for c in closed] == [1] and drive.pool.claims == 0 and drive.pulls.active == 0
+
+
+def test_a_sequence_that_gets_no_page_of_its_own_is_closed_not_fed_garbage() -> None:
+    drive = Drive(pages=4)  # 3 for the prompt, one copy: the second choice has none
+    draft = handle(9, group=Group.DRAFT)
+    opens = tuple(_open(seq=s, base=9, handle=draft) for s in (1, 2))
+    events = drive.tell(DraftUp(opens, (_commit(9, 50, seq=1),), peer=PEER))
+    (pull,) = [e for e in events if isinstance(e, OpenPull)]
+    proposals, closed = _answers(drive.pull_here(pull))
+    assert [p.seq for p in proposals] == [1] and [c.seq for c in closed] == [2]
+    drive.up(DraftClose(1, 1))
+    assert not drive.up(_commit(9, 60, seq=2))[0]
+    assert drive.pool.claims == 0
+
+
+def test_a_peer_that_vanishes_leaves_nothing() -> None:
+    drive = Drive()
+    drive.up(_open(), _commit(0, 5), _open(seq=2, base=9, handle=handle(9, group=Group.DRAFT)))
+    drive.tell(DraftPeerGone(PEER))
+    assert drive.pool.claims == 0 and drive.pulls.active == 0 and not drive.engine._followed
+
+
+# --- the other end: RemoteDrafter ---------------------------------------------------------------------
+
+
+def _sequences(drafter: RemoteDrafter, n: int, id: str = "a") -> list[Sequence]:
+    rig = Rig()
+    rig.submit(request(5, *(Choice(i) for i in range(n)), id=id))
+    generation = rig.requests.table[id]
+    uid = 100 * (1 + len(drafter._followed))
+    found = [Sequence(uid + i, generation, i, generation.request.prompt_ids, [7]) for i in range(n)]
+    for seq in found:
+        seq.drafting = drafter.open(seq, 4, None)
+    return found
+
+
+def _drafter(*workers: str) -> RemoteDrafter:
+    return RemoteDrafter(workers or ("w",), SPEC, VOCAB)
+
+
+def test_the_choices_of_a_request_go_to_one_worker_and_requests_are_spread() -> None:
+    drafter = _drafter("w", "v")
+    for id in "ab":
+        _sequences(drafter, 3, id)
+    ups = drafter.outgoing()
+    assert sorted(len(up.opens) for up in ups) == [3, 3]
+
+
+def test_proposals_that_are_no_trees_or_too_large_are_dropped() -> None:
+    drafter = _drafter()
+    (seq,) = _sequences(drafter, 1)
+    generation = drafter._followed[seq.uid].generation
+    for tokens, parents in [((1, 2), (0, 1)), ((VOCAB,), (-1,)), ((1,) * 4, (-1,) * 4), ((1,), ())]:
+        drafter.deliver(DraftDown((Proposal(seq.uid, generation, 5, tokens, parents),), worker="w"))
+        assert drafter.take() == []
+    drafter.deliver(DraftDown((Proposal(seq.uid, generation, 5, (1, 2), (-1, 0)),), worker="w"))
+    assert len(drafter.take()) == 1
+
+
+def test_a_worker_that_never_answers_is_soon_not_waited_for() -> None:
+    drafter = _drafter()
+    (seq,) = _sequences(drafter, 1)
+    for i in range(LATE_ROUNDS + 1):
+        drafter.post([Commit(seq, 4 + i, [9], torch.zeros(1, WIDTH), propose=True)])
+        assert drafter.owed() == (i < LATE_ROUNDS)
+    drafter.close(seq)
+    assert not drafter.owed() and [c.seq for up in drafter.outgoing() for c in up.closes] == [seq.uid]
+
+
+def test_news_of_a_sequence_that_is_gone_does_not_put_its_worker_off() -> None:
+    drafter = _drafter()
+    (seq,) = _sequences(drafter, 1)
+    drafter.deliver(DraftDown(closed=(DraftClosed(seq.uid, 99, "old"),), worker="w"))
+    assert seq.drafting and drafter.open(seq, 4, None)
+    drafter.deliver(DraftDown(closed=(DraftClosed(0, 0, "the stream broke"),), worker="w"))
+    assert not seq.drafting and not drafter.open(seq, 4, None)

@@ -1,0 +1,129 @@
+"""What a step's outputs leave behind: rows, cached pages, commits, and what is told."""
+
+from __future__ import annotations
+
+import torch
+from engine_rig import Rig, request
+
+from eyas.common.types import Choice, Finish
+from eyas.engine.messages import Step
+from eyas.engine.rounds import Rounds
+from eyas.engine.runner import Output
+from eyas.engine.sequence import Work
+from eyas.engine.speculation.drafter import Commit, Draft, Drafter
+from eyas.engine.speculation.tree import DraftTree
+
+WIDTH = 2
+
+
+class PagesOfNumbers:
+    """A pool whose every row is one number."""
+
+    page_size = 4
+
+    def __init__(self, pages: int) -> None:
+        self.rows = torch.zeros(pages * self.page_size, dtype=torch.int64)
+
+    def move(self, src: torch.Tensor, dst: torch.Tensor) -> None:
+        self.rows[dst] = self.rows[src]
+
+    def copy_page(self, src: int, dst: int) -> None:
+        size = self.page_size
+        self.rows[dst * size : (dst + 1) * size] = self.rows[src * size : (src + 1) * size]
+
+
+class FarDrafter(Drafter):
+    """Remembers what it was told; drafts nothing."""
+
+    local_kv = False
+
+    def __init__(self) -> None:
+        self.opened: list[tuple[int, int]] = []  # (choice, base)
+        self.posted: list[Commit] = []
+
+    def open(self, seq, base, handle) -> bool:
+        self.opened.append((seq.choice, base))
+        return True
+
+    def post(self, commits) -> None:
+        self.posted += commits
+
+    def take(self) -> list[Draft]:
+        return []
+
+    def owed(self) -> bool:
+        return False
+
+    def close(self, seq) -> None:
+        pass
+
+
+def _rounds(rig: Rig, pool: PagesOfNumbers, drafter: Drafter | None = None) -> Rounds:
+    return Rounds(
+        scheduler=rig.scheduler,
+        pools=(pool,),  # type: ignore[arg-type]
+        drafter=drafter,
+        leases=rig.leases,
+        outbox=rig.outbox,
+        eos_ids=(99,),
+        new_uid=rig.requests.new_uid,
+        on_end=rig.requests.end,
+    )
+
+
+def _run(rig: Rig, rounds: Rounds, pool: PagesOfNumbers, chosen: list[int]) -> Work:
+    """One step of the only sequence: the row of token t becomes t, the target chooses `chosen`."""
+    (work,) = rig.scheduler.schedule()
+    for row, token in enumerate(work.tokens, start=work.start):
+        pool.rows[work.seq.pages[row // 4] * 4 + row % 4] = token
+    features = torch.tensor(work.tokens, dtype=torch.float32)[:, None].expand(-1, WIDTH)
+    rounds.commit([Output(work, chosen, [None] * len(chosen), features)])
+    return work
+
+
+def test_rows_of_a_tree_that_ends_its_sequence_are_true_before_they_are_cached() -> None:
+    rig, pool = Rig(round_rows=8), PagesOfNumbers(64)
+    rounds = _rounds(rig, pool)
+    rig.submit(request((10, 11), max_tokens=8))
+    seq = _run(rig, rounds, pool, [20]).seq
+    seq.tree = DraftTree([50, 21, 51, 22, 52, 23, 24], [-1, -1, 1, 1, 3, 3, 5])
+    _run(rig, rounds, pool, [21, 0, 22, 0, 23, 0, 24, 99])
+    assert not rig.requests.table, "it ended with token 99"
+    ids = (10, 11, 20, 21, 22, 23, 24)  # and 99, whose own row was never computed
+    (page,) = rig.cache.match((*ids, 99, 1))
+    assert pool.rows[page * 4 : page * 4 + 4].tolist() == list(ids[:4])
+
+
+def test_accepted_drafts_that_came_after_the_end_are_not_counted() -> None:
+    rig, pool = Rig(round_rows=4), PagesOfNumbers(64)
+    rounds = _rounds(rig, pool)
+    rig.submit(request((10, 11), max_tokens=8))
+    seq = _run(rig, rounds, pool, [20]).seq
+    seq.tree = DraftTree([99, 22, 23], [-1, 0, 1])
+    rig.outbox.take()
+    _run(rig, rounds, pool, [99, 22, 23, 24])
+    (step,) = rig.said(Step)
+    (entry,) = step.entries
+    assert (entry.tokens, entry.finish, entry.accepted, entry.offered) == ((99,), Finish.STOP, 1, 3)
+
+
+def test_every_choice_of_a_prompt_opens_its_far_drafter_with_the_whole_window() -> None:
+    rig, pool, drafter = Rig(), PagesOfNumbers(64), FarDrafter()
+    rounds = _rounds(rig, pool, drafter)
+    rig.submit(request((10, 11, 12, 13, 14), Choice(0), Choice(1), Choice(2)))
+    _run(rig, rounds, pool, [20, 21, 22])
+    assert drafter.opened == [(0, 0), (1, 0), (2, 0)]
+    assert [list(commit.tokens) for commit in drafter.posted] == [[11, 12, 13, 14, t] for t in (20, 21, 22)]
+    for commit in drafter.posted:
+        assert commit.features[:, 0].tolist() == [10, 11, 12, 13, 14]
+    assert [seq.output for seq in rig.scheduler.running] == [[20], [21], [22]]
+
+
+def test_a_choice_goes_on_when_the_one_that_led_its_prompt_ended_at_token_0() -> None:
+    rig, pool, drafter = Rig(), PagesOfNumbers(64), FarDrafter()
+    rounds = _rounds(rig, pool, drafter)
+    rig.submit(request((10, 11, 12, 13, 14), Choice(0), Choice(1)))
+    _run(rig, rounds, pool, [99, 21])
+    (seq,) = rig.scheduler.running
+    assert seq.choice == 1 and drafter.opened == [(1, 0)]
+    assert [pool.rows[seq.pages[i // 4] * 4 + i % 4].item() for i in range(5)] == [10, 11, 12, 13, 14]
