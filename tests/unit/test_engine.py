@@ -197,6 +197,28 @@ def test_cancelled_requests_leave_nothing(base: EngineConfig, split: bool) -> No
     cluster.close()
 
 
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("cancelled", [0, 1])
+def test_a_cancelled_choice_leaves_the_others_as_they_were(
+    base: EngineConfig, split: bool, cancelled: int
+) -> None:
+    params = SamplingParams(temperature=0.9, seed=11, max_tokens=12)
+    prompt = tuple(i % VOCAB for i in range(400))  # several chunks, so that the cancellation comes first
+    request = GenerationRequest("a", prompt, params, (Choice(0), Choice(1), Choice(2)))
+    expected = _plain(base, [request])[0]
+    cluster = Loopback(*(split_configs(base) if split else (base,)))
+    result = cluster.submit(request, split=split)
+    result.wanted = 2
+    cluster.by_role["decode"].send(Cancel("a", cancelled))
+    assert result.done.wait(30) and result.failure is None
+    assert {c: result.tokens[c] for c in result.finishes} == {
+        c: tokens for c, tokens in expected.items() if c != cancelled
+    }
+    assert cancelled not in result.tokens, "it was computed all the same"
+    _assert_nothing_held(cluster)
+    cluster.close()
+
+
 def test_refusals_are_clear(base: EngineConfig) -> None:
     cluster = Loopback(replace(base, num_pages=16, max_waiting=2))
     bad = {
