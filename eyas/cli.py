@@ -26,6 +26,7 @@ from eyas.common.config import (
 )
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.types import Role
+from kv_transfer.route import Route
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -105,6 +106,7 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--num-pages", type=_positive, default=engine.num_pages, help=f"KV pages ({engine.num_pages})")
     add("--max-running", type=_positive, default=engine.max_running, help=f"({engine.max_running})")
     add("--chunk-tokens", type=_positive, default=engine.chunk_tokens, help=f"({engine.chunk_tokens})")
+    add("--transfer", default=engine.transfer, choices=["auto", *Route], help="how KV moves (auto)")
     add("--spec-steps", type=_positive, default=spec.steps, help=f"draft tokens in depth ({spec.steps})")
     add("--spec-topk", type=_positive, default=spec.topk, help=f"1: a chain; more: a tree ({spec.topk})")
     add("--spec-draft-tokens", type=_positive, help="nodes verified, the root too (steps + 1)")
@@ -209,6 +211,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         num_pages=args.num_pages,
         max_running=args.max_running,
         chunk_tokens=args.chunk_tokens,
+        transfer=args.transfer,
         speculation=SpeculationConfig(
             steps=args.spec_steps,
             topk=args.spec_topk,

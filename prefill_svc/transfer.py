@@ -1,4 +1,7 @@
-"""`TransferService`: what pullers of this worker's pages are told. Leases are the engine's; this relays."""
+"""`TransferService`: what pullers of this worker's pages are told, and bytes for those who share no memory.
+
+Leases are the engine's; this relays. It reads the engine's pools and never judges whether a read was in time.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,15 @@ import grpc
 
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
-from eyas.common.errors import NotFound, from_code
+from eyas.common.errors import NotFound, TransferFailed, from_code
+from eyas.common.types import Group
 from eyas.engine.client import EngineClient
 from eyas.engine.messages import Event, Release, Released, Stopped, WatchClosed, WatchOpened, WatchUpdate
+from kv_transfer.backends.base import Pages
+from kv_transfer.backends.shm import map_pool
+from kv_transfer.backends.stream import chunks
+from kv_transfer.layout import Geometry
+from kv_transfer.route import pool_identity
 from protos import transfer_pb2, transfer_pb2_grpc
 
 SERVICE = "eyas.v1.TransferService"
@@ -23,6 +32,8 @@ RELEASE_S = 4.0
 class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
+        self._watches: dict[int, transfer_pb2.WatchRequest] = {}  # by the number of the stream
+        self._pools: dict[Group, Pages] = {}  # mapped when the first puller needs it
 
     def register(self, server: grpc.aio.Server) -> None:
         transfer_pb2_grpc.add_TransferServiceServicer_to_server(self, server)
@@ -36,9 +47,11 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
         group = convert.group_from_pb(request.group)
         if group not in ready.meanings:
             raise NotFound(f"this worker has no pages of the {group} group", param="group")
-        geometry = json.dumps(json.loads(ready.geometry)[group])
         return transfer_pb2.HandshakeReply(
-            meaning=ready.meanings[group], epoch=ready.epoch, geometry=geometry
+            meaning=ready.meanings[group],
+            epoch=ready.epoch,
+            geometry=self._geometry(group),
+            pool_identity=pool_identity(ready.pools[group]) if group in ready.pools else "",
         )
 
     async def Watch(
@@ -48,6 +61,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
         buffer: StreamBuffer[Event] = StreamBuffer(MAX_BUFFERED)
         number = self._engine.open(buffer.put)
         handle = request.handle
+        self._watches[number] = request
         self._engine.send(WatchOpened(number, handle.id, handle.epoch, request.attempt))
         try:
             while True:
@@ -59,6 +73,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
                 if event.failure is not None:
                     return
         finally:
+            del self._watches[number]
             self._engine.close(number)
             self._engine.send(WatchClosed(number))
 
@@ -74,6 +89,37 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
         finally:
             self._engine.close(number)
         return transfer_pb2.ReleaseReply(valid=isinstance(event, Released) and event.valid)
+
+    async def Fetch(
+        self, request: transfer_pb2.FetchRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[transfer_pb2.FetchChunk]:
+        """Pages of a handle that is being watched, as they are now; Release says what that was worth."""
+        self._engine.check()
+        source = self._pool(self._watched_group(request))
+        if len(request.pages) > len(source):
+            raise TransferFailed(f"pages has {len(request.pages)} numbers, the pool {len(source)} pages")
+        for chunk in chunks(source, request.pages):
+            yield transfer_pb2.FetchChunk(data=chunk)
+
+    def _watched_group(self, request: transfer_pb2.FetchRequest) -> Group:
+        """Of the handle that is to be read. Only who watches a handle of this pool may read any page."""
+        for watch in self._watches.values():
+            if (watch.handle.id, watch.attempt) == (request.id, request.attempt):
+                if watch.handle.epoch == request.epoch == self._engine.ready.epoch:
+                    return convert.group_from_pb(watch.handle.group)
+        raise TransferFailed(f"no Watch of handle {request.id} by attempt {request.attempt} is open here")
+
+    def _pool(self, group: Group) -> Pages:
+        if group not in self._pools:
+            pools = self._engine.ready.pools
+            if group not in pools:
+                raise NotFound(f"this worker has no pool of the {group} group in a file", param="group")
+            geometry = Geometry.from_json(self._geometry(group))
+            self._pools[group] = map_pool(pools[group], geometry.page_bytes).pages
+        return self._pools[group]
+
+    def _geometry(self, group: Group) -> str:
+        return json.dumps(json.loads(self._engine.ready.geometry)[group])
 
 
 def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchEvent]:

@@ -16,14 +16,16 @@ class HandshakeRequest(_message.Message):
     def __init__(self, group: _Optional[_Union[_common_pb2.Group, str]] = ..., meaning: _Optional[str] = ...) -> None: ...
 
 class HandshakeReply(_message.Message):
-    __slots__ = ("meaning", "epoch", "geometry")
+    __slots__ = ("meaning", "epoch", "geometry", "pool_identity")
     MEANING_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GEOMETRY_FIELD_NUMBER: _ClassVar[int]
+    POOL_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     meaning: str
     epoch: int
     geometry: str
-    def __init__(self, meaning: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[str] = ...) -> None: ...
+    pool_identity: str
+    def __init__(self, meaning: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[str] = ..., pool_identity: _Optional[str] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("handle", "attempt")
@@ -78,3 +80,21 @@ class ReleaseReply(_message.Message):
     VALID_FIELD_NUMBER: _ClassVar[int]
     valid: bool
     def __init__(self, valid: _Optional[bool] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("epoch", "id", "attempt", "pages")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    id: int
+    attempt: int
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., id: _Optional[int] = ..., attempt: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FetchChunk(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...

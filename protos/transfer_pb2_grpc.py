@@ -49,6 +49,11 @@ class TransferServiceStub:
                 request_serializer=protos_dot_transfer__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=protos_dot_transfer__pb2.ReleaseReply.FromString,
                 _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/eyas.v1.TransferService/Fetch',
+                request_serializer=protos_dot_transfer__pb2.FetchRequest.SerializeToString,
+                response_deserializer=protos_dot_transfer__pb2.FetchChunk.FromString,
+                _registered_method=True)
 
 
 class TransferServiceServicer:
@@ -75,6 +80,14 @@ class TransferServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Fetch(self, request, context):
+        """The bytes of pages, one after the other, in chunks of 1 MiB. Only beside an open Watch; and like all that
+        is read, they count only if Release says so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TransferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +105,11 @@ def add_TransferServiceServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=protos_dot_transfer__pb2.ReleaseRequest.FromString,
                     response_serializer=protos_dot_transfer__pb2.ReleaseReply.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=protos_dot_transfer__pb2.FetchRequest.FromString,
+                    response_serializer=protos_dot_transfer__pb2.FetchChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +193,33 @@ class TransferService:
             '/eyas.v1.TransferService/Release',
             protos_dot_transfer__pb2.ReleaseRequest.SerializeToString,
             protos_dot_transfer__pb2.ReleaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/eyas.v1.TransferService/Fetch',
+            protos_dot_transfer__pb2.FetchRequest.SerializeToString,
+            protos_dot_transfer__pb2.FetchChunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,7 @@ class EngineConfig:
     max_waiting: int = 256  # requests queued; one more is refused with 429
     chunk_tokens: int = 256  # prompt rows a step computes at most
     lease_s: float = 30.0
+    transfer: str = "auto"  # how KV is pulled: "shm", "grpc", or the first of them that reaches the owner
     transfer_policy: str = "recompute"  # or "fail"
     speculation: SpeculationConfig = SpeculationConfig()
     draft_workers: tuple[str, ...] = ()  # addresses this engine may draft with (without the draft role)

@@ -1,12 +1,12 @@
 """Client of `TransferService`: a puller's questions to the owner of KV pages, in nouns.
 
-It asks and relays; what an answer means for a request is the puller's engine's to say. Every failure is an
-EyasError.
+It asks and relays, bytes of pages too; what an answer means for a request is the puller's engine's to say.
+Every failure is an EyasError.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 import msgspec
@@ -21,11 +21,15 @@ RELEASE_S = 5.0
 
 
 class Meaning(msgspec.Struct, frozen=True):
-    """What the owner's pages of one group are. `geometry`: JSON of kv_transfer.layout.Geometry."""
+    """What the owner's pages of one group are, and where.
+
+    `geometry`: JSON of kv_transfer.layout.Geometry; `pool_identity`: see kv_transfer.route.
+    """
 
     meaning: str
     epoch: int
     geometry: str
+    pool_identity: str
 
 
 class WatchReady(msgspec.Struct, frozen=True):
@@ -54,7 +58,7 @@ class TransferClient:
             reply = await self._stub.Handshake(request, timeout=HANDSHAKE_S)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
-        return Meaning(reply.meaning, reply.epoch, reply.geometry)
+        return Meaning(reply.meaning, reply.epoch, reply.geometry, reply.pool_identity)
 
     async def watch(self, handle: KvHandle, attempt: int) -> AsyncIterator[WatchReady | WatchDone]:
         """What became readable, as it happens. The lease lives while this is open; it never just ends.
@@ -87,3 +91,18 @@ class TransferClient:
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
         return bool(reply.valid)
+
+    async def fetch(self, handle: KvHandle, attempt: int, pages: Sequence[int]) -> AsyncIterator[bytes]:
+        """The bytes of some of the handle's pages, in order, while its Watch is open.
+
+        Raises TransferFailed if the owner does not know the Watch or the pages, Unavailable if it is gone.
+        """
+        request = transfer_pb2.FetchRequest(epoch=handle.epoch, id=handle.id, attempt=attempt, pages=pages)
+        call = self._stub.Fetch(request)
+        try:
+            async for message in call:
+                yield message.data
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        finally:
+            call.cancel()

@@ -21,6 +21,7 @@ from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.types import KvHandle
 from eyas.engine.link import EngineLink
 from eyas.engine.messages import (
+    CopyStopped,
     DraftClosed,
     DraftCommit,
     DraftDown,
@@ -31,6 +32,7 @@ from eyas.engine.messages import (
     Proposal,
     PullDone,
     PullFailed,
+    PullMet,
     PullReady,
     PullReleased,
     Ready,
@@ -106,10 +108,12 @@ class DraftEngine:
         self._handlers = {
             DraftUp: self._up,
             DraftPeerGone: self._peer_gone,
+            PullMet: parts.pulls.told,
             PullReady: parts.pulls.told,
             PullDone: parts.pulls.told,
             PullFailed: parts.pulls.told,
             PullReleased: parts.pulls.told,
+            CopyStopped: parts.pulls.told,
             Shutdown: self._shut_down,
         }
 

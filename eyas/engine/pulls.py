@@ -9,23 +9,30 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from eyas.common.errors import EyasError, TransferFailed, from_code
 from eyas.common.types import FirstToken, KvHandle
 from eyas.engine.messages import (
     ClosePull,
+    CopyPages,
+    CopyStopped,
     OpenPull,
     PullDone,
     PullFailed,
+    PullMet,
     PullReady,
     PullReleased,
     ReleasePull,
+    StopCopies,
 )
 from eyas.engine.outbox import Outbox
-from kv_transfer.backends.base import Copy
+from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.copier import Copier
 from kv_transfer.puller import CloseWatch, Complete, Lost, OpenWatch, PagesFree, Pull, SendRelease, State
+from kv_transfer.route import Route
+
+Told: TypeAlias = PullMet | PullReady | PullDone | PullFailed | PullReleased | CopyStopped
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,8 @@ class _Active:
     pull: Pull
     handle: KvHandle
     pages: list[int] = field(default_factory=list)
+    route: str = ""  # told by the front when it has met the owner
+    fetched: dict[int, Copy] = field(default_factory=dict)  # copies that the front makes, by number
 
 
 class Pulls:
@@ -117,22 +126,29 @@ class Pulls:
         if not pulling:
             return False
         pulling[-1].pull.preempt(time.monotonic())
+        if pulling[-1].fetched:
+            self._outbox.add(StopCopies(pulling[-1].number))
         self._act(pulling[-1])
         return True
 
-    def told(self, command: PullReady | PullDone | PullFailed | PullReleased) -> None:
-        """What the front heard from the handle's owner."""
+    def told(self, command: Told) -> None:
+        """What the front heard from the handle's owner, or got from it."""
         active, now = self._active.get(command.pull), time.monotonic()
         if active is None:
             return
-        if isinstance(command, PullReady):
-            active.pull.ready(command.tokens, now)
-        elif isinstance(command, PullDone):
-            active.pull.done(command.choices, command.last_feature, now)
-        elif isinstance(command, PullFailed):
-            active.pull.failed(from_code(command.failure.code, command.failure.message), now)
-        else:
-            active.pull.released(command.valid, now)
+        match command:
+            case PullMet():
+                active.route = command.path
+            case PullReady():
+                active.pull.ready(command.tokens, now)
+            case PullDone():
+                active.pull.done(command.choices, command.last_feature, now)
+            case PullFailed():
+                active.pull.failed(from_code(command.failure.code, command.failure.message), now)
+            case PullReleased():
+                active.pull.released(command.valid, now)
+            case CopyStopped():
+                active.pull.copied(_result(active.fetched.pop(command.number), command), now)
         self._act(active)
 
     def poll(self, now: float) -> None:
@@ -166,7 +182,7 @@ class Pulls:
                 case SendRelease():
                     self._outbox.add(ReleasePull(active.number))
                 case Copy():
-                    self._copier.submit(action)
+                    self._copy(active, action)
                 case PagesFree(pages):
                     destination.pages_free(list(pages))
                 case Lost(error):
@@ -184,3 +200,17 @@ class Pulls:
                     destination.arrived(active.owner, arrival)
         if pull.over:
             self._active.pop(active.number, None)
+
+    def _copy(self, active: _Active, job: Copy) -> None:
+        """Bytes that no memory shares come through the fronts, all others through the copy thread."""
+        if active.route == Route.GRPC:
+            active.fetched[job.number] = job
+            self._outbox.add(CopyPages(active.number, job.number, job.source.pages, job.dst_pages))
+        else:
+            self._copier.submit(job)
+
+
+def _result(job: Copy, stopped: CopyStopped) -> CopyResult:
+    failure = stopped.failure
+    error = None if failure is None else from_code(failure.code, failure.message)
+    return CopyResult(job, Route.GRPC, stopped.bytes, stopped.seconds, error)

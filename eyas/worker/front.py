@@ -46,7 +46,7 @@ class Front:
         self._link = link
         self._engine = EngineClient(self._send)
         self._channels = rpc.Channels()
-        self._pulls = Pulls(self._engine, self._channels)
+        self._pulls = Pulls(self._engine, self._channels, config.engine)
         self._drafts = drafts.DraftStreams(self._engine, self._channels, config.engine.draft_workers)
         self._registry = CollectorRegistry()
         self._metrics = WorkerMetrics(self._registry)

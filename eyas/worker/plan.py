@@ -75,6 +75,7 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
         "pool-dir": engine.pool_dir,
         "max-running": engine.max_running,
         "chunk-tokens": engine.chunk_tokens,
+        "transfer": engine.transfer,
         "spec-steps": spec.steps,
         "spec-topk": spec.topk,
         "spec-draft-tokens": spec.draft_tokens,

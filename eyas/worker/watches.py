@@ -1,7 +1,8 @@
 """The pulls of this worker's engine, seen from its front: each is a Watch on the worker that owns the pages.
 
 Events `OpenPull`, `ReleasePull`, `ClosePull` become calls, and the owner's answers become `Pull*` commands.
-Bytes, pages and deadlines of a pull are the engine's.
+When it meets an owner it chooses the route that its bytes will take. Pages and deadlines of a pull are the
+engine's.
 """
 
 from __future__ import annotations
@@ -13,21 +14,28 @@ import logging
 from dataclasses import dataclass
 
 from eyas.common import rpc
+from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError, TransferFailed
 from eyas.common.types import Group, KvHandle
 from eyas.common.watch import TransferClient, WatchReady
 from eyas.engine.client import EngineClient
 from eyas.engine.messages import (
     ClosePull,
+    CopyPages,
+    CopyStopped,
     Failure,
     OpenPull,
     PullDone,
     PullFailed,
+    PullMet,
     PullReady,
     PullReleased,
     ReleasePull,
+    StopCopies,
 )
+from eyas.worker.fetches import Fetches
 from kv_transfer.layout import Geometry, Layout, check_compatible
+from kv_transfer.route import Route, Routes
 
 _log = logging.getLogger("eyas.pulls")
 
@@ -42,24 +50,28 @@ class _Pull:
 
 
 class Pulls:
-    """Owner of the open Watches; made once, before the engine speaks."""
+    """Owner of the open Watches and fetches; made once, before the engine speaks."""
 
-    def __init__(self, engine: EngineClient, channels: rpc.Channels) -> None:
+    def __init__(self, engine: EngineClient, channels: rpc.Channels, config: EngineConfig) -> None:
         self._engine = engine
         self._channels = channels
+        self._routes = Routes(config.transfer, config.pool_dir)
+        self._fetches = Fetches(engine)
         self._watches: dict[int, tuple[_Pull, asyncio.Task[None]]] = {}
         self._releases: set[asyncio.Task[None]] = set()
-        self._met: set[tuple[str, int, Group]] = set()  # whose pages mean the same as ours
+        self._met: dict[tuple[str, int, Group], Route] = {}  # whose pages mean the same as ours
         engine.on(OpenPull, self._open)
         engine.on(ReleasePull, self._release)
         engine.on(ClosePull, self._close)
+        engine.on(CopyPages, self._copy)
+        engine.on(StopCopies, lambda event: self._fetches.stop(event.pull))
 
     async def close(self) -> None:
         """Ends everything that is open."""
         tasks = [task for _, task in self._watches.values()] + list(self._releases)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, self._fetches.close(), return_exceptions=True)
 
     # --- events -----------------------------------------------------------------------------------------
 
@@ -79,15 +91,25 @@ class Pulls:
         task.add_done_callback(self._releases.discard)
 
     def _close(self, event: ClosePull) -> None:
+        self._fetches.stop(event.pull)
         _, watch = self._watches.pop(event.pull, (None, None))
         if watch is not None:
             watch.cancel()
+
+    def _copy(self, event: CopyPages) -> None:
+        if event.pull not in self._watches:  # it failed while this event was under way
+            failure = Failure(TransferFailed.code, "the Watch of this pull has ended")
+            self._engine.send(CopyStopped(event.pull, event.number, 0, 0.0, failure))
+            return
+        pull, _ = self._watches[event.pull]
+        chunks = pull.owner.fetch(pull.handle, pull.attempt, event.pages)
+        self._fetches.start(event, pull.handle.group, chunks)
 
     # --- calls ------------------------------------------------------------------------------------------
 
     async def _watch(self, pull: _Pull) -> None:
         try:
-            await self._meet(pull)
+            self._engine.send(PullMet(pull.number, await self._meet(pull)))
             async with contextlib.aclosing(pull.owner.watch(pull.handle, pull.attempt)) as updates:
                 async for update in updates:
                     if isinstance(update, WatchReady):
@@ -109,18 +131,20 @@ class Pulls:
         self._close(ClosePull(pull.number))
         self._engine.send(PullReleased(pull.number, valid))
 
-    async def _meet(self, pull: _Pull) -> None:
-        """Once per owner, epoch and group: do its pages mean what ours mean?"""
+    async def _meet(self, pull: _Pull) -> Route:
+        """Once per owner, epoch and group: do its pages mean what ours mean, and which way will they come?"""
         handle = pull.handle
         key = (handle.worker, handle.epoch, handle.group)
         if key in self._met:
-            return
+            return self._met[key]
         ours = self._layout(handle.group)
         theirs = await pull.owner.handshake(handle.group, ours.meaning)
         check_compatible(ours, Layout(theirs.meaning, Geometry.from_json(theirs.geometry)))
         if theirs.epoch != handle.epoch:
             raise TransferFailed(f"worker {handle.worker} restarted after it offered handle {handle.id}")
-        self._met.add(key)
+        route = self._met[key] = self._routes.choose(handle.shards[0].pool, theirs.pool_identity)
+        _log.info("%s KV of worker %s comes by %s", handle.group, handle.worker, route)
+        return route
 
     def _layout(self, group: Group) -> Layout:
         """How our own pages lie, from what the engine said when it was ready."""

@@ -1,0 +1,90 @@
+"""Copies that the engine cannot make: the owner's bytes come by gRPC, straight into our own pool's file.
+
+`CopyPages` starts one, `CopyStopped` says that it is over, and that promises: nobody writes to its pages any
+more. No byte of a page crosses the link to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import time
+from collections.abc import AsyncGenerator
+
+from eyas.common import rpc
+from eyas.common.errors import Cancelled, EyasError, TransferFailed
+from eyas.common.types import Group
+from eyas.engine.client import EngineClient
+from eyas.engine.messages import CopyPages, CopyStopped, Failure
+from kv_transfer.backends.base import Pages
+from kv_transfer.backends.shm import map_pool
+from kv_transfer.backends.stream import PageWriter
+from kv_transfer.layout import Geometry
+
+STALL_S = 5.0  # an owner that sends nothing for so long is given up
+
+
+class Fetches:
+    """Owner of the running fetches, and of this process's mapping of the pools that they write to."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+        self._running: dict[asyncio.Task[int], int] = {}  # and the pull of each
+        self._pools: dict[Group, Pages] = {}  # mapped when first needed
+
+    def start(self, job: CopyPages, group: Group, chunks: AsyncGenerator[bytes, None]) -> None:
+        """Writes `chunks` into `job.dst_pages` of our pool of `group`; however it ends, it is told."""
+        task = asyncio.create_task(self._fetch(job, group, chunks))
+        self._running[task] = job.pull
+        task.add_done_callback(functools.partial(self._stopped, job, time.monotonic()))
+
+    def stop(self, pull: int) -> None:
+        """Ends the fetches of a pull; each is told once it has ended."""
+        for task in [task for task, of in self._running.items() if of == pull]:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Ends everything that runs."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _fetch(self, job: CopyPages, group: Group, chunks: AsyncGenerator[bytes, None]) -> int:
+        """The bytes written. This task alone writes to the pages, and only between two of its waits."""
+        clock = asyncio.get_running_loop().time
+        async with contextlib.aclosing(chunks):
+            writer = PageWriter(self._pool(group), job.dst_pages)
+            try:
+                async with asyncio.timeout(STALL_S) as stall:
+                    async for chunk in chunks:
+                        writer.write(chunk)
+                        stall.reschedule(clock() + STALL_S)
+            except TimeoutError:
+                raise TransferFailed(f"the owner of the pages sent nothing for {STALL_S:g} s") from None
+            writer.finish()
+        return writer.bytes
+
+    def _stopped(self, job: CopyPages, began: float, task: asyncio.Task[int]) -> None:
+        """A task that is done writes no more: now the engine may do with the pages what it likes."""
+        del self._running[task]
+        error = _error(task)
+        failure = Failure(error.code, error.message) if error else None
+        moved = 0 if error else task.result()
+        self._engine.send(CopyStopped(job.pull, job.number, moved, time.monotonic() - began, failure))
+
+    def _pool(self, group: Group) -> Pages:
+        if group not in self._pools:
+            ready = self._engine.ready
+            geometry = Geometry.from_json(json.dumps(json.loads(ready.geometry)[group]))
+            self._pools[group] = map_pool(ready.pools[group], geometry.page_bytes, writable=True).pages
+        return self._pools[group]
+
+
+def _error(task: asyncio.Task[int]) -> EyasError | None:
+    if task.cancelled():
+        return Cancelled("the pull was given up")
+    error = task.exception()
+    return rpc.as_eyas(error, "a fetch of KV pages") if isinstance(error, Exception) else None
