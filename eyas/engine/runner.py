@@ -17,7 +17,7 @@ from eyas.engine.forward import build_batch
 from eyas.engine.kv_pool import KvPool
 from eyas.engine.models.eagle3 import Eagle3Capture
 from eyas.engine.models.llama import Llama
-from eyas.engine.sampling.sampler import Row, sample
+from eyas.engine.sampling.sampler import Row, Sampled, sample
 from eyas.engine.sequence import Work
 from eyas.engine.stopping import banned_ids
 
@@ -61,26 +61,16 @@ class Runner:
 
         picked: list[int] = []
         rows: list[Row] = []
+        counts: list[int] = []  # sampled rows of each work
         first = 0
         for work in works:
             mine = self._rows(work)
             rows += mine
+            counts.append(len(mine))
             picked += _picked(work, first, len(mine))
             first += len(work.tokens)
-        sampled = sample(self.model.logits(hidden[picked]), rows) if rows else None
-        return self._outputs(works, sampled, features)
-
-    def _outputs(self, works, sampled, features) -> list[Output]:  # type: ignore[no-untyped-def]
-        outputs, first, at = [], 0, 0
-        for work in works:
-            count = _sampled_rows(work)
-            tokens = sampled.tokens[at : at + count] if count else []
-            logprobs = sampled.logprobs[at : at + count] if count else []
-            mine = None if features is None else features[first : first + len(work.tokens)]
-            outputs.append(Output(work, tokens, logprobs, mine))
-            first += len(work.tokens)
-            at += count
-        return outputs
+        sampled = sample(self.model.logits(hidden[picked]), rows) if rows else Sampled([], [])
+        return _outputs(works, counts, sampled, features)
 
     def _rows(self, work: Work) -> list[Row]:
         """The sampling context of every row of `work` that gives a token."""
@@ -100,10 +90,18 @@ class Runner:
         return rows
 
 
-def _sampled_rows(work: Work) -> int:
-    if not work.sample:
-        return 0
-    return len(work.tokens) if work.tree is not None else 1 + len(work.seq.forks)
+def _outputs(
+    works: SequenceOf[Work], counts: SequenceOf[int], sampled: Sampled, features: torch.Tensor | None
+) -> list[Output]:
+    """Each work's share of the step's sampled tokens and feature rows."""
+    outputs, first, at = [], 0, 0
+    for work, count in zip(works, counts, strict=True):
+        mine = None if features is None else features[first : first + len(work.tokens)]
+        here = slice(at, at + count)
+        outputs.append(Output(work, sampled.tokens[here], sampled.logprobs[here], mine))
+        first += len(work.tokens)
+        at += count
+    return outputs
 
 
 def _picked(work: Work, first: int, count: int) -> list[int]:
