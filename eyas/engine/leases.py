@@ -91,10 +91,6 @@ class Leases:
         for handle_id in freed:
             self.pool.drop(self._pages.pop(handle_id))
 
-    @property
-    def active(self) -> int:
-        return self.owner.active
-
 
 def _message(update: Update) -> WatchUpdate:
     failure = None if update.failure is None else Failure(update.failure.code, update.failure.message)

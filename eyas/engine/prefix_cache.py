@@ -80,10 +80,6 @@ class PrefixCache:
                 heapq.heappush(leaves, (parent.used, id(parent), parent))
         return freed
 
-    def clear(self) -> None:
-        """Forget everything that nobody else uses."""
-        self.evict(self.held)
-
     def _keys(self, tokens: Sequence[int], rows: int) -> list[tuple[int, ...]]:
         """Keys of the whole pages below row `rows` whose look-ahead token is known."""
         size = self._page_size

@@ -157,7 +157,7 @@ class _World(RuleBasedStateMachine):
         self.copies_stop()
         assert self.rig.held() == 0 and self.rig.pulls.active == 0
         assert not self.rig.scheduler.running and not self.rig.scheduler.waiting
-        self.rig.cache.clear()
+        self.rig.cache.evict(self.rig.cache.held)
         assert self.rig.pool.claims == 0 and self.rig.pool.free == self.rig.pool.num_pages
 
 
