@@ -89,13 +89,13 @@ class _World(RuleBasedStateMachine):
     def _prompt(self, rows: int, family: int) -> tuple[int, ...]:
         return tuple((family * 7 + i) % 50 for i in range(rows))
 
-    @rule(rows=st.integers(1, 20), family=st.integers(0, 2), most=st.integers(1, 8), n=st.integers(1, 2))
+    @rule(rows=st.integers(1, 20), family=st.integers(0, 2), most=st.integers(1, 30), n=st.integers(1, 2))
     def compute_here(self, rows: int, family: int, most: int, n: int) -> None:
         self.numbers += 1
         choices = tuple(Choice(i) for i in range(n))
         self.rig.submit(request(self._prompt(rows, family), *choices, id=f"l{self.numbers}", max_tokens=most))
 
-    @rule(rows=st.integers(1, 20), family=st.integers(0, 2), most=st.integers(1, 8), n=st.integers(1, 3))
+    @rule(rows=st.integers(1, 20), family=st.integers(0, 2), most=st.integers(1, 30), n=st.integers(1, 3))
     def pull(self, rows: int, family: int, most: int, n: int) -> None:
         self.numbers += 1
         id = f"p{self.numbers}"
@@ -115,8 +115,13 @@ class _World(RuleBasedStateMachine):
         else:
             self.rig.pulls.told(PullReady(self.opened[id].pull, 2 * PAGE))
 
-    @rule()
-    def step(self) -> None:
+    @rule(count=st.integers(1, 10))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+            self.every_claim_has_an_owner()
+
+    def _step(self) -> None:
         works = self.rig.scheduler.schedule()
         written = [page for w in works for page in self._pages(w)]
         assert len(written) == len(set(written)), "two sequences write one page"
