@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.backend import Backend
 from gateway.openai_request import Call
-from gateway.text import Delta, TextStream, Usage
+from gateway.text import Course, Delta, TextStream, Usage
 from gateway.tokenizer import Tokenizer
 
 
@@ -23,6 +23,11 @@ class Answer:
     def __init__(self, streams: Sequence[TextStream], n: int) -> None:
         self._streams = streams
         self._n = n
+
+    @property
+    def courses(self) -> list[Course]:
+        """What has happened to each prompt so far."""
+        return [stream.course for stream in self._streams]
 
     @property
     def usage(self) -> Usage:
@@ -84,4 +89,8 @@ def joined(deltas: Sequence[Delta]) -> Delta:
         logprobs=tuple(scored for delta in deltas for scored in delta.logprobs),
         offsets=tuple(offset for delta in deltas for offset in delta.offsets),
         finish=deltas[-1].finish,
+        accepted=sum(delta.accepted for delta in deltas),
+        offered=sum(delta.offered for delta in deltas),
+        verify_steps=sum(delta.verify_steps for delta in deltas),
+        matched=deltas[-1].matched,
     )

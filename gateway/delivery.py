@@ -56,20 +56,22 @@ class Delivery:
         return tuple(Choice(i, tuple(ids)) for i, ids in self._outputs.items() if i in self._open)
 
     def push(self, entry: Entry) -> None:
-        """Take what is new in `entry`: known indices and closed choices are dropped.
+        """Take what is new in `entry`: known indices and closed choices are dropped, timings never.
 
         A skipped index, or a consumer that lags too far behind, ends the delivery with an error.
         """
-        if self._ended or entry.choice not in self._open:
+        if self._ended or entry.choice not in self._outputs:
             return
         output = self._outputs[entry.choice]
         known = len(output) - entry.index
-        if known < 0:
+        if entry.choice not in self._open:
+            entry = _without_news(entry)
+        elif known < 0:
             self.end(EyasError(f"a worker skipped from output index {len(output)} to {entry.index}"))
             return
-        if known:
+        elif known:
             entry = _without_first(entry, known)
-        if not entry.tokens and entry.finish is None:
+        if not entry.tokens and entry.finish is None and entry.timings is None:
             return
         if len(self._buffer) >= self._limit:
             self._buffer.clear()
@@ -107,7 +109,12 @@ class Delivery:
 def _without_first(entry: Entry, known: int) -> Entry:
     """`entry` less its first `known` tokens; an entry that lies wholly in the past has no news at all."""
     if known > len(entry.tokens):
-        return msgspec.structs.replace(entry, tokens=(), logprobs=(), finish=None)
+        return _without_news(entry)
     return msgspec.structs.replace(
         entry, index=entry.index + known, tokens=entry.tokens[known:], logprobs=entry.logprobs[known:]
     )
+
+
+def _without_news(entry: Entry) -> Entry:
+    """What is left of an entry whose tokens are known or not wanted: its timings."""
+    return msgspec.structs.replace(entry, tokens=(), logprobs=(), finish=None, accepted=0, offered=0)

@@ -20,7 +20,7 @@ import msgspec
 
 from eyas.common.clients import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected
 from eyas.common.errors import Cancelled, DeadlineExceeded, EyasError, Overloaded, Unavailable
-from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Timings, WorkerInfo
+from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Role, Timings, WorkerInfo
 from gateway import router
 from gateway.cluster import Cluster
 from gateway.delivery import Delivery
@@ -153,7 +153,8 @@ class Generation:
                 self._attach()
             case PrefillDone(choices, timings):
                 self._first_tokens = choices
-                self._deliver_first(choices, timings)
+                named = msgspec.structs.replace(timings, worker=leg.worker, role=Role.PREFILL)
+                self._deliver_first(choices, named)
             case Ended(error) if leg.handles is None:
                 self._replace_prefill(leg, error)
         # Once it has started, only decode judges whether its pages arrive.
@@ -222,6 +223,9 @@ class Generation:
         if leg is not self._decode or entry.attempt != self._attempt:
             return
         self._decode_spoke = True
+        if entry.timings is not None:
+            timings = msgspec.structs.replace(entry.timings, worker=leg.worker, role=Role.DECODE)
+            entry = msgspec.structs.replace(entry, timings=timings)
         self._delivery.push(entry)
         if self._delivery.complete:
             leg.close(cancel=self._ended_elsewhere)

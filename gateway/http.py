@@ -12,7 +12,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from importlib.resources import files
 
@@ -31,6 +31,8 @@ from gateway.metrics import GatewayMetrics, Meter
 from gateway.openai_reply import ChatFormat, Format, TextFormat, error_event
 from gateway.openai_request import Call, chat_call, text_call
 from gateway.schema import ChatBody, DetokenizeBody, TextBody, TokenizeBody, parse
+from gateway.sglang_reply import SglangFormat
+from gateway.sglang_request import GenerateBody, generate_call
 from gateway.text import Delta
 from gateway.tokenizer import Tokenizer
 from gateway.wire import (
@@ -66,6 +68,8 @@ def create_app(
     keyed = APIRouter(dependencies=[Depends(front.authorize)])
     keyed.add_api_route("/v1/chat/completions", front.chat, methods=["POST"])
     keyed.add_api_route("/v1/completions", front.completions, methods=["POST"])
+    keyed.add_api_route("/generate", front.generate, methods=["POST"])
+    keyed.add_api_route("/get_model_info", front.model_info, methods=["GET"])
     keyed.add_api_route("/v1/models", front.models, methods=["GET"])
     keyed.add_api_route("/v1/models/{name:path}", front.model, methods=["GET"])
     keyed.add_api_route("/tokenize", front.tokenize, methods=["POST"])
@@ -102,27 +106,34 @@ class Front:
     async def chat(self, request: Request) -> Response:
         body = parse(ChatBody, await self._body(request))
         call = await chat_call(self._config, await self._served(), self._tokenizer, body)
-        return WhileConnected(partial(self._answer, call, ChatFormat(call, self._tokenizer.table)))
+        return WhileConnected(partial(self._answer, call, partial(ChatFormat, call, self._tokenizer.table)))
 
     async def completions(self, request: Request) -> Response:
         body = parse(TextBody, await self._body(request))
         call = await text_call(self._config, await self._served(), self._tokenizer, body)
-        return WhileConnected(partial(self._answer, call, TextFormat(call, self._tokenizer.table)))
+        return WhileConnected(partial(self._answer, call, partial(TextFormat, call, self._tokenizer.table)))
 
-    async def _answer(self, call: Call, format: Format, send: Send) -> None:
+    async def generate(self, request: Request) -> Response:
+        body = parse(GenerateBody, await self._body(request))
+        call = await generate_call(self._config, await self._served(), self._tokenizer, body)
+        shape = partial(SglangFormat, call, body.shape, self._tokenizer.table)
+        return WhileConnected(partial(self._answer, call, shape))
+
+    async def _answer(self, call: Call, shape: Callable[[Answer], Format], send: Send) -> None:
         """Runs the call and writes its response, all within the request's deadline."""
-        deadline = asyncio.get_running_loop().time() + self._config.request_timeout_s
+        deadline = asyncio.get_running_loop().time() + call.timeout_s
         with self._metrics.meter() as meter:
             async with contextlib.AsyncExitStack() as owned:
                 async with _until(deadline):
                     answer = await owned.enter_async_context(admitted(self._backend, self._tokenizer, call))
                 owned.callback(lambda: meter.usage(answer.usage))
+                format = shape(answer)
                 if call.stream:
                     await _stream(answer, format, meter, deadline, send)
                 else:
                     async with _until(deadline):
                         choices = await _collect(answer, call.choices, meter)
-                    await _send_json(format.whole(choices, answer.usage), send)
+                    await _send_json(format.whole(choices), send)
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request, self._config.max_body_bytes)
@@ -138,6 +149,21 @@ class Front:
     async def model(self, name: str) -> Response:
         check_model(self._config, name)
         return _json(self._describe(await self._served()))
+
+    async def model_info(self) -> Response:
+        """The same model as SGLang describes one."""
+        model = await self._served()
+        return _json(
+            {
+                "model_path": self._config.model,
+                "tokenizer_path": self._config.model,
+                "served_model_name": model.id,
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "max_model_len": model.context_length,
+                "vocab_size": model.vocab_size,
+            }
+        )
 
     def _describe(self, model: ServedModel) -> dict[str, object]:
         return {
@@ -192,7 +218,7 @@ async def _stream(answer: Answer, format: Format, meter: Meter, deadline: float,
                 async for delta in deltas:
                     meter.delta(delta)
                     await _send_events(format.event(delta), send)
-        last = format.closing(answer.usage)
+        last = format.closing()
     except EyasError as error:
         last = error_event(error)
     except Exception:
@@ -217,7 +243,7 @@ async def _until(deadline: float) -> AsyncIterator[None]:
         async with asyncio.timeout_at(deadline):
             yield
     except TimeoutError as error:
-        raise DeadlineExceeded("the request took longer than this server allows") from error
+        raise DeadlineExceeded("the request took longer than its timeout") from error
 
 
 async def _send_events(events: bytes, send: Send) -> None:

@@ -12,17 +12,19 @@ from typing import Any, Protocol
 import msgspec
 
 from eyas.common.errors import EyasError
+from gateway.answer import Answer
 from gateway.detokenize import TokenBytes
 from gateway.openai_logprobs import chat_logprobs, text_logprobs
 from gateway.openai_request import Call
 from gateway.text import Delta, Usage
+from gateway.timings import TimingsObject, timings_object
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
 class Format(Protocol):
-    """One API's way of telling an answer."""
+    """One API's way of telling an answer, for as long as that answer runs."""
 
     def opening(self) -> bytes:
         """Events sent as soon as the request is admitted."""
@@ -32,11 +34,11 @@ class Format(Protocol):
         """The event of one delta; empty if it holds nothing to show yet."""
         ...
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self) -> bytes:
         """The last events."""
         ...
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[Delta]) -> bytes:
         """The answer in one piece: one delta a choice, in order."""
         ...
 
@@ -102,6 +104,7 @@ class Reply(msgspec.Struct, frozen=True):
     system_fingerprint: str
     choices: Sequence[ChatChunkChoice | ChatChoice | TextChoice]
     usage: UsageObject | None | msgspec.UnsetType = msgspec.UNSET
+    timings: TimingsObject | msgspec.UnsetType = msgspec.UNSET
 
 
 class ErrorObject(msgspec.Struct, frozen=True):
@@ -116,10 +119,11 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class Frame:
-    """Puts choices into an `Reply` of one call."""
+    """Puts choices into a `Reply` of one call."""
 
-    def __init__(self, call: Call, whole: str, event: str) -> None:
+    def __init__(self, call: Call, answer: Answer, whole: str, event: str) -> None:
         self._call = call
+        self._answer = answer
         self._whole = whole
         self._event = event
 
@@ -127,13 +131,21 @@ class Frame:
         usage = None if self._call.include_usage else msgspec.UNSET
         return _event(self._reply(self._event, [choice], usage))
 
-    def closing(self, usage: Usage) -> bytes:
-        if not self._call.include_usage:
+    def closing(self) -> bytes:
+        if not (self._call.include_usage or self._call.timings):
             return DONE
-        return _event(self._reply(self._event, [], _usage_object(usage))) + DONE
+        usage = _usage_object(self._answer.usage) if self._call.include_usage else msgspec.UNSET
+        return _event(self._timed(self._reply(self._event, [], usage))) + DONE
 
-    def whole(self, choices: Sequence[ChatChoice | TextChoice], usage: Usage) -> bytes:
-        return _encode(self._reply(self._whole, choices, _usage_object(usage)))
+    def whole(self, choices: Sequence[ChatChoice | TextChoice]) -> bytes:
+        return _encode(self._timed(self._reply(self._whole, choices, _usage_object(self._answer.usage))))
+
+    def _timed(self, reply: Reply) -> Reply:
+        if not self._call.timings:
+            return reply
+        (course,) = self._answer.courses
+        timings = timings_object(self._call.began, course, self._answer.usage)
+        return msgspec.structs.replace(reply, timings=timings)
 
     def _reply(
         self,
@@ -149,10 +161,10 @@ class Frame:
 class ChatFormat:
     """chat.completion and chat.completion.chunk."""
 
-    def __init__(self, call: Call, table: TokenBytes) -> None:
+    def __init__(self, call: Call, table: TokenBytes, answer: Answer) -> None:
         self._call = call
         self._table = table
-        self._frame = Frame(call, "chat.completion", "chat.completion.chunk")
+        self._frame = Frame(call, answer, "chat.completion", "chat.completion.chunk")
 
     def opening(self) -> bytes:
         first = Piece(role="assistant", content="")
@@ -165,16 +177,15 @@ class ChatFormat:
         piece = Piece(content=delta.text) if delta.text else Piece()
         return self._frame.event(ChatChunkChoice(delta.choice, piece, logprobs, delta.finish))
 
-    def closing(self, usage: Usage) -> bytes:
-        return self._frame.closing(usage)
+    def closing(self) -> bytes:
+        return self._frame.closing()
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[Delta]) -> bytes:
         return self._frame.whole(
             [
                 ChatChoice(i, AssistantMessage("assistant", d.text), self._logprobs(d), d.finish)
                 for i, d in enumerate(choices)
-            ],
-            usage,
+            ]
         )
 
     def _logprobs(self, delta: Delta) -> Any:
@@ -184,10 +195,10 @@ class ChatFormat:
 class TextFormat:
     """text_completion, whole and streamed."""
 
-    def __init__(self, call: Call, table: TokenBytes) -> None:
+    def __init__(self, call: Call, table: TokenBytes, answer: Answer) -> None:
         self._call = call
         self._table = table
-        self._frame = Frame(call, "text_completion", "text_completion")
+        self._frame = Frame(call, answer, "text_completion", "text_completion")
 
     def opening(self) -> bytes:
         echoes = (self._echo(i) for i in range(self._call.choices))
@@ -199,16 +210,15 @@ class TextFormat:
             return b""
         return self._frame.event(TextChoice(delta.choice, delta.text, logprobs, delta.finish))
 
-    def closing(self, usage: Usage) -> bytes:
-        return self._frame.closing(usage)
+    def closing(self) -> bytes:
+        return self._frame.closing()
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[Delta]) -> bytes:
         return self._frame.whole(
             [
                 TextChoice(i, self._echo(i) + d.text, self._logprobs(d), d.finish)
                 for i, d in enumerate(choices)
-            ],
-            usage,
+            ]
         )
 
     def _echo(self, choice: int) -> str:

@@ -41,11 +41,17 @@ class Call:
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
+    timings: bool
+    began: float  # monotonic seconds
     echoes: tuple[str, ...] = ()
 
     @property
     def choices(self) -> int:
         return self.n * len(self.requests)
+
+    @property
+    def timeout_s(self) -> float:
+        return self.requests[0].timeout_s
 
     @property
     def logprobs(self) -> bool:
@@ -58,7 +64,7 @@ async def chat_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
     prompt = await tokenizer.encode_chat([message.as_dict() for message in body.messages])
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     wish = _wish(body, limit, (body.top_logprobs or 0) if body.logprobs else None)
-    request = admit(model, prompt, wish, config.request_timeout_s)
+    request = admit(model, prompt, wish, timeout_s(config, body.timeout))
     return _call("chatcmpl-", model, body, [request])
 
 
@@ -70,10 +76,15 @@ async def text_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
     requests, echoes = [], []
     for prompt in body.prompt:
         ids = await tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)
-        requests.append(admit(model, ids, wish, config.request_timeout_s))
+        requests.append(admit(model, ids, wish, timeout_s(config, body.timeout)))
         if body.echo:
             echoes.append(prompt if isinstance(prompt, str) else tokenizer.decode(ids))
     return _call("cmpl-", model, body, requests, echoes)
+
+
+def timeout_s(config: GatewayConfig, asked: float | None) -> float:
+    """Seconds until a call's deadline: what its caller asked for, at most what the server allows."""
+    return min(config.request_timeout_s, asked or config.request_timeout_s)
 
 
 def _wish(body: GenerationBody, max_tokens: int | None, logprobs: int | None) -> Wish:
@@ -98,5 +109,7 @@ def _call(
         stops=tuple(body.stop or ()),
         stream=body.stream,
         include_usage=body.include_usage,
+        timings=body.timings,
+        began=time.monotonic(),
         echoes=tuple(echoes),
     )

@@ -56,7 +56,7 @@ def _text_content(value: Any) -> Any:
     return "\n".join(part["text"] for part in value)
 
 
-def _stop_list(value: Any) -> Any:
+def stop_list(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError("must be a string or a list of strings")
@@ -65,19 +65,19 @@ def _stop_list(value: Any) -> Any:
     return stops
 
 
-def _is_ids(value: Any) -> bool:
+def is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
 def _prompt_list(value: Any) -> list[str | list[int]]:
     """OpenAI's four shapes (text, ids, and lists of either) as one list of prompts."""
-    if isinstance(value, str) or _is_ids(value):
+    if isinstance(value, str) or is_ids(value):
         return [value]
     if not isinstance(value, list) or not value:
         raise ValueError("must be a string, a list of token ids, or a list of either")
     if len(value) > MAX_PROMPTS:
         raise ValueError(f"must be at most {MAX_PROMPTS} prompts")
-    if not all(isinstance(item, str) for item in value) and not all(map(_is_ids, value)):
+    if not all(isinstance(item, str) for item in value) and not all(map(is_ids, value)):
         raise ValueError("must be a list of strings or a list of lists of token ids")
     return value
 
@@ -87,7 +87,7 @@ def _system_role(role: str) -> str:
     return "system" if role == "developer" else role
 
 
-def _refuse(field: str, reason: str) -> NoReturn:
+def refuse(field: str, reason: str) -> NoReturn:
     """Fails the validation of the model around `field`, naming it."""
     raise PydanticCustomError(_REFUSED, "{reason}", {"field": field, "reason": reason})
 
@@ -102,7 +102,7 @@ class Body(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if value is None or name in HARMLESS:
                 continue
-            _refuse(name, "is not supported" if name in UNSUPPORTED else "is not a known field")
+            refuse(name, "is not supported" if name in UNSUPPORTED else "is not a known field")
         return self
 
 
@@ -139,15 +139,17 @@ class GenerationBody(Body):
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    stop: Annotated[list[str], BeforeValidator(_stop_list)] | None = None
+    stop: Annotated[list[str], BeforeValidator(stop_list)] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     speculative: bool = True
+    timings: bool = False
+    timeout: float | None = Field(None, gt=0)  # seconds
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            _refuse("stream_options", "is only allowed with stream")
+            refuse("stream_options", "is only allowed with stream")
         return self
 
     @property
@@ -166,7 +168,7 @@ class ChatBody(GenerationBody):
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            _refuse("top_logprobs", "is only allowed with logprobs")
+            refuse("top_logprobs", "is only allowed with logprobs")
         return self
 
 
@@ -178,9 +180,11 @@ class TextBody(GenerationBody):
     echo: bool = False
 
     @model_validator(mode="after")
-    def _echo_has_no_logprobs(self) -> Self:
+    def _what_goes_together(self) -> Self:
         if self.echo and self.logprobs is not None:
-            _refuse("echo", "is not supported together with logprobs")
+            refuse("echo", "is not supported together with logprobs")
+        if self.timings and len(self.prompt) > 1:
+            refuse("timings", "is only told of a single prompt")
         return self
 
 
@@ -194,7 +198,7 @@ class TokenizeBody(Body):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            _refuse("prompt", "must be given, or messages, and not both")
+            refuse("prompt", "must be given, or messages, and not both")
         return self
 
 

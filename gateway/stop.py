@@ -21,6 +21,7 @@ class StopMatcher:
         self._stops = [(stop, _fallbacks(stop)) for stop in stops]
         self._matched = [0] * len(self._stops)
         self._held = ""
+        self.hit = ""  # the stop string that was completed
 
     def feed(self, text: str) -> tuple[str, bool]:
         """(text that is safe to show, whether a stop string was completed). Not to be called after a hit."""
@@ -29,7 +30,9 @@ class StopMatcher:
         text, start = self._held + text, len(self._held)
         for position in range(start, len(text)):
             if hit := self._advance(text[position]):
-                return text[: position + 1 - hit], True
+                start_of_hit = position + 1 - hit
+                self.hit = text[start_of_hit : position + 1]
+                return text[:start_of_hit], True
         safe = len(text) - max(self._matched)
         self._held = text[safe:]
         return text[:safe], False

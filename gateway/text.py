@@ -6,12 +6,13 @@ usage. It knows tokens and text; it refuses to know HTTP, JSON and protobuf.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
 from eyas.common.errors import EyasError
-from eyas.common.types import Entry, Finish, GenerationRequest, TokenLogprob
+from eyas.common.types import Entry, Finish, GenerationRequest, Timings, TokenLogprob
 from gateway.backend import GenerationStream
 from gateway.stop import StopMatcher
 from gateway.tokenizer import Tokenizer
@@ -23,7 +24,8 @@ class Delta(msgspec.Struct, frozen=True):
     `tokens` and `logprobs` (empty unless asked for) cover every token that counts, the final one included;
     `offsets[i]` is where the text of tokens[i] begins, in characters of the choice. `text` may lag behind
     the tokens: it never holds half a character nor the beginning of a stop string. Drafts that were
-    accepted beyond a stop string count as never offered.
+    accepted beyond a stop string count as never offered. `matched` is what stopped the choice: a stop string
+    or the id of its last token.
     """
 
     choice: int
@@ -34,6 +36,8 @@ class Delta(msgspec.Struct, frozen=True):
     finish: Finish | None = None
     accepted: int = 0
     offered: int = 0
+    verify_steps: int = 0
+    matched: str | int | None = None
 
 
 class Usage(msgspec.Struct):
@@ -50,7 +54,38 @@ class Usage(msgspec.Struct):
         self.completion_tokens += len(delta.tokens)
         self.accepted += delta.accepted
         self.rejected += delta.offered - delta.accepted
-        self.verify_steps += delta.offered > 0
+        self.verify_steps += delta.verify_steps
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens a verify step gave, its own included; None if nothing was verified."""
+        return 1 + self.accepted / self.verify_steps if self.verify_steps else None
+
+
+class Course(msgspec.Struct):
+    """What happened to one request: every worker's own timings, and when its tokens came.
+
+    `first` and `second` are monotonic seconds, 0 until they have come: token 0 of some choice, and the first
+    tokens after it, which is when decode has begun.
+    """
+
+    legs: list[Timings] = []
+    first: float = 0.0
+    second: float = 0.0
+
+    def saw(self, entry: Entry) -> None:
+        if entry.timings is not None:
+            self.legs.append(entry.timings)
+        if entry.tokens:
+            now = time.monotonic()
+            self.first = self.first or now
+            if entry.index + len(entry.tokens) > 1:
+                self.second = self.second or now
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the last worker which ran the prompt found in its cache."""
+        return next((leg.cached_tokens for leg in reversed(self.legs) if leg.prefill_ms), 0)
 
 
 class ChoiceText:
@@ -87,6 +122,7 @@ class ChoiceText:
             pieces.append(self._rest())
         kept = len(offsets)
         accepted = min(entry.accepted, kept)
+        offered = entry.offered - (entry.accepted - accepted)
         return Delta(
             choice=entry.choice,
             text="".join(pieces),
@@ -95,7 +131,9 @@ class ChoiceText:
             offsets=tuple(offsets),
             finish=Finish.STOP if stopped else entry.finish,
             accepted=accepted,
-            offered=entry.offered - (entry.accepted - accepted),
+            offered=offered,
+            verify_steps=int(offered > 0),
+            matched=self._matcher.hit or (entry.tokens[-1] if silent >= 0 else None),
         )
 
     def _rest(self) -> str:
@@ -118,6 +156,7 @@ class TextStream:
         stops: Sequence[str] = (),
     ) -> None:
         self.usage = Usage(prompt_tokens=len(request.prompt_ids))
+        self.course = Course()
         self._stream = stream
         self._open = {
             choice.index: ChoiceText(tokenizer, stops, request.params.min_tokens)
@@ -127,13 +166,13 @@ class TextStream:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Ends after every choice has finished. Raises what the generation stream raises."""
         async for entry in self._stream:
+            self.course.saw(entry)
             choice = self._open.get(entry.choice)
-            if choice is None:
+            if choice is None or not (entry.tokens or entry.finish):
                 continue
             delta = choice.push(entry)
             self.usage.add(delta)
-            if entry.timings is not None:
-                self.usage.cached_tokens = entry.timings.cached_tokens
+            self.usage.cached_tokens = self.course.cached_tokens
             if delta.finish is not None:
                 await self._finish(entry)
             yield delta

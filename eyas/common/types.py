@@ -53,7 +53,10 @@ class Finish(enum.StrEnum):
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Where one request's time went, in milliseconds, and what was moved for it."""
+    """Where one request's time went on one worker, in milliseconds, and what was moved for it.
+
+    Workers do not name themselves: the gateway fills in `worker` and the `role` it had for the request.
+    """
 
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
@@ -61,6 +64,8 @@ class Timings(msgspec.Struct, frozen=True):
     transfer_bytes: int = 0
     transfer_path: str = ""
     cached_tokens: int = 0
+    worker: str = ""
+    role: Role | None = None
 
 
 class Entry(msgspec.Struct, frozen=True):

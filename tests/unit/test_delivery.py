@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.common.errors import Cancelled, EyasError, Unavailable
-from eyas.common.types import Choice, Entry, Finish, TokenLogprob
+from eyas.common.types import Choice, Entry, Finish, Timings, TokenLogprob
 from gateway.delivery import Delivery
 
 
@@ -94,3 +95,19 @@ async def test_the_first_end_stands_and_wakes_the_reader() -> None:
     delivery.end()
     with pytest.raises(Unavailable, match="gone"):
         await reader
+
+
+async def test_timings_come_through_without_their_tokens() -> None:
+    """Decode repeats token 0 and says how the transfer went; a choice may have ended at prefill by then."""
+    timings = Timings(transfer_ms=1.0)
+    delivery = Delivery([Choice(0), Choice(1)])
+    delivery.push(entry(0, 5, finish=Finish.STOP))
+    delivery.push(entry(0, 6, choice=1))
+    for choice in (0, 1):
+        told = msgspec.structs.replace(entry(0, 5 + choice, choice=choice), accepted=1, offered=2)
+        delivery.push(msgspec.structs.replace(told, timings=timings))
+    delivery.close(1)
+    entries = await drain(delivery)
+    assert [e.tokens for e in entries] == [(5,), (6,), (), ()]
+    assert [e.timings for e in entries[2:]] == [timings, timings]
+    assert entries[2].offered == 0 and delivery.tokens == 2

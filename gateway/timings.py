@@ -1,0 +1,68 @@
+"""Where a request's time went, as a reply tells it to whoever asks.
+
+It knows the course of a request and the JSON it becomes. It refuses to know how anything was measured.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from eyas.common.types import Timings
+from gateway.text import Course, Usage
+
+
+class LegObject(msgspec.Struct, frozen=True):
+    """One worker's part; what did not happen there is left out."""
+
+    role: str
+    worker: str
+    queue_ms: float
+    prefill_ms: float | msgspec.UnsetType
+    cached_tokens: int
+    transfer_ms: float | msgspec.UnsetType
+    transfer_bytes: int | msgspec.UnsetType
+    transfer_path: str | msgspec.UnsetType
+
+
+class TimingsObject(msgspec.Struct, frozen=True):
+    """Times from the parsed request on; `first_decode_ms` is from token 0 to the first tokens after it."""
+
+    first_token_ms: float
+    first_decode_ms: float | None
+    total_ms: float
+    verify_steps: int
+    acceptance_length: float | None
+    legs: list[LegObject]
+
+
+def timings_object(began: float, course: Course, usage: Usage) -> TimingsObject:
+    """The timings of a request that began at `began` (monotonic seconds) and ends now."""
+    length = usage.acceptance_length
+    return TimingsObject(
+        first_token_ms=_ms(course.first - began),
+        first_decode_ms=_ms(course.second - course.first) if course.second else None,
+        total_ms=_ms(time.monotonic() - began),
+        verify_steps=usage.verify_steps,
+        acceptance_length=None if length is None else round(length, 3),
+        legs=[_leg(leg) for leg in course.legs],
+    )
+
+
+def _leg(leg: Timings) -> LegObject:
+    pulled = bool(leg.transfer_path)
+    return LegObject(
+        role=leg.role.value if leg.role is not None else "",
+        worker=leg.worker,
+        queue_ms=round(leg.queue_ms, 3),
+        prefill_ms=round(leg.prefill_ms, 3) if leg.prefill_ms else msgspec.UNSET,
+        cached_tokens=leg.cached_tokens,
+        transfer_ms=round(leg.transfer_ms, 3) if pulled else msgspec.UNSET,
+        transfer_bytes=leg.transfer_bytes if pulled else msgspec.UNSET,
+        transfer_path=leg.transfer_path if pulled else msgspec.UNSET,
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 3)
