@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from eyas.common.config import NANO, EngineConfig, ServeConfig, SpeculationConfig
+from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.evals.heldout import held_out_prompts
@@ -68,10 +69,13 @@ class Finding:
     answers: Answers
     differing: list[str]  # one line a request
     seconds: float
+    failure: str = ""  # why there is no answer to some request
 
     @property
     def problem(self) -> str:
         variant, answers = self.variant, self.answers
+        if self.failure:
+            return self.failure
         if variant.fault is not None:
             return "" if self.differing else "was not noticed"
         if self.differing:
@@ -178,12 +182,17 @@ def differences(expected: Tokens, found: Tokens) -> list[str]:
 
 def run(variant: Variant, requests: Requests, expected: Tokens | None, done: Callable[[], None]) -> Finding:
     """`expected` None: the variant is the reference itself."""
-    known = {r.id: expected[r.id] for r in requests} if expected else {}
+    known = expected or {}
+    answers, failure = Answers({}, 0, 0), ""
     began = time.monotonic()
     with (variant.fault or nullcontext)():
-        answers = variant.way.serve(Task(requests, known, done))
+        try:
+            answers = variant.way.serve(Task(requests, known, done))
+        except (EyasError, AssertionError) as error:
+            failure = str(error) or type(error).__name__
     seconds = time.monotonic() - began
-    return Finding(variant, answers, differences(known, answers.tokens) if expected else [], seconds)
+    asked = {r.id: known[r.id] for r in requests if r.id in known}
+    return Finding(variant, answers, differences(asked, answers.tokens) if known else [], seconds, failure)
 
 
 # --- the command -----------------------------------------------------------------------------------------
@@ -202,6 +211,8 @@ def campaign(requests: Requests, console: Console) -> list[Finding]:
             return finding
 
         reference = measured(REFERENCE)
+        if reference.failure:
+            return [reference]
         expected = reference.answers.tokens
         return [reference, *(measured(variant, expected) for variant in (*VARIANTS, *BROKEN))]
 
