@@ -1,0 +1,131 @@
+"""Workers as they are: a real front around a real engine on tiny random models, all in this process.
+
+A pool of its own folder makes a worker look like one of another host: no file of it can be found elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eyas.common import clients, rpc
+from eyas.common.config import EngineConfig, WorkerConfig
+from eyas.common.types import GenerationRequest, KvHandle, Role
+from eyas.engine.build import build_engine
+from eyas.engine.messages import Load
+from eyas.worker.front import Front
+from eyas.worker.link import LocalEngine, LocalFront
+from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+
+
+def tiny_config(folder: Path) -> EngineConfig:
+    """An engine of a tiny target and head, which are written to `folder`."""
+    write_tiny_llama(folder / "target")
+    write_tiny_eagle3(folder / "head", folder / "target")
+    return EngineConfig(
+        model=str(folder / "target"), draft=str(folder / "head"), num_pages=128, chunk_tokens=48
+    )
+
+
+class RealWorker:
+    """`engine` is the engine itself: look at it only while it is idle."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = WorkerConfig(engine=config)
+
+    async def start(self) -> RealWorker:
+        torch.set_num_threads(1)
+        Path(self._config.engine.pool_dir).mkdir(exist_ok=True)
+        link = LocalFront()
+        self.front = Front(self._config, link)
+        self.address = await self.front.start()
+        config = dataclasses.replace(self._config.engine, worker=self.address)
+        self.engine: Any = build_engine(config, LocalEngine(link))
+        self._thread = threading.Thread(target=self.engine.run, daemon=True)
+        self._thread.start()
+        self._running = asyncio.create_task(self.front.run())
+        await asyncio.wait_for(asyncio.shield(self.front.ready), 10)
+        return self
+
+    async def stop(self) -> None:
+        await self.front.stop()
+        await asyncio.wait_for(self._running, 10)
+        self._thread.join(10)
+
+    @property
+    def load(self) -> Load:
+        return self.front._load
+
+    async def idle(self) -> None:
+        """Until nothing is held but what the prefix cache keeps."""
+        async with asyncio.timeout(10):
+            while self.load.running or self.load.waiting or self.load.pages_used or not self.load.progress:
+                await asyncio.sleep(0.02)
+
+    def pages(self, tokens: tuple[int, ...]) -> bytes:
+        """The cached pages of a prompt, all but those of its last rows."""
+        cache, pool = self.engine._parts.scheduler.cache, self.engine._parts.scheduler.pool
+        numbers = cache.match(tokens)
+        pool.drop(numbers)
+        return self.engine._parts.pools[0].tensor[numbers].numpy().tobytes()
+
+
+@contextlib.asynccontextmanager
+async def real_worker(config: EngineConfig, *roles: Role, **changes: Any) -> AsyncIterator[RealWorker]:
+    started = await RealWorker(dataclasses.replace(config, roles=roles, **changes)).start()
+    try:
+        yield started
+    finally:
+        await started.stop()
+
+
+async def prefill(worker: RealWorker, request: GenerationRequest) -> tuple[KvHandle, ...]:
+    """The handles of a prompt that `worker` has computed."""
+    async with rpc.channel(worker.address) as channel:
+        events = [event async for event in clients.PrefillClient(channel).prefill(request, 1, False)]
+    return events[1].handles
+
+
+class Decode:
+    """One session on a decode worker, and what it said of each request."""
+
+    def __init__(self, worker: RealWorker, channel: Any) -> None:
+        self.session = clients.DecodeSessionClient(channel, worker.address).open()
+        self.events = aiter(self.session)
+
+    def attach(self, request: GenerationRequest, handles: tuple[KvHandle, ...]) -> None:
+        """Submits a request that pulls `handles`, as attempt 2."""
+        self.session.submit(request, attempt=1, attach=True)
+        self.session.attach(request.id, 2, handles, ())
+
+    async def next(self, *kinds: type) -> Any:
+        async with asyncio.timeout(10):
+            async for event in self.events:
+                if isinstance(event, kinds):
+                    return event
+
+    async def tokens(self) -> tuple[list[int], str]:
+        """All tokens of the only request, and the path that its KV took."""
+        tokens: list[int] = []
+        path = ""
+        while True:
+            for entry in (await self.next(clients.Step)).entries:
+                tokens[entry.index :] = entry.tokens
+                path = entry.timings.transfer_path if entry.timings else path
+                if entry.finish is not None:
+                    return tokens, path
+
+
+@contextlib.asynccontextmanager
+async def decoding(worker: RealWorker) -> AsyncIterator[Decode]:
+    async with rpc.channel(worker.address) as channel:
+        decode = Decode(worker, channel)
+        yield decode
+        decode.session.close()

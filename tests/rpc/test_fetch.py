@@ -1,0 +1,227 @@
+"""KV pages between real workers: every route gives the same bytes and tokens, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from real_worker import decoding, prefill, real_worker, tiny_config
+
+from eyas.common import clients, rpc
+from eyas.common.config import EngineConfig
+from eyas.common.errors import TransferFailed
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest, KvHandle, Role
+from eyas.common.watch import TransferClient, WatchReady
+from kv_transfer.backends import stream
+from prefill_svc import transfer
+
+PROMPT = tuple(range(3, 133))  # 9 pages
+PAGE_BYTES = 8 * 2 * 16 * 2 * 16 * 4
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    return tiny_config(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def expected(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> list[int]:
+    """What a worker says that computes everything itself."""
+
+    async def alone() -> list[int]:
+        pools = str(tmp_path_factory.mktemp("pools"))
+        async with real_worker(config, Role.DECODE, pool_dir=pools) as w, decoding(w) as decode:
+            decode.session.submit(request(), attempt=1, attach=False)
+            return (await decode.tokens())[0]
+
+    return asyncio.run(alone())
+
+
+@pytest.fixture
+def two_hosts(config: EngineConfig, tmp_path: Path) -> Any:
+    """A prefill and a decode worker that see nothing of each other's memory."""
+
+    @contextlib.asynccontextmanager
+    async def start(**changes: Any) -> AsyncIterator[Any]:
+        owner = real_worker(config, Role.PREFILL, pool_dir=str(tmp_path / "here"))
+        puller = real_worker(config, Role.DECODE, pool_dir=str(tmp_path / "there"), **changes)
+        async with owner as a, puller as b:
+            yield a, b
+
+    return start
+
+
+def request(id: str = "r", prompt: tuple[int, ...] = PROMPT) -> GenerationRequest:
+    return GenerationRequest(id, prompt, SamplingParams(temperature=0.8, seed=5, max_tokens=12))
+
+
+@pytest.mark.parametrize(
+    ("wish", "there", "path"),
+    [("auto", "here", "shm"), ("shm", "here", "shm"), ("grpc", "here", "grpc"), ("auto", "there", "grpc")],
+)
+async def test_every_route_gives_the_same_bytes_and_tokens(
+    config: EngineConfig, expected: list[int], tmp_path: Path, wish: str, there: str, path: str
+) -> None:
+    owner = real_worker(config, Role.PREFILL, pool_dir=str(tmp_path / "here"))
+    puller = real_worker(config, Role.DECODE, pool_dir=str(tmp_path / there), transfer=wish)
+    async with owner as a, puller as b, decoding(b) as decode:
+        decode.attach(request(), await prefill(a, request()))
+        assert await decode.tokens() == (expected, path)
+        await b.idle()
+        await a.idle()
+        digests = {hashlib.sha256(w.pages(PROMPT)).digest() for w in (a, b)}
+        assert len(a.pages(PROMPT)) == 8 * PAGE_BYTES and len(digests) == 1
+
+
+async def test_a_route_that_cannot_be_taken_is_one_clear_error(two_hosts: Any) -> None:
+    async with two_hosts(transfer="shm", transfer_policy="fail") as (a, b), decoding(b) as decode:
+        decode.attach(request(), await prefill(a, request()))
+        failed = await decode.next(clients.Failed)
+        assert failed.error.code == "config_error"
+        assert "is not a file in" in failed.error.message and "transfer is shm" in failed.error.message
+
+
+class Slow(transfer.TransferServicer):
+    """Sends one chunk of a fetch, and the others once `gate` is open."""
+
+    gate: ClassVar[asyncio.Event]
+    begun: ClassVar[asyncio.Event]
+
+    async def Fetch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        async for chunk in super().Fetch(request, context):
+            yield chunk
+            self.begun.set()
+            await self.gate.wait()
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> type[Slow]:
+    monkeypatch.setattr(stream, "CHUNK_BYTES", PAGE_BYTES + 1000)
+    monkeypatch.setattr(transfer, "TransferServicer", Slow)
+    Slow.gate, Slow.begun = asyncio.Event(), asyncio.Event()
+    return Slow
+
+
+async def test_a_peer_that_goes_away_in_the_middle_is_lost_and_recomputed(
+    two_hosts: Any, slow: type[Slow], expected: list[int]
+) -> None:
+    async with two_hosts() as (a, b), decoding(b) as decode:
+        decode.attach(request(), await prefill(a, request()))
+        await asyncio.wait_for(slow.begun.wait(), 5)
+        await a.front.stop()
+        lost = await decode.next(clients.Lost)
+        assert (lost.id, lost.attempt) == ("r", 2)
+        decode.session.attach("r", 3, (), ())
+        assert await decode.tokens() == (expected, "")
+        await b.idle()
+
+
+async def test_an_owner_that_sends_nothing_is_given_up(
+    two_hosts: Any, slow: type[Slow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eyas.worker.fetches.STALL_S", 0.3)
+    async with two_hosts(transfer_policy="fail") as (a, b), decoding(b) as decode:
+        decode.attach(request(), await prefill(a, request()))
+        failed = await decode.next(clients.Failed)
+        assert "sent nothing for 0.3 s" in failed.error.message
+        await b.idle()
+
+
+async def test_a_cancelled_fetch_writes_no_byte_into_freed_pages(two_hosts: Any, slow: type[Slow]) -> None:
+    async with two_hosts() as (a, b), decoding(b) as decode:
+        poison = Poison(b)
+        decode.attach(request(), await prefill(a, request()))
+        await asyncio.wait_for(slow.begun.wait(), 5)
+        decode.session.cancel("r")
+        await b.idle()
+        assert poison.freed == 9
+        slow.gate.set()
+        await asyncio.sleep(0.2)
+        poison.check()
+
+
+@pytest.mark.parametrize("wish", ["shm", "grpc"])
+async def test_no_free_page_is_ever_written(config: EngineConfig, tmp_path: Path, wish: str) -> None:
+    """Pulls that are cancelled at any moment, in a pool too small for all of them."""
+    owner = real_worker(config, Role.PREFILL, pool_dir=str(tmp_path))
+    puller = real_worker(config, Role.DECODE, pool_dir=str(tmp_path), transfer=wish, num_pages=40)
+    async with owner as a, puller as b, decoding(b) as decode:
+        poison = Poison(b)
+        for i in range(24):
+            made = request(f"r{i}", tuple(range(i, 120 + i)))
+            decode.attach(made, await prefill(a, made))
+            await asyncio.sleep(0.002 * (i % 5))
+            if i % 3:
+                decode.session.cancel(f"r{i}")
+        await b.idle()
+        poison.check()
+        assert poison.freed > 40
+        assert b.engine._parts.pulls.active == 0
+
+
+class Poison:
+    """Every free page of a worker's pool is full of one number; whoever writes to a free page is found."""
+
+    VALUE = -777.0
+
+    def __init__(self, worker: Any) -> None:
+        self._pages = worker.engine._parts.scheduler.pool
+        self._tensor = worker.engine._parts.pools[0].tensor
+        self.freed = 0
+        self._tensor[self._pages._free] = self.VALUE
+        self._take, self._drop = self._pages.take, self._pages.drop
+        self._pages.take, self._pages.drop = self._checked_take, self._poisoned_drop
+        self.spoilt: list[int] = []
+
+    def check(self) -> None:
+        self.spoilt += self._spoilt(self._pages._free)
+        assert self.spoilt == []
+
+    def _checked_take(self, count: int) -> list[int]:
+        pages = self._take(count)
+        self.spoilt += self._spoilt(pages)
+        return pages
+
+    def _poisoned_drop(self, pages: Any) -> None:
+        pages = list(pages)
+        self._drop(pages)
+        for page in {page for page in pages if self._pages.owners(page) == 0}:
+            self._tensor[page] = self.VALUE
+            self.freed += 1
+
+    def _spoilt(self, pages: list[int]) -> list[int]:
+        return [page for page in pages if not (self._tensor[page] == self.VALUE).all()]
+
+
+async def test_only_who_watches_a_handle_may_fetch(config: EngineConfig, tmp_path: Path) -> None:
+    async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:
+        (handle,) = await prefill(a, request())
+        async with rpc.channel(a.address) as channel:
+            owner = TransferClient(channel, a.address)
+            with pytest.raises(TransferFailed, match="no Watch of handle"):
+                await fetched(owner, handle, 1, handle.shards[0].pages)
+            updates = owner.watch(handle, 1)
+            assert await anext(updates) == WatchReady(len(PROMPT))
+            assert await fetched(owner, handle, 1, handle.shards[0].pages[:8]) == a.pages(PROMPT)
+            for attempt, pages, sentence in [
+                (2, (0,), "no Watch of handle"),
+                (1, (0, 128), "outside of the pool"),
+                (1, (0,) * 129, "pages has 129 numbers"),
+            ]:
+                with pytest.raises(TransferFailed, match=sentence):
+                    await fetched(owner, handle, attempt, pages)
+            await updates.aclose()
+            async with asyncio.timeout(5):
+                with pytest.raises(TransferFailed, match="no Watch of handle"):
+                    while True:
+                        await fetched(owner, handle, 1, (0,))
+
+
+async def fetched(owner: TransferClient, handle: KvHandle, attempt: int, pages: tuple[int, ...]) -> bytes:
+    return b"".join([chunk async for chunk in owner.fetch(handle, attempt, pages)])
