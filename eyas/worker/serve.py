@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import TracebackType
 
 import httpx
@@ -77,6 +78,16 @@ class Cluster:
     def pids(self) -> dict[str, int]:
         """Process ids by name, of the processes that run now."""
         return {name: child.pid for name, child in self._children.items() if child.pid and child.running}
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where each worker listens, by name: the same again after a restart."""
+        return {name: worker.address for name, worker in self._plan.workers.items()}
+
+    @property
+    def pool_folder(self) -> Path:
+        """The folder of all KV pools, while the cluster runs."""
+        return self._pools.path
 
     async def __aenter__(self) -> Cluster:
         self._pools = PoolFolder(self._pool_dir)

@@ -1,0 +1,199 @@
+"""A cluster answers while its workers are killed, stopped and drained; nothing may be lost.
+
+Every stream must give the tokens that it gives undisturbed, and at the end nothing may be held: no page,
+lease, slot or file. Each fault and each outcome is a line of a JSONL file, whose first line holds the seed
+that repeats the campaign.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from eyas.common.types import GenerationRequest
+from tests.chaos.aborts import Aborts
+from tests.chaos.faults import Fault, Kind, Phase, resume, schedule, strike
+from tests.chaos.rig import WORKERS, Rig, rig
+from tests.chaos.streams import Outcome, Streams, through_rig
+
+UNDISTURBED = 16  # at once, for the answers that everything is compared with
+WHOLE_S = 90.0  # until all workers of a role serve again
+PHASE_S = 15.0  # until a request is in the wanted phase at the wanted worker
+QUIET_S = 45.0  # until nothing is held: longer than a lease
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long, how hard. `faults`: those and no more; none: `seconds` of the seed's own."""
+
+    seed: int
+    seconds: float
+    streams: int
+    aborts: int
+    stop_s: float = 20.0
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass
+class Findings:
+    faults: list[Fault] = field(default_factory=list)
+    unreached: int = 0  # faults whose phase did not come: they struck anyway
+    outcomes: list[Outcome] = field(default_factory=list)
+    aborts: Counter[str] = field(default_factory=Counter)
+    leftovers: list[str] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        failed = [f"{outcome.request}: {outcome.error}" for outcome in self.outcomes if outcome.error]
+        if not self.faults:
+            failed.append("nothing was struck")
+        if not any(outcome.attempts > 1 for outcome in self.outcomes):
+            failed.append("no stream had to go on elsewhere: the faults hit nothing")
+        return failed + self.leftovers
+
+
+class Campaign:
+    """One run of a plan; `journal` gets a JSON line for everything that happens."""
+
+    def __init__(self, plan: Plan, journal: TextIO, console: Console) -> None:
+        self._plan = plan
+        self._journal = journal
+        self._console = console
+        self._began = time.monotonic()
+        self._resuming: list[asyncio.Task[None]] = []
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+        self.findings = Findings()
+
+    async def run(self, requests: list[GenerationRequest]) -> Findings:
+        self._write("plan", **{**asdict(self._plan), "faults": len(self._plan.faults)})
+        try:
+            with self._bars:
+                async with rig(self._log) as cluster:
+                    await self._on(cluster, requests)
+                    folder = cluster.processes.pool_folder
+        finally:
+            for task in self._resuming:
+                task.cancel()
+        if folder.exists():
+            self.findings.leftovers.append(f"{folder} is still there")
+        self._write("end", problems=self.findings.problems)
+        return self.findings
+
+    async def _on(self, cluster: Rig, requests: list[GenerationRequest]) -> None:
+        plan = self._plan
+        streams = Streams(cluster, await self._undisturbed(cluster, requests), self._heard)
+        streams.start(requests, plan.streams, plan.seed)
+        await self._torment(cluster, streams)
+        await streams.finish()
+        await self._quiet(cluster, "after the faults")
+        bar = self._bars.add_task("aborts", total=plan.aborts)
+        aborts = Aborts(cluster, requests, plan.seed, told=lambda: self._bars.advance(bar))
+        self.findings.aborts = await aborts.run(plan.aborts)
+        await self._quiet(cluster, "after the aborts")
+
+    async def _undisturbed(
+        self, cluster: Rig, requests: list[GenerationRequest]
+    ) -> dict[str, tuple[int, ...]]:
+        """What every request gives as long as nothing happens."""
+        bar = self._bars.add_task("undisturbed", total=len(requests))
+        places = asyncio.Semaphore(UNDISTURBED)
+
+        async def one(request: GenerationRequest) -> tuple[str, tuple[int, ...]]:
+            async with places:
+                tokens, _ = await through_rig(cluster, request)
+            self._bars.advance(bar)
+            return request.id, tokens
+
+        expected = dict(await asyncio.gather(*map(one, requests)))
+        self._say(f"{len(requests)} requests answered undisturbed")
+        return expected
+
+    # --- faults ----------------------------------------------------------------------------------------
+
+    async def _torment(self, cluster: Rig, streams: Streams) -> None:
+        plan = self._plan
+        bar = self._bars.add_task("faults", total=len(plan.faults) or plan.seconds)
+        began = time.monotonic()
+        for fault in plan.faults or schedule(plan.seed, WORKERS):
+            left = plan.seconds - (time.monotonic() - began)
+            if not plan.faults and left <= plan.stop_s:
+                break
+            await asyncio.sleep(fault.pause_s)
+            await self._until_whole(cluster, fault.role)
+            await self._strike_in_phase(cluster, streams, fault)
+            done = len(self.findings.faults) if plan.faults else time.monotonic() - began
+            self._bars.update(bar, completed=done)
+        await asyncio.gather(*self._resuming)
+
+    async def _until_whole(self, cluster: Rig, role: str) -> None:
+        """Never the last worker of a role: all of them serve before the next one is struck."""
+        async with asyncio.timeout(WHOLE_S):
+            while not await cluster.serving(role):
+                await asyncio.sleep(0.2)
+
+    async def _strike_in_phase(self, cluster: Rig, streams: Streams, fault: Fault) -> None:
+        struck = asyncio.Event()
+        address = cluster.processes.addresses[fault.worker]
+
+        def saw(phase: Phase, workers: set[str]) -> None:
+            if phase is fault.phase and (fault.role == "draft" or address in workers):
+                cluster.saw = lambda phase, workers: None
+                self._strike(cluster, fault)
+                struck.set()
+
+        if fault.phase is Phase.IDLE:
+            await streams.idle()
+            self._strike(cluster, fault)
+            streams.go_on()
+            return
+        cluster.saw = saw
+        try:
+            async with asyncio.timeout(PHASE_S):
+                await struck.wait()
+        except TimeoutError:
+            cluster.saw = lambda phase, workers: None
+            self.findings.unreached += 1
+            self._strike(cluster, fault)
+
+    def _strike(self, cluster: Rig, fault: Fault) -> None:
+        front = cluster.processes.pids[fault.worker]
+        pids = strike(fault, front)
+        if fault.kind is Kind.STOP:
+            self._resuming.append(asyncio.create_task(resume(pids, self._plan.stop_s)))
+        self.findings.faults.append(fault)
+        self._write("fault", **{**asdict(fault), "worker": fault.worker, "pids": pids})
+        self._say(f"{fault.kind} {fault.worker} ({fault.part}) {fault.phase}")
+
+    async def _quiet(self, cluster: Rig, when: str) -> None:
+        """Waits until nobody holds anything; what is held after that is left over."""
+        deadline = time.monotonic() + QUIET_S
+        while (lines := await cluster.leftovers()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.5)
+        self._write("quiet", when=when, leftovers=lines)
+        self.findings.leftovers += [f"{when}: {line}" for line in lines]
+
+    # --- what is told ----------------------------------------------------------------------------------
+
+    def _heard(self, outcome: Outcome) -> None:
+        self.findings.outcomes.append(outcome)
+        self._write("stream", **{**asdict(outcome), "began": round(outcome.began - self._began, 3)})
+        if outcome.error:
+            self._say(f"[red]stream {outcome.request}: {outcome.error}")
+
+    def _log(self, process: str, line: str) -> None:
+        self._write("log", process=process, line=line)
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"{time.monotonic() - self._began:7.1f} s  {text}", highlight=False)
+
+    def _write(self, event: str, **fields: object) -> None:
+        at = round(time.monotonic() - self._began, 3)
+        self._journal.write(json.dumps({"at": at, "event": event, **fields}) + "\n")

@@ -1,0 +1,145 @@
+"""A cluster to be tormented: two workers of every role, its own gateway, and another one in this process.
+
+The inner gateway is there to be watched: it tells in which phase a request is, the moment its gateway learns
+it. Knows processes, addresses and load; whom to strike and what to ask is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from eyas.client import AsyncClient
+from eyas.common import rpc
+from eyas.common.clients import InfoClient, PrefillAdmitted, PrefillDone, PrefillStarted
+from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
+from eyas.common.errors import EyasError
+from eyas.common.types import Entry, GenerationRequest, WorkerInfo
+from eyas.worker.ports import free_ports
+from eyas.worker.serve import Cluster as Processes
+from gateway.cluster import Cluster, Lines, registry
+from gateway.generate import ClusterBackend, Generation
+from gateway.legs import DecodeLeg, LegEvent, PrefillLeg
+from tests.chaos.faults import Phase, engines
+
+WORKERS = 2  # of each role
+# Small chunks and few pages: prompts take several steps, caches overflow, and so pages have to move.
+ENGINE = EngineConfig(num_pages=320, chunk_tokens=32)
+DEEP = 6  # output index from which on a request counts as decoding
+INFO_S = 2.0
+MEET_S = 20.0  # until the inner gateway has its sessions
+
+Saw = Callable[[Phase, set[str]], None]  # a request is in this phase, served by workers at these addresses
+
+
+class Watched(Generation):
+    """A request that tells which phase it enters."""
+
+    def __init__(self, cluster: Cluster, request: GenerationRequest, saw: Saw) -> None:
+        super().__init__(cluster, request)
+        self._saw = saw
+
+    def _start_decode(self, worker: str, attach: bool) -> None:
+        super()._start_decode(worker, attach)
+        self._saw(Phase.SUBMITTED, {worker})
+
+    def _start_prefill(self, worker: str) -> None:
+        super()._start_prefill(worker)
+        self._saw(Phase.SUBMITTED, {worker})
+
+    def on_event(self, leg: DecodeLeg | PrefillLeg, event: LegEvent) -> None:
+        super().on_event(leg, event)
+        phases = {
+            PrefillAdmitted: Phase.PREFILLING,
+            PrefillStarted: Phase.STARTED,
+            PrefillDone: Phase.TRANSFER,
+        }
+        if type(event) in phases:
+            self._saw(phases[type(event)], self._workers())
+
+    def on_entry(self, leg: DecodeLeg, entry: Entry) -> None:
+        super().on_entry(leg, entry)
+        if entry.index >= DEEP:
+            self._saw(Phase.DECODING, self._workers())
+
+    @property
+    def attempts(self) -> int:
+        return self._attempt
+
+    def _workers(self) -> set[str]:
+        return {leg.worker for leg in (self._prefill, self._decode) if leg is not None}
+
+
+@dataclasses.dataclass
+class Rig:
+    """`saw` is told of every phase of every request of the inner gateway."""
+
+    processes: Processes
+    gateway: Cluster
+    client: AsyncClient  # of the outer gateway
+    saw: Saw
+
+    async def start(self, request: GenerationRequest) -> Watched:
+        """Admitted by the inner gateway. The caller closes it."""
+        generation = Watched(self.gateway, request, lambda phase, workers: self.saw(phase, workers))
+        await generation.admit()
+        return generation
+
+    async def infos(self) -> dict[str, WorkerInfo | None]:
+        """What each worker says of itself; None: nothing."""
+        addresses = self.processes.addresses
+        infos = await asyncio.gather(*map(_info, addresses.values()))
+        return dict(zip(addresses, infos, strict=True))
+
+    async def serving(self, role: str) -> bool:
+        """Whether all workers of a role can serve."""
+        infos = await self.infos()
+        return all(info is not None and info.serving for name, info in infos.items() if name.startswith(role))
+
+    async def leftovers(self) -> list[str]:
+        """A line for everything that an idle cluster should not hold."""
+        lines = []
+        for name, info in (await self.infos()).items():
+            if info is None or not info.serving:
+                lines.append(f"{name} does not serve")
+            elif info.running or info.waiting or info.pages_used:
+                held = f"{info.running} running, {info.waiting} waiting, {info.pages_used} pages"
+                lines.append(f"{name}: {held}")
+        alive = {pid for front in self.processes.pids.values() for pid in engines(front)}
+        for path in self.pool_files():
+            if int(path.name.split("-")[1]) not in alive:
+                lines.append(f"{path.name} belongs to nobody")
+        return lines
+
+    def pool_files(self) -> list[Path]:
+        return list(self.processes.pool_folder.glob("*"))
+
+
+async def _info(address: str) -> WorkerInfo | None:
+    async with rpc.channel(address) as channel:
+        try:
+            return await InfoClient(channel).info(INFO_S)
+        except EyasError:
+            return None
+
+
+@contextlib.asynccontextmanager
+async def rig(log: Callable[[str, str], None]) -> AsyncIterator[Rig]:
+    """A cluster from ready to gone; `log` gets (process, line) for all that its processes say."""
+    with contextlib.closing(free_ports()) as ports:
+        outer = GatewayConfig(port=next(ports), grpc_port=next(ports))
+    config = ServeConfig(outer, ENGINE, "split", WORKERS, WORKERS, WORKERS)
+    async with Processes(config, log) as processes, AsyncClient(processes.grpc_address) as client:
+        lines = Lines()
+        gateway = Cluster(registry("static:" + ",".join(processes.addresses.values()), lines), lines)
+        await gateway.start()
+        try:
+            async with asyncio.timeout(MEET_S):
+                while not await ClusterBackend(gateway).healthy():
+                    await asyncio.sleep(0.05)
+            yield Rig(processes, gateway, client, lambda phase, workers: None)
+        finally:
+            await gateway.aclose()

@@ -1,0 +1,145 @@
+"""Streams that never stop asking, and what became of each: the tokens it must give, given, or not.
+
+Half of the requests are greedy, half seeded; every fourth stream goes through the gateway process, the others
+through the gateway of this process. Knows nothing of faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from eyas.common.config import NANO
+from eyas.common.errors import EyasError
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from eyas.evals.heldout import held_out_prompts
+from gateway.tokenizer import Tokenizer
+from tests.chaos.rig import Rig
+
+LENGTHS = (12, 40, 90, 160)  # output tokens, at most
+ANSWER_S = 120.0  # a stream that takes longer has failed
+
+Tokens = tuple[int, ...]
+
+
+async def make_requests(count: int, seed: int) -> list[GenerationRequest]:
+    """Distinct held-out chats; ids say how each is sampled."""
+    tokenizer, rng = Tokenizer.load(NANO), random.Random(f"requests/{seed}")
+    made = []
+    for i, chat in enumerate(held_out_prompts(count, seed)):
+        greedy = i % 2 == 0
+        params = SamplingParams(
+            max_tokens=rng.choice(LENGTHS),
+            temperature=0.0 if greedy else 0.8,
+            top_p=1.0 if greedy else 0.95,
+            seed=rng.getrandbits(64),
+            ignore_eos=rng.random() < 0.5,
+        )
+        ids = await tokenizer.encode_chat(chat)
+        made.append(GenerationRequest(f"{i}-{'greedy' if greedy else 'seeded'}", ids, params))
+    return made
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`error` is empty for a stream that gave the tokens it must give."""
+
+    request: str
+    door: str
+    began: float  # monotonic seconds
+    seconds: float
+    tokens: int
+    attempts: int  # 0: not known, the outer gateway keeps that to itself
+    error: str
+
+
+class Streams:
+    """`width` streams at a time, from `start` to `finish`; `told` hears of every outcome."""
+
+    def __init__(self, rig: Rig, expected: Mapping[str, Tokens], told: Callable[[Outcome], None]) -> None:
+        self._rig = rig
+        self._expected = expected
+        self._told = told
+        self._tasks: list[asyncio.Task[None]] = []
+        self._may_ask = asyncio.Event()
+        self._ending = False
+        self._running = 0
+
+    def start(self, requests: list[GenerationRequest], width: int, seed: int) -> None:
+        self._may_ask.set()
+        self._tasks = [
+            asyncio.create_task(self._ask_on(requests, number, random.Random(f"stream/{seed}/{number}")))
+            for number in range(width)
+        ]
+
+    async def idle(self) -> None:
+        """No stream begins until `go_on`; returns when none runs."""
+        self._may_ask.clear()
+        while self._running:
+            await asyncio.sleep(0.02)
+
+    def go_on(self) -> None:
+        self._may_ask.set()
+
+    async def finish(self) -> None:
+        """Every running stream comes to its end, and no other begins."""
+        self._ending = True
+        self._may_ask.set()
+        await asyncio.gather(*self._tasks)
+
+    async def _ask_on(self, requests: list[GenerationRequest], number: int, rng: random.Random) -> None:
+        for count in range(1_000_000):
+            await self._may_ask.wait()
+            if self._ending:
+                return
+            request = rng.choice(requests)
+            door = "outer" if number % 4 == 3 else "inner"
+            self._running += 1
+            try:
+                self._told(await self._ask(request, door, f"{request.id}/{number}/{count}"))
+            finally:
+                self._running -= 1
+
+    async def _ask(self, request: GenerationRequest, door: str, id: str) -> Outcome:
+        began, error, attempts = time.monotonic(), "", 0
+        tokens: Tokens = ()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                if door == "outer":
+                    tokens = await through_gateway(self._rig, request)
+                else:
+                    named = msgspec.structs.replace(request, id=id)
+                    tokens, attempts = await through_rig(self._rig, named)
+        except TimeoutError:
+            error = f"no end within {ANSWER_S:g} s"
+        except EyasError as caught:
+            error = f"{type(caught).__name__}: {caught.message}"
+        expected = self._expected[request.id]
+        if not error and tokens != expected:
+            pairs = zip(tokens, expected, strict=False)
+            same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            error = f"{len(tokens)} tokens for {len(expected)}, the first {same} the same"
+        return Outcome(id, door, began, time.monotonic() - began, len(tokens), attempts, error)
+
+
+async def through_rig(rig: Rig, request: GenerationRequest) -> tuple[Tokens, int]:
+    """(the tokens, in how many attempts)."""
+    stream = await rig.start(request)
+    try:
+        entries = [entry async for entry in stream]
+    finally:
+        await stream.aclose()
+    return tuple(token for entry in entries for token in entry.tokens), stream.attempts
+
+
+async def through_gateway(rig: Rig, request: GenerationRequest) -> Tokens:
+    options = msgspec.to_builtins(request.params)
+    completion = await rig.client.generate(request.prompt_ids, timeout_s=ANSWER_S, **options)
+    return completion.choices[0].tokens
