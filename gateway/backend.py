@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+import msgspec
+
 from eyas.common.types import Entry, GenerationRequest, WorkerInfo
+from gateway.router import Candidate
+
+
+class Health(msgspec.Struct, frozen=True):
+    """`problem`: the sentence why a request sent now would fail, empty if it would succeed; `degraded`: what
+    a request that succeeds does without.
+    """
+
+    problem: str = ""
+    degraded: str = ""
 
 
 class GenerationStream(Protocol):
@@ -45,6 +57,10 @@ class Backend(Protocol):
         """The workers known now, from the latest snapshot: never waits on the network."""
         ...
 
-    async def healthy(self) -> bool:
-        """True only if a request sent now would succeed."""
+    def links(self) -> list[Candidate]:
+        """The same workers with this gateway's lines to them."""
+        ...
+
+    def health(self) -> Health:
+        """Whether a request sent now would succeed, from what is known already: never waits."""
         ...

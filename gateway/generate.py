@@ -22,9 +22,11 @@ from eyas.common.clients import Admitted, Failed, Lost, PrefillDone, PrefillStar
 from eyas.common.errors import Cancelled, DeadlineExceeded, EyasError, Overloaded, Unavailable
 from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Role, Timings, WorkerInfo
 from gateway import router
+from gateway.backend import Health
 from gateway.cluster import Cluster
 from gateway.delivery import Delivery
 from gateway.legs import DecodeLeg, Ended, LegEvent, PrefillLeg
+from gateway.router import Candidate
 
 MAX_RETRIES = 4  # in a row, without a token between them
 PATIENCE_S = 4.0  # how long an admitted request waits for a decode worker to come back
@@ -48,8 +50,13 @@ class ClusterBackend:
     async def models(self) -> list[WorkerInfo]:
         return self._cluster.workers()
 
-    async def healthy(self) -> bool:
-        return router.route(self._cluster.candidates()) is not None
+    def links(self) -> list[Candidate]:
+        return self._cluster.candidates()
+
+    def health(self) -> Health:
+        if router.route(self.links()) is not None:
+            return Health()
+        return Health(f"no worker can serve a request: {router.missing(self.links())}")
 
 
 class Generation:

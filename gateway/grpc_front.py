@@ -19,6 +19,7 @@ from eyas.common.errors import InvalidRequest, PayloadTooLarge, Unauthorized
 from eyas.common.params import SamplingParams
 from gateway.admission import Wish, admit, check_model, served_model
 from gateway.backend import Backend
+from gateway.metrics import GatewayMetrics
 from gateway.schema import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
 from gateway.text import Delta, TextStream, Usage
 from gateway.tokenizer import Tokenizer
@@ -40,10 +41,13 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     """`Chat`, `Generate` and `Models`. Errors go to the server's interceptor."""
 
-    def __init__(self, config: GatewayConfig, backend: Backend, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
+    ) -> None:
         self._config = config
         self._backend = backend
         self._tokenizer = tokenizer
+        self._metrics = metrics
 
     async def Chat(
         self, request: eyas_pb2.ChatRequest, context: Context
@@ -110,9 +114,15 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         timeout_s = min(self._config.request_timeout_s, context.time_remaining() or float("inf"))
         stops = _stops(options)
         request = admit(model, prompt, _wish(options), timeout_s)
-        async with contextlib.aclosing(await self._backend.start(request)) as generation:
+        async with contextlib.AsyncExitStack() as owned:
+            meter = owned.enter_context(self._metrics.meter())
+            generation = await owned.enter_async_context(
+                contextlib.aclosing(await self._backend.start(request))
+            )
             text = TextStream(generation, request, self._tokenizer, stops)
+            owned.callback(lambda: meter.ended(text.usage, [text.course]))
             async for delta in text.deltas():
+                meter.delta(delta)
                 yield eyas_pb2.GenerateEvent(delta=_delta_to_pb(delta))
             yield eyas_pb2.GenerateEvent(usage=_usage_to_pb(text.usage))
 
@@ -120,17 +130,20 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
 class GrpcFront:
     """The gateway's gRPC server, with health and reflection. Healthy means: a request would succeed."""
 
-    def __init__(self, config: GatewayConfig, backend: Backend, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
+    ) -> None:
         """Raises ConfigError if the port is taken."""
         self._backend = backend
         self._server = rpc.server()
-        eyas_pb2_grpc.add_EyasServicer_to_server(EyasServicer(config, backend, tokenizer), self._server)
+        servicer = EyasServicer(config, backend, tokenizer, metrics)
+        eyas_pb2_grpc.add_EyasServicer_to_server(servicer, self._server)
         self._health = rpc.Health(self._server, [SERVICE])
         self.port = rpc.bind(self._server, config.host, config.grpc_port)
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self._health.set(await self._backend.healthy())
+        await self._health.set(not self._backend.health().problem)
         await self._server.start()
         self._watch = asyncio.create_task(self._follow_health(), name="grpc health")
 
@@ -144,7 +157,7 @@ class GrpcFront:
     async def _follow_health(self) -> None:
         while True:
             await asyncio.sleep(HEALTH_EVERY_S)
-            await self._health.set(await self._backend.healthy())
+            await self._health.set(not self._backend.health().problem)
 
 
 def _wish(options: eyas_pb2.GenerateOptions) -> Wish:

@@ -18,7 +18,7 @@ from importlib.resources import files
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.types import Send
 
@@ -43,7 +43,6 @@ from gateway.wire import (
     read_body,
 )
 
-HEALTH_TIMEOUT_S = 5.0
 LAST_SEND_TIMEOUT_S = 10.0
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [
@@ -55,10 +54,10 @@ _log = logging.getLogger("eyas.gateway")
 
 
 def create_app(
-    config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, registry: CollectorRegistry
+    config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
 ) -> FastAPI:
-    """The application. Its owner starts and stops `backend`; metrics go to `registry`."""
-    metrics = GatewayMetrics(registry)
+    """The application. Its owner starts and stops `backend`."""
+    metrics.serving.set_function(lambda: float(not backend.health().problem))
     front = Front(config, backend, tokenizer, metrics)
     app = FastAPI(title="Eyas", openapi_url=None)
     app.add_middleware(Doorkeeper, metrics=metrics)
@@ -74,6 +73,7 @@ def create_app(
     keyed.add_api_route("/v1/models/{name:path}", front.model, methods=["GET"])
     keyed.add_api_route("/tokenize", front.tokenize, methods=["POST"])
     keyed.add_api_route("/detokenize", front.detokenize, methods=["POST"])
+    keyed.add_api_route("/cluster", front.cluster, methods=["GET"])
     app.include_router(keyed)
     app.add_api_route("/health", front.health, methods=["GET"])
     app.add_api_route("/metrics", front.metrics_page, methods=["GET"])
@@ -126,7 +126,7 @@ class Front:
             async with contextlib.AsyncExitStack() as owned:
                 async with _until(deadline):
                     answer = await owned.enter_async_context(admitted(self._backend, self._tokenizer, call))
-                owned.callback(lambda: meter.usage(answer.usage))
+                owned.callback(lambda: meter.ended(answer.usage, answer.courses))
                 format = shape(answer)
                 if call.stream:
                     await _stream(answer, format, meter, deadline, send)
@@ -192,14 +192,26 @@ class Front:
     # --- the server itself ---------------------------------------------------------------------------
 
     async def health(self) -> Response:
-        try:
-            async with asyncio.timeout(HEALTH_TIMEOUT_S):
-                healthy = await self._backend.healthy()
-        except TimeoutError:
-            healthy = False
-        if not healthy:
-            raise Unavailable("the cluster cannot answer a request now")
-        return _json({"status": "ok"})
+        health = self._backend.health()
+        if health.problem:
+            raise Unavailable(health.problem)
+        return _json(
+            {"status": "degraded", "reason": health.degraded} if health.degraded else {"status": "ok"}
+        )
+
+    async def cluster(self) -> Response:
+        """Who is behind this gateway, as `eyas doctor` shows it."""
+        health = self._backend.health()
+        workers = [
+            {
+                **msgspec.structs.asdict(link.info),
+                "epoch": str(link.info.epoch),  # 64 bits are too many for some readers of JSON
+                "connected": link.connected,
+                "in_flight": link.in_flight,
+            }
+            for link in self._backend.links()
+        ]
+        return _json({"model": self._config.served_model, "health": health, "workers": workers})
 
     async def metrics_page(self) -> Response:
         return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)

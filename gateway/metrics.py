@@ -1,26 +1,37 @@
-"""What the HTTP front counts, for Prometheus.
+"""What a gateway's fronts count, for Prometheus.
 
-It knows clocks, deltas and metric names. It refuses to know how anything is served; the registry is its
-maker's.
+It knows clocks, deltas and metric names (`docs/metrics.md` lists them). It refuses to know how anything is
+served; the registry is its maker's.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gateway.text import Delta, Usage
+from gateway.text import Course, Delta, Usage
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 
 
+_LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0)
+
+
 class GatewayMetrics:
-    """The instruments of one gateway process."""
+    """The instruments of one gateway process. The canary's requests are in none but its own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self.serving = Gauge("eyas_serving", "1 while /health answers 200", registry=registry)
+        self.canary_runs = Counter(
+            "eyas_canary_runs",
+            "Canary requests: ok, degraded, refused, failed",
+            ["outcome"],
+            registry=registry,
+        )
         self.responses = Counter(
             "eyas_http_responses", "HTTP responses begun", ["path", "status"], registry=registry
         )
@@ -50,9 +61,25 @@ class GatewayMetrics:
         )
         self.prompt_tokens = Counter("eyas_prompt_tokens", "Tokens of prompts", registry=registry)
         self.generation_tokens = Counter("eyas_generation_tokens", "Tokens generated", registry=registry)
-        self.accepted = Counter("eyas_draft_accepted_tokens", "Draft tokens accepted", registry=registry)
-        self.offered = Counter("eyas_draft_offered_tokens", "Draft tokens offered", registry=registry)
+        self.cached_tokens = Counter(
+            "eyas_cached_prompt_tokens", "Prompt tokens found in a prefix cache", registry=registry
+        )
+        self.accepted = Counter("eyas_draft_tokens_accepted", "Draft tokens accepted", registry=registry)
+        self.offered = Counter("eyas_draft_tokens_offered", "Draft tokens offered", registry=registry)
         self.verify_steps = Counter("eyas_verify_steps", "Steps that verified drafts", registry=registry)
+        self.acceptance = Histogram(
+            "eyas_acceptance_length",
+            "Tokens a verify step of one call, its own included",
+            buckets=_LENGTHS,
+            registry=registry,
+        )
+        self.stage = Histogram(
+            "eyas_request_stage_seconds",
+            "What a call waited for: queue, prefill, transfer, first_decode",
+            ["stage"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
 
     def meter(self) -> Meter:
         """The clock of one call that starts now."""
@@ -89,10 +116,26 @@ class Meter:
         if delta.finish is not None:
             self._metrics.finished.labels(delta.finish).inc()
 
-    def usage(self, usage: Usage) -> None:
-        """Called once, however the call ended, with what it used."""
+    def ended(self, usage: Usage, courses: Sequence[Course]) -> None:
+        """Called once, however the call ended, with what it used and what became of each prompt."""
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
         self._metrics.generation_tokens.inc(usage.completion_tokens)
         self._metrics.accepted.inc(usage.accepted)
         self._metrics.offered.inc(usage.accepted + usage.rejected)
         self._metrics.verify_steps.inc(usage.verify_steps)
+        self._metrics.cached_tokens.inc(usage.cached_tokens)
+        if usage.acceptance_length is not None:
+            self._metrics.acceptance.observe(usage.acceptance_length)
+        for course in courses:
+            self._stages(course)
+
+    def _stages(self, course: Course) -> None:
+        stage = self._metrics.stage
+        for leg in course.legs:
+            if leg.prefill_ms:
+                stage.labels("queue").observe(leg.queue_ms / 1e3)
+                stage.labels("prefill").observe(leg.prefill_ms / 1e3)
+            if leg.transfer_path:
+                stage.labels("transfer").observe(leg.transfer_ms / 1e3)
+        if course.second:
+            stage.labels("first_decode").observe(course.second - course.first)

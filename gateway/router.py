@@ -54,6 +54,14 @@ def route(workers: Sequence[Candidate]) -> Route | None:
     return Route(decode.info.worker, prefill.info.worker) if prefill else None
 
 
+def missing(workers: Sequence[Candidate]) -> str:
+    """What `route` does not find."""
+    if choose_decode(workers) is None:
+        known = any(w.can(Role.DECODE) for w in workers)
+        return "no decode worker is connected" if known else "no decode worker is serving"
+    return "no prefill worker is serving"
+
+
 def choose_decode(workers: Sequence[Candidate], avoid: Collection[str] = ()) -> Candidate | None:
     return _least_loaded([w for w in workers if w.can(Role.DECODE) and w.connected], avoid)
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import psutil
+from prometheus_client import CollectorRegistry
 
 from eyas.bench.cases import Case, Job
 from eyas.bench.http import Server
@@ -26,6 +27,9 @@ from eyas.common.types import Entry, Finish, GenerationRequest, Role, WorkerInfo
 from eyas.worker.child import Child
 from eyas.worker.gateway_main import fronts
 from eyas.worker.ports import free_ports
+from gateway.backend import Health
+from gateway.metrics import GatewayMetrics
+from gateway.router import Candidate
 from gateway.tokenizer import Tokenizer
 
 REQUESTS = 400
@@ -46,8 +50,11 @@ class Instant:
     async def models(self) -> list[WorkerInfo]:
         return [self._worker]
 
-    async def healthy(self) -> bool:
-        return True
+    def links(self) -> list[Candidate]:
+        return [Candidate(self._worker)]
+
+    def health(self) -> Health:
+        return Health()
 
 
 class InstantStream:
@@ -121,7 +128,8 @@ async def _until_up(server: Server, child: Child) -> None:
 async def _serve(port: int, grpc_port: int) -> None:
     config = dataclasses.replace(GatewayConfig(), port=port, grpc_port=grpc_port)
     tokenizer = Tokenizer.load(config.model)
-    async with fronts(config, Instant(vocab_size=4096), tokenizer):
+    metrics = GatewayMetrics(CollectorRegistry())
+    async with fronts(config, Instant(vocab_size=4096), tokenizer, metrics):
         await asyncio.Event().wait()
 
 

@@ -17,10 +17,12 @@ from eyas.common import logging as eyas_logging
 from eyas.common.config import GatewayConfig
 from eyas.worker.http_server import HttpServer
 from gateway.backend import Backend
+from gateway.canary import Canary
 from gateway.cluster import Cluster, Lines, registry
 from gateway.generate import ClusterBackend
 from gateway.grpc_front import GrpcFront
 from gateway.http import create_app
+from gateway.metrics import GatewayMetrics
 from gateway.tokenizer import Tokenizer
 
 
@@ -39,20 +41,31 @@ async def _run(config: GatewayConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
         await cluster.start()
-        async with fronts(config, ClusterBackend(cluster), tokenizer):
+        metrics = GatewayMetrics(_registry())
+        canary = Canary(ClusterBackend(cluster), metrics)
+        async with fronts(config, canary, tokenizer, metrics), asyncio.TaskGroup() as tasks:
+            flights = tasks.create_task(canary.run())
             await stop.wait()
+            flights.cancel()
     finally:
         await cluster.aclose()
 
 
+def _registry() -> CollectorRegistry:
+    """A registry that has the process's own figures already."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    return registry
+
+
 @contextlib.asynccontextmanager
-async def fronts(config: GatewayConfig, backend: Backend, tokenizer: Tokenizer) -> AsyncIterator[None]:
+async def fronts(
+    config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
+) -> AsyncIterator[None]:
     """Both fronts of `backend`, listening. At the end running requests get a few seconds to finish."""
-    metrics = CollectorRegistry()
-    ProcessCollector(registry=metrics)
-    PlatformCollector(registry=metrics)
     http = HttpServer(create_app(config, backend, tokenizer, metrics), config.host, config.port)
-    grpc = GrpcFront(config, backend, tokenizer)
+    grpc = GrpcFront(config, backend, tokenizer, metrics)
     await grpc.start()
     await http.start()
     try:

@@ -20,8 +20,9 @@ from eyas.common.errors import EyasError
 from eyas.common.types import Entry, GenerationRequest, WorkerInfo
 from eyas.worker.ports import free_ports
 from eyas.worker.serve import Cluster as Processes
+from gateway import router
 from gateway.cluster import Cluster, Lines, registry
-from gateway.generate import ClusterBackend, Generation
+from gateway.generate import Generation
 from gateway.legs import DecodeLeg, LegEvent, PrefillLeg
 from tests.chaos.faults import Phase, engines
 
@@ -94,8 +95,11 @@ class Rig:
         infos = await asyncio.gather(*map(_info, addresses.values()))
         return dict(zip(addresses, infos, strict=True))
 
-    async def serving(self, role: str) -> bool:
-        """Whether all workers of a role can serve."""
+    async def whole(self, role: Role) -> bool:
+        """Whether all workers of a role can serve, and the inner gateway knows it."""
+        able = [candidate for candidate in self.gateway.candidates() if candidate.can(role)]
+        if len(able) < WORKERS or role is Role.DECODE and not all(one.connected for one in able):
+            return False
         infos = await self.infos()
         return all(info is not None and info.serving for name, info in infos.items() if name.startswith(role))
 
@@ -138,7 +142,7 @@ async def rig(log: Callable[[str, str], None]) -> AsyncIterator[Rig]:
         await gateway.start()
         try:
             async with asyncio.timeout(MEET_S):
-                while not await ClusterBackend(gateway).healthy():
+                while router.route(gateway.candidates()) is None:
                     await asyncio.sleep(0.05)
             yield Rig(processes, gateway, client, lambda phase, workers: None)
         finally:

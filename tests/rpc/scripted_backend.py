@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from eyas.common.config import NANO
 from eyas.common.errors import EyasError
 from eyas.common.types import Entry, Finish, GenerationRequest, Role, TokenLogprob, WorkerInfo
+from gateway.backend import Health
+from gateway.router import Candidate
 from gateway.tokenizer import Tokenizer
 
 EOS = 2
@@ -54,8 +56,11 @@ class ScriptedBackend:
     async def models(self) -> list[WorkerInfo]:
         return self.infos
 
-    async def healthy(self) -> bool:
-        return self.is_healthy
+    def links(self) -> list[Candidate]:
+        return [Candidate(info) for info in self.infos]
+
+    def health(self) -> Health:
+        return Health() if self.is_healthy else Health("nobody is at home")
 
 
 class ScriptedStream:

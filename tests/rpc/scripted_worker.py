@@ -59,6 +59,7 @@ class Script:
     muted: bool = False  # no heartbeats
     step_s: float = 0.002
     tokens_a_step: int = 2
+    path: str = ""  # how decode says that the pages came, with its first entry; empty: it says nothing
 
 
 @dataclass
@@ -210,7 +211,10 @@ class ScriptedWorker(
                 if index < end:
                     ids = tuple(token(request.prompt_ids, choice, i) for i in range(index, stop))
                     finish = Finish.LENGTH if stop == end else None
-                    entries.append(Entry(request.id, attempt, choice, index, ids, finish=finish))
+                    told = index == 0 and self.script.path
+                    timings = Timings(transfer_ms=1.0, transfer_path=self.script.path) if told else None
+                    entry = Entry(request.id, attempt, choice, index, ids, finish=finish, timings=timings)
+                    entries.append(entry)
                     at[choice] = stop
             step = decode_pb2.Step(entries=[convert.entry_to_pb(entry) for entry in entries])
             down.put_nowait(decode_pb2.DecodeDown(step=step))

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 from scripted_backend import EOS, ScriptedBackend, nano_tokenizer
 
 import eyas.client
@@ -28,6 +29,7 @@ from eyas.client import (
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
 from gateway.grpc_front import GrpcFront
+from gateway.metrics import GatewayMetrics
 
 CONFIG = GatewayConfig(grpc_port=0, max_body_bytes=4096)
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -37,7 +39,7 @@ T = TypeVar("T")
 @contextlib.asynccontextmanager
 async def served(backend: ScriptedBackend, config: GatewayConfig = CONFIG) -> AsyncIterator[str]:
     """The address of a running gRPC front."""
-    front = GrpcFront(config, backend, backend.tokenizer)
+    front = GrpcFront(config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()))
     await front.start()
     try:
         yield f"127.0.0.1:{front.port}"

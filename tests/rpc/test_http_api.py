@@ -15,6 +15,7 @@ from scripted_backend import INFO, ScriptedBackend, nano_tokenizer
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded, TransferFailed, Unavailable
 from gateway.http import create_app
+from gateway.metrics import GatewayMetrics
 
 CHAT = {"model": "eyas-nano", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT = {"model": "eyas-nano", "prompt": "Hi"}
@@ -27,7 +28,7 @@ def backend() -> ScriptedBackend:
 
 
 def client_of(backend: ScriptedBackend, config: GatewayConfig = CONFIG) -> httpx.AsyncClient:
-    app = create_app(config, backend, backend.tokenizer, CollectorRegistry())
+    app = create_app(config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=10)
 
@@ -244,11 +245,22 @@ async def test_parameters_reach_the_backend(client: httpx.AsyncClient, backend: 
 
 async def test_health_follows_the_backend(client: httpx.AsyncClient, backend: ScriptedBackend) -> None:
     assert (await client.get("/health")).status_code == 200
+    assert "eyas_serving 1.0" in (await client.get("/metrics")).text
     backend.is_healthy = False
-    assert (await client.get("/health")).status_code == 503
+    response = await client.get("/health")
+    assert (response.status_code, response.json()["error"]["message"]) == (503, "nobody is at home")
+    assert "eyas_serving 0.0" in (await client.get("/metrics")).text
     backend.infos = []
     response = await client.post("/v1/chat/completions", json=CHAT)
     assert (response.status_code, response.json()["error"]["code"]) == (503, Unavailable.code)
+
+
+async def test_the_cluster_is_described(client: httpx.AsyncClient) -> None:
+    told = (await client.get("/cluster")).json()
+    assert told["model"] == "eyas-nano" and told["health"] == {"problem": "", "degraded": ""}
+    (worker,) = told["workers"]
+    assert (worker["worker"], worker["roles"]) == (INFO.worker, ["prefill", "decode"])
+    assert (worker["epoch"], worker["connected"], worker["in_flight"]) == ("1", True, 0)
 
 
 async def test_models(client: httpx.AsyncClient) -> None:

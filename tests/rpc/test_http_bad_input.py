@@ -12,6 +12,7 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
 from gateway.http import create_app
+from gateway.metrics import GatewayMetrics
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, Any] = {"model": "eyas-nano", "messages": MESSAGES}
@@ -23,7 +24,7 @@ KEY = {"authorization": "Bearer sesame"}
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     backend = ScriptedBackend(nano_tokenizer())
-    app = create_app(CONFIG, backend, backend.tokenizer, CollectorRegistry())
+    app = create_app(CONFIG, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=KEY) as client:
         yield client

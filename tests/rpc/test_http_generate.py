@@ -15,6 +15,7 @@ from scripted_backend import EOS, ScriptedBackend, ScriptedStream, nano_tokenize
 from eyas.common.config import GatewayConfig
 from eyas.common.types import Entry, Role, Timings
 from gateway.http import create_app
+from gateway.metrics import GatewayMetrics
 
 CONFIG = GatewayConfig(max_body_bytes=4096)
 PREFILL = Timings(queue_ms=1.0, prefill_ms=2.0, cached_tokens=1, worker="p:1", role=Role.PREFILL)
@@ -49,7 +50,7 @@ def backend() -> TimedBackend:
 
 @pytest.fixture
 async def client(backend: TimedBackend) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(CONFIG, backend, backend.tokenizer, CollectorRegistry())
+    app = create_app(CONFIG, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=10) as client:
         yield client

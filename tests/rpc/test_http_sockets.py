@@ -19,13 +19,16 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded
 from gateway.http import create_app
+from gateway.metrics import GatewayMetrics
 
 
 class Server(uvicorn.Server):
     """A gateway on a free port, run by a thread of its own or by the test's loop."""
 
     def __init__(self, backend: ScriptedBackend) -> None:
-        app = create_app(GatewayConfig(api_key="k"), backend, backend.tokenizer, CollectorRegistry())
+        app = create_app(
+            GatewayConfig(api_key="k"), backend, backend.tokenizer, GatewayMetrics(CollectorRegistry())
+        )
         super().__init__(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}/v1"
@@ -182,7 +185,7 @@ async def test_a_client_that_never_reads_loses_its_generation(monkeypatch: pytes
     monkeypatch.setattr("gateway.http.LAST_SEND_TIMEOUT_S", 0.1)
     backend = ScriptedBackend(nano_tokenizer(), says=lambda *_: "word " * 50)
     config = GatewayConfig(request_timeout_s=0.2)
-    app = create_app(config, backend, backend.tokenizer, CollectorRegistry())
+    app = create_app(config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()))
     body = b'{"model": "eyas-nano", "prompt": "x", "max_tokens": 100, "stream": true}'
     incoming = [{"type": "http.request", "body": body, "more_body": False}]
 

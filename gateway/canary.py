@@ -1,0 +1,213 @@
+"""The gateway's own tiny request: the proof that the data path works while nobody else brings one.
+
+It stands between the fronts and the cluster. A request that got past token 0 proves the whole path; when
+none has for a while, the canary sends one, whose prompt is shorter than a page so that no cache holds it.
+It knows entries and clocks. It refuses to know routing, text and HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from eyas.common.errors import EyasError, Overloaded
+from eyas.common.params import SamplingParams
+from eyas.common.types import Entry, GenerationRequest, Role, WorkerInfo
+from gateway import router
+from gateway.backend import Backend, GenerationStream, Health
+from gateway.metrics import GatewayMetrics
+from gateway.router import Candidate
+from gateway.text import Course
+
+PROMPT = (0, 1, 2, 3)
+PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+TICK_S = 0.1
+PLAIN_RUNS = 2  # in a row without a draft before that is worth a word: one may just have been late
+
+_log = logging.getLogger("eyas.gateway")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds. A broken path is known after at most `every_s` + `timeout_s`."""
+
+    every_s: float = 6.0  # the age of the newest proof at which the canary runs
+    again_s: float = 1.0  # from one that failed to the next
+    timeout_s: float = 4.0
+    busy_timeout_s: float = 30.0  # behind the requests of others
+
+
+class Canary:
+    """A `Backend` that is healthy only if a request has lately gone all the way through the one behind it.
+
+    `run` must be running, else nothing is ever proved but by real requests.
+    """
+
+    def __init__(self, backend: Backend, metrics: GatewayMetrics, pace: Pace | None = None) -> None:
+        self._backend = backend
+        self._metrics = metrics
+        self._pace = pace or Pace()
+        self._clock = asyncio.get_running_loop().time
+        self._in_flight = 0
+        self._due_at = 0.0
+        self._problem = "no request has gone through the cluster yet"
+        self._plain_runs = 0
+        self._degraded = ""
+
+    # --- the backend -----------------------------------------------------------------------------------
+
+    async def start(self, request: GenerationRequest) -> Watched:
+        stream = await self._backend.start(request)
+        self._in_flight += 1
+        return Watched(stream, self)
+
+    async def models(self) -> list[WorkerInfo]:
+        return await self._backend.models()
+
+    def links(self) -> list[Candidate]:
+        return self._backend.links()
+
+    def health(self) -> Health:
+        behind = self._backend.health()
+        return behind if behind.problem else Health(self._problem, self._degraded)
+
+    # --- what real requests show ---------------------------------------------------------------------------
+
+    def proved(self) -> None:
+        """Some request got tokens from decode."""
+        self._problem = ""
+        self._due_at = self._clock() + self._pace.every_s
+
+    def left(self) -> None:
+        self._in_flight -= 1
+
+    # --- its own request -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            behind = self._backend.health()
+            if behind.problem:
+                self._problem, self._due_at = behind.problem, 0.0
+            elif self._clock() >= self._due_at:
+                await self._fly()
+            await asyncio.sleep(TICK_S)
+
+    async def _fly(self) -> None:
+        timeout_s = self._pace.busy_timeout_s if self._in_flight else self._pace.timeout_s
+        flight = Flight()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await flight.complete(self._backend, timeout_s)
+        except Overloaded:
+            self._due_at = self._clock() + self._pace.again_s  # busy is not broken
+            self._metrics.canary_runs.labels("refused").inc()
+        except TimeoutError:
+            self._failed(f"{flight.stage} took longer than {timeout_s:g} s")
+        except EyasError as error:
+            self._failed(f"{flight.stage} failed: {error.message}")
+        except Exception:
+            _log.exception("the canary failed")
+            self._failed(f"{flight.stage} failed: internal error")
+        else:
+            self._arrived(flight)
+
+    def _arrived(self, flight: Flight) -> None:
+        if self._problem:
+            _log.info("requests go through the cluster")
+        self.proved()
+        self._plain_runs = (
+            0 if flight.drafted or not router.wants_draft(self.links()) else self._plain_runs + 1
+        )
+        degraded = flight.detour
+        if not degraded and self._plain_runs >= PLAIN_RUNS:
+            degraded = "draft: no drafts arrive, every token takes a step of its own"
+        if degraded and not self._degraded:
+            _log.warning("requests go through the cluster, but %s", degraded)
+        self._degraded = degraded
+        self._metrics.canary_runs.labels("degraded" if degraded else "ok").inc()
+
+    def _failed(self, problem: str) -> None:
+        if not self._problem:
+            _log.warning("no request goes through the cluster: %s", problem)
+        self._problem = problem
+        self._due_at = self._clock() + self._pace.again_s
+        self._metrics.canary_runs.labels("failed").inc()
+
+
+class Flight:
+    """One canary's way through the cluster: how far it got, and which way."""
+
+    def __init__(self) -> None:
+        self.drafted = False
+        self._admitted = False
+        self._course = Course()
+
+    async def complete(self, backend: Backend, timeout_s: float) -> None:
+        """Raises what the request fails with."""
+        request = GenerationRequest(
+            f"canary-{secrets.token_hex(8)}", PROMPT, PARAMS, timeout_s=timeout_s + 1.0
+        )
+        async with contextlib.aclosing(await backend.start(request)) as stream:
+            self._admitted = True
+            async for entry in stream:
+                self._course.saw(entry)
+                self.drafted |= entry.offered > 0
+
+    @property
+    def stage(self) -> str:
+        """The leg that it has not finished."""
+        if not self._admitted:
+            return "admission"
+        if not self._course.first:
+            return "prefill"
+        return "decode" if self._heard(Role.DECODE) else "transfer"
+
+    @property
+    def detour(self) -> str:
+        """What an arrived one had to go around; empty if nothing."""
+        pulled = any(leg.transfer_path for leg in self._course.legs)
+        if pulled or not self._heard(Role.PREFILL):
+            return ""
+        prefill, decode = (self._worker(role) for role in (Role.PREFILL, Role.DECODE))
+        return f"transfer: {decode} computed the prompt itself instead of pulling it from {prefill}"
+
+    def _heard(self, role: Role) -> bool:
+        return any(leg.role is role for leg in self._course.legs)
+
+    def _worker(self, role: Role) -> str:
+        return next((leg.worker for leg in reversed(self._course.legs) if leg.role is role), "decode")
+
+
+class Watched:
+    """A real request's stream, whose first token from decode is told to the canary."""
+
+    def __init__(self, stream: GenerationStream, canary: Canary) -> None:
+        self._stream = stream
+        self._entries = aiter(stream)
+        self._canary = canary
+        self._proved = False
+        self._closed = False
+
+    def __aiter__(self) -> AsyncIterator[Entry]:
+        return self
+
+    async def __anext__(self) -> Entry:
+        entry = await anext(self._entries)
+        if not self._proved and entry.tokens and entry.index + len(entry.tokens) > 1:
+            self._proved = True
+            self._canary.proved()
+        return entry
+
+    async def cancel(self, choice: int | None = None) -> None:
+        await self._stream.cancel(choice)
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._canary.left()
+        await self._stream.aclose()

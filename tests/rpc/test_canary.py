@@ -1,0 +1,150 @@
+"""The canary: health follows what a request really meets on its way, and says where it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+from scripted_backend import ScriptedBackend, nano_tokenizer
+from scripted_worker import Script, ScriptedWorker, workers
+from test_generate_paths import DECODE, DRAFT, PREFILL, UNIFIED, collect, gateway, make_request, until
+
+from eyas.common.errors import Overloaded, Unavailable
+from eyas.common.types import Role
+from gateway.backend import Backend
+from gateway.canary import Canary, Pace
+from gateway.metrics import GatewayMetrics
+
+PACE = Pace(every_s=0.3, again_s=0.1, timeout_s=0.4, busy_timeout_s=30.0)
+
+
+@contextlib.asynccontextmanager
+async def flying(backend: Backend, pace: Pace = PACE) -> AsyncIterator[tuple[Canary, GatewayMetrics]]:
+    metrics = GatewayMetrics(CollectorRegistry())
+    canary = Canary(backend, metrics, pace)
+    task = asyncio.create_task(canary.run())
+    try:
+        yield canary, metrics
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def cluster(*roles: tuple[Role, ...]) -> AsyncIterator[tuple[Canary, list[ScriptedWorker]]]:
+    async with workers(*roles) as started, gateway(started) as (backend, _), flying(backend) as (canary, _):
+        yield canary, started
+
+
+def runs(metrics: GatewayMetrics, outcome: str) -> float:
+    return metrics.registry.get_sample_value("eyas_canary_runs_total", {"outcome": outcome}) or 0.0
+
+
+async def test_nothing_is_healthy_before_a_request_went_through() -> None:
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        started[1].script.path = "shm"
+        assert not backend.health().problem  # there is a route,
+        async with flying(backend) as (canary, metrics):
+            assert canary.health().problem  # but nobody has gone it
+            await until(lambda: not canary.health().problem)
+            assert not canary.health().degraded
+        assert runs(metrics, "ok") == 1
+        (asked,) = started[0].of("prefill")
+        assert asked.request.id.startswith("canary-")
+        assert metrics.registry.get_sample_value("eyas_generation_tokens_total") == 0
+
+
+async def test_an_idle_cluster_is_asked_again_and_a_busy_one_is_not() -> None:
+    backend = ScriptedBackend(nano_tokenizer())
+    async with flying(backend) as (canary, _):
+        await until(lambda: len(backend.requests) >= 3)
+        async with asyncio.timeout(5):
+            for _ in range(10):  # real requests, each a proof
+                stream = await canary.start(make_request())
+                assert [entry async for entry in stream]
+                await stream.aclose()
+                await asyncio.sleep(0.1)
+        names = [request.id for request in backend.requests]
+        first = names.index("r")
+        assert [name for name in names[first:] if name.startswith("canary-")] == []
+
+
+BROKEN = [
+    ("admission failed: .*no queue", Script(refuse_prefill=Unavailable("no queue")), Script()),
+    ("admission took longer", Script(silent=True), Script()),
+    ("prefill took longer", Script(hold_prefill_at="started"), Script(stop_at=0)),
+    ("transfer took longer", Script(), Script(stop_at=0)),
+    ("decode took longer", Script(), Script(stop_at=1, tokens_a_step=1, path="shm")),
+]
+
+
+@pytest.mark.parametrize(("sentence", "prefill", "decode"), BROKEN)
+async def test_a_broken_leg_is_named_and_forgiven_when_it_heals(
+    sentence: str, prefill: Script, decode: Script
+) -> None:
+    async with cluster(PREFILL, DECODE) as (canary, started):
+        await until(lambda: not canary.health().problem)
+        started[0].script, started[1].script = prefill, decode
+        await until(lambda: bool(canary.health().problem), within_s=5.0)
+        assert re.search(sentence, canary.health().problem)
+        started[0].script, started[1].script = Script(), Script()
+        await until(lambda: not canary.health().problem, within_s=5.0)
+
+
+async def test_pages_that_never_come_are_a_detour() -> None:
+    async with cluster(PREFILL, DECODE) as (canary, started):
+        await until(lambda: not canary.health().problem)
+        assert "instead of pulling it from " + started[0].address in canary.health().degraded
+        started[1].script.path = "shm"
+        await until(lambda: not canary.health().degraded)
+
+
+async def test_drafts_that_never_come_are_told_but_are_no_problem() -> None:
+    async with cluster(PREFILL, DECODE, DRAFT) as (canary, started):
+        started[1].script.path = "shm"
+        await until(lambda: canary.health().degraded.startswith("draft"))
+        assert not canary.health().problem
+
+
+async def test_one_worker_for_all_has_nothing_to_transfer() -> None:
+    async with cluster((Role.PREFILL, Role.DECODE)) as (canary, started):
+        await until(lambda: not canary.health().problem)
+        await until(lambda: len(started[0].of("submit")) >= 3)
+        assert not canary.health().degraded
+
+
+async def test_a_lost_worker_is_a_problem_at_once() -> None:
+    async with workers(UNIFIED) as started, gateway(started) as (backend, _), flying(backend) as (canary, _):
+        await until(lambda: not canary.health().problem)
+        await started[0].kill()
+        await until(lambda: "no decode worker" in canary.health().problem)
+
+
+async def test_busy_is_not_broken() -> None:
+    backend = ScriptedBackend(nano_tokenizer())
+    async with flying(backend) as (canary, metrics):
+        await until(lambda: not canary.health().problem)
+        backend.refusal = Overloaded("the queue is full")
+        await until(lambda: runs(metrics, "refused") >= 2)
+        assert not canary.health().problem
+        backend.refusal = None
+        backend.pause_s = 1.0  # a long answer runs: the canary is given its time behind it
+        stream = await canary.start(make_request())
+        asked = len(backend.requests)
+        await until(lambda: len(backend.requests) > asked)
+        await asyncio.sleep(2 * PACE.timeout_s)
+        assert not canary.health().problem
+        await stream.aclose()
+
+
+async def test_a_watched_stream_is_the_stream() -> None:
+    async with cluster(UNIFIED) as (canary, _):
+        request = make_request(n=2)
+        stream = await canary.start(request)
+        outputs = await collect(stream)  # type: ignore[arg-type]
+        assert [len(ids) for ids in outputs.values()] == [12, 12]
+        await stream.aclose()
