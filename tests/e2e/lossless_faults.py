@@ -6,7 +6,9 @@ Each fault is a context manager that breaks the engines built or running in this
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 from unittest import mock
 
 import torch
@@ -49,8 +51,8 @@ def noise_by_row() -> Iterator[None]:
 def penalties_without_ancestors() -> Iterator[None]:
     """Penalties at a node count the output and forget the draft tokens above it."""
 
-    def forgetful(params, choice, position, prompt, output, ancestors, banned=()) -> Row:
-        return Row(params, choice, position, prompt, output, (), banned)
+    def forgetful(*fields: Any) -> Row:
+        return dataclasses.replace(Row(*fields), ancestors=())
 
     with mock.patch("eyas.engine.runner.Row", forgetful):
         yield
