@@ -14,8 +14,7 @@ from eyas.common.clients import DecodeSession, DecodeSessionClient, Heartbeat, R
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle
 
-SILENCE_S = 5.0  # a live worker sends a heartbeat every second
-CONNECT_S = 5.0
+SILENCE_S = 5.0  # a live worker sends a heartbeat at once, and then every second
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 
@@ -88,11 +87,10 @@ class Session:
         while True:
             stream = self._client.open()
             try:
-                async with asyncio.timeout(CONNECT_S):
-                    await stream.connected()
-                backoff = MIN_BACKOFF_S
                 await self._listen(stream)
             except Exception as error:
+                if self.connected:
+                    backoff = MIN_BACKOFF_S
                 self._bury(error)
             finally:
                 stream.close()
@@ -100,13 +98,17 @@ class Session:
             backoff = min(2 * backoff, MAX_BACKOFF_S)
 
     async def _listen(self, stream: DecodeSession) -> None:
-        """Hand out what comes down; raises when the stream breaks, TimeoutError when it falls silent."""
-        self._stream = stream
+        """Hand out what comes down; raises when the stream breaks, TimeoutError when it falls silent.
+
+        The worker's first word opens the session: one that cannot serve ends the stream without any.
+        """
         clock = asyncio.get_running_loop().time
-        _log.info("session with worker %s is open", self.worker)
         async with asyncio.timeout(SILENCE_S) as silence:
             async for event in stream:
                 silence.reschedule(clock() + SILENCE_S)
+                if self._stream is None:
+                    self._stream = stream
+                    _log.info("session with worker %s is open", self.worker)
                 match event:
                     case Step(entries):
                         self._hand_out(entries)

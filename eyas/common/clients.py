@@ -78,15 +78,8 @@ class DecodeSession:
 
     def __init__(self, stub: decode_pb2_grpc.DecodeServiceStub, worker: str) -> None:
         self._worker = worker
-        self._up: asyncio.Queue[decode_pb2.DecodeUp] = asyncio.Queue()
+        self._up: asyncio.Queue[decode_pb2.DecodeUp | None] = asyncio.Queue()  # None: nothing more
         self._call = stub.Session(self._requests())
-
-    async def connected(self) -> None:
-        """Wait until the worker answers. Raises Unavailable if it cannot be reached."""
-        try:
-            await self._call.wait_for_connection()
-        except grpc.aio.AioRpcError as error:
-            raise rpc.map_rpc_error(error) from error
 
     def submit(self, request: GenerationRequest, attempt: int, attach: bool) -> None:
         """Queue a request: `attach` waits for its pages, else the worker computes what is missing."""
@@ -123,10 +116,11 @@ class DecodeSession:
     def close(self) -> None:
         """End the stream; the worker cancels what it still holds of it."""
         self._call.cancel()
+        self._up.put_nowait(None)  # gRPC reads on for a dead call, for ever
 
     async def _requests(self) -> AsyncIterator[decode_pb2.DecodeUp]:
-        while True:
-            yield await self._up.get()
+        while (message := await self._up.get()) is not None:
+            yield message
 
 
 def _session_event(message: decode_pb2.DecodeDown) -> SessionEvent | None:
