@@ -29,7 +29,7 @@ from gateway.legs import DecodeLeg, Ended, LegEvent, PrefillLeg
 from gateway.router import Candidate
 
 MAX_RETRIES = 4  # in a row, without a token between them
-PATIENCE_S = 4.0  # how long an admitted request waits for a decode worker to come back
+PATIENCE_S = 4.0  # how long a request waits for somebody who can serve it to come (back)
 RETRY_PAUSE_S = 0.3
 
 _log = logging.getLogger("eyas.gateway")
@@ -117,9 +117,7 @@ class Generation:
         """Start the legs; return when each of them has a queue place. On an error no leg is left."""
         try:
             async with self._in_time():
-                route = router.route(self._cluster.candidates())
-                if route is None:
-                    raise Unavailable("no worker can serve the request now")
+                route = await self._find_route()
                 self._attempt = 1
                 self._start_decode(route.decode, attach=route.prefill is not None)
                 if route.prefill is not None:
@@ -130,6 +128,15 @@ class Generation:
             self._release()
             raise
         self._driver = asyncio.create_task(self._drive(), name=f"request {self._request.id}")
+
+    async def _find_route(self) -> router.Route:
+        """Where to go first. A moment in which nobody can serve (a restart, a migration) is waited out."""
+        give_up = self._clock() + PATIENCE_S
+        while (route := router.route(self._cluster.candidates())) is None:
+            if self._clock() >= give_up:
+                raise Unavailable("no worker can serve the request now")
+            await asyncio.sleep(RETRY_PAUSE_S)
+        return route
 
     async def _drive(self) -> None:
         """Handle what the legs report until every choice has finished, then leave the workers."""
@@ -265,31 +272,31 @@ class Generation:
         """The call ended before its first chunk ran: nothing is lost, another worker takes the prompt."""
         self._spend_retry(error)
         self._avoid.add(leg.worker)
-        self._prefill_again(error)
+        self._prefill_again()
 
     def _recompute(self, leg: DecodeLeg) -> None:
-        """Decode kept the request's place but did not get its pages.
+        """Decode kept the request's place but did not get its pages: who had them is not asked again.
 
         If the client has token 0 already, decode computes the prompt itself and goes on from it.
         """
         self._spend_retry(Unavailable("the pages of the prompt could not be transferred"))
         leg.waits = True
+        if self._prefill is not None:
+            self._avoid.add(self._prefill.worker)
         if self._first_tokens:
             self._attempt += 1
             self._drop_prefill()
             self._attach()
         else:
-            self._prefill_again(Unavailable("no prefill worker is left"))
+            self._prefill_again()
 
-    def _prefill_again(self, error: EyasError) -> None:
-        """Another prefill under a new attempt; an admitted request can do without one if none is left."""
+    def _prefill_again(self) -> None:
+        """Another prefill under a new attempt; if none is left, decode computes the prompt itself."""
         self._attempt += 1
         self._drop_prefill()
         found = router.choose_prefill(self._cluster.candidates(), self._avoid)
         if found is not None and found.info.worker not in self._avoid:
             self._start_prefill(found.info.worker)
-        elif self._driver is None:
-            raise error
         else:
             self._attach()
 
@@ -314,7 +321,7 @@ class Generation:
 
     async def _find_decode(self, error: EyasError) -> str:
         """A decode worker to go on with; one that just sent the request away is asked again after a pause."""
-        give_up = self._clock() + (PATIENCE_S if self._driver is not None else 0.0)
+        give_up = self._clock() + PATIENCE_S
         paused = False
         while True:
             found = router.choose_decode(self._cluster.candidates(), self._avoid)

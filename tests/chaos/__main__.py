@@ -53,7 +53,7 @@ def report(findings: Findings) -> Table:
         "longest stream, seconds": round(max((outcome.seconds for outcome in outcomes), default=0.0), 1),
         "streams that failed or differed": sum(bool(outcome.error) for outcome in outcomes),
         **{f"given up: {way}": n for way, n in sorted(findings.aborts.items())},
-        "left over": len(findings.leftovers),
+        "other violations": len(findings.violations),
     }
     for name, value in rows.items():
         table.add_row(name, str(value))

@@ -17,7 +17,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from eyas.common.types import GenerationRequest
+from eyas.common.types import GenerationRequest, Role
 from tests.chaos.aborts import Aborts
 from tests.chaos.faults import Fault, Kind, Phase, resume, schedule, strike
 from tests.chaos.rig import WORKERS, Rig, rig
@@ -47,7 +47,7 @@ class Findings:
     unreached: int = 0  # faults whose phase did not come: they struck anyway
     outcomes: list[Outcome] = field(default_factory=list)
     aborts: Counter[str] = field(default_factory=Counter)
-    leftovers: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
 
     @property
     def problems(self) -> list[str]:
@@ -56,7 +56,7 @@ class Findings:
             failed.append("nothing was struck")
         if not any(outcome.attempts > 1 for outcome in self.outcomes):
             failed.append("no stream had to go on elsewhere: the faults hit nothing")
-        return failed + self.leftovers
+        return failed + self.violations
 
 
 class Campaign:
@@ -68,6 +68,7 @@ class Campaign:
         self._console = console
         self._began = time.monotonic()
         self._resuming: list[asyncio.Task[None]] = []
+        self._dying: dict[str, Fault] = {}  # killed or drained, and not gone yet
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
         self.findings = Findings()
@@ -83,7 +84,7 @@ class Campaign:
             for task in self._resuming:
                 task.cancel()
         if folder.exists():
-            self.findings.leftovers.append(f"{folder} is still there")
+            self.findings.violations.append(f"{folder} is still there")
         self._write("end", problems=self.findings.problems)
         return self.findings
 
@@ -98,6 +99,7 @@ class Campaign:
         aborts = Aborts(cluster, requests, plan.seed, told=lambda: self._bars.advance(bar))
         self.findings.aborts = await aborts.run(plan.aborts)
         await self._quiet(cluster, "after the aborts")
+        self.findings.violations += [f"{name} was to end and did not" for name in self._dying]
 
     async def _undisturbed(
         self, cluster: Rig, requests: list[GenerationRequest]
@@ -133,10 +135,10 @@ class Campaign:
             self._bars.update(bar, completed=done)
         await asyncio.gather(*self._resuming)
 
-    async def _until_whole(self, cluster: Rig, role: str) -> None:
+    async def _until_whole(self, cluster: Rig, role: Role) -> None:
         """Never the last worker of a role: all of them serve before the next one is struck."""
         async with asyncio.timeout(WHOLE_S):
-            while not await cluster.serving(role):
+            while not await cluster.whole(role):
                 await asyncio.sleep(0.2)
 
     async def _strike_in_phase(self, cluster: Rig, streams: Streams, fault: Fault) -> None:
@@ -168,6 +170,8 @@ class Campaign:
         pids = strike(fault, front)
         if fault.kind is Kind.STOP:
             self._resuming.append(asyncio.create_task(resume(pids, self._plan.stop_s)))
+        else:
+            self._dying[fault.worker] = fault
         self.findings.faults.append(fault)
         self._write("fault", **{**asdict(fault), "worker": fault.worker, "pids": pids})
         self._say(f"{fault.kind} {fault.worker} ({fault.part}) {fault.phase}")
@@ -178,7 +182,7 @@ class Campaign:
         while (lines := await cluster.leftovers()) and time.monotonic() < deadline:
             await asyncio.sleep(0.5)
         self._write("quiet", when=when, leftovers=lines)
-        self.findings.leftovers += [f"{when}: {line}" for line in lines]
+        self.findings.violations += [f"{when}: {line}" for line in lines]
 
     # --- what is told ----------------------------------------------------------------------------------
 
@@ -190,6 +194,16 @@ class Campaign:
 
     def _log(self, process: str, line: str) -> None:
         self._write("log", process=process, line=line)
+        if line.startswith("ended with code "):
+            self._ended(process, int(line.split()[3].rstrip(";")))
+
+    def _ended(self, process: str, code: int) -> None:
+        """A worker dies when it is made to, and only then; a drained one leaves in good order."""
+        fault = self._dying.pop(process, None)
+        if fault is None:
+            self.findings.violations.append(f"{process} ended by itself with code {code}")
+        elif fault.kind is Kind.DRAIN and code != 0:
+            self.findings.violations.append(f"{process} was drained and ended with code {code}")
 
     def _say(self, text: str) -> None:
         self._console.print(f"{time.monotonic() - self._began:7.1f} s  {text}", highlight=False)

@@ -17,7 +17,7 @@ from eyas.common import rpc
 from eyas.common.clients import InfoClient, PrefillAdmitted, PrefillDone, PrefillStarted
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
 from eyas.common.errors import EyasError
-from eyas.common.types import Entry, GenerationRequest, WorkerInfo
+from eyas.common.types import Entry, GenerationRequest, Role, WorkerInfo
 from eyas.worker.ports import free_ports
 from eyas.worker.serve import Cluster as Processes
 from gateway import router

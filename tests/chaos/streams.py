@@ -25,6 +25,7 @@ from tests.chaos.rig import Rig
 
 LENGTHS = (12, 40, 90, 160)  # output tokens, at most
 ANSWER_S = 120.0  # a stream that takes longer has failed
+PENANCE_S = 1.0  # a stream that failed lets the others run
 
 Tokens = tuple[int, ...]
 
@@ -103,9 +104,12 @@ class Streams:
             door = "outer" if number % 4 == 3 else "inner"
             self._running += 1
             try:
-                self._told(await self._ask(request, door, f"{request.id}/{number}/{count}"))
+                outcome = await self._ask(request, door, f"{request.id}/{number}/{count}")
             finally:
                 self._running -= 1
+            self._told(outcome)
+            if outcome.error:
+                await asyncio.sleep(PENANCE_S)
 
     async def _ask(self, request: GenerationRequest, door: str, id: str) -> Outcome:
         began, error, attempts = time.monotonic(), "", 0

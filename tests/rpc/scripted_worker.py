@@ -47,6 +47,7 @@ def expected(request: GenerationRequest, choice: int = 0) -> list[int]:
 class Script:
     """What this worker does wrong, and when."""
 
+    refuse_session: EyasError | None = None
     refuse_submit: EyasError | None = None
     refuse_prefill: EyasError | None = None
     fail_prefill_after: str = ""  # "admitted", "started": the call then ends with UNAVAILABLE
@@ -73,6 +74,7 @@ class ScriptedWorker(
     script: Script = field(default_factory=Script)
     heard: list[tuple[str, Any]] = field(default_factory=list)
     prefills_cancelled: int = 0
+    _sessions: list[asyncio.Queue[decode_pb2.DecodeDown | None]] = field(default_factory=list)
     address: str = ""
 
     async def start(self, port: int = 0) -> ScriptedWorker:
@@ -84,6 +86,10 @@ class ScriptedWorker(
         self.address = f"127.0.0.1:{port}"
         await self._server.start()
         return self
+
+    def end_sessions(self) -> None:
+        for down in self._sessions:
+            down.put_nowait(None)
 
     async def kill(self) -> None:
         await self._server.stop(None)
@@ -138,15 +144,19 @@ class ScriptedWorker(
     async def Session(
         self, messages: AsyncIterator[decode_pb2.DecodeUp], context: Any
     ) -> AsyncIterator[decode_pb2.DecodeDown]:
-        down: asyncio.Queue[decode_pb2.DecodeDown] = asyncio.Queue()
+        if self.script.refuse_session:
+            self.heard.append(("refused", None))
+            raise self.script.refuse_session
+        down: asyncio.Queue[decode_pb2.DecodeDown | None] = asyncio.Queue()
+        self._sessions.append(down)
         running: dict[str, asyncio.Task[None]] = {}
         helpers = [
             asyncio.create_task(self._read(messages, down, running)),
             asyncio.create_task(self._beat(down)),
         ]
         try:
-            while True:
-                yield await down.get()
+            while (message := await down.get()) is not None:
+                yield message
         finally:
             for task in [*helpers, *running.values()]:
                 task.cancel()

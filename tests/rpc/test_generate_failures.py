@@ -15,20 +15,22 @@ from gateway import generate, sessions
 from gateway.generate import Generation
 
 
-async def test_lost_pages_before_token_0_take_a_new_prefill() -> None:
-    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
-        prefill, decode = started
-        prefill.script.hold_prefill_at = "started"
+async def test_lost_pages_before_token_0_take_another_prefill() -> None:
+    async with workers(PREFILL, PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        *prefills, decode = started
+        for prefill in prefills:
+            prefill.script.hold_prefill_at = "started"
         decode.script.lose, decode.script.lose_after_s = 1, 0.1
         request = make_request()
         stream = await backend.start(request)
         await until(lambda: len(decode.of("attach")) == 1)
-        prefill.script.hold_prefill_at = ""
+        for prefill in prefills:
+            prefill.script.hold_prefill_at = ""
         assert await collect(stream) == {0: expected(request)}
         first, second = decode.of("attach")
         assert (first.attempt, second.attempt) == (1, 2)
-        assert first.handles[0].id != second.handles[0].id and not second.first_tokens
-        assert [asked.attempt for asked in prefill.of("prefill")] == [1, 2]
+        assert first.handles[0].worker != second.handles[0].worker and not second.first_tokens
+        assert sorted(asked.attempt for p in prefills for asked in p.of("prefill")) == [1, 2]
 
 
 async def test_lost_pages_after_token_0_are_recomputed_by_decode() -> None:
@@ -43,14 +45,30 @@ async def test_lost_pages_after_token_0_are_recomputed_by_decode() -> None:
         assert len(prefill.of("prefill")) == 1
 
 
-async def test_pages_that_are_always_lost_end_in_an_error() -> None:
-    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
-        started[0].script.hold_prefill_at = "started"
-        started[1].script.lose = 100
+async def test_pages_that_never_arrive_are_computed_by_decode() -> None:
+    """Nobody who failed to hand them over is asked again: a stopped worker would cost seconds each time."""
+    async with workers(PREFILL, PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        *prefills, decode = started
+        for prefill in prefills:
+            prefill.script.hold_prefill_at = "started"
+        decode.script.lose = 100
+        request = make_request()
+        assert await collect(await backend.start(request)) == {0: expected(request)}
+        assert [bool(attach.handles) for attach in decode.of("attach")] == [True, True, False]
+        assert [len(prefill.of("prefill")) for prefill in prefills] == [1, 1]
+
+
+async def test_lost_again_and_again_ends_in_an_error() -> None:
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, cluster):
+        started[1].script.stop_at = 0
         stream = await backend.start(make_request())
+        await until(lambda: len(started[1].of("attach")) == 1)
+        listener = cluster.session(started[1].address)._listeners["r"]
+        for attempt in range(1, 2 + generate.MAX_RETRIES):
+            await until(lambda n=attempt: len(started[1].of("attach")) == n)
+            listener.on_reply(Lost("r", attempt))
         with pytest.raises(Unavailable, match="could not be transferred"):
             await collect(stream)
-        assert len(started[1].of("attach")) == 1 + generate.MAX_RETRIES
 
 
 async def test_stale_and_repeated_messages_change_nothing() -> None:
@@ -98,6 +116,48 @@ async def test_without_another_prefill_an_admitted_request_is_computed_by_decode
         assert await collect(stream) == {0: expected(request)}
         (attach,) = decode.of("attach")
         assert not attach.handles and not attach.first_tokens
+
+
+async def test_without_any_prefill_a_request_is_computed_by_decode() -> None:
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, decode = started
+        prefill.script.refuse_prefill = Unavailable("draining")
+        request = make_request()
+        assert await collect(await backend.start(request)) == {0: expected(request)}
+        (attach,) = decode.of("attach")
+        assert not attach.handles and not attach.first_tokens
+
+
+async def test_a_moment_without_workers_is_waited_out() -> None:
+    async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
+        await started[0].kill()
+        await until(lambda: not cluster.session(started[0].address).connected)
+        request = make_request()
+        asking = asyncio.create_task(backend.start(request))
+        await asyncio.sleep(0.5)
+        returned = await ScriptedWorker(UNIFIED).start(int(started[0].address.rpartition(":")[2]))
+        assert await collect(await asking) == {0: expected(request)}
+        await returned.kill()
+
+
+async def test_a_worker_that_refuses_sessions_is_not_connected() -> None:
+    """It is asked less and less often, and no refused call leaves a task behind."""
+    async with workers(UNIFIED, UNIFIED) as started, gateway(started) as (backend, cluster):
+        refusing, other = started
+        refusing.script.refuse_session = Unavailable("the engine made no progress")
+        session = cluster.session(refusing.address)
+        refusing.end_sessions()
+        await until(lambda: not session.connected)
+        deadline = asyncio.get_running_loop().time() + 2.0
+        while asyncio.get_running_loop().time() < deadline:
+            assert not session.connected
+            await asyncio.sleep(0.005)
+        assert 2 <= len(refusing.of("refused")) <= 6
+        writers = [t for t in asyncio.all_tasks() if "_consume_request_iterator" in repr(t.get_coro())]
+        assert len(writers) <= len(started)
+        request = make_request()
+        assert await collect(await backend.start(request)) == {0: expected(request)}
+        assert not refusing.of("submit") and len(other.of("submit")) == 1
 
 
 async def test_a_prefill_killed_after_its_end_costs_nothing() -> None:
