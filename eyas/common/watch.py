@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 import grpc
 import msgspec
 
-from eyas.common import convert, rpc
+from eyas.common import chunk, convert, rpc
 from eyas.common.errors import TransferFailed
 from eyas.common.types import FirstToken, Group, KvHandle
 from protos import transfer_pb2, transfer_pb2_grpc
@@ -50,6 +50,11 @@ class TransferClient:
 
     def __init__(self, channel: grpc.aio.Channel, worker: str) -> None:
         self._stub = transfer_pb2_grpc.TransferServiceStub(channel)
+        self._fetch = channel.unary_stream(
+            "/eyas.v1.TransferService/Fetch",
+            request_serializer=transfer_pb2.FetchRequest.SerializeToString,
+            response_deserializer=chunk.decode,
+        )
         self._worker = worker
 
     async def handshake(self, group: Group, meaning: str) -> Meaning:
@@ -92,16 +97,16 @@ class TransferClient:
             raise rpc.map_rpc_error(error) from error
         return bool(reply.valid)
 
-    async def fetch(self, handle: KvHandle, attempt: int, pages: Sequence[int]) -> AsyncIterator[bytes]:
+    async def fetch(self, handle: KvHandle, attempt: int, pages: Sequence[int]) -> AsyncIterator[memoryview]:
         """The bytes of some of the handle's pages, in order, while its Watch is open.
 
         Raises TransferFailed if the owner does not know the Watch or the pages, Unavailable if it is gone.
         """
         request = transfer_pb2.FetchRequest(epoch=handle.epoch, id=handle.id, attempt=attempt, pages=pages)
-        call = self._stub.Fetch(request)
+        call = self._fetch(request)
         try:
-            async for message in call:
-                yield message.data
+            async for data in call:
+                yield data
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
         finally:

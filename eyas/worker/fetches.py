@@ -34,7 +34,7 @@ class Fetches:
         self._running: dict[asyncio.Task[int], int] = {}  # and the pull of each
         self._pools: dict[Group, Pages] = {}  # mapped when first needed
 
-    def start(self, job: CopyPages, group: Group, chunks: AsyncGenerator[bytes, None]) -> None:
+    def start(self, job: CopyPages, group: Group, chunks: AsyncGenerator[memoryview, None]) -> None:
         """Writes `chunks` into `job.dst_pages` of our pool of `group`; however it ends, it is told."""
         task = asyncio.create_task(self._fetch(job, group, chunks))
         self._running[task] = job.pull
@@ -52,7 +52,7 @@ class Fetches:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _fetch(self, job: CopyPages, group: Group, chunks: AsyncGenerator[bytes, None]) -> int:
+    async def _fetch(self, job: CopyPages, group: Group, chunks: AsyncGenerator[memoryview, None]) -> int:
         """The bytes written. This task alone writes to the pages, and only between two of its waits."""
         clock = asyncio.get_running_loop().time
         async with contextlib.aclosing(chunks):

@@ -42,7 +42,7 @@ class PageWriter:
         self._left = [destination[page].data for page in reversed(pages)]
         self.bytes = 0  # written so far
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes | memoryview) -> None:
         """The next bytes. Raises TransferFailed, and writes no more, when the pages are full."""
         rest = memoryview(chunk)
         while rest:

@@ -1,0 +1,74 @@
+"""A process that owns KV pages and offers them all; and what a puller in another process needs to read them.
+
+Both ends are the real service and client; only the engines are missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from eyas.common import rpc
+from eyas.common.types import Group, KvHandle, Shard
+from eyas.engine.client import EngineClient
+from eyas.engine.messages import Command, Ready, WatchOpened, WatchUpdate
+from kv_transfer.backends.base import Pages
+from kv_transfer.layout import Geometry
+from prefill_svc.transfer import TransferServicer
+
+GEOMETRY = Geometry(pages=1024, page_size=16, layers=8, kv_heads=2, head_dim=32, dtype="float32")  # 64 MiB
+EPOCH = 5
+
+
+def ready(pool: str) -> Ready:
+    """The description of an engine whose target pool is the file `pool`."""
+    return Ready(
+        epoch=EPOCH,
+        model="m",
+        fingerprint="f",
+        draft_fingerprint="",
+        context_length=1,
+        vocab_size=1,
+        pages_total=GEOMETRY.pages,
+        pools={"target": pool},
+        geometry=json.dumps({"target": json.loads(GEOMETRY.to_json())}),
+        meanings={"target": "t"},
+        slowest_step_s=0.1,
+    )
+
+
+def handle(owner: str, pool: str) -> KvHandle:
+    """Of all pages."""
+    shard = Shard(0, pool, tuple(range(GEOMETRY.pages)))
+    return KvHandle(owner, EPOCH, 0, 1, Group.TARGET, "t", GEOMETRY.pages * GEOMETRY.page_size, (shard,))
+
+
+def content() -> Pages:
+    return np.random.default_rng(7).integers(0, 256, (GEOMETRY.pages, GEOMETRY.page_bytes), np.uint8)
+
+
+async def serve(pool: str) -> None:
+    """Until this process is killed; says its address first."""
+
+    def tell(commands: Sequence[Command]) -> None:
+        opened = [command.watch for command in commands if isinstance(command, WatchOpened)]
+        loop.call_soon(engine.dispatch, [WatchUpdate(watch, tokens=1) for watch in opened])
+
+    loop = asyncio.get_running_loop()
+    engine = EngineClient(tell)
+    engine.ready = ready(pool)
+    engine.accept()
+    server = rpc.server()
+    TransferServicer(engine).register(server)
+    port = rpc.bind(server, "127.0.0.1", 0)
+    await server.start()
+    print(f"127.0.0.1:{port}", flush=True)
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1]))

@@ -1,0 +1,145 @@
+"""Bytes between two processes by gRPC: how fast, beside a plain copy; and owners that are killed or stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from page_owner import GEOMETRY, content, handle, ready
+
+from eyas.common import rpc
+from eyas.common.config import EngineConfig
+from eyas.common.types import Shard
+from eyas.engine.client import EngineClient
+from eyas.engine.messages import ClosePull, Command, CopyPages, CopyStopped, OpenPull, PullMet, PullReady
+from eyas.worker.watches import Pulls
+from kv_transfer.backends.base import Copy, Pages
+from kv_transfer.backends.shm import ShmBackend, map_pool
+
+POOL_DIR = "/dev/shm"
+HERE = Path(__file__).parent
+EVERY_PAGE = tuple(range(GEOMETRY.pages))
+
+
+@dataclass
+class Puller:
+    """The pulls of a front without an engine: `heard` is what the engine would be told."""
+
+    engine: EngineClient
+    process: subprocess.Popen[str]
+    pages: Pages  # the destination
+    source: str
+    heard: list[Command] = field(default_factory=list)
+
+    async def told(self, kind: type) -> Any:
+        async with asyncio.timeout(8):
+            while not (found := [command for command in self.heard if isinstance(command, kind)]):
+                await asyncio.sleep(0.002)
+        self.heard.remove(found[0])
+        return found[0]
+
+    async def fetch(self) -> CopyStopped:
+        self.engine.dispatch([CopyPages(1, 1, EVERY_PAGE, EVERY_PAGE)])
+        return await self.told(CopyStopped)
+
+
+@contextlib.asynccontextmanager
+async def pulling() -> AsyncIterator[Puller]:
+    """A pull, met by grpc and watched, from a process that holds `content()`."""
+    source, target = (f"{POOL_DIR}/eyas-test-{uuid.uuid4().hex}" for _ in range(2))
+    Path(source).write_bytes(content().tobytes())
+    Path(target).write_bytes(bytes([1]) * GEOMETRY.pool_bytes)
+    command = [sys.executable, str(HERE / "page_owner.py"), source]
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    channels = rpc.Channels()
+    try:
+        assert process.stdout
+        address = (await asyncio.to_thread(process.stdout.readline)).strip()
+        heard: list[Command] = []
+
+        def send(commands: Sequence[Command]) -> None:
+            heard.extend(commands)
+
+        engine = EngineClient(send)
+        engine.ready = ready(target)
+        pulls = Pulls(engine, channels, EngineConfig(transfer="grpc", pool_dir=POOL_DIR))
+        pages = map_pool(target, GEOMETRY.page_bytes).pages
+        puller = Puller(engine, process, pages, source, heard)
+        engine.dispatch([OpenPull(1, handle(address, source), 1)])
+        assert await puller.told(PullMet) == PullMet(1, "grpc")
+        await puller.told(PullReady)
+        yield puller
+        await pulls.close()
+    finally:
+        process.kill()
+        process.communicate()
+        await channels.close()
+        for path in (source, target):
+            os.unlink(path)
+
+
+async def test_sixty_four_mebibytes_beside_a_plain_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    """The ratios are printed, not judged: they depend on the machine's other work."""
+    async with pulling() as puller:
+        truth, speed = content(), {}
+        for _ in range(3):
+            stopped = await puller.fetch()
+            assert stopped.failure is None and stopped.bytes == GEOMETRY.pool_bytes
+            speed["grpc"] = max(speed.get("grpc", 0.0), stopped.bytes / stopped.seconds)
+        assert np.array_equal(puller.pages, truth)
+        plain, shared = np.ones_like(truth), np.ones_like(truth)
+        backend = ShmBackend(shared, POOL_DIR)
+        job = Copy(1, 1, Shard(0, puller.source, EVERY_PAGE), EVERY_PAGE)
+        for name, copy in (("shm", lambda: backend.copy(job)), ("memcpy", lambda: np.copyto(plain, truth))):
+            for _ in range(3):
+                began = time.monotonic()
+                copy()
+                speed[name] = max(speed.get(name, 0.0), truth.nbytes / (time.monotonic() - began))
+        assert np.array_equal(shared, truth)
+    with capsys.disabled():
+        for name, rate in speed.items():
+            print(
+                f"\n64 MiB by {name}: {rate / 1e9:.2f} GB/s, {rate / speed['memcpy']:.3f} of memcpy", end=""
+            )
+
+
+async def test_a_closed_pull_ends_its_fetch_before_it_is_told() -> None:
+    async with pulling() as puller:
+        puller.engine.dispatch([CopyPages(1, 1, EVERY_PAGE, EVERY_PAGE)])
+        async with asyncio.timeout(8):
+            while (puller.pages[0] == 1).all():
+                await asyncio.sleep(0)
+        puller.engine.dispatch([ClosePull(1)])
+        stopped = await puller.told(CopyStopped)
+        assert stopped.failure.code == "cancelled" and stopped.bytes == 0
+        written = puller.pages.copy()
+        assert (written[-1] == 1).all(), "the whole fetch was over: nothing was cancelled"
+        await asyncio.sleep(0.3)
+        assert np.array_equal(puller.pages, written)
+        assert (await puller.fetch()).failure.code == "transfer_failed"  # nobody watches any more
+
+
+@pytest.mark.parametrize(("number", "within_s"), [(signal.SIGKILL, 1.0), (signal.SIGSTOP, 6.0)])
+async def test_an_owner_that_dies_or_stops_in_the_middle_ends_the_fetch(number: int, within_s: float) -> None:
+    async with pulling() as puller:
+        puller.process.send_signal(signal.SIGSTOP)
+        puller.engine.dispatch([CopyPages(1, 1, EVERY_PAGE, EVERY_PAGE)])
+        await asyncio.sleep(0.1)
+        puller.process.send_signal(number)
+        began = time.monotonic()
+        stopped = await puller.told(CopyStopped)
+        assert stopped.failure.code in ("transfer_failed", "unavailable") and stopped.bytes == 0
+        assert time.monotonic() - began < within_s

@@ -1,0 +1,115 @@
+"""Pages as bytes on a wire, and the choice of the way they take."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eyas.common import chunk
+from eyas.common.errors import ConfigError, TransferFailed
+from kv_transfer.backends.base import Pages
+from kv_transfer.backends.stream import CHUNK_BYTES, PageWriter, chunks
+from kv_transfer.route import Route, Routes, pool_identity
+from protos import transfer_pb2
+
+
+def random_pages(pages: int, page_bytes: int) -> Pages:
+    return np.random.default_rng(pages).integers(0, 256, (pages, page_bytes), np.uint8)
+
+
+@pytest.mark.parametrize("page_bytes", [40_000, 65_536, CHUNK_BYTES, CHUNK_BYTES + 7, 3 * CHUNK_BYTES])
+def test_pages_come_in_order_in_whole_chunks(page_bytes: int) -> None:
+    source = random_pages(40 if page_bytes < CHUNK_BYTES else 4, page_bytes)
+    wanted = random.Random(1).sample(range(len(source)), len(source) - 1)
+    cut = list(chunks(source, wanted))
+    assert b"".join(cut) == source[wanted].tobytes()
+    assert {len(piece) for piece in cut[:-1]} <= {CHUNK_BYTES} and 0 < len(cut[-1]) <= CHUNK_BYTES
+
+
+def test_no_pages_are_no_chunks() -> None:
+    assert list(chunks(random_pages(2, 8), [])) == []
+
+
+@pytest.mark.parametrize("page", [-1, 4])
+def test_pages_that_are_not_there_are_refused(page: int) -> None:
+    with pytest.raises(TransferFailed, match="which has 4 of them"):
+        next(chunks(random_pages(4, 8), [0, page]))
+
+
+def test_a_writer_fills_its_pages_and_no_other() -> None:
+    source, rng = random_pages(6, 1000), random.Random(2)
+    destination = np.zeros((9, 1000), np.uint8)
+    writer = PageWriter(destination, [7, 2, 3])
+    data = source[[0, 4, 5]].tobytes()
+    while data:
+        size = rng.randrange(1, 1700)
+        writer.write(data[:size])
+        data = data[size:]
+    writer.finish()
+    expected = np.zeros_like(destination)
+    expected[[7, 2, 3]] = source[[0, 4, 5]]
+    assert np.array_equal(destination, expected) and writer.bytes == 3000
+
+
+def test_too_many_or_too_few_bytes_are_an_error() -> None:
+    destination = np.zeros((3, 10), np.uint8)
+    writer = PageWriter(destination, [1])
+    with pytest.raises(TransferFailed, match="more bytes"):
+        writer.write(b"x" * 11)
+    assert not destination[[0, 2]].any()
+    writer = PageWriter(destination, [0, 1])
+    writer.write(b"x" * 13)
+    with pytest.raises(TransferFailed, match="7 bytes too early"):
+        writer.finish()
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 16_383, 16_384, CHUNK_BYTES])
+def test_a_chunk_on_the_wire_is_protobufs(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    message = transfer_pb2.FetchChunk(data=data).SerializeToString()
+    assert chunk.encode(data) == message and chunk.decode(message) == data
+
+
+@pytest.mark.parametrize(
+    "message", [b"", b"\x0a", b"\x0a\x05abcd", b"\x0a\x03abcd", b"\x12\x01a", b"\x0a" + b"\xff" * 9]
+)
+def test_what_is_no_chunk_is_refused(message: bytes) -> None:
+    with pytest.raises(TransferFailed, match="no chunk"):
+        chunk.decode(message)
+
+
+def test_routes(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+        (folder / "pool").write_bytes(b"1")
+    pool, other = str(here / "pool"), str(there / "pool")
+    same = pool_identity(pool)
+    assert same and same == pool_identity(pool) != pool_identity(other)
+    assert pool_identity(str(here / "gone")) == ""
+    for transfer, path, identity, route in [
+        ("auto", pool, same, Route.SHM),
+        ("auto", pool, pool_identity(other), Route.GRPC),  # another host's file of this name
+        ("auto", other, pool_identity(other), Route.GRPC),
+        ("auto", pool, "", Route.GRPC),
+        ("grpc", pool, same, Route.GRPC),
+        ("shm", pool, same, Route.SHM),
+    ]:
+        assert Routes(transfer, str(here)).choose(path, identity) is route
+    with pytest.raises(ConfigError, match="is not a file in .* transfer is shm"):
+        Routes("shm", str(here)).choose(pool, pool_identity(other))
+
+
+def test_a_file_of_the_same_name_is_not_the_same_pool(tmp_path: Path) -> None:
+    pool = tmp_path / "pool"
+    pool.write_bytes(b"1")
+    before = pool_identity(str(pool))
+    keep = os.open(pool, os.O_RDONLY)  # so that its inode is not given to the next
+    pool.unlink()
+    pool.write_bytes(b"1")
+    assert Routes("auto", str(tmp_path)).choose(str(pool), before) is Route.GRPC
+    os.close(keep)
