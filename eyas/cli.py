@@ -25,6 +25,7 @@ from eyas.common.config import (
     WorkerConfig,
 )
 from eyas.common.errors import ConfigError, EyasError
+from eyas.common.logging import FORMATS
 from eyas.common.types import Role
 from kv_transfer.route import Route
 
@@ -73,11 +74,15 @@ def _parser() -> argparse.ArgumentParser:
     gateway.add_argument("--registry", required=True, metavar="static:HOST:PORT,...")
     gateway.add_argument("--model", default=GatewayConfig.model, metavar="DIR", help="tokenizer and limits")
     _gateway_flags(gateway)
+    gateway.add_argument("--log-format", choices=FORMATS, default=GatewayConfig.log_format)
     _supervised_flag(gateway)
     chat = command("chat", _chat, "talk to a running gateway")
     chat.add_argument("--gateway", default=_grpc_default(), metavar="HOST:PORT", help="its gRPC address")
     chat.add_argument("--api-key")
     chat.add_argument("--temperature", type=float, default=0.0, help="(0)")
+    doctor = command("doctor", _doctor, "look at a running cluster through its gateway: 0 if all is well")
+    _url_flag(doctor)
+    doctor.add_argument("--api-key")
     demo = command("demo", _demo, "start split services, stream one answer, show figures, stop")
     _layout_flags(demo)
     _engine_flags(demo)
@@ -110,6 +115,7 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--spec-steps", type=_positive, default=spec.steps, help=f"draft tokens in depth ({spec.steps})")
     add("--spec-topk", type=_positive, default=spec.topk, help=f"1: a chain; more: a tree ({spec.topk})")
     add("--spec-draft-tokens", type=_positive, help="nodes verified, the root too (steps + 1)")
+    add("--log-format", choices=FORMATS, default=engine.log_format)
 
 
 def _layout_flags(parser: argparse.ArgumentParser) -> None:
@@ -127,6 +133,7 @@ def _gateway_flags(parser: argparse.ArgumentParser) -> None:
     add("--grpc-port", type=_port, default=GatewayConfig.grpc_port, help=f"({GatewayConfig.grpc_port})")
     add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
     add("--api-key", help="what callers must send as a bearer token (nothing)")
+    add("--cors-origin", type=_list, default=(), metavar="URL,...", help="whose pages may call (nobody's)")
 
 
 def _worker_flags(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +143,7 @@ def _worker_flags(parser: argparse.ArgumentParser) -> None:
     add("--host", default=worker.host, help="the address that other workers reach it by")
     add("--port", type=_port, default=worker.port, help="0: any free one")
     add("--metrics-port", type=_port, default=worker.metrics_port, help="0: any free one")
-    add("--draft-at", type=_addresses, default=(), metavar="HOST:PORT,...", help="who may draft for it")
+    add("--draft-at", type=_list, default=(), metavar="HOST:PORT,...", help="who may draft for it")
     add("--threads", type=_positive, default=worker.engine.threads, help=f"({worker.engine.threads})")
     add("--pool-dir", default=worker.engine.pool_dir, metavar="DIR", help=f"({worker.engine.pool_dir})")
     _supervised_flag(parser)
@@ -166,8 +173,12 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
 
 def _evals_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["nano"])
-    parser.add_argument("--url", default=f"http://{GatewayConfig.host}:{GatewayConfig.port}")
+    _url_flag(parser)
     parser.add_argument("--size", type=_positive, default=100, metavar="N", help="questions a set (100)")
+
+
+def _url_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default=f"http://{GatewayConfig.host}:{GatewayConfig.port}")
 
 
 def _positive(text: str) -> int:
@@ -189,7 +200,7 @@ def _roles(text: str) -> tuple[Role, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(Role)}") from error
 
 
-def _addresses(text: str) -> tuple[str, ...]:
+def _list(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
@@ -212,6 +223,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         max_running=args.max_running,
         chunk_tokens=args.chunk_tokens,
         transfer=args.transfer,
+        log_format=args.log_format,
         speculation=SpeculationConfig(
             steps=args.spec_steps,
             topk=args.spec_topk,
@@ -251,6 +263,8 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         model=args.model,
         served_model=args.served_model or served_model(args.model),
         api_key=args.api_key,
+        cors_origins=args.cors_origin,
+        log_format=args.log_format,
     )
 
 
@@ -331,8 +345,13 @@ def _gateway(args: argparse.Namespace) -> int:
 def _chat(args: argparse.Namespace) -> int:
     from eyas.client.terminal import chat
 
-    chat(args.gateway, args.api_key, args.temperature)
-    return 0
+    return chat(args.gateway, args.api_key, args.temperature)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from eyas.worker.doctor import examine
+
+    return examine(args.url, args.api_key)
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from eyas.common.errors import EyasError, Overloaded
@@ -120,10 +120,9 @@ class Canary:
         if self._problem:
             _log.info("requests go through the cluster")
         self.proved()
-        self._plain_runs = (
-            0 if flight.drafted or not router.wants_draft(self.links()) else self._plain_runs + 1
-        )
-        degraded = flight.detour
+        links = self.links()
+        self._plain_runs = 0 if flight.drafted or not router.wants_draft(links) else self._plain_runs + 1
+        degraded = flight.detour(links)
         if not degraded and self._plain_runs >= PLAIN_RUNS:
             degraded = "draft: no drafts arrive, every token takes a step of its own"
         if degraded and not self._degraded:
@@ -167,20 +166,21 @@ class Flight:
             return "prefill"
         return "decode" if self._heard(Role.DECODE) else "transfer"
 
-    @property
-    def detour(self) -> str:
+    def detour(self, links: Sequence[Candidate]) -> str:
         """What an arrived one had to go around; empty if nothing."""
-        pulled = any(leg.transfer_path for leg in self._course.legs)
-        if pulled or not self._heard(Role.PREFILL):
+        alone = any(link.can(Role.PREFILL) and link.can(Role.DECODE) for link in links)
+        if alone or any(leg.transfer_path for leg in self._course.legs):
             return ""
-        prefill, decode = (self._worker(role) for role in (Role.PREFILL, Role.DECODE))
+        prefill, decode = self._worker(Role.PREFILL), self._worker(Role.DECODE) or "decode"
+        if not prefill:
+            return f"prefill: {decode} computed the prompt itself, no prefill worker did"
         return f"transfer: {decode} computed the prompt itself instead of pulling it from {prefill}"
 
     def _heard(self, role: Role) -> bool:
         return any(leg.role is role for leg in self._course.legs)
 
     def _worker(self, role: Role) -> str:
-        return next((leg.worker for leg in reversed(self._course.legs) if leg.role is role), "decode")
+        return next((leg.worker for leg in reversed(self._course.legs) if leg.role is role), "")
 
 
 class Watched:

@@ -20,6 +20,7 @@ import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Send
 
 from eyas.common.config import GatewayConfig
@@ -61,6 +62,14 @@ def create_app(
     front = Front(config, backend, tokenizer, metrics)
     app = FastAPI(title="Eyas", openapi_url=None)
     app.add_middleware(Doorkeeper, metrics=metrics)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     app.add_exception_handler(EyasError, on_eyas_error)
     app.add_exception_handler(HTTPException, on_http_exception)
 
@@ -127,6 +136,7 @@ class Front:
                 async with _until(deadline):
                     answer = await owned.enter_async_context(admitted(self._backend, self._tokenizer, call))
                 owned.callback(lambda: meter.ended(answer.usage, answer.courses))
+                owned.callback(lambda: _log_end(call, answer))
                 format = shape(answer)
                 if call.stream:
                     await _stream(answer, format, meter, deadline, send)
@@ -218,6 +228,12 @@ class Front:
 
     async def console(self) -> Response:
         return Response(self._console, media_type="text/html; charset=utf-8")
+
+
+def _log_end(call: Call, answer: Answer) -> None:
+    """The line that ties a caller's request id to the id that the workers know."""
+    tokens, seconds = answer.usage.completion_tokens, time.monotonic() - call.began
+    _log.info("%s ended after %d tokens, %.3f s", call.id, tokens, seconds)
 
 
 async def _stream(answer: Answer, format: Format, meter: Meter, deadline: float, send: Send) -> None:

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eyas.common.errors import Cancelled, EyasError, InvalidRequest, NotFound, Overloaded, PayloadTooLarge
+from eyas.common.logging import request_id
 from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
 
@@ -95,15 +96,15 @@ class Doorkeeper:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
-
+        known_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        serving = request_id.set(known_id)
         begun = False
 
         async def marked(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message)["x-request-id"] = known_id
                 # The route's own path: a caller must not be able to make new label values.
                 path = getattr(scope.get("route"), "path", "other")
                 self._metrics.responses.labels(path, message["status"]).inc()
@@ -112,10 +113,12 @@ class Doorkeeper:
         try:
             await self._app(scope, receive, marked)
         except Exception:
-            _log.exception("%s failed (request %s)", scope["path"], request_id)
+            _log.exception("%s failed (request %s)", scope["path"], known_id)
             if begun:
                 raise
             await error_response(EyasError("internal error"))(scope, receive, marked)
+        finally:
+            request_id.reset(serving)
 
 
 def error_response(error: EyasError) -> Response:

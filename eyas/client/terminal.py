@@ -64,8 +64,8 @@ async def tell(client: AsyncClient, messages: Sequence[Message], **options: Unpa
     return Told(text, stream.usage or Usage(), first_s, time.monotonic() - began)
 
 
-def chat(target: str, api_key: str | None, temperature: float) -> None:
-    """Asks, answers, and remembers, until end of input or Ctrl-C. A failed answer is said and forgotten."""
+def chat(target: str, api_key: str | None, temperature: float) -> int:
+    """Asks, answers, remembers, until end of input (0) or Ctrl-C. A failed answer is said and forgotten."""
     messages: list[Message] = []
     with asyncio.Runner() as runner:
         client = runner.run(_connect(target, api_key))
@@ -82,6 +82,7 @@ def chat(target: str, api_key: str | None, temperature: float) -> None:
                 messages.append({"role": "assistant", "content": told.text})
         finally:
             runner.run(client.aclose())
+    return 0
 
 
 async def _connect(target: str, api_key: str | None) -> AsyncClient:

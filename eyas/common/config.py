@@ -50,6 +50,7 @@ class EngineConfig:
     lease_s: float = 30.0
     transfer: str = "auto"  # how KV is pulled: "shm", "grpc", or the first of them that reaches the owner
     transfer_policy: str = "recompute"  # or "fail"
+    log_format: str = "text"  # or "json"; also of the front before this engine
     speculation: SpeculationConfig = SpeculationConfig()
     draft_workers: tuple[str, ...] = ()  # addresses this engine may draft with (without the draft role)
 
@@ -79,8 +80,10 @@ class GatewayConfig:
     model: str = str(NANO)
     served_model: str = "eyas-nano"
     api_key: str | None = None
+    cors_origins: tuple[str, ...] = ()  # whose web pages may call; "*": anybody's
     max_body_bytes: int = 2 * 1024 * 1024
     request_timeout_s: float = 600.0
+    log_format: str = "text"  # or "json"
 
 
 @dataclass(frozen=True)

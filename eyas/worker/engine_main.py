@@ -20,6 +20,7 @@ from eyas.worker.link import ZmqEngine
 
 def main(config: EngineConfig, endpoint: str) -> None:
     """Loads and runs the engine for `config` until `Shutdown`, or SIGTERM."""
+    eyas_logging.setup("engine", config.log_format)
     serve(lambda link: _run(config, link), endpoint)
 
 
@@ -31,7 +32,6 @@ def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:
         sys.exit(1)  # it died before we could ask for the signal
-    eyas_logging.setup("engine")
     link = ZmqEngine(endpoint)
     try:
         engine(link)

@@ -28,7 +28,7 @@ from gateway.tokenizer import Tokenizer
 
 def run_gateway(config: GatewayConfig) -> None:
     """Serves until SIGTERM or SIGINT. Raises ConfigError for a bad port, registry or tokenizer."""
-    eyas_logging.setup("gateway")
+    eyas_logging.setup("gateway", config.log_format)
     uvloop.run(_run(config))
 
 

@@ -75,6 +75,7 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
         "pool-dir": engine.pool_dir,
         "max-running": engine.max_running,
         "chunk-tokens": engine.chunk_tokens,
+        "log-format": engine.log_format,
         "transfer": engine.transfer,
         "spec-steps": spec.steps,
         "spec-topk": spec.topk,
@@ -94,7 +95,10 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         "grpc-port": gateway.grpc_port,
         "model": gateway.model,
         "served-model": gateway.served_model,
+        "log-format": gateway.log_format,
     }
+    if gateway.cors_origins:
+        flags["cors-origin"] = ",".join(gateway.cors_origins)
     if gateway.api_key:
         flags["api-key"] = gateway.api_key
     return ("gateway", *_command_line(flags), "--supervised")

@@ -40,7 +40,7 @@ def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> N
 
     `engine` is what the engine process runs: (its config, the link's endpoint).
     """
-    eyas_logging.setup("worker")
+    eyas_logging.setup("worker", config.engine.log_format)
     uvloop.run(_run(config, engine))
 
 

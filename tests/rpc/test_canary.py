@@ -13,7 +13,7 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from scripted_worker import Script, ScriptedWorker, workers
 from test_generate_paths import DECODE, DRAFT, PREFILL, UNIFIED, collect, gateway, make_request, until
 
-from eyas.common.errors import Overloaded, Unavailable
+from eyas.common.errors import EyasError, Overloaded, Unavailable
 from eyas.common.types import Role
 from gateway.backend import Backend
 from gateway.canary import Canary, Pace
@@ -74,7 +74,7 @@ async def test_an_idle_cluster_is_asked_again_and_a_busy_one_is_not() -> None:
 
 
 BROKEN = [
-    ("admission failed: .*no queue", Script(refuse_prefill=Unavailable("no queue")), Script()),
+    ("admission failed: .*no queue", Script(refuse_prefill=EyasError("no queue")), Script()),
     ("admission took longer", Script(silent=True), Script()),
     ("prefill took longer", Script(hold_prefill_at="started"), Script(stop_at=0)),
     ("transfer took longer", Script(), Script(stop_at=0)),
@@ -101,6 +101,17 @@ async def test_pages_that_never_come_are_a_detour() -> None:
         assert "instead of pulling it from " + started[0].address in canary.health().degraded
         started[1].script.path = "shm"
         await until(lambda: not canary.health().degraded)
+
+
+async def test_prefill_that_is_done_without_is_a_detour() -> None:
+    async with cluster(PREFILL, DECODE) as (canary, started):
+        started[1].script.path = "shm"
+        await until(lambda: not canary.health().problem)
+        assert not canary.health().degraded
+        started[0].script.refuse_prefill = Unavailable("not now")
+        started[1].script.path = ""
+        await until(lambda: canary.health().degraded.startswith("prefill"), within_s=5.0)
+        assert not canary.health().problem
 
 
 async def test_drafts_that_never_come_are_told_but_are_no_problem() -> None:

@@ -100,6 +100,8 @@ def test_a_gateway_command_line_comes_back_as_its_config() -> None:
         model="/m",
         served_model="x",
         api_key="k",
+        cors_origins=("https://a.example", "*"),
+        log_format="json",
     )
     args = parse(*gateway_argv(gateway))
     assert cli.gateway_config(args, args.registry) == gateway

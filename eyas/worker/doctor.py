@@ -1,0 +1,114 @@
+"""`eyas doctor`: reaches every worker of a running cluster, sends one request through it, says what it saw.
+
+It knows the gateway's HTTP API and the workers' description of themselves. It changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+
+from eyas.common import rpc
+from eyas.common.clients import InfoClient
+from eyas.common.errors import EyasError
+from eyas.common.types import Role
+
+TIMEOUT_S = 10.0
+DIAL_S = 2.0
+REQUEST = {
+    "input_ids": [0, 1, 2, 3],
+    "sampling_params": {"max_new_tokens": 32, "temperature": 0, "ignore_eos": True},
+    "timings": True,
+    "timeout": TIMEOUT_S,
+}
+
+
+def examine(url: str, api_key: str | None) -> int:
+    """Prints what there is; 0 if all of it is well, 1 if something is not."""
+    problems = asyncio.run(_examine(url, api_key))
+    for problem in problems:
+        print(f"problem: {problem}")
+    print("all is well" if not problems else f"{len(problems)} found")
+    return 1 if problems else 0
+
+
+async def _examine(url: str, api_key: str | None) -> list[str]:
+    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    async with httpx.AsyncClient(
+        base_url=url, headers=headers, timeout=2 * TIMEOUT_S, trust_env=False
+    ) as http:
+        try:
+            cluster = await _ask(http, "GET", "/cluster")
+            health = cluster["health"]
+            print(
+                f"gateway {url}: {cluster['model']}, {health['problem'] or health['degraded'] or 'healthy'}"
+            )
+            problems = [text for text in health.values() if text]
+            for found in await asyncio.gather(*map(_visit, cluster["workers"])):
+                problems += found
+            if not cluster["workers"]:
+                problems.append("the gateway knows no worker")
+            return problems + _trace(await _ask(http, "POST", "/generate"), cluster["workers"])
+        except EyasError as error:
+            return [error.message]
+
+
+async def _ask(http: httpx.AsyncClient, method: str, path: str) -> Any:
+    """The JSON that the gateway answers with. Raises EyasError for anything else."""
+    try:
+        reply = await http.request(method, path, json=REQUEST if method == "POST" else None)
+    except httpx.HTTPError as error:
+        raise EyasError(f"{http.base_url} does not answer {path}: {error or type(error).__name__}") from error
+    if reply.status_code != 200:
+        raise EyasError(f"{path}: HTTP {reply.status_code}: {reply.text[:300]}")
+    return reply.json()
+
+
+async def _visit(worker: dict[str, Any]) -> list[str]:
+    """What is wrong with one worker, asked directly; its line of the report is printed."""
+    address, roles = worker["worker"], ",".join(worker["roles"])
+    problems = []
+    async with rpc.channel(address) as channel:
+        try:
+            info = await InfoClient(channel).info(DIAL_S)
+        except EyasError as error:
+            problems.append(f"worker {address} ({roles}) cannot be reached from here: {error.message}")
+        else:
+            if not info.serving:
+                problems.append(f"worker {address} ({roles}) is not serving")
+            if str(info.epoch) != worker["epoch"]:
+                problems.append(f"worker {address} is at epoch {info.epoch}: the gateway knows an older one")
+    if Role.DECODE in worker["roles"] and not worker["connected"]:
+        problems.append(f"the gateway has no session with {address} ({roles})")
+    load = f"{worker['running']} running, {worker['waiting']} waiting"
+    pages = f"{worker['pages_used']} of {worker['pages_total']} pages"
+    state = "ok" if not problems else "!!"
+    print(f"  {state} {address:21} {roles:20} epoch {worker['epoch']:20} {load}, {pages}")
+    return problems
+
+
+def _trace(answer: dict[str, Any], workers: list[dict[str, Any]]) -> list[str]:
+    """Prints which way a request went; what it had to do without."""
+    meta = answer["meta_info"]
+    timings = meta["timings"]
+    for leg in timings["legs"]:
+        parts = [f"queue {leg['queue_ms']:.1f} ms"]
+        if "prefill_ms" in leg:
+            parts.append(f"prefill {leg['prefill_ms']:.1f} ms")
+        if "transfer_path" in leg:
+            moved = f"{leg['transfer_bytes']} bytes by {leg['transfer_path']} in {leg['transfer_ms']:.1f} ms"
+            parts.append(moved)
+        print(f"  -> {leg['role']:8} {leg['worker']:21} {', '.join(parts)}")
+    length = timings["acceptance_length"]
+    drafts = f"acceptance length {length:.2f}" if length else "no drafts"
+    print(f"  {meta['completion_tokens']} tokens in {timings['total_ms']:.0f} ms, {drafts}")
+    roles = {role for worker in workers for role in worker["roles"]}
+    problems = []
+    legs = timings["legs"]
+    if len(legs) > 1 and not any("transfer_path" in leg for leg in legs):
+        problems.append(f"{legs[-1]['worker']} computed the prompt itself: its pages were not transferred")
+    if Role.DRAFT in roles and not length and any(w["draft_fingerprint"] for w in workers):
+        problems.append("no draft was verified: every token took a step of its own")
+    return problems

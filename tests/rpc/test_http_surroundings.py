@@ -1,0 +1,137 @@
+"""What surrounds an answer: request ids in logs, calls from web pages, the doctor that looks at it all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from scripted_backend import ScriptedBackend, nano_tokenizer
+from scripted_worker import ScriptedWorker, workers
+from test_generate_paths import DECODE, PREFILL, gateway, until
+
+from eyas.common.config import GatewayConfig
+from eyas.common.logging import JsonFormatter
+from eyas.worker.doctor import examine
+from eyas.worker.http_server import HttpServer
+from eyas.worker.ports import free_ports
+from gateway.canary import Canary
+from gateway.http import create_app
+from gateway.metrics import GatewayMetrics
+
+CHAT = {"model": "eyas-nano", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def client_of(config: GatewayConfig) -> httpx.AsyncClient:
+    backend = ScriptedBackend(nano_tokenizer())
+    app = create_app(config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway", timeout=10)
+
+
+async def test_a_log_line_ties_the_callers_id_to_the_workers(caplog: pytest.LogCaptureFixture) -> None:
+    lines: list[dict[str, Any]] = []
+    formatter = JsonFormatter("gateway")
+
+    class Sink(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(json.loads(formatter.format(record)))
+
+    logger, sink = logging.getLogger("eyas.gateway"), Sink()
+    logger.addHandler(sink)
+    caplog.set_level(logging.INFO)
+    try:
+        async with client_of(GatewayConfig()) as client:
+            body = (
+                await client.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "mine"})
+            ).json()
+        logger.info("after it")
+    finally:
+        logger.removeHandler(sink)
+    (line,) = [line for line in lines if body["id"] in line["message"]]
+    assert line["request_id"] == "mine" and line["process"] == "gateway" and line["level"] == "INFO"
+    assert "request_id" not in lines[-1]
+
+
+def test_an_exception_is_one_line() -> None:
+    try:
+        raise ValueError("a\nb")
+    except ValueError as error:
+        record = logging.LogRecord(
+            "eyas", logging.ERROR, "", 0, "it %s", ("broke",), (ValueError, error, None)
+        )
+    text = JsonFormatter("engine").format(record)
+    assert "\n" not in text
+    line = json.loads(text)
+    assert line["message"] == "it broke" and "a\nb" in line["exception"]
+    assert line["time"].endswith("+00:00")
+
+
+async def test_web_pages_of_other_origins_may_call_only_if_allowed() -> None:
+    origin = {"origin": "https://chat.example"}
+    preflight = origin | {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    async with client_of(GatewayConfig()) as client:
+        assert "access-control-allow-origin" not in (await client.get("/v1/models", headers=origin)).headers
+    config = GatewayConfig(cors_origins=("https://chat.example",), api_key="k")
+    async with client_of(config) as client:
+        asked = await client.options("/v1/chat/completions", headers=preflight)
+        assert asked.status_code == 200  # asked without the key, as browsers do
+        assert asked.headers["access-control-allow-origin"] == "https://chat.example"
+        refused = await client.post("/v1/chat/completions", json=CHAT, headers=origin)
+        assert refused.status_code == 401  # the page may read even a refusal
+        assert refused.headers["access-control-allow-origin"] == "https://chat.example"
+        other = await client.get("/health", headers={"origin": "https://elsewhere.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+# --- the doctor ----------------------------------------------------------------------------------------
+
+
+async def diagnose(started: list[ScriptedWorker], key: str | None = "k") -> int:
+    """What the doctor says of a real gateway in front of scripted workers."""
+    tokenizer, port = nano_tokenizer(), next(free_ports())
+    async with gateway(started) as (backend, _):
+        metrics = GatewayMetrics(CollectorRegistry())
+        canary = Canary(backend, metrics)
+        flights = asyncio.create_task(canary.run())
+        app = create_app(GatewayConfig(api_key="k"), canary, tokenizer, metrics)
+        server = HttpServer(app, "127.0.0.1", port)
+        await server.start()
+        try:
+            await until(lambda: not canary.health().problem)
+            return await asyncio.to_thread(examine, f"http://127.0.0.1:{port}", key)
+        finally:
+            flights.cancel()
+            await server.aclose()
+
+
+async def test_the_doctor_finds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    async with workers(PREFILL, DECODE) as started:
+        started[1].script.path = "shm"
+        assert await diagnose(started) == 0
+    shown = capsys.readouterr().out
+    assert all(worker.address in shown for worker in started)
+    assert "by shm" in shown and "all is well" in shown and "healthy" in shown
+
+
+async def test_the_doctor_finds_a_detour(capsys: pytest.CaptureFixture[str]) -> None:
+    async with workers(PREFILL, DECODE) as started:
+        assert await diagnose(started) == 1
+    assert "computed the prompt itself" in capsys.readouterr().out
+
+
+async def test_the_doctor_is_not_let_in(capsys: pytest.CaptureFixture[str]) -> None:
+    async with workers(PREFILL, DECODE) as started:
+        assert await diagnose(started, key="wrong") == 1
+    assert "401" in capsys.readouterr().out
+
+
+def test_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert examine("http://127.0.0.1:1", None) == 1
+    assert "does not answer" in capsys.readouterr().out
