@@ -1,4 +1,4 @@
-"""Bytes between two processes by gRPC: how fast, beside a plain copy; and owners that are killed or stopped."""
+"""Bytes between two processes by gRPC: how fast, beside a plain copy; and owners that die or stop."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ async def test_sixty_four_mebibytes_beside_a_plain_copy(capsys: pytest.CaptureFi
                 speed[name] = max(speed.get(name, 0.0), truth.nbytes / (time.monotonic() - began))
         assert np.array_equal(shared, truth)
     with capsys.disabled():
-        for name, rate in speed.items():
-            print(
-                f"\n64 MiB by {name}: {rate / 1e9:.2f} GB/s, {rate / speed['memcpy']:.3f} of memcpy", end=""
-            )
+        ratios = (
+            f"{name} {rate / 1e9:.2f} GB/s = {rate / speed['memcpy']:.3f}" for name, rate in speed.items()
+        )
+        print("\n64 MiB, beside memcpy:", ", ".join(ratios))
 
 
 async def test_a_closed_pull_ends_its_fetch_before_it_is_told() -> None:

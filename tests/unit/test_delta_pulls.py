@@ -1,0 +1,79 @@
+"""Chats of several turns through split services: decode pulls what is new to it, and nothing twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from loopback import Loopback, Result, split_configs, wait_all
+from tiny import write_tiny_eagle3, write_tiny_llama
+
+from eyas.common.config import EngineConfig
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest, Timings
+from eyas.engine.pages import pages_for
+
+PAGE = 16
+PAGE_BYTES = 8 * 2 * PAGE * 2 * 16 * 4  # layers, K and V, rows, heads, dims, float32
+CHATS, TURNS, ANSWER = 3, 5, 30
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EngineConfig:
+    write_tiny_llama(tmp_path / "target")
+    write_tiny_eagle3(tmp_path / "head", tmp_path / "target")
+    (tmp_path / "pools").mkdir()
+    return EngineConfig(
+        model=str(tmp_path / "target"),
+        draft=str(tmp_path / "head"),
+        num_pages=256,
+        chunk_tokens=48,
+        pool_dir=str(tmp_path / "pools"),
+    )
+
+
+def timings(result: Result) -> Timings:
+    return next(entry.timings for entry in result.entries if entry.timings)
+
+
+def test_chats_of_several_turns_move_only_new_pages(
+    config: EngineConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(3)
+    cluster, plain = Loopback(*split_configs(config)), Loopback(replace(config, draft=None, worker="plain"))
+    said: list[tuple[int, ...]] = [()] * CHATS  # what each chat holds so far
+    needed = moved = accepted = 0
+    for turn in range(TURNS):
+        prompts = [(*past, *(rng.randrange(256) for _ in range(rng.randrange(5, 45)))) for past in said]
+        params = [SamplingParams(temperature=0.7 * (i % 2), seed=i, max_tokens=ANSWER) for i in range(CHATS)]
+        requests = [GenerationRequest(f"{turn}.{i}", p, params[i]) for i, p in enumerate(prompts)]
+        results = [cluster.submit(request, split=True) for request in requests]
+        expected = [plain.submit(request, split=False) for request in requests]
+        wait_all([*results, *expected], 30)
+        assert [result.tokens for result in results] == [result.tokens for result in expected]
+        for past, prompt, result in zip(said, prompts, results, strict=True):
+            held = max(0, len(past) - 1) // PAGE  # of the last token that was said no KV was ever needed
+            pages = pages_for(len(prompt), PAGE)
+            assert timings(result).transfer_bytes == (pages - held) * PAGE_BYTES
+            assert timings(result).cached_tokens == held * PAGE
+            needed, moved = needed + pages, moved + pages - held
+            accepted += sum(entry.accepted for entry in result.entries)
+        said = [(*prompt, *result.tokens[0]) for prompt, result in zip(prompts, results, strict=True)]
+    cluster.close()
+    plain.close()
+    assert accepted > 0, "nothing was drafted: speculation was not exercised"
+    assert moved < needed / 2
+    with capsys.disabled():
+        print(f"\n{CHATS} chats of {TURNS} turns: {1 - moved / needed:.0%} of {needed} pages were not moved")
