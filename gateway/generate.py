@@ -222,10 +222,16 @@ class Generation:
             self._prefill = None
 
     def _release(self) -> None:
-        """Leave every worker. Idempotent."""
+        """Leave every worker. Idempotent.
+
+        Handles that nobody was told of go to decode all the same, which gives them back to their owner.
+        """
+        decode, prefill = self._decode, self._prefill
+        if decode is not None and decode.waits and prefill is not None and prefill.handles:
+            decode.attach(self._attempt, prefill.handles, ())
         self._drop_prefill()
-        if self._decode is not None:
-            self._decode.close(cancel=True)
+        if decode is not None:
+            decode.close(cancel=True)
 
     # --- tokens ---
 

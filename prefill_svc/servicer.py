@@ -52,8 +52,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             self._engine.send(Prefill(generation, request.attempt, request.offer_draft))
             while not over:
                 event = await buffer.get()
-                over = not isinstance(event, Admitted | PrefillStarted)
                 yield _to_pb(event)
+                over = not isinstance(event, Admitted | PrefillStarted)  # and the caller has it
         finally:
             self._engine.close(number)
             if not over:

@@ -32,7 +32,7 @@ class Leases:
     offered: dict[Group, OfferedPool]
     outbox: Outbox
     _handles: dict[str, list[KvHandle]] = field(default_factory=dict)  # by generation id, while it runs
-    _pages: dict[int, list[int]] = field(default_factory=dict)  # by handle id: one owner each
+    _pages: dict[int, tuple[str, list[int]]] = field(default_factory=dict)  # by handle id: whose, which
 
     def offer(self, generation: Generation, pages: list[int]) -> tuple[KvHandle, ...]:
         """Lease the pages of a prompt that starts now: its target KV, and draft KV if asked for."""
@@ -50,7 +50,7 @@ class Leases:
         shard = Shard(rank=0, pool=source.path, pages=tuple(held))
         offer = Offer(group, source.meaning, rows, (shard,), generation.deadline)
         handle = self.owner.offer(offer, time.monotonic())
-        self._pages[handle.id] = held
+        self._pages[handle.id] = generation.id, held
         return handle
 
     def is_offered(self, generation: Generation) -> bool:
@@ -71,6 +71,11 @@ class Leases:
         for handle in self._handles.pop(generation.id, []):
             self.owner.withdraw(handle.id, time.monotonic())
 
+    def abandon(self, id: str) -> None:
+        """The caller left when the prompt was done already: nobody may have been told of its handles."""
+        for handle_id in [handle_id for handle_id, (whose, _) in self._pages.items() if whose == id]:
+            self.owner.withdraw(handle_id, time.monotonic())
+
     def watch_opened(self, command: WatchOpened) -> None:
         self.owner.watch_opened(
             command.watch, command.handle, command.epoch, command.attempt, time.monotonic()
@@ -89,7 +94,8 @@ class Leases:
         updates, freed = self.owner.take()
         self.outbox.add(*(_message(update) for update in updates))
         for handle_id in freed:
-            self.pool.drop(self._pages.pop(handle_id))
+            _, pages = self._pages.pop(handle_id)
+            self.pool.drop(pages)
 
 
 def _message(update: Update) -> WatchUpdate:

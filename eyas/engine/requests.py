@@ -96,6 +96,7 @@ class Requests:
     def cancel(self, command: Cancel) -> None:
         generation = self.table.get(command.id)
         if generation is None:
+            self.leases.abandon(command.id)
             return
         wanted = tuple(c for c in generation.request.choices if c.index != command.choice)
         if command.choice is None or not wanted:

@@ -178,10 +178,11 @@ class Campaign:
 
     async def _quiet(self, cluster: Rig, when: str) -> None:
         """Waits until nobody holds anything; what is held after that is left over."""
-        deadline = time.monotonic() + QUIET_S
-        while (lines := await cluster.leftovers()) and time.monotonic() < deadline:
+        began = time.monotonic()
+        while (lines := await cluster.leftovers()) and time.monotonic() < began + QUIET_S:
+            self._write("held", when=when, leftovers=lines)
             await asyncio.sleep(0.5)
-        self._write("quiet", when=when, leftovers=lines)
+        self._say(f"quiet {when}, {time.monotonic() - began:.1f} s later")
         self.findings.violations += [f"{when}: {line}" for line in lines]
 
     # --- what is told ----------------------------------------------------------------------------------

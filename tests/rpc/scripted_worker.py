@@ -51,7 +51,7 @@ class Script:
     refuse_submit: EyasError | None = None
     refuse_prefill: EyasError | None = None
     fail_prefill_after: str = ""  # "admitted", "started": the call then ends with UNAVAILABLE
-    silent: bool = False  # a prefill is heard and not answered
+    silent: bool = False  # what is asked is heard and not answered
     hold_prefill_at: str = ""  # "admitted", "started": the call then waits for ever
     finish_first: tuple[int, ...] = ()  # choices that finish at token 0
     lose: int = 0  # so many Attaches are answered by Lost,
@@ -178,6 +178,8 @@ class ScriptedWorker(
             kind = up.WhichOneof("message")
             message = getattr(up, kind)
             self.heard.append((kind, message))
+            if self.script.silent:
+                continue
             if kind == "submit":
                 request = convert.request_from_pb(message.request)
                 names = {"id": request.id, "attempt": message.attempt}

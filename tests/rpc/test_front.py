@@ -10,14 +10,17 @@ import pytest
 from fake_engine import DIE, REFUSE, SLOW, STALL, FakeEngine, Traits, request, token, worker
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from eyas.common import clients, rpc
+from eyas.common import clients, convert, rpc
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded, EyasError, Overloaded, Unavailable
-from eyas.common.types import Entry, Finish, Role
-from eyas.engine.messages import Cancel, Load, Prefill, Submit
+from eyas.common.types import Entry, Finish, FirstToken, Role, Timings
+from eyas.engine.client import EngineClient
+from eyas.engine.messages import Cancel, Command, Load, Prefill, PrefillDone, Submit
 from eyas.worker.front import Front
 from eyas.worker.link import LocalEngine, LocalFront
 from eyas.worker.liveness import Liveness
+from prefill_svc.servicer import PrefillServicer
+from protos import prefill_pb2
 
 
 async def next_of(session: Any, kind: type) -> Any:
@@ -112,6 +115,25 @@ async def test_prefill_runs_through_its_phases_and_does_not_cancel_what_is_done(
         await stream.aclose()
         cancels = await w.heard(Cancel)
         assert [c.id for c in cancels] == [w.engine.of(Prefill)[1].request.id]
+
+
+async def test_a_prompt_whose_end_the_caller_did_not_take_is_cancelled() -> None:
+    sent: list[Command] = []
+    engine = EngineClient(sent.extend)
+    engine.accept()
+    asked = prefill_pb2.PrefillRequest(request=convert.request_to_pb(request(1)), attempt=1)
+    for taken in (False, True):
+        events = PrefillServicer(engine).Prefill(asked, None)
+        first = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        id = sent[-1].request.id
+        engine.dispatch([PrefillDone(id, 1, (FirstToken(0, 5),), Timings())])
+        assert (await first).WhichOneof("event") == "done"
+        if taken:
+            with pytest.raises(StopAsyncIteration):
+                await anext(events)
+        await events.aclose()
+        assert isinstance(sent[-1], Prefill if taken else Cancel)
 
 
 async def test_health_follows_the_engine() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from engine_rig import VOCAB, Rig, handle, request
 
@@ -176,3 +178,19 @@ def test_a_stale_release_is_answered_and_changes_nothing() -> None:
     rig.leases.release(Release(call=3, handle=99, epoch=1, attempt=1))
     (event,) = rig.outbox.take()
     assert event.call == 3 and not event.valid
+
+
+def test_a_prompt_given_up_after_it_was_done_leaves_no_lease() -> None:
+    rig = Rig()
+    rig.requests.prefill(Prefill(request(10), 1, False))
+    (work,) = rig.scheduler.schedule()
+    generation = work.seq.generation
+    rig.leases.offer(generation, work.seq.pages)
+    rig.leases.finished(generation, (FirstToken(0, 5),), b"")
+    rig.requests.end(work.seq)
+    rig.requests.cancel(Cancel("another"))
+    rig.leases.poll(time.monotonic())
+    assert rig.held() == 3
+    rig.requests.cancel(Cancel("a"))
+    rig.leases.poll(time.monotonic())
+    assert rig.held() == 0
