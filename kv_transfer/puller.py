@@ -117,6 +117,8 @@ class Pull:
         self._loan: _Loan | None = None
         self._copies = 0
         self._actions: list[Action] = [OpenWatch(handle, attempt)]
+        if not handle.shards:
+            raise ConfigError(f"KV handle {handle.id} lists no shard.")
         for shard in handle.shards:
             if len(shard.pages) != self._page_count:
                 raise ConfigError(

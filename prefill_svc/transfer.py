@@ -32,7 +32,7 @@ RELEASE_S = 4.0
 class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
-        self._watches: dict[int, transfer_pb2.WatchRequest] = {}  # by the number of the stream
+        self._watches: dict[int, transfer_pb2.WatchRequest] = {}  # that the engine knows, by stream number
         self._pools: dict[Group, Pages] = {}  # mapped when the first puller needs it
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -65,19 +65,20 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
         buffer: StreamBuffer[Event] = StreamBuffer(MAX_BUFFERED)
         number = self._engine.open(buffer.put)
         handle = request.handle
-        self._watches[number] = request
         self._engine.send(WatchOpened(number, handle.id, handle.epoch, request.attempt))
         try:
             while True:
                 event = await buffer.get()
                 if isinstance(event, Stopped):
                     raise from_code(event.failure.code, event.failure.message)
+                if event.failure is None:
+                    self._watches[number] = request
                 for message in _to_pb(event):
                     yield message
                 if event.failure is not None:
                     return
         finally:
-            del self._watches[number]
+            self._watches.pop(number, None)
             self._engine.close(number)
             self._engine.send(WatchClosed(number))
 
@@ -106,7 +107,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
             yield data
 
     def _watched_group(self, request: transfer_pb2.FetchRequest) -> Group:
-        """Of the handle that is to be read. Only who watches a handle of this pool may read any page."""
+        """Of the handle that is to be read. Who holds no lease on any page may not read any."""
         for watch in self._watches.values():
             if (watch.handle.id, watch.attempt) == (request.id, request.attempt):
                 if watch.handle.epoch == request.epoch == self._engine.ready.epoch:

@@ -86,10 +86,12 @@ async def real_worker(config: EngineConfig, *roles: Role, **changes: Any) -> Asy
         await started.stop()
 
 
-async def prefill(worker: RealWorker, request: GenerationRequest) -> tuple[KvHandle, ...]:
-    """The handles of a prompt that `worker` has computed."""
+async def prefill(
+    worker: RealWorker, request: GenerationRequest, *, draft: bool = False
+) -> tuple[KvHandle, ...]:
+    """The handles of a prompt that `worker` has computed; `draft`: of its draft KV too."""
     async with rpc.channel(worker.address) as channel:
-        events = [event async for event in clients.PrefillClient(channel).prefill(request, 1, False)]
+        events = [event async for event in clients.PrefillClient(channel).prefill(request, 1, draft)]
     return events[1].handles
 
 

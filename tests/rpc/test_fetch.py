@@ -79,6 +79,36 @@ async def test_every_route_gives_the_same_bytes_and_tokens(
         assert len(a.pages(PROMPT)) == 8 * PAGE_BYTES and len(digests) == 1
 
 
+async def test_draft_pages_come_the_same_way(
+    config: EngineConfig, expected: list[int], tmp_path: Path
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        start = stack.enter_async_context
+        a = await start(real_worker(config, Role.PREFILL, pool_dir=str(tmp_path / "a")))
+        d = await start(real_worker(config, Role.DRAFT, pool_dir=str(tmp_path / "d")))
+        at = (d.address,)
+        b = await start(real_worker(config, Role.DECODE, pool_dir=str(tmp_path / "b"), draft_workers=at))
+        decode = await start(decoding(b))
+        arrivals: list[tuple[KvHandle, str, bytes]] = []
+        take = d.engine.arrived
+
+        def arrived(owner: Any, arrival: Any) -> None:
+            pages = d.engine._parts.runner.pool.tensor[arrival.pages]
+            arrivals.append((arrival.handle, arrival.path, pages.numpy().tobytes()))
+            take(owner, arrival)
+
+        d.engine.arrived = arrived
+        for i in range(40):  # until decode has found its draft worker
+            handles = await prefill(a, request(f"r{i}"), draft=True)
+            decode.attach(request(f"r{i}"), handles)
+            assert (await decode.tokens())[0] == expected
+            if arrivals:
+                break
+        handle, path, pages = arrivals[0]
+        assert path == "grpc" and handle.group == "draft"
+        assert pages == a.engine._parts.pools[1].tensor[list(handle.shards[0].pages)].numpy().tobytes()
+
+
 async def test_a_route_that_cannot_be_taken_is_one_clear_error(two_hosts: Any) -> None:
     async with two_hosts(transfer="shm", transfer_policy="fail") as (a, b), decoding(b) as decode:
         decode.attach(request(), await prefill(a, request()))

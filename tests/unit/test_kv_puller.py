@@ -234,6 +234,11 @@ def test_a_stuck_copy_holds_its_pages_but_not_the_attempt(pull):
     assert pull.over
 
 
+def test_a_handle_without_shards_is_refused():
+    with pytest.raises(ConfigError, match="lists no shard"):
+        Pull(11, KvHandle("p", 7, 0, 3, Group.TARGET, "m", 40, ()), 2, 16, DEADLINE)
+
+
 def test_a_handle_whose_shards_cannot_hold_its_tokens_is_refused():
     handle = KvHandle("p", 7, 0, 3, Group.TARGET, "m", 64, HANDLE.shards)
     with pytest.raises(ConfigError, match="lists 3 pages for rank 0, but 64 rows take 4"):
