@@ -111,6 +111,7 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--num-pages", type=_positive, default=engine.num_pages, help=f"KV pages ({engine.num_pages})")
     add("--max-running", type=_positive, default=engine.max_running, help=f"({engine.max_running})")
     add("--chunk-tokens", type=_positive, default=engine.chunk_tokens, help=f"({engine.chunk_tokens})")
+    add("--lease-s", type=_positive, default=engine.lease_s, help=f"({engine.lease_s:g})")
     add("--transfer", default=engine.transfer, choices=["auto", *Route], help="how KV moves (auto)")
     add("--spec-steps", type=_positive, default=spec.steps, help=f"draft tokens in depth ({spec.steps})")
     add("--spec-topk", type=_positive, default=spec.topk, help=f"1: a chain; more: a tree ({spec.topk})")
@@ -222,6 +223,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         num_pages=args.num_pages,
         max_running=args.max_running,
         chunk_tokens=args.chunk_tokens,
+        lease_s=args.lease_s,
         transfer=args.transfer,
         log_format=args.log_format,
         speculation=SpeculationConfig(

@@ -75,6 +75,7 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
         "pool-dir": engine.pool_dir,
         "max-running": engine.max_running,
         "chunk-tokens": engine.chunk_tokens,
+        "lease-s": f"{engine.lease_s:g}",
         "log-format": engine.log_format,
         "transfer": engine.transfer,
         "spec-steps": spec.steps,

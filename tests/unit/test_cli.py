@@ -81,6 +81,7 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
         pool_dir="/dev/shm/pools",
         max_running=6,
         chunk_tokens=7,
+        lease_s=9,
         speculation=SpeculationConfig(steps=3, topk=2, draft_tokens=8),
         draft_workers=("127.0.0.1:7002", "127.0.0.1:7003"),
     )
