@@ -131,11 +131,12 @@ async def _info(address: str) -> WorkerInfo | None:
 
 
 @contextlib.asynccontextmanager
-async def rig(log: Callable[[str, str], None]) -> AsyncIterator[Rig]:
+async def rig(lease_s: float, log: Callable[[str, str], None]) -> AsyncIterator[Rig]:
     """A cluster from ready to gone; `log` gets (process, line) for all that its processes say."""
     with contextlib.closing(free_ports()) as ports:
         outer = GatewayConfig(port=next(ports), grpc_port=next(ports))
-    config = ServeConfig(outer, ENGINE, "split", WORKERS, WORKERS, WORKERS)
+    engine = dataclasses.replace(ENGINE, lease_s=lease_s)
+    config = ServeConfig(outer, engine, "split", WORKERS, WORKERS, WORKERS)
     async with Processes(config, log) as processes, AsyncClient(processes.grpc_address) as client:
         lines = Lines()
         gateway = Cluster(registry("static:" + ",".join(processes.addresses.values()), lines), lines)
