@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: install demo serve test check lossless bench protos
+.PHONY: install demo serve test check lossless chaos bench protos
 
 install: $(STAMP)
 
@@ -30,6 +30,9 @@ check: $(STAMP)
 
 lossless: $(STAMP)
 	$(BIN)/python -m tests.e2e.lossless
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos
 
 bench: $(STAMP)
 	$(BIN)/eyas bench

@@ -38,6 +38,7 @@ class Plan:
     streams: int
     aborts: int
     stop_s: float = 20.0
+    lease_s: float = 30.0
     faults: tuple[Fault, ...] = ()
 
 
@@ -77,7 +78,7 @@ class Campaign:
         self._write("plan", **{**asdict(self._plan), "faults": len(self._plan.faults)})
         try:
             with self._bars:
-                async with rig(self._log) as cluster:
+                async with rig(self._plan.lease_s, self._log) as cluster:
                     await self._on(cluster, requests)
                     folder = cluster.processes.pool_folder
         finally:

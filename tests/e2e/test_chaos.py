@@ -21,7 +21,7 @@ FAULTS = (
 
 
 async def test_nobody_notices(tmp_path: Path) -> None:
-    plan = Plan(SEED, seconds=0, streams=8, aborts=60, stop_s=7.0, faults=FAULTS)
+    plan = Plan(SEED, seconds=0, streams=8, aborts=60, stop_s=7.0, lease_s=5.0, faults=FAULTS)
     with (tmp_path / "chaos.jsonl").open("w") as journal:
         findings = await Campaign(plan, journal, Console()).run(await make_requests(16, SEED))
     assert findings.problems == []
