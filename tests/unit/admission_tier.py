@@ -1,0 +1,206 @@
+"""One tier as a value: a real engine without a model, whose loop turns when it is told to.
+
+Scheduler, prefix cache, leases, pulls, requests and rounds are as they are; pages hold nothing, and every
+token is the same. It knows who may hold a page, and looks whenever one is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from engine_rig import HandCopier
+
+from eyas.common.config import EngineConfig
+from eyas.common.types import Group
+from eyas.engine.engine import Engine, Parts
+from eyas.engine.leases import Leases, OfferedPool
+from eyas.engine.messages import (
+    Command,
+    Event,
+    Shutdown,
+)
+from eyas.engine.outbox import Outbox
+from eyas.engine.pages import PagePool, pages_for
+from eyas.engine.prefix_cache import PrefixCache
+from eyas.engine.pulls import Pulls
+from eyas.engine.runner import Output
+from eyas.engine.scheduler import Limits, Scheduler
+from eyas.engine.sequence import Sequence, Work
+from kv_transfer.owner import Owner
+from kv_transfer.puller import State
+
+PAGE, CHUNK, ROUND_ROWS, VOCAB = 2, 5, 1, 100
+LEASE_S = 30.0
+
+
+class StandStillCopier(HandCopier):
+    """As an engine needs it: there is no thread to wait for."""
+
+    def close(self, deadline: float) -> bool:
+        return False
+
+
+class FakeModel:
+    """Runner and pool in one. It computes no token, but looks at the pages that it would write."""
+
+    config = SimpleNamespace(vocab_size=VOCAB, eos_token_ids=())
+
+    def __init__(self, tier: Tier) -> None:
+        self.model, self._tier = self, tier
+
+    def run(self, works: list[Work]) -> list[Output]:
+        for work in works:
+            rows = range(work.start, work.start + len(work.tokens))
+            for page in {work.seq.pages[row // PAGE] for row in rows}:
+                readers = self._tier.readers(page, but=work.seq)
+                assert not readers, f"page {page} is written, and read by {readers}"
+        return [Output(w, *_sampled(1 + len(w.seq.forks) if w.sample else 0), None) for w in works]
+
+    def copy_page(self, source: int, target: int) -> None:
+        pass
+
+
+def _sampled(count: int) -> tuple[list[int], list[None]]:
+    return [VOCAB - 1] * count, [None] * count
+
+
+def _leased(lease: Any) -> tuple[int, ...]:
+    pages: tuple[int, ...] = lease.handle.shards[0].pages
+    return pages
+
+
+class Tier:
+    """An engine that runs one turn of its loop when told to, and the commands that wait for it."""
+
+    def __init__(self, name: str, pages: int, max_running: int) -> None:
+        self.inbox: list[Command] = []
+        self._batch: list[Command] = []
+        self._said: list[Event] = []
+        pool, outbox, copier = PagePool(pages), Outbox(), StandStillCopier()
+        self.scheduler = Scheduler(
+            pool, PrefixCache(pool, PAGE, lookahead=0), Limits(PAGE, max_running, CHUNK, ROUND_ROWS)
+        )
+        self.pulls = Pulls(copier, PAGE, outbox)  # type: ignore[arg-type]
+        self.leases = Leases(
+            Owner(name, 1, LEASE_S), pool, PAGE, {Group.TARGET: OfferedPool("pool", "m")}, outbox
+        )
+        model: Any = FakeModel(self)
+        ready: Any = SimpleNamespace(context_length=64, draft_width=0)
+        self.copier = copier
+        parts = Parts(
+            config=EngineConfig(),
+            runner=model,
+            pools=(model,),
+            scheduler=self.scheduler,
+            drafter=None,
+            leases=self.leases,
+            pulls=self.pulls,
+            copier=copier,  # type: ignore[arg-type]
+            outbox=outbox,
+            ready=ready,
+        )
+        self.engine = Engine(parts, self)
+        self.requests = self.engine._requests
+
+    # --- the engine's link: one turn, then `Shutdown` ---
+
+    def recv(self, timeout_s: float) -> list[Command]:
+        return [*self._batch, Shutdown()]
+
+    def send(self, events: list[Event]) -> None:
+        self._said += events
+
+    def turn(self, count: int) -> list[Event]:
+        """One turn of the loop that finds the next `count` commands in its inbox; what it said."""
+        self._batch, self.inbox = self.inbox[:count], self.inbox[count:]
+        self.engine.run()
+        self.engine._stopping = False
+        said, self._said, self._batch = self._said, [], []
+        return said
+
+    # --- who owns what ---
+
+    def sequences(self) -> list[Sequence]:
+        return [seq for generation in self.requests.table.values() for seq in generation.sequences]
+
+    def loans(self) -> list[tuple[int, ...]]:
+        loans = [active.pull._loan for active in self.pulls._active.values()]
+        return [loan.pages for loan in loans if loan is not None]
+
+    def readers(self, page: int, but: Sequence) -> list[str]:
+        found = [f"request {s.generation.id}" for s in self.sequences() if s is not but and page in s.pages]
+        found += ["a pull" for loan in self.loans() if page in loan]
+        found += ["the cache" for node in self.scheduler.cache._nodes() if node.page == page]
+        return found
+
+    def check(self) -> None:
+        """Every claim on a page has one owner that is known."""
+        leased = map(_leased, self.leases.owner._leases.values())
+        held = [*self.loans(), *(seq.pages for seq in self.sequences()), *leased]
+        claims = self.scheduler.cache.held + sum(map(len, held))
+        assert self.scheduler.pool.claims == claims, "a claim on a page without an owner"
+        assert len(self.scheduler.running) <= self.scheduler.limits.max_running
+
+    def idle(self) -> bool:
+        """Nothing is held but what the cache keeps."""
+        scheduler = self.scheduler
+        busy = [*self.requests.table, *self.requests.joining, *scheduler.running, *scheduler.waiting]
+        held = scheduler.pool.claims - scheduler.cache.held
+        return not (busy or held or self.pulls.active or self.leases.owner.active or self.inbox)
+
+    def exhausted(self) -> bool:
+        """Somebody waits for more pages than there are."""
+        pool, cache = self.scheduler.pool, self.scheduler.cache
+        room = pool.free + [pool.owners(node.page) for node in cache._nodes()].count(1)
+        pulls = [a.pull for a in self.pulls._active.values()]
+        wanted = [pull._page_count for pull in pulls if pull.state is State.WAITING]
+        return any(
+            pages > room for pages in wanted + [pages_for(len(s), PAGE) for s in self.scheduler.waiting]
+        )
+
+    def shape(self) -> Hashable:
+        """All that the future depends on, pages and handles numbered in the order in which they are met."""
+        page: dict[int, int] = {}
+
+        def named(pages: Iterator[int] | list[int] | tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(page.setdefault(p, len(page)) for p in pages)
+
+        def name(seq: Sequence) -> tuple[str, int]:
+            return seq.generation.id, seq.choice
+
+        scheduler, owner, cache = self.scheduler, self.leases.owner, self.scheduler.cache._nodes()
+        used = sorted({node.used for node in cache})
+        return (
+            [
+                (g.id, g.attempt, g.attached, g.kind, [c.index for c in g.request.choices])
+                for _, g in sorted(self.requests.table.items())
+            ],
+            [
+                (name(s), len(s.output), s.kv_len, s.forks, named(s.pages))
+                for s in sorted(self.sequences(), key=name)
+            ],
+            [name(s) for s in scheduler.running],
+            [name(s) for s in scheduler.waiting],
+            [name(s) for s, _ in self.requests.joining],
+            [
+                (
+                    a.owner.id,  # type: ignore[attr-defined]
+                    a.pull.state,
+                    a.pull._decided,
+                    a.pull._readable,
+                    a.pull._answer is not None,
+                    a.pull._loan
+                    and (named(a.pull._loan.pages), a.pull._loan.copied_to, len(a.pull._loan.running)),
+                )
+                for a in self.pulls._active.values()
+            ],
+            (len(self.copier.jobs), len(self.copier.results)),
+            [
+                (lease.state, lease.readable, lease.attempt, lease.watch is None, named(_leased(lease)))
+                for lease in owner._leases.values()
+            ],
+            sorted((len(n.key), n.key, used.index(n.used), *named([n.page])) for n in cache),
+            scheduler.pool.free,
+        )
