@@ -24,10 +24,11 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=32, help="at a time (default: %(default)d)")
     parser.add_argument("--aborts", type=int, default=500, help="requests given up (default: %(default)d)")
     parser.add_argument("--seed", type=int, default=1, help="repeats the faults of the run that had it")
-    parser.add_argument("--out", type=Path, default=Path("chaos.jsonl"), help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path(".run/chaos.jsonl"), help="(default: %(default)s)")
     given = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 120)
-    with given.out.open("w") as journal:
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    with given.out.open("w", buffering=1) as journal:
         plan = Plan(given.seed, given.seconds, given.streams, given.aborts)
         findings = asyncio.run(_run(Campaign(plan, journal, console), given.seed))
     console.print(report(findings))
