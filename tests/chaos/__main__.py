@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="repeats the faults of the run that had it")
     parser.add_argument("--out", type=Path, default=Path(".run/chaos.jsonl"), help="(default: %(default)s)")
     given = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)  # that workers are lost is no news here
     console = Console(width=None if sys.stdout.isatty() else 120)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("w", buffering=1) as journal:
