@@ -1,4 +1,7 @@
-"""Prometheus figures of a worker, names `eyas_*`: who counts calls a method; nobody else names a metric."""
+"""Prometheus figures of a worker, names `eyas_*`: who counts calls a method; nobody else names a metric.
+
+`docs/metrics.md` lists them.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +31,31 @@ class WorkerMetrics:
             "prompt_tokens": counter("prompt_tokens", "Prompt tokens of admitted requests"),
             "cached_tokens": counter("cached_prompt_tokens", "Prompt tokens found in the prefix cache"),
             "preemptions": counter("preemptions", "Sequences sent back to the queue"),
+            "pulls_failed": counter("transfer_failures", "Pulls that ended without their pages"),
+            "drafts_late": counter("draft_rounds_late", "Rounds that did not wait for their draft"),
         }
         self._seen = dict.fromkeys(self._engine_totals, 0)
         self._tokens = counter("generation_tokens", "Tokens given to requests")
         self._accepted = counter("draft_tokens_accepted", "Draft tokens kept by verification")
         self._offered = counter("draft_tokens_offered", "Draft tokens offered to verification, in depth")
         self._rounds = counter("verify_steps", "Steps that verified a proposal, per sequence")
-        self._moved = counter("transfer_bytes", "KV bytes pulled", ("path",))
+        self.leases = gauge("leases", "Handles that claim pages here for a puller")
+        self._moved = (
+            counter("transfers", "Pulls that ended with their pages", ("path",)),
+            counter("transfer_bytes", "KV bytes pulled", ("path",)),
+            counter("transfer_seconds", "From the pages of a pull to their validation", ("path",)),
+        )
+        self._seen_moved: dict[str, tuple[float, ...]] = {}
+
+    def moved(self, path: str, *totals: float) -> None:
+        """The engine's own running totals of one path: pulls, bytes, seconds."""
+        seen = self._seen_moved.get(path, (0.0, 0.0, 0.0))
+        for counter, before, total in zip(self._moved, seen, totals, strict=True):
+            counter.labels(path).inc(max(0.0, total - before))
+        self._seen_moved[path] = totals
 
     def totals(self, **totals: int) -> None:
-        """The engine's own running totals: prompt_tokens, cached_tokens, preemptions."""
+        """The engine's own running totals, by the names of `Load`."""
         for name, total in totals.items():
             self._engine_totals[name].inc(max(0, total - self._seen[name]))
             self._seen[name] = total
@@ -49,5 +67,3 @@ class WorkerMetrics:
                 self._rounds.inc()
                 self._accepted.inc(entry.accepted)
                 self._offered.inc(entry.offered)
-            if entry.timings is not None and entry.timings.transfer_bytes:
-                self._moved.labels(entry.timings.transfer_path).inc(entry.timings.transfer_bytes)

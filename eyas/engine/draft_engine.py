@@ -348,7 +348,17 @@ class DraftEngine:
             self._told_at = now
             running = len(self._followed)
             pending = any(f.commits for f in self._followed.values())
-            events.append(Load(self._progress, pending, running, 0, self._pool.used))
+            pulls = self._parts.pulls
+            load = Load(
+                progress=self._progress,
+                pending=pending,
+                running=running,
+                waiting=0,
+                pages_used=self._pool.used,
+                moved=dict(pulls.moved),
+                pulls_failed=pulls.failed,
+            )
+            events.append(load)
         self._link.send(events)
 
     def _close(self) -> None:

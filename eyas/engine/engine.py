@@ -223,6 +223,10 @@ class Engine:
             cached_tokens=scheduler.cached_tokens,
             prompt_tokens=scheduler.prompt_tokens,
             preemptions=scheduler.preemptions,
+            leases=self._parts.leases.owner.active,
+            moved=dict(self._parts.pulls.moved),
+            pulls_failed=self._parts.pulls.failed,
+            drafts_late=self._drafter.late_rounds if isinstance(self._drafter, RemoteDrafter) else 0,
         )
 
     # --- drafting ------------------------------------------------------------------------------------

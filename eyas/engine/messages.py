@@ -6,6 +6,8 @@ relays (streams, deadlines of peers, health). Plain msgspec structs: no torch, n
 
 from __future__ import annotations
 
+import msgspec
+
 from eyas.common.params import SamplingParams
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle, Timings
 from eyas.engine.message import Failure, Message
@@ -218,10 +220,23 @@ class PrefillDone(Message, frozen=True):
     timings: Timings
 
 
+class Moved(msgspec.Struct, frozen=True):
+    """Running totals of the pulls that one backend completed."""
+
+    pulls: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def plus(self, bytes: int, seconds: float) -> Moved:
+        return Moved(self.pulls + 1, self.bytes + bytes, self.seconds + seconds)
+
+
 class Load(Message, frozen=True):
     """Sent every loop that changed it and at least every second: progress stamp, load, running totals.
 
-    `pages_used` counts a page once for every sequence or lease that holds it, and not at all in the cache.
+    `pages_used` counts a page once for every sequence or lease that holds it, and not at all in the cache;
+    `leases` are the handles that still claim pages here; `moved` is by path; `drafts_late` counts the rounds
+    of sequences that went on before the draft they had asked for.
     """
 
     progress: int
@@ -232,6 +247,10 @@ class Load(Message, frozen=True):
     cached_tokens: int = 0
     prompt_tokens: int = 0
     preemptions: int = 0
+    leases: int = 0
+    moved: dict[str, Moved] = {}
+    pulls_failed: int = 0
+    drafts_late: int = 0
 
 
 class Stopped(Message, frozen=True):

@@ -17,6 +17,7 @@ from eyas.engine.messages import (
     ClosePull,
     CopyPages,
     CopyStopped,
+    Moved,
     OpenPull,
     PullDone,
     PullFailed,
@@ -81,6 +82,8 @@ class Pulls:
         self._active: dict[int, _Active] = {}  # by number, in order of arrival
         self._numbers = 0
         self.destination: Destination | None = None
+        self.moved: dict[str, Moved] = {}  # running totals by path
+        self.failed = 0
 
     @property
     def active(self) -> int:
@@ -186,8 +189,11 @@ class Pulls:
                 case PagesFree(pages):
                     destination.pages_free(list(pages))
                 case Lost(error):
+                    self.failed += 1
                     destination.lost(active.owner, error)
                 case Complete():
+                    moved = self.moved.get(action.path, Moved())
+                    self.moved[action.path] = moved.plus(action.bytes, action.seconds)
                     arrival = Arrival(
                         handle=active.handle,
                         pages=active.pages,

@@ -191,7 +191,12 @@ class Front:
             prompt_tokens=load.prompt_tokens,
             cached_tokens=load.cached_tokens,
             preemptions=load.preemptions,
+            pulls_failed=load.pulls_failed,
+            drafts_late=load.drafts_late,
         )
+        self._metrics.leases.set(load.leases)
+        for path, moved in load.moved.items():
+            self._metrics.moved(path, moved.pulls, moved.bytes, moved.seconds)
 
     def _on_stopped(self, stopped: Stopped) -> None:
         self._leaving = True

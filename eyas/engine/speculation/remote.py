@@ -51,6 +51,7 @@ class RemoteDrafter(Drafter):
         self._drafts: list[Draft] = []
         self._down_until: dict[str, float] = defaultdict(float)  # monotonic seconds
         self._generations = 0
+        self.late_rounds = 0  # of all sequences, ever
 
     @property
     def local_kv(self) -> bool:
@@ -88,6 +89,7 @@ class RemoteDrafter(Drafter):
                 continue
             if followed.asked > followed.answered:
                 followed.late += 1
+                self.late_rounds += 1
             followed.asked = commit.base + len(commit.tokens)
             self._outbox[followed.worker].commits.append(self._message(commit, followed.generation))
 
