@@ -6,7 +6,8 @@ gateway.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -15,23 +16,35 @@ import grpc
 from eyas.client import wire
 from eyas.client.types import Choice, Completion, Delta, Message, Model, Options, Usage
 from eyas.common import rpc
-from eyas.common.errors import Unavailable
+from eyas.common.errors import EyasError, Overloaded, Unavailable
 from protos import eyas_pb2, eyas_pb2_grpc
 
 DEFAULT_TARGET = "127.0.0.1:8001"
 DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_RETRIES = 2
+FIRST_PAUSE_S = 0.2  # before the first retry; each further one waits twice as long
 
 
 class AsyncStream:
     """The deltas of one running call, in order. Leaving its `async with` block cancels the call.
 
-    Iteration raises EyasError if the call fails. `usage` is there once it has ended.
+    Iteration raises EyasError if the call fails. `usage` is there once it has ended. A call that the server
+    could not take is made anew, `retries` times and within its timeout, but never after its first delta.
     """
 
-    def __init__(self, call: grpc.aio.UnaryStreamCall) -> None:
+    def __init__(
+        self, call: Callable[[float], grpc.aio.UnaryStreamCall], timeout_s: float, retries: int
+    ) -> None:
+        """`call(timeout_s)` begins the call."""
         self.usage: Usage | None = None
-        self._call = call
+        self._begin = call
+        self._clock = asyncio.get_running_loop().time
+        self._deadline = self._clock() + timeout_s
+        self._retries = retries
+        self._pause_s = FIRST_PAUSE_S
+        self._begun = False
         self._closed = False
+        self._call = call(timeout_s)
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -41,17 +54,32 @@ class AsyncStream:
             try:
                 event = await self._call.read()
             except grpc.aio.AioRpcError as error:
-                self._closed = True
-                raise rpc.map_rpc_error(error) from error
+                await self._try_again(rpc.map_rpc_error(error))
+                continue
             if event is grpc.aio.EOF:
-                self._closed = True
-                if self.usage is None:
-                    raise Unavailable("the server ended the answer before it was complete")
+                if self.usage is not None:
+                    self._closed = True
+                else:
+                    await self._try_again(Unavailable("the server ended the answer before it was complete"))
             elif event.HasField("usage"):
                 self.usage = wire.usage_from_pb(event.usage)
             elif event.HasField("delta"):
+                self._begun = True
                 return wire.delta_from_pb(event.delta)
         raise StopAsyncIteration
+
+    async def _try_again(self, error: EyasError) -> None:
+        """Begins the call anew after a pause; raises `error` if that is not safe or leads nowhere."""
+        pause_s = self._pause_s if not isinstance(error, Overloaded) else error.retry_after_s
+        temporary = isinstance(error, Unavailable | Overloaded) and not self._begun
+        if not temporary or self._retries == 0 or self._clock() + pause_s >= self._deadline:
+            self._closed = True
+            raise error
+        self._retries -= 1
+        self._pause_s *= 2
+        await asyncio.sleep(pause_s)
+        if not self._closed:
+            self._call = self._begin(self._deadline - self._clock())
 
     async def completion(self) -> Completion:
         """Everything that is still to come, as whole answers."""
@@ -79,7 +107,8 @@ class AsyncClient:
     """A client of one Eyas server, for asyncio; `Client` is its twin for ordinary code.
 
     `target` is host:port of the server's gRPC port. Every call may take its own `timeout_s`, in seconds; an
-    empty `model` means the one that the server has. Calls raise the errors of `eyas.common.errors`.
+    empty `model` means the one that the server has. Calls raise the errors of `eyas.common.errors`; one that
+    the server is too busy for, or away, is tried `retries` times more before its first token.
     """
 
     def __init__(
@@ -89,12 +118,14 @@ class AsyncClient:
         api_key: str | None = None,
         model: str = "",
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        retries: int = DEFAULT_RETRIES,
     ) -> None:
         self._channel = rpc.channel(target)
         self._stub = eyas_pb2_grpc.EyasStub(self._channel)
         self._metadata = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
         self._model = model
         self._timeout_s = timeout_s
+        self._retries = retries
 
     async def chat(
         self, messages: Sequence[Message], *, timeout_s: float | None = None, **options: Unpack[Options]
@@ -151,8 +182,10 @@ class AsyncClient:
         request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest,
         timeout_s: float | None,
     ) -> AsyncStream:
-        timeout = self._timeout_s if timeout_s is None else timeout_s
-        return AsyncStream(method(request, timeout=timeout, metadata=self._metadata))
+        def call(left_s: float) -> grpc.aio.UnaryStreamCall:
+            return method(request, timeout=left_s, metadata=self._metadata)
+
+        return AsyncStream(call, self._timeout_s if timeout_s is None else timeout_s, self._retries)
 
 
 def _joined(index: int, deltas: Sequence[Delta]) -> Choice:

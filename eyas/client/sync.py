@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from eyas.client.aio import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, AsyncClient, AsyncStream
+from eyas.client.aio import DEFAULT_RETRIES, DEFAULT_TARGET, DEFAULT_TIMEOUT_S, AsyncClient, AsyncStream
 from eyas.client.types import Completion, Delta, Message, Model, Options, Usage
 
 T = TypeVar("T")
@@ -103,10 +103,11 @@ class Client:
         api_key: str | None = None,
         model: str = "",
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        retries: int = DEFAULT_RETRIES,
     ) -> None:
         self._portal = Portal()
         self._client = self._portal.run(
-            lambda: AsyncClient(target, api_key=api_key, model=model, timeout_s=timeout_s)
+            lambda: AsyncClient(target, api_key=api_key, model=model, timeout_s=timeout_s, retries=retries)
         )
         self._open = True
 

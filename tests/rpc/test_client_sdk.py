@@ -12,7 +12,7 @@ from typing import TypeVar
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry
-from scripted_backend import EOS, ScriptedBackend, nano_tokenizer
+from scripted_backend import EOS, ScriptedBackend, ScriptedStream, nano_tokenizer
 
 import eyas.client
 from eyas.client import (
@@ -28,6 +28,7 @@ from eyas.client import (
 )
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
+from eyas.common.types import GenerationRequest
 from gateway.grpc_front import GrpcFront
 from gateway.metrics import GatewayMetrics
 
@@ -54,7 +55,7 @@ def backend() -> ScriptedBackend:
 
 @pytest.fixture
 async def client(backend: ScriptedBackend) -> AsyncIterator[AsyncClient]:
-    async with served(backend) as address, AsyncClient(address) as client:
+    async with served(backend) as address, AsyncClient(address, retries=0) as client:
         yield client
 
 
@@ -158,6 +159,43 @@ async def test_refusals_and_failures_have_their_types(client: AsyncClient, backe
     with pytest.raises(Unavailable, match="no decode worker"):
         await client.chat(CHAT)
     assert backend.streams[0].closed.is_set()
+
+
+async def test_a_call_is_made_anew_only_before_its_first_token(backend: ScriptedBackend) -> None:
+    refusals: list[Exception] = [Unavailable("starting"), Overloaded("the queue is full")]
+    start = backend.start
+
+    async def refusing(request: GenerationRequest) -> ScriptedStream:
+        if refusals:
+            raise refusals.pop()
+        return await start(request)
+
+    backend.start = refusing  # type: ignore[method-assign]
+    async with served(backend) as address, AsyncClient(address) as client:
+        assert (await client.chat(CHAT)).text == "Hello, world!"
+        assert len(backend.streams) == 1 and not refusals
+        refusals += [Overloaded("the queue is full")]
+        with pytest.raises(Overloaded):
+            await client.chat(CHAT, timeout_s=0.5)  # no time for another one
+        refusals += [InvalidRequest("never")]
+        with pytest.raises(InvalidRequest):
+            await client.chat(CHAT)
+        backend.breaks_with = Unavailable("no decode worker is left")
+        with pytest.raises(Unavailable, match="no decode worker"):
+            await client.chat(CHAT)
+        assert len(backend.streams) == 2
+
+
+async def test_leaving_a_stream_ends_its_retries(backend: ScriptedBackend) -> None:
+    backend.refusal = Unavailable("starting")
+    async with served(backend) as address, AsyncClient(address) as client:
+        async with client.chat_stream(CHAT) as stream:
+            reading = asyncio.ensure_future(anext(stream, None))
+            async with asyncio.timeout(2):
+                while not backend.requests:
+                    await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(reading, 2) is None
+        assert len(backend.requests) == 1
 
 
 async def test_unknown_model_timeout_and_no_server(backend: ScriptedBackend) -> None:
