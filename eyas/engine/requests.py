@@ -134,8 +134,14 @@ class Requests:
     # --- the destination of pulls (`eyas.engine.pulls.Destination`) ----------------------------------
 
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
-        """All pages of the prompt at once, or none. Those that the prefix cache holds are not moved."""
+        """All pages of the prompt at once, or none. Those that the prefix cache holds are not moved.
+
+        An earlier request that waits to be computed here (preempted, say) takes its pages first.
+        """
         assert isinstance(owner, Generation)
+        queue = self.scheduler.waiting
+        if queue and queue[0].generation.arrived < owner.arrived:
+            return None
         found = self.scheduler.allocate(owner.request.prompt_ids, handle.tokens)
         if found is not None:
             owner.began = owner.began or time.monotonic()

@@ -1,0 +1,69 @@
+"""First come, first served: whoever needs much is not overtaken for ever by those who need little."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from engine_rig import Rig, handle, request
+
+from eyas.common.types import FirstToken
+from eyas.engine.messages import Attach, OpenPull
+from eyas.engine.sequence import Work
+
+SHORT = 3
+LONG = 24
+
+
+def _commit(rig: Rig, works: list[Work]) -> None:
+    """A step's outputs, as far as sequences and pages go."""
+    for work in works:
+        work.seq.kv_len = work.start + len(work.tokens)
+        if work.sample:
+            work.seq.output.append(1)
+            if len(work.seq.output) >= work.seq.generation.request.params.max_tokens:
+                rig.requests.end(work.seq)
+
+
+class Crowd:
+    """A worker to which short prompts come as long as its queue has a place for them."""
+
+    def __init__(self, pulled: bool) -> None:
+        self.rig = Rig(pages=10)
+        self.pulled = pulled
+        self.opened: dict[str, OpenPull] = {}
+        self._numbers = itertools.count(1)
+
+    def comes(self, id: str, rows: int, pulled: bool, most: int) -> None:
+        number = next(self._numbers)
+        prompt = tuple((17 * number + i) % 50 for i in range(rows))
+        self.rig.submit(request(prompt, id=id, max_tokens=most), attach=pulled)
+        if pulled:
+            self.rig.said(OpenPull)
+            self.rig.requests.attach(Attach(id, 1, (handle(rows, id=number),)))
+            (self.opened[id],) = self.rig.said(OpenPull)
+
+    def step(self) -> set[str]:
+        """Who ran."""
+        while len(self.rig.requests.table) - len(self.rig.scheduler.running) < 4:
+            number = next(self._numbers)
+            self.comes(f"short {number}", SHORT, self.pulled, 4 + number % 7)  # they do not end together
+        works = self.rig.scheduler.schedule()
+        _commit(self.rig, works)
+        self.rig.poll()
+        self.rig.requests.join()
+        for id, opened in list(self.opened.items()):
+            if self.rig.pulls._active[opened.pull].pull.state == "pulling":
+                self.rig.arrive(self.opened.pop(id), FirstToken(0, 60))
+        return {work.seq.generation.id for work in works}
+
+
+@pytest.mark.parametrize("crowd_pulled", [False, True])
+@pytest.mark.parametrize("long_pulled", [False, True])
+def test_a_long_prompt_is_not_starved_by_short_ones(crowd_pulled: bool, long_pulled: bool) -> None:
+    crowd = Crowd(crowd_pulled)
+    for _ in range(5):
+        crowd.step()
+    crowd.comes("long", LONG, long_pulled, 4)
+    ran = [crowd.step() for _ in range(40)]
+    assert any("long" in step for step in ran)
