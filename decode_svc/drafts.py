@@ -1,7 +1,8 @@
 """The decode engine's streams to its draft workers: one `DraftService.Session` each, kept open.
 
 Batches go up, proposals come down, nobody waits. What cannot be sent is dropped and reported as closed, and
-the engine opens those sequences anew when it likes: losing a draft worker costs speed only.
+the engine opens those sequences anew when it likes: losing a draft worker costs speed only. An empty
+`DraftDown` tells the engine that a draft worker is there.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import grpc
 
@@ -36,24 +37,41 @@ _log = logging.getLogger("eyas.drafts")
 
 
 class DraftStreams:
-    """Relays the engine's `DraftUp` events to the `workers` that they name, and the answers back."""
+    """Relays the engine's `DraftUp` events to the draft workers that they name, and the answers back."""
 
-    def __init__(self, engine: EngineClient, channels: rpc.Channels, workers: Sequence[str]) -> None:
-        self._streams = {worker: _DraftStream(engine, channels.get(worker), worker) for worker in workers}
-        engine.on(DraftUp, lambda up: self._streams[up.worker].post(up))
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+        self._streams: dict[str, _DraftStream] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        engine.on(DraftUp, self._post)
+
+    def follow(self, workers: Iterable[str]) -> None:
+        """Keep a stream to each of these draft workers, and to nobody else."""
+        wanted = set(workers)
+        for worker in self._streams.keys() - wanted:
+            self._end(self._streams.pop(worker))
+        for worker in wanted - self._streams.keys():
+            self._streams[worker] = _DraftStream(self._engine, worker)
 
     async def close(self) -> None:
-        for stream in self._streams.values():
-            stream.task.cancel()
-        await asyncio.gather(*(stream.task for stream in self._streams.values()), return_exceptions=True)
+        self.follow(())
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _post(self, up: DraftUp) -> None:
+        if stream := self._streams.get(up.worker):  # else the engine will hear, or has heard, that it fell
+            stream.post(up)
+
+    def _end(self, stream: _DraftStream) -> None:
+        stream.task.cancel()
+        self._ending.add(stream.task)
+        stream.task.add_done_callback(self._ending.discard)
 
 
 class _DraftStream:
     """One draft worker: down until it answers, and again whenever the stream ends."""
 
-    def __init__(self, engine: EngineClient, channel: grpc.aio.Channel, worker: str) -> None:
+    def __init__(self, engine: EngineClient, worker: str) -> None:
         self._engine = engine
-        self._channel = channel
         self._worker = worker
         self._queue: deque[draft_pb2.DraftUp] = deque()
         self._posted = asyncio.Event()
@@ -81,10 +99,18 @@ class _DraftStream:
         self._engine.send(DraftDown(proposals, closed, worker=self._worker))
 
     async def _run(self) -> None:
+        """Until it is cancelled: the worker is wanted no more."""
+        async with rpc.channel(self._worker) as channel:
+            try:
+                await self._keep(channel)
+            finally:
+                self._fall("it has left")
+
+    async def _keep(self, channel: grpc.aio.Channel) -> None:
         backoff = BACKOFF_S
         while True:
             try:
-                await self._exchange()
+                await self._exchange(channel)
                 reason = "it ended the stream"
             except TimeoutError:
                 reason = "it cannot be reached"
@@ -105,10 +131,10 @@ class _DraftStream:
             self._down = True
             self._send_down(closed=(DraftClosed(0, 0, f"draft worker {self._worker}: {reason}"),))
 
-    async def _exchange(self) -> None:
+    async def _exchange(self, channel: grpc.aio.Channel) -> None:
         async with asyncio.timeout(CONNECT_S):
-            await self._channel.channel_ready()
-        call = draft_pb2_grpc.DraftServiceStub(self._channel).Session()
+            await channel.channel_ready()
+        call = draft_pb2_grpc.DraftServiceStub(channel).Session()
         # A task of this call's own: an iterator that gRPC reads for a dead call would eat a live one's
         # batches.
         writer = asyncio.create_task(self._write_to(call))
@@ -117,6 +143,7 @@ class _DraftStream:
                 headers = await call.initial_metadata()
             if PEER_KEY in dict(headers):  # else it refused, which the loop below raises
                 self._down = False
+                self._send_down()
             async for pb in call:
                 proposals = tuple(_proposal_from_pb(p) for p in pb.proposals)
                 closed = tuple(DraftClosed(c.seq, c.generation, c.reason) for c in pb.closed)

@@ -31,6 +31,7 @@ from kv_transfer.route import Route
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+REGISTRY = "redis://HOST:PORT/DB|static:HOST:PORT,..."
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     _worker_flags(worker)
     _engine_flags(worker)
     gateway = command("gateway", _gateway, "start a gateway for workers that run already")
-    gateway.add_argument("--registry", required=True, metavar="static:HOST:PORT,...")
+    gateway.add_argument("--registry", required=True, metavar=REGISTRY)
     gateway.add_argument("--model", default=GatewayConfig.model, metavar="DIR", help="tokenizer and limits")
     _gateway_flags(gateway)
     gateway.add_argument("--log-format", choices=FORMATS, default=GatewayConfig.log_format)
@@ -144,6 +145,7 @@ def _worker_flags(parser: argparse.ArgumentParser) -> None:
     add("--host", default=worker.host, help="the address that other workers reach it by")
     add("--port", type=_port, default=worker.port, help="0: any free one")
     add("--metrics-port", type=_port, default=worker.metrics_port, help="0: any free one")
+    add("--registry", default=worker.registry, metavar="redis://HOST:PORT/DB", help="where it is found")
     add("--draft-at", type=_list, default=(), metavar="HOST:PORT,...", help="who may draft for it")
     add("--threads", type=_positive, default=worker.engine.threads, help=f"({worker.engine.threads})")
     add("--pool-dir", default=worker.engine.pool_dir, metavar="DIR", help=f"({worker.engine.pool_dir})")
@@ -244,7 +246,9 @@ def served_model(model: str) -> str:
 
 
 def worker_config(args: argparse.Namespace) -> WorkerConfig:
-    worker = WorkerConfig(host=args.host, port=args.port, metrics_port=args.metrics_port)
+    worker = WorkerConfig(
+        host=args.host, port=args.port, metrics_port=args.metrics_port, registry=args.registry
+    )
     engine = dataclasses.replace(
         engine_config(args),
         roles=args.roles,

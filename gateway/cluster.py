@@ -1,6 +1,6 @@
-"""The workers behind this gateway: who they are, how loaded, and the open lines to them.
+"""The workers behind this gateway: who they are, how loaded, what was sent to them, and the lines to them.
 
-It knows discovery and owns channels and sessions. It refuses to know requests: who goes where is
+It asks a registry and owns channels and sessions. It refuses to know requests: who goes where is
 `router`'s decision, what happens then is `generate`'s.
 """
 
@@ -10,21 +10,20 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator
 
 import grpc
-import msgspec
 
 from eyas.common import rpc
-from eyas.common.clients import DecodeSessionClient, InfoClient, PrefillClient
-from eyas.common.errors import ConfigError, EyasError, Unavailable
+from eyas.common.clients import DecodeSessionClient, PrefillClient
+from eyas.common.discovery import Registry
 from eyas.common.types import Role, WorkerInfo
+from gateway.prefixes import Prefix, PrefixIndex
 from gateway.router import Candidate
 from gateway.sessions import Session
 
-POLL_S = 1.0
-FORGET_S = 5.0  # a worker that is only slow to answer stays known this long
+FOLLOW_S = 0.25
+RETIRE_S = 60.0  # a worker that nobody has known for so long loses its line
 
 _log = logging.getLogger("eyas.gateway")
 
@@ -40,81 +39,30 @@ class Lines:
             self._channels[worker] = rpc.channel(worker)
         return self._channels[worker]
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._channels)
+
+    async def end(self, worker: str) -> None:
+        await self._channels.pop(worker).close()
+
     async def aclose(self) -> None:
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
-
-
-class Registry(Protocol):
-    """Where workers are found. `workers` answers from the last snapshot and never waits."""
-
-    async def start(self) -> None: ...
-    def workers(self) -> Sequence[WorkerInfo]: ...
-    async def aclose(self) -> None: ...
-
-
-class StaticRegistry:
-    """A fixed list of addresses, each asked once a second what it is. `worker` of an info is its address."""
-
-    def __init__(self, addresses: Sequence[str], lines: Lines) -> None:
-        self._clients = {address: InfoClient(lines.to(address)) for address in addresses}
-        self._known: dict[str, tuple[WorkerInfo, float]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def start(self) -> None:
-        """Ask everybody once, then keep asking."""
-        await asyncio.gather(*(self._ask(address) for address in self._clients))
-        self._tasks = [asyncio.create_task(self._poll(address)) for address in self._clients]
-
-    def workers(self) -> list[WorkerInfo]:
-        oldest = time.monotonic() - FORGET_S
-        return [self._known[a][0] for a in self._clients if a in self._known and self._known[a][1] > oldest]
-
-    async def aclose(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _poll(self, address: str) -> None:
-        while True:
-            await asyncio.sleep(POLL_S)
-            await self._ask(address)
-
-    async def _ask(self, address: str) -> None:
-        try:
-            info = await self._clients[address].info(POLL_S)
-        except Unavailable:
-            self._known.pop(address, None)  # nobody is there
-        except EyasError as error:
-            _log.debug("worker %s does not say what it is: %s", address, error)
-        else:
-            # The address that reaches it from here, whatever it calls itself.
-            self._known[address] = msgspec.structs.replace(info, worker=address), time.monotonic()
-
-
-def registry(spec: str, lines: Lines) -> Registry:
-    """The registry of `static:host:port,host:port`. Raises ConfigError for anything else."""
-    kind, _, rest = spec.partition(":")
-    addresses = [address.strip() for address in rest.split(",") if address.strip()]
-    if kind != "static":
-        raise ConfigError(f"registry must start with 'static:', not {spec!r}", param="registry")
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigError(f"registry names {address!r}, which is not host:port", param="registry")
-    return StaticRegistry(list(dict.fromkeys(addresses)), lines)
 
 
 class Cluster:
     """What the gateway routes to: workers of one model, a session per decode worker, requests in flight.
 
-    The first target worker seen fixes the model; workers with another fingerprint are left alone.
+    The first target worker seen fixes the model; workers with another fingerprint are left alone. A session
+    reconnects by itself, so it outlives its worker; it ends when no registry has known that for `RETIRE_S`.
     """
 
-    def __init__(self, registry: Registry, lines: Lines) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._lines = lines
+        self._lines = Lines()
         self._sessions: dict[str, Session] = {}
         self._in_flight: Counter[str] = Counter()
+        self._sent = PrefixIndex()
+        self._known_at: dict[str, float] = {}  # monotonic seconds, of everybody there is a line to
         self._fingerprint = ""
         self._strangers: set[tuple[str, str]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -136,12 +84,23 @@ class Cluster:
         """Everybody who may be routed to, from the last snapshot."""
         return [info for info in self._registry.workers() if self._is_ours(info)]
 
-    def candidates(self) -> list[Candidate]:
-        """The router's view of `workers`."""
+    def candidates(self, prefix: Prefix = ()) -> list[Candidate]:
+        """The router's view of `workers`, for a prompt of these pages."""
         return [
-            Candidate(info, self._in_flight[info.worker], self._connected(info.worker))
+            Candidate(
+                info,
+                in_flight=self._in_flight[info.worker],
+                connected=self._connected(info.worker),
+                cached=self._sent.matched((info.worker, info.epoch), prefix),
+            )
             for info in self.workers()
         ]
+
+    def sent(self, worker: str, prefix: Prefix) -> None:
+        """`worker` is given a prompt of these pages, and will have them in its cache."""
+        for info in self.workers():
+            if info.worker == worker:
+                self._sent.add((worker, info.epoch), prefix)
 
     def session(self, worker: str) -> Session:
         return self._sessions[worker]
@@ -173,13 +132,26 @@ class Cluster:
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(POLL_S / 4)
+            await asyncio.sleep(FOLLOW_S)
             self._open_sessions()
+            await self._retire(time.monotonic())
 
     def _open_sessions(self) -> None:
-        """A session once opened is kept: it reconnects by itself when its worker returns."""
         for info in self.workers():
             if Role.DECODE in info.roles and info.worker not in self._sessions:
                 session = Session(DecodeSessionClient(self._lines.to(info.worker), info.worker), info.worker)
                 self._sessions[info.worker] = session
                 session.start()
+
+    async def _retire(self, now: float) -> None:
+        """End the lines to workers that are gone for good: addresses come and go, memory does not grow."""
+        known = {info.worker for info in self._registry.workers()}
+        for worker in list(self._lines):
+            in_use = worker in known or self._connected(worker) or self._in_flight[worker] > 0
+            if in_use or worker not in self._known_at:
+                self._known_at[worker] = now
+            elif now - self._known_at[worker] > RETIRE_S:
+                del self._known_at[worker], self._in_flight[worker]
+                if session := self._sessions.pop(worker, None):
+                    await session.aclose()
+                await self._lines.end(worker)

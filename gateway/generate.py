@@ -26,6 +26,7 @@ from gateway.backend import Health
 from gateway.cluster import Cluster
 from gateway.delivery import Delivery
 from gateway.legs import DecodeLeg, Ended, LegEvent, PrefillLeg
+from gateway.prefixes import prefix_of
 from gateway.router import Candidate
 
 MAX_RETRIES = 4  # in a row, without a token between them
@@ -69,6 +70,7 @@ class Generation:
     def __init__(self, cluster: Cluster, request: GenerationRequest) -> None:
         self._cluster = cluster
         self._request = request
+        self._prefix = prefix_of(request.prompt_ids)
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + request.timeout_s
         self._delivery = Delivery(request.choices)
@@ -132,7 +134,7 @@ class Generation:
     async def _find_route(self) -> router.Route:
         """Where to go first. A moment in which nobody can serve (a restart, a migration) is waited out."""
         give_up = self._clock() + PATIENCE_S
-        while (route := router.route(self._cluster.candidates())) is None:
+        while (route := router.route(self._cluster.candidates(self._prefix))) is None:
             if self._clock() >= give_up:
                 raise Unavailable("no worker can serve the request now")
             await asyncio.sleep(RETRY_PAUSE_S)
@@ -195,11 +197,13 @@ class Generation:
             choices = tuple(Choice(choice.index) for choice in choices)
         self._decode = DecodeLeg(self._cluster, worker, self._attempt, self)
         self._decode.submit(self._rest_of_request(choices), attach)
+        self._cluster.sent(worker, self._prefix)
 
     def _start_prefill(self, worker: str) -> None:
         offer_draft = self._request.speculative and router.wants_draft(self._cluster.candidates())
         self._prefill = PrefillLeg(self._cluster, worker, self)
         self._prefill.submit(self._rest_of_request(self._delivery.unfinished()), self._attempt, offer_draft)
+        self._cluster.sent(worker, self._prefix)
 
     def _attach(self) -> None:
         """Tell decode where the prompt's pages are, once it has admitted the request and they exist."""
@@ -300,7 +304,7 @@ class Generation:
         """Another prefill under a new attempt; if none is left, decode computes the prompt itself."""
         self._attempt += 1
         self._drop_prefill()
-        found = router.choose_prefill(self._cluster.candidates(), self._avoid)
+        found = router.choose_prefill(self._cluster.candidates(self._prefix), self._avoid)
         if found is not None and found.info.worker not in self._avoid:
             self._start_prefill(found.info.worker)
         else:
@@ -330,7 +334,7 @@ class Generation:
         give_up = self._clock() + PATIENCE_S
         paused = False
         while True:
-            found = router.choose_decode(self._cluster.candidates(), self._avoid)
+            found = router.choose_decode(self._cluster.candidates(self._prefix), self._avoid)
             if found is not None and (paused or found.info.worker not in self._avoid):
                 return found.info.worker
             if found is None and self._clock() >= give_up:

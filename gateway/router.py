@@ -1,7 +1,7 @@
 """Which worker gets a request: pure functions of a snapshot.
 
-It knows roles and load; it refuses to know streams, clocks and the network, so that every decision can be
-tested as a value. Prefix-aware prefill and session affinity will be further keys of the same choice.
+It knows roles, cached prefixes and load; it refuses to know streams, clocks and the network, so that every
+decision can be tested as a value. A conversation stays where it is because its prefix is there.
 """
 
 from __future__ import annotations
@@ -11,25 +11,31 @@ from dataclasses import dataclass
 
 from eyas.common.types import Role, WorkerInfo
 
+CROWD = 4  # requests more than twice those of the idlest worker, for which no cached prefix makes up
+
 
 @dataclass(frozen=True)
 class Candidate:
-    """A worker as the router sees it.
+    """A worker as the router sees it, for one prompt.
 
     `in_flight` counts this gateway's own requests there, fresher than what the worker last reported;
-    `connected` says that its Session is open (decode needs one, prefill does not).
+    `connected` says that its Session is open (decode needs one, prefill does not); `cached` is how many of
+    the prompt's first ids it should have in its cache.
     """
 
     info: WorkerInfo
     in_flight: int = 0
     connected: bool = True
+    cached: int = 0
+
+    @property
+    def requests(self) -> int:
+        return max(self.in_flight, self.info.running + self.info.waiting)
 
     @property
     def load(self) -> tuple[int, float]:
         """Requests, then the share of its pages in use."""
-        info = self.info
-        requests = max(self.in_flight, info.running + info.waiting)
-        return requests, info.pages_used / max(info.pages_total, 1)
+        return self.requests, self.info.pages_used / max(self.info.pages_total, 1)
 
     def can(self, role: Role) -> bool:
         return self.info.serving and role in self.info.roles
@@ -63,11 +69,11 @@ def missing(workers: Sequence[Candidate]) -> str:
 
 
 def choose_decode(workers: Sequence[Candidate], avoid: Collection[str] = ()) -> Candidate | None:
-    return _least_loaded([w for w in workers if w.can(Role.DECODE) and w.connected], avoid)
+    return _best([w for w in workers if w.can(Role.DECODE) and w.connected], avoid)
 
 
 def choose_prefill(workers: Sequence[Candidate], avoid: Collection[str] = ()) -> Candidate | None:
-    return _least_loaded([w for w in workers if w.can(Role.PREFILL)], avoid)
+    return _best([w for w in workers if w.can(Role.PREFILL)], avoid)
 
 
 def wants_draft(workers: Sequence[Candidate]) -> bool:
@@ -75,6 +81,11 @@ def wants_draft(workers: Sequence[Candidate]) -> bool:
     return any(w.can(Role.DRAFT) and w.info.draft_fingerprint for w in workers)
 
 
-def _least_loaded(workers: Sequence[Candidate], avoid: Collection[str]) -> Candidate | None:
-    """Workers to `avoid` (they just failed this request) are the last resort, not forbidden."""
-    return min(workers, key=lambda w: (w.info.worker in avoid, w.load), default=None)
+def _best(workers: Sequence[Candidate], avoid: Collection[str]) -> Candidate | None:
+    """The longest cached prefix, then the least load; but not where everybody else goes already.
+
+    Workers to `avoid` (they just failed this request) are the last resort, not forbidden.
+    """
+    usable = [w for w in workers if w.info.worker not in avoid] or workers
+    crowded = 2 * min((w.requests for w in usable), default=0) + CROWD
+    return min(usable, key=lambda w: (w.requests > crowded, -w.cached, w.load), default=None)

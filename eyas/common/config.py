@@ -52,7 +52,7 @@ class EngineConfig:
     transfer_policy: str = "recompute"  # or "fail"
     log_format: str = "text"  # or "json"; also of the front before this engine
     speculation: SpeculationConfig = SpeculationConfig()
-    draft_workers: tuple[str, ...] = ()  # addresses this engine may draft with (without the draft role)
+    draft_workers: tuple[str, ...] = ()  # whom it may draft with from the start (without the draft role)
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     port: int = 0  # 0: any free port
     metrics_port: int = 0  # 0: any free port
+    registry: str = ""  # redis://host:port/db, where others find it and it finds draft workers
 
     @property
     def address(self) -> str:
@@ -76,7 +77,7 @@ class GatewayConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int = 8001
-    registry: str = "static:"  # static:host:port,host:port
+    registry: str = "static:"  # static:host:port,host:port or redis://host:port/db
     model: str = str(NANO)
     served_model: str = "eyas-nano"
     api_key: str | None = None

@@ -140,8 +140,7 @@ def _target_parts(loaded: _Loaded) -> Parts:
     pool = loaded.pool(Group.TARGET)
     drafts_here = loaded.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(config.roles))
     draft_runner = _draft_runner(loaded, model.ends) if drafts_here else None
-    drafts = draft_runner is not None or bool(config.draft_workers and loaded.head)
-    runner = Runner(model, pool, backend, _capture(loaded) if drafts else None)
+    runner = Runner(model, pool, backend, _capture(loaded) if loaded.head else None)
     drafter = _drafter(config, draft_runner, target.vocab_size)
     spec = config.speculation
     round_rows = max(spec.draft_tokens, spec.steps * spec.topk + 1) if drafter else 1
@@ -208,7 +207,7 @@ def _capture(loaded: _Loaded) -> Eagle3Capture:
 def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size: int) -> Drafter | None:
     if draft_runner is not None:
         return ColocatedDrafter(draft_runner, config.speculation)
-    if config.draft_workers and config.draft is not None:
+    if config.draft is not None:  # draft workers may come at any time
         return RemoteDrafter(config.draft_workers, config.speculation, vocab_size)
     return None
 

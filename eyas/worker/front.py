@@ -26,6 +26,7 @@ from eyas.engine.client import EngineClient
 from eyas.engine.messages import Command, Load, Ready, Shutdown, Step, Stopped
 from eyas.worker.link import FrontLink
 from eyas.worker.liveness import Liveness
+from eyas.worker.membership import Membership
 from eyas.worker.watches import Pulls
 from prefill_svc import servicer as prefill
 from prefill_svc import transfer
@@ -47,7 +48,8 @@ class Front:
         self._engine = EngineClient(self._send)
         self._channels = rpc.Channels()
         self._pulls = Pulls(self._engine, self._channels, config.engine)
-        self._drafts = drafts.DraftStreams(self._engine, self._channels, config.engine.draft_workers)
+        self._drafts = drafts.DraftStreams(self._engine)
+        self._membership = Membership(config, self.describe, self._drafts)
         self._registry = CollectorRegistry()
         self._metrics = WorkerMetrics(self._registry)
         self._liveness: Liveness | None = None  # from Ready on
@@ -80,6 +82,7 @@ class Front:
             raise ConfigError(f"metrics_port {self._config.metrics_port} cannot be used: {error}") from error
         self.metrics_port = int(self._scrape.server_port)
         await self._server.start()
+        await self._membership.start()
         return self._address
 
     async def run(self) -> None:
@@ -97,6 +100,7 @@ class Front:
         self._leaving = True
         await self._refresh()
         self._send([Shutdown()])
+        await self._membership.close()
         await asyncio.gather(self._server.stop(STOP_GRACE_S), asyncio.to_thread(self._scrape.shutdown))
         await self._drafts.close()
         await self._pulls.close()

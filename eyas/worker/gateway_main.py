@@ -15,10 +15,11 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from eyas.common import logging as eyas_logging
 from eyas.common.config import GatewayConfig
+from eyas.common.discovery import registry
 from eyas.worker.http_server import HttpServer
 from gateway.backend import Backend
 from gateway.canary import Canary
-from gateway.cluster import Cluster, Lines, registry
+from gateway.cluster import Cluster
 from gateway.generate import ClusterBackend
 from gateway.grpc_front import GrpcFront
 from gateway.http import create_app
@@ -34,8 +35,7 @@ def run_gateway(config: GatewayConfig) -> None:
 
 async def _run(config: GatewayConfig) -> None:
     tokenizer = Tokenizer.load(config.model)
-    lines = Lines()
-    cluster = Cluster(registry(config.registry, lines), lines)
+    cluster = Cluster(registry(config.registry))
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -82,6 +82,8 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
         "spec-topk": spec.topk,
         "spec-draft-tokens": spec.draft_tokens,
     }
+    if worker.registry:
+        flags["registry"] = worker.registry
     if engine.draft_workers:
         flags["draft-at"] = ",".join(engine.draft_workers)
     return ("worker", *_command_line(flags), "--supervised")

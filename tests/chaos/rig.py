@@ -16,12 +16,13 @@ from eyas.client import AsyncClient
 from eyas.common import rpc
 from eyas.common.clients import InfoClient, PrefillAdmitted, PrefillDone, PrefillStarted
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
+from eyas.common.discovery import registry
 from eyas.common.errors import EyasError
 from eyas.common.types import Entry, GenerationRequest, Role, WorkerInfo
 from eyas.worker.ports import free_ports
 from eyas.worker.serve import Cluster as Processes
 from gateway import router
-from gateway.cluster import Cluster, Lines, registry
+from gateway.cluster import Cluster
 from gateway.generate import Generation
 from gateway.legs import DecodeLeg, LegEvent, PrefillLeg
 from tests.chaos.faults import Phase, engines
@@ -138,8 +139,7 @@ async def rig(lease_s: float, log: Callable[[str, str], None]) -> AsyncIterator[
     engine = dataclasses.replace(ENGINE, lease_s=lease_s)
     config = ServeConfig(outer, engine, "split", WORKERS, WORKERS, WORKERS)
     async with Processes(config, log) as processes, AsyncClient(processes.grpc_address) as client:
-        lines = Lines()
-        gateway = Cluster(registry("static:" + ",".join(processes.addresses.values()), lines), lines)
+        gateway = Cluster(registry("static:" + ",".join(processes.addresses.values())))
         await gateway.start()
         try:
             async with asyncio.timeout(MEET_S):

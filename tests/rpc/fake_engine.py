@@ -275,12 +275,18 @@ def refuse(config: EngineConfig, endpoint: str) -> None:
 
 
 class FakeWorker:
-    """A real front around a fake engine on a thread."""
+    """A real front around a fake engine on a thread; `changes` are those of its front's config."""
 
-    def __init__(self, roles: tuple[Role, ...], traits: Traits, draft_workers: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        roles: tuple[Role, ...],
+        traits: Traits | None = None,
+        draft_workers: tuple[str, ...] = (),
+        **changes: Any,
+    ) -> None:
         engine = EngineConfig(roles=roles, draft_workers=draft_workers)
-        self._config = WorkerConfig(engine=engine)
-        self._traits = traits
+        self._config = WorkerConfig(engine=engine, **changes)
+        self._traits = traits or Traits()
 
     async def start(self) -> FakeWorker:
         link = LocalFront()
@@ -309,9 +315,9 @@ class FakeWorker:
 
 @contextlib.asynccontextmanager
 async def worker(
-    *roles: Role, traits: Traits | None = None, draft_workers: tuple[str, ...] = ()
+    *roles: Role, traits: Traits | None = None, draft_workers: tuple[str, ...] = (), **changes: Any
 ) -> AsyncIterator[FakeWorker]:
-    started = await FakeWorker(roles, traits or Traits(), draft_workers).start()
+    started = await FakeWorker(roles, traits, draft_workers, **changes).start()
     try:
         yield started
     finally:

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from scripted_worker import ScriptedWorker, expected, token, workers
 
+from eyas.common.discovery import registry
 from eyas.common.errors import ConfigError, DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Finish, GenerationRequest, Role
-from gateway.cluster import Cluster, Lines, registry
+from gateway.cluster import Cluster
 from gateway.delivery import MAX_BUFFERED_ENTRIES
 from gateway.generate import ClusterBackend, Generation
 
@@ -29,8 +30,7 @@ async def until(condition: Callable[[], bool], within_s: float = 3.0) -> None:
 @contextlib.asynccontextmanager
 async def gateway(started: list[ScriptedWorker]) -> AsyncIterator[tuple[ClusterBackend, Cluster]]:
     """A backend connected to every decode worker of `started`."""
-    lines = Lines()
-    cluster = Cluster(registry("static:" + ",".join(w.address for w in started), lines), lines)
+    cluster = Cluster(registry("static:" + ",".join(w.address for w in started)))
     await cluster.start()
     try:
         decodes = [w for w in started if Role.DECODE in w.roles and w.fingerprint == started[0].fingerprint]
@@ -233,6 +233,6 @@ async def test_no_prefill_worker_is_unavailable() -> None:
 
 
 def test_a_bad_registry_names_the_flag() -> None:
-    for spec in ("etcd:x", "static:nohost", "static:host:port"):
+    for spec in ("etcd:x", "static:nohost", "static:host:port", "redis://", "redis://host:port"):
         with pytest.raises(ConfigError, match="registry"):
-            registry(spec, Lines())
+            registry(spec)

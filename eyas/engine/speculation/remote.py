@@ -1,7 +1,7 @@
 """The drafter behind a draft service: turns commits into mailbox messages and proposals into drafts.
 
-It picks one draft worker a sequence and never waits: what is late is trimmed by the engine, what is lost
-is plain decoding.
+It picks one draft worker a sequence, of those that it has heard are there, and never waits: what is late is
+trimmed by the engine, what is lost is plain decoding.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Outbox:
 class RemoteDrafter(Drafter):
     def __init__(self, workers: SequenceOf[str], spec: SpeculationConfig, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._workers = tuple(workers)
+        self._workers = list(workers)  # that are there
         self._spec = spec
         self._followed: dict[int, _Followed] = {}
         self._outbox: dict[str, _Outbox] = defaultdict(_Outbox)
@@ -107,7 +107,12 @@ class RemoteDrafter(Drafter):
         )
 
     def deliver(self, down: DraftDown) -> None:
-        """What a draft worker sent: proposals, and sequences it dropped (seq 0: all of that worker's)."""
+        """What a draft worker sent: proposals, and sequences it dropped. Nothing at all: it is there.
+
+        Sequence 0 stands for all of that worker's: it is no longer there.
+        """
+        if not down.proposals and not down.closed and down.worker not in self._workers:
+            self._workers.append(down.worker)
         for p in down.proposals:
             followed = self._followed.get(p.seq)
             if followed is None or followed.generation != p.generation:
@@ -142,7 +147,10 @@ class RemoteDrafter(Drafter):
         ]
         for uid in dropped:
             self._followed.pop(uid).seq.drafting = False
-        if dropped or everyone:
+        if everyone:
+            self._workers = [w for w in self._workers if w != worker]
+            self._down_until.pop(worker, None)
+        elif dropped:
             self._down_until[worker] = time.monotonic() + BACKOFF_S
 
     def take(self) -> list[Draft]:
