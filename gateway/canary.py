@@ -54,6 +54,7 @@ class Canary:
         self._clock = asyncio.get_running_loop().time
         self._in_flight = 0
         self._due_at = 0.0
+        self._proofs = 0
         self._problem = "no request has gone through the cluster yet"
         self._plain_runs = 0
         self._degraded = ""
@@ -79,6 +80,7 @@ class Canary:
 
     def proved(self) -> None:
         """Some request got tokens from decode."""
+        self._proofs += 1
         self._problem = ""
         self._due_at = self._clock() + self._pace.every_s
 
@@ -99,22 +101,26 @@ class Canary:
 
     async def _fly(self) -> None:
         timeout_s = self._pace.busy_timeout_s if self._in_flight else self._pace.timeout_s
-        flight = Flight()
+        flight, proofs = Flight(), self._proofs
         try:
             async with asyncio.timeout(timeout_s):
                 await flight.complete(self._backend, timeout_s)
         except Overloaded:
             self._due_at = self._clock() + self._pace.again_s  # busy is not broken
             self._metrics.canary_runs.labels("refused").inc()
+            return
         except TimeoutError:
-            self._failed(f"{flight.stage} took longer than {timeout_s:g} s")
+            problem = f"{flight.stage} took longer than {timeout_s:g} s"
         except EyasError as error:
-            self._failed(f"{flight.stage} failed: {error.message}")
+            problem = f"{flight.stage} failed: {error.message}"
         except Exception:
             _log.exception("the canary failed")
-            self._failed(f"{flight.stage} failed: internal error")
+            problem = f"{flight.stage} failed: internal error"
         else:
             self._arrived(flight)
+            return
+        if self._proofs == proofs:  # else a real request has got through meanwhile
+            self._failed(problem)
 
     def _arrived(self, flight: Flight) -> None:
         if self._problem:

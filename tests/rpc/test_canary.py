@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 from prometheus_client import CollectorRegistry
-from scripted_backend import ScriptedBackend, nano_tokenizer
+from scripted_backend import ScriptedBackend, ScriptedStream, nano_tokenizer
 from scripted_worker import Script, ScriptedWorker, workers
 from test_generate_paths import DECODE, DRAFT, PREFILL, UNIFIED, collect, gateway, make_request, until
 
 from eyas.common.errors import EyasError, Overloaded, Unavailable
-from eyas.common.types import Role
+from eyas.common.types import GenerationRequest, Role
 from gateway.backend import Backend
 from gateway.canary import Canary, Pace
 from gateway.metrics import GatewayMetrics
@@ -150,6 +150,28 @@ async def test_busy_is_not_broken() -> None:
         await asyncio.sleep(2 * PACE.timeout_s)
         assert not canary.health().problem
         await stream.aclose()
+
+
+async def test_a_real_proof_outweighs_a_lost_canary() -> None:
+    backend = ScriptedBackend(nano_tokenizer())
+    start = backend.start
+
+    async def loses_canaries(request: GenerationRequest) -> ScriptedStream:
+        stream = await start(request)
+        await asyncio.sleep(30.0 if request.id.startswith("canary-") else 0.0)
+        return stream
+
+    async with flying(backend) as (canary, metrics):
+        await until(lambda: not canary.health().problem)
+        backend.start = loses_canaries  # type: ignore[method-assign]
+        asked = len(backend.requests)
+        await until(lambda: len(backend.requests) > asked)
+        stream = await canary.start(make_request())
+        assert [entry async for entry in stream]
+        await stream.aclose()
+        await asyncio.sleep(1.2 * PACE.timeout_s)
+        assert not canary.health().problem and not runs(metrics, "failed")
+        await until(lambda: "admission took longer" in canary.health().problem)  # the next one, on its own
 
 
 async def test_a_watched_stream_is_the_stream() -> None:
