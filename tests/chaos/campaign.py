@@ -68,7 +68,7 @@ class Campaign:
         self._journal = journal
         self._console = console
         self._began = time.monotonic()
-        self._resuming: list[asyncio.Task[None]] = []
+        self._resuming: dict[Role, asyncio.Task[None]] = {}  # the latest stop of each role
         self._dying: dict[str, Fault] = {}  # killed or drained, and not gone yet
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
@@ -82,7 +82,7 @@ class Campaign:
                     await self._on(cluster, requests)
                     folder = cluster.processes.pool_folder
         finally:
-            for task in self._resuming:
+            for task in self._resuming.values():
                 task.cancel()
         if folder.exists():
             self.findings.violations.append(f"{folder} is still there")
@@ -134,12 +134,14 @@ class Campaign:
             await self._strike_in_phase(cluster, streams, fault)
             done = len(self.findings.faults) if plan.faults else time.monotonic() - began
             self._bars.update(bar, completed=done)
-        await asyncio.gather(*self._resuming)
+        await asyncio.gather(*self._resuming.values())
 
     async def _until_whole(self, cluster: Rig, role: Role) -> None:
         """Never the last worker of a role: all of them serve before the next one is struck."""
+        if role in self._resuming:
+            await self._resuming[role]
         async with asyncio.timeout(WHOLE_S):
-            while not await cluster.whole(role):
+            while any(fault.role is role for fault in self._dying.values()) or not await cluster.whole(role):
                 await asyncio.sleep(0.2)
 
     async def _strike_in_phase(self, cluster: Rig, streams: Streams, fault: Fault) -> None:
@@ -170,7 +172,7 @@ class Campaign:
         front = cluster.processes.pids[fault.worker]
         pids = strike(fault, front)
         if fault.kind is Kind.STOP:
-            self._resuming.append(asyncio.create_task(resume(pids, self._plan.stop_s)))
+            self._resuming[fault.role] = asyncio.create_task(resume(pids, self._plan.stop_s))
         else:
             self._dying[fault.worker] = fault
         self.findings.faults.append(fault)
