@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: install demo serve test check lossless chaos bench protos
+.PHONY: install demo serve test test-gpu check lossless chaos bench protos
 
 install: $(STAMP)
 
@@ -27,6 +27,9 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest tests/unit/test_architecture.py tests/unit/test_protos_fresh.py
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest tests/gpu -s
 
 lossless: $(STAMP)
 	$(BIN)/python -m tests.e2e.lossless

@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
@@ -42,8 +45,9 @@ from eyas.engine.speculation.colocated import ColocatedDrafter
 from eyas.engine.speculation.draft_runner import DraftRunner
 from eyas.engine.speculation.drafter import Drafter
 from eyas.engine.speculation.remote import RemoteDrafter
-from eyas.engine.weights import DummyWeights, FolderWeights, Weights
-from kv_transfer.backends.base import page_view
+from eyas.engine.weights import DummyWeights, FolderWeights, Placement, Weights
+from kv_transfer.backends.base import Backend, page_view
+from kv_transfer.backends.local import LocalBackend
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.copier import Copier
 from kv_transfer.layout import Geometry, Meaning
@@ -55,12 +59,22 @@ def build_engine(config: EngineConfig, link: EngineLink) -> Engine | DraftEngine
     sweep_stale(Path(config.pool_dir))
     target = ModelConfig.from_folder(config.model)
     head = None if config.draft is None else DraftConfig.from_folder(config.draft, target)
-    if config.device != "cpu" or config.attention_backend != "torch":
-        raise ConfigError("this version runs on the CPU with the torch attention backend only")
+    _check_device(config)
     loaded = _Loaded(config, target, head, epoch=secrets.randbits(63))
     if set(config.roles) == {Role.DRAFT}:
         return DraftEngine(_draft_parts(loaded), link)
     return Engine(_target_parts(loaded), link)
+
+
+def _check_device(config: EngineConfig) -> None:
+    if config.attention_backend != "torch":
+        raise ConfigError(f"attention backend {config.attention_backend!r} is not there yet (torch is)")
+    if config.device == "cpu":
+        return
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device {config.device!r} is not available: PyTorch sees no GPU here")
+    if set(config.roles) != set(Role):
+        raise ConfigError("a GPU worker takes all roles in this version: KV pages of a GPU cannot travel yet")
 
 
 @dataclass(frozen=True)
@@ -80,13 +94,22 @@ class _Loaded:
         """The tensors of the target, or of the head in its official spelling."""
         folder = self.decoder(group).folder
         if self.config.load_format == "dummy":
-            yield DummyWeights()
+            yield DummyWeights(placement=self.placement)
             return
-        with FolderWeights(folder, strip_prefix if group is Group.DRAFT else str) as weights:
+        spelling = strip_prefix if group is Group.DRAFT else str
+        with FolderWeights(folder, spelling, self.placement) as weights:
             yield weights
 
+    @property
+    def placement(self) -> Placement:
+        on_cpu = self.config.device == "cpu"
+        return Placement(self.config.device, torch.float32 if on_cpu else torch.bfloat16)
+
     def pool(self, group: Group) -> KvPool:
+        """On a CPU a file that other engines map; a GPU's pool is its own."""
         shape = self.shape(group)
+        if self.config.device != "cpu":
+            return KvPool(shape)
         return KvPool(shape, new_pool_path(group.value, Path(self.config.pool_dir)))
 
     def shape(self, group: Group) -> PoolShape:
@@ -97,6 +120,8 @@ class _Loaded:
             page_size=self.config.page_size,
             kv_heads=decoder.num_kv_heads,
             head_dim=decoder.head_dim,
+            dtype=self.placement.dtype,
+            device=self.placement.device,
         )
 
     def decoder(self, group: Group) -> ModelConfig:
@@ -151,7 +176,7 @@ def _target_parts(loaded: _Loaded) -> Parts:
     outbox = Outbox()
     slowest = _warm_up(runner, config)
     groups = [Group.TARGET, *([Group.DRAFT] if draft_runner else [])]
-    copier = Copier(ShmBackend(_view(pool, loaded.geometry(Group.TARGET)), config.pool_dir), config.num_pages)
+    copier = Copier(_mover(loaded, Group.TARGET, pool), config.num_pages)
     offered = {g: OfferedPool(str(p.path), loaded.meaning(g)) for g, p in zip(groups, pools, strict=True)}
     return Parts(
         config=config,
@@ -176,8 +201,7 @@ def _draft_parts(loaded: _Loaded) -> DraftParts:
     with loaded.weights(Group.TARGET) as weights:
         ends = Ends.load(loaded.target, weights)
     runner = _draft_runner(loaded, ends)
-    view = _view(runner.pool, loaded.geometry(Group.DRAFT))
-    copier = Copier(ShmBackend(view, config.pool_dir), config.num_pages)
+    copier = Copier(_mover(loaded, Group.DRAFT, runner.pool), config.num_pages)
     outbox = Outbox()
     return DraftParts(
         config=config,
@@ -212,8 +236,12 @@ def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size:
     return None
 
 
-def _view(pool: KvPool, geometry: Geometry):  # type: ignore[no-untyped-def]
-    return page_view(memoryview(pool.tensor.view(-1).numpy()).cast("B"), geometry)
+def _mover(loaded: _Loaded, group: Group, pool: KvPool) -> Backend:
+    """What brings other workers' pages into `pool`: nothing can, into a GPU's."""
+    if loaded.config.device != "cpu":
+        return LocalBackend(np.empty((0, 0), np.uint8), {})
+    memory = memoryview(pool.tensor.view(-1).numpy()).cast("B")
+    return ShmBackend(page_view(memory, loaded.geometry(group)), loaded.config.pool_dir)
 
 
 def _ready(loaded: _Loaded, pools: dict[Group, KvPool], slowest: float) -> Ready:

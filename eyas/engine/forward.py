@@ -36,9 +36,9 @@ def build_batch(
     if len(positions) != len(tokens):
         raise ValueError(f"{len(tokens)} tokens for {len(positions)} rows")
     return ForwardBatch(
-        tokens=torch.tensor(tokens),
-        positions=torch.tensor(positions),
-        kv_rows=torch.tensor(kv_rows),
+        tokens=torch.tensor(tokens, device=backend.device),
+        positions=torch.tensor(positions, device=backend.device),
+        kv_rows=torch.tensor(kv_rows, device=backend.device),
         plan=backend.plan(spans),
     )
 

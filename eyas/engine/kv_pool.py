@@ -32,6 +32,7 @@ class PoolShape:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype = torch.float32
+    device: str = "cpu"
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
@@ -52,13 +53,16 @@ class KvPool:
     """Owns the memory of one KV group (target or draft) until `close`."""
 
     def __init__(self, shape: PoolShape, path: Path | None = None) -> None:
-        """`path`: a new file to map, so that other processes can read the pool; None: plain memory.
+        """`path`: a new file to map, so that other processes can read the pool; None: the device's memory.
 
         All rows start as zeros. Raises ConfigError if the file system cannot hold the pool.
         """
         self.shape = shape
         self.path = path
-        self.tensor = torch.zeros(shape.sizes, dtype=shape.dtype) if path is None else _map(shape, path)
+        if path is None:
+            self.tensor = torch.zeros(shape.sizes, dtype=shape.dtype, device=shape.device)
+        else:
+            self.tensor = _map(shape, path)
         rows = self.tensor.view(-1, shape.kv_heads * shape.head_dim)
         starts = [i * 2 * shape.page_size for i in range(shape.layers)]
         self._key_rows = [rows[start:] for start in starts]

@@ -189,7 +189,7 @@ class Rounds:
         for choice, token, logprob in sampled:
             _, why = finish(generation.request.params, self.eos_ids, 0, [token])
             first.append(FirstToken(choice, token, logprob, why))
-        feature = b"" if out.features is None else out.features[-1].float().numpy().tobytes()
+        feature = b"" if out.features is None else out.features[-1].float().cpu().numpy().tobytes()
         self.leases.finished(generation, tuple(first), feature)
         timings = generation.timings_once(time.monotonic()) or Timings()
         self.outbox.add(PrefillDone(generation.id, generation.attempt, tuple(first), timings))

@@ -11,6 +11,7 @@ import hashlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,19 +26,36 @@ from eyas.engine.model_config import weight_files
 Shape = tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Where tensors live and in which precision a model computes."""
+
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+
 class Weights(ABC):
-    """A source of named tensors."""
+    """A source of named tensors, all on one device; floating-point ones in one precision."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
 
     @abstractmethod
     def __contains__(self, name: str) -> bool: ...
 
     @abstractmethod
-    def take(self, name: str, shape: Shape, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The tensor `name` as `dtype`; ConfigError naming it if it is missing or not of this shape."""
+    def take(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The tensor `name`; ConfigError naming it if it is missing or not of this shape.
+
+        `dtype`: the placement's unless said.
+        """
 
     def stack(self, names: list[str], rows: list[int], columns: int) -> torch.Tensor:
         """Matrices of the same width fused into one, [sum(rows), columns], in the order of `names`."""
         return torch.cat([self.take(n, (r, columns)) for n, r in zip(names, rows, strict=True)])
+
+
+CPU = Placement()
 
 
 class FolderWeights(Weights):
@@ -46,7 +64,10 @@ class FolderWeights(Weights):
     `spelling` maps a stored name to the one that models ask for.
     """
 
-    def __init__(self, folder: Path, spelling: Callable[[str], str] = str) -> None:
+    def __init__(
+        self, folder: Path, spelling: Callable[[str], str] = str, placement: Placement = CPU
+    ) -> None:
+        super().__init__(placement)
         self._folder = folder
         self._open = contextlib.ExitStack()
         self._home: dict[str, tuple[Any, str]] = {}
@@ -70,7 +91,7 @@ class FolderWeights(Weights):
     def __contains__(self, name: str) -> bool:
         return name in self._home
 
-    def take(self, name: str, shape: Shape, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def take(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor:
         if name not in self._home:
             raise ConfigError(f"{self._folder} has no tensor {name}")
         file, stored = self._home[name]
@@ -78,7 +99,7 @@ class FolderWeights(Weights):
         if found != shape:
             raise ConfigError(f"tensor {name} of {self._folder} is {found}, its config says {shape}")
         self._progress.advance(self._task)
-        return file.get_tensor(stored).to(dtype)
+        return file.get_tensor(stored).to(self.placement.device, dtype or self.placement.dtype)
 
 
 class DummyWeights(Weights):
@@ -87,15 +108,18 @@ class DummyWeights(Weights):
     A tensor depends on its name and the seed alone, not on the order in which tensors are taken.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, placement: Placement = CPU) -> None:
+        super().__init__(placement)
         self._seed = seed
 
     def __contains__(self, name: str) -> bool:
         return False
 
-    def take(self, name: str, shape: Shape, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def take(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor:
+        device, dtype = self.placement.device, dtype or self.placement.dtype
         if len(shape) == 1:
-            return torch.ones(shape, dtype=dtype)
+            return torch.ones(shape, dtype=dtype, device=device)
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).to(dtype)
+        generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
+        noise = torch.randn(shape, generator=generator, device=device, dtype=dtype)
+        return noise.div_(shape[-1] ** 0.5)

@@ -35,7 +35,9 @@ class Plan(ABC):  # noqa: B024 (a backend's own record: only its backend looks i
 
 
 class AttentionBackend(ABC):
-    """Scaled dot-product attention of query rows over the paged pool."""
+    """Scaled dot-product attention of query rows over the paged pool, which lies on `device`."""
+
+    device: str
 
     @abstractmethod
     def plan(self, spans: Sequence[Span]) -> Plan:

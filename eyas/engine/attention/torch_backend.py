@@ -74,7 +74,7 @@ class TorchPlan(Plan):
 
 
 class TorchAttention(AttentionBackend):
-    """For `heads` query heads over a pool of the given shape, float32 on CPU."""
+    """For `heads` query heads over a pool of the given shape; computes in float32 wherever the pool is."""
 
     def __init__(self, heads: int, shape: PoolShape) -> None:
         self._heads = heads
@@ -83,6 +83,7 @@ class TorchAttention(AttentionBackend):
         self._tile_rows = padded_rows(self._group)
         self._queries = self._tile_rows // self._group
         self._scale = shape.head_dim**-0.5
+        self.device = shape.device
 
     def plan(self, spans: Sequence[Span]) -> TorchPlan:
         parts, order = [], []
@@ -105,15 +106,15 @@ class TorchAttention(AttentionBackend):
         assert isinstance(plan, TorchPlan)
         dim = self._shape.head_dim
         rows = self._as_rows(layer_pool)
-        q_rows = q.reshape(-1, dim)
+        q_rows = q.reshape(-1, dim).float()
         results = []
         for part in plan.parts:
-            keys, values = rows.index_select(0, part.gather).view(2, -1, BLOCK, dim).unbind()
+            keys, values = rows.index_select(0, part.gather).float().view(2, -1, BLOCK, dim).unbind()
             for group in part.groups:
                 blocks = group.pairs * self._shape.kv_heads
                 results.append(self._attend(q_rows, keys[:blocks], values[:blocks], group))
         found = results[0] if len(results) == 1 else torch.cat(results)
-        return found.index_select(0, plan.rows[: q_rows.shape[0]]).view_as(q)
+        return found.index_select(0, plan.rows[: q_rows.shape[0]]).view_as(q).to(q.dtype)
 
     def _as_rows(self, layer_pool: torch.Tensor) -> torch.Tensor:
         """The memory of one layer's view, and what lies between its pages, as rows of [dim]."""
@@ -186,7 +187,7 @@ class TorchAttention(AttentionBackend):
         rows = (page * (shape.layers * 2 * size) + slot) * shape.kv_heads
         heads = rows[:, None, :] + np.arange(shape.kv_heads)[:, None]  # [pairs, kv_heads, BLOCK]
         values = heads + size * shape.kv_heads
-        return torch.from_numpy(np.stack((heads, values)).reshape(-1))
+        return self._tensor(np.stack((heads, values)).reshape(-1))
 
     def _group_of(self, tiles: Sequence[_Tile]) -> _Group:
         """A tile's matrix row m is query min(m // group, count - 1), query head m % group of the key head."""
@@ -205,10 +206,10 @@ class TorchAttention(AttentionBackend):
         return _Group(
             pairs=len(tile_of),
             tiles=len(tiles),
-            queries=torch.from_numpy(queries[tile_of].reshape(-1)),
-            mask=torch.from_numpy(np.repeat(mask, self._shape.kv_heads, axis=0)),
-            tile_of=torch.from_numpy(tile_of),
-            pairs_of=torch.from_numpy(pairs_of.reshape(-1)),
+            queries=self._tensor(queries[tile_of].reshape(-1)),
+            mask=self._tensor(np.repeat(mask, self._shape.kv_heads, axis=0)),
+            tile_of=self._tensor(tile_of),
+            pairs_of=self._tensor(pairs_of.reshape(-1)),
         )
 
     def _result_rows(self, tiles: Sequence[_Tile], rows: int) -> torch.Tensor:
@@ -219,7 +220,10 @@ class TorchAttention(AttentionBackend):
         for i, tile in enumerate(tiles):
             query = np.arange(tile.count)[:, None]
             found[tile.row : tile.row + tile.count] = i * kv_heads * self._tile_rows + query * group + within
-        return torch.from_numpy(found.reshape(-1))
+        return self._tensor(found.reshape(-1))
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
 
 
 def _pairs(tiles: Sequence[_Tile]) -> tuple[np.ndarray, np.ndarray]:

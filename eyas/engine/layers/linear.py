@@ -27,8 +27,11 @@ def pad_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_blocks(compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """`compute` ([ROWS, K] -> [ROWS, N]) applied to x [R, K] block by block: [R, N]."""
-    if x.shape[0] == ROWS:
+    """`compute` ([ROWS, K] -> [ROWS, N]) applied to x [R, K] block by block: [R, N].
+
+    On a GPU all rows at once: there the promise holds up to rounding, as the design says.
+    """
+    if x.shape[0] == ROWS or x.is_cuda:
         return compute(x)
     return torch.cat([compute(block) for block in pad_rows(x).split(ROWS)])[: x.shape[0]]
 
@@ -42,7 +45,7 @@ class Linear:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._packed = torch.backends.mkldnn.is_available()
+        self._packed = torch.backends.mkldnn.is_available() and not weight.is_cuda
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS) if self._packed else weight.t()
         self._bias = bias
 

@@ -19,22 +19,23 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 class Rotary:
     """Rotates heads of width `head_dim` at positions below `length` (and those of drafts just beyond)."""
 
-    def __init__(self, rope: Rope, head_dim: int, length: int) -> None:
+    def __init__(self, rope: Rope, head_dim: int, length: int, device: str = "cpu") -> None:
         self._half = head_dim // 2
         places = torch.arange(length + _BEYOND, dtype=torch.float32)
         angles = torch.outer(places, _frequencies(rope, head_dim))
-        self._cos = angles.cos().repeat(1, 2)
+        self._cos = angles.cos().repeat(1, 2).to(device)
         # The sign of the rotated half is folded in, so that applying takes one roll and no concatenation.
-        self._sin = torch.cat((-angles.sin(), angles.sin()), dim=1)
+        self._sin = torch.cat((-angles.sin(), angles.sin()), dim=1).to(device)
 
     def angles(self, positions: torch.Tensor) -> Angles:
         """cos and signed sin for positions int64 [R], each [R, 1, head_dim]; once per forward."""
         return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
 
     def rotate(self, x: torch.Tensor, angles: Angles) -> torch.Tensor:
-        """x [R, heads, head_dim] rotated, as a new contiguous tensor."""
+        """x [R, heads, head_dim] rotated in float32, as a new contiguous tensor of x's precision."""
         cos, sin = angles
-        return torch.roll(x, self._half, -1).mul_(sin).add_(x * cos)
+        wide = x.float()
+        return torch.roll(wide, self._half, -1).mul_(sin).add_(wide * cos).to(x.dtype)
 
 
 def _frequencies(rope: Rope, head_dim: int) -> torch.Tensor:

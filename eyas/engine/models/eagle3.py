@@ -69,7 +69,8 @@ class Eagle3Head:
         self._mlp_norm = norm("midlayer.post_attention_layernorm.weight")
         self._mlp = SwiGlu(weights, "midlayer.mlp", hidden, decoder.intermediate_size)
         self._norm = norm("norm.weight")
-        self._rotary = Rotary(decoder.rope, decoder.head_dim, decoder.context_length)
+        device = weights.placement.device
+        self._rotary = Rotary(decoder.rope, decoder.head_dim, decoder.context_length, device)
         self._backend = backend
 
     @torch.inference_mode()
@@ -93,7 +94,7 @@ class Eagle3Head:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [r, hidden] as `forward` gave it -> float32 [r, draft vocab]."""
-        return self._lm_head(self._norm(hidden))
+        return self._lm_head(self._norm(hidden)).float()
 
 
 def _token_map(config: DraftConfig, weights: Weights) -> torch.Tensor | None:
@@ -103,7 +104,9 @@ def _token_map(config: DraftConfig, weights: Weights) -> torch.Tensor | None:
         if size != vocab:
             raise ConfigError(f"draft head {config.folder} has {size} outputs but no d2t map to {vocab} ids")
         return None
-    token_map = torch.arange(size) + weights.take("d2t", (size,), torch.int64)
+    token_map = torch.arange(size, device=weights.placement.device) + weights.take(
+        "d2t", (size,), torch.int64
+    )
     if not bool(((token_map >= 0) & (token_map < vocab)).all()):
         raise ConfigError(f"d2t of draft head {config.folder} maps outside the target's {vocab} ids")
     return token_map

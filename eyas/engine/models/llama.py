@@ -51,7 +51,8 @@ class Llama:
         self.ends = Ends.load(config, weights)
         self._layers = [_Layer(config, weights, f"model.layers.{i}") for i in range(config.num_layers)]
         self._norm = RmsNorm(weights.take("model.norm.weight", (config.hidden_size,)), config.norm_eps)
-        self._rotary = Rotary(config.rope, config.head_dim, config.context_length)
+        device = weights.placement.device
+        self._rotary = Rotary(config.rope, config.head_dim, config.context_length, device)
         self._backend = backend
 
     @torch.inference_mode()
@@ -78,7 +79,7 @@ class Llama:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [r, hidden] after the final norm -> float32 [r, vocab]."""
-        return self.ends.lm_head(hidden)
+        return self.ends.lm_head(hidden).float()
 
 
 def _keep(captured: torch.Tensor, capture: tuple[int, ...], layer: int, x: torch.Tensor) -> None:

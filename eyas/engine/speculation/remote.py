@@ -94,7 +94,7 @@ class RemoteDrafter(Drafter):
             self._outbox[followed.worker].commits.append(self._message(commit, followed.generation))
 
     def _message(self, commit: Commit, generation: int) -> DraftCommit:
-        features = commit.features.float().contiguous().numpy().astype(np.float32, copy=False)
+        features = commit.features.float().cpu().contiguous().numpy().astype(np.float32, copy=False)
         return DraftCommit(
             seq=commit.seq.uid,
             generation=generation,
