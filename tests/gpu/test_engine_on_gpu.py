@@ -1,4 +1,4 @@
-"""The engine on a GPU, with the torch backend: right first. bf16 there, so tokens are equal up to near-ties."""
+"""The engine on a GPU, with the torch backend: right first. bf16, so tokens are equal up to near-ties."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ CHATS = 200
 SHAPES = [{}, {"heads": 4, "kv_heads": 4}, {"hidden": 128, "heads": 8, "head_dim": 32}]
 
 
-@pytest.mark.parametrize("sizes", SHAPES, ids=["gqa", "mha", "wide"])
-def test_logits_against_transformers(tmp_path: Path, sizes: dict[str, int]) -> None:
+@pytest.mark.parametrize("shape_of", SHAPES, ids=["gqa", "mha", "wide"])
+def test_logits_against_transformers(tmp_path: Path, shape_of: dict[str, int]) -> None:
     """Relative error of bf16 logits: root mean square of the difference over that of the float32 logits."""
     from transformers import AutoModelForCausalLM
 
-    folder = write_tiny_llama(tmp_path / "model", **sizes)
+    folder = write_tiny_llama(tmp_path / "model", **shape_of)
     config = ModelConfig.from_folder(folder)
     placement = Placement("cuda", torch.bfloat16)
-    shape = PoolShape(64, config.num_layers, 16, config.num_kv_heads, config.head_dim, placement.dtype, "cuda")
+    sizes = (64, config.num_layers, 16, config.num_kv_heads, config.head_dim)
+    shape = PoolShape(*sizes, placement.dtype, placement.device)
     pool, backend = KvPool(shape), TorchAttention(config.num_heads, shape)
     with FolderWeights(folder, placement=placement) as weights:
         model = Llama(config, weights, backend)
