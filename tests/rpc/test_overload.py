@@ -1,0 +1,111 @@
+"""More requests than a cluster can hold: bounded queues on both tiers, and 429 before any token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from real_worker import RealWorker, real_worker, tiny_config
+
+from eyas.common.config import NANO, EngineConfig, GatewayConfig
+from eyas.common.discovery import registry
+from eyas.common.types import Role
+from eyas.worker.http_server import HttpServer
+from eyas.worker.ports import free_ports
+from gateway.cluster import Cluster
+from gateway.generate import ClusterBackend
+from gateway.http import create_app
+from gateway.metrics import GatewayMetrics
+from gateway.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    return tiny_config(tmp_path_factory.mktemp("models"))
+
+
+@contextlib.asynccontextmanager
+async def gateway(*workers: RealWorker) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway that routes to `workers`."""
+    with contextlib.closing(free_ports()) as ports:
+        port = next(ports)
+    cluster = Cluster(registry("static:" + ",".join(worker.address for worker in workers)))
+    app = create_app(
+        GatewayConfig(),
+        ClusterBackend(cluster),
+        Tokenizer.load(str(NANO)),
+        GatewayMetrics(CollectorRegistry()),
+    )
+    http = HttpServer(app, "127.0.0.1", port)
+    await cluster.start()
+    await http.start()
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30, limits=httpx.Limits()
+    ) as client:
+        async with asyncio.timeout(10):
+            while (await client.get("/health")).status_code != 200:
+                await asyncio.sleep(0.02)
+        yield client
+    await http.aclose()
+    await cluster.aclose()
+
+
+async def complete(client: httpx.AsyncClient, length: int, tokens: int, **more: Any) -> httpx.Response:
+    """The reply, read to its end, to a prompt of `length` ids."""
+    prompt = [3 + i % 40 for i in range(length)]
+    body: dict[str, Any] = {
+        "model": "eyas-nano",
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    return await client.post("/v1/completions", json=body | more)
+
+
+def is_told_to_come_back(reply: httpx.Response) -> bool:
+    told = reply.json()["error"]
+    return reply.status_code == 429 and int(reply.headers["retry-after"]) >= 1 and bool(told["message"])
+
+
+@pytest.mark.parametrize("full", [Role.PREFILL, Role.DECODE])
+async def test_a_full_tier_refuses_before_any_token(config: EngineConfig, full: Role) -> None:
+    """One tier has no queue place; whatever the other one admitted meanwhile is given up."""
+    waiting = {role: 0 if role is full else 256 for role in (Role.PREFILL, Role.DECODE)}
+    async with (
+        real_worker(config, Role.PREFILL, max_waiting=waiting[Role.PREFILL]) as prefill,
+        real_worker(config, Role.DECODE, max_waiting=waiting[Role.DECODE]) as decode,
+        gateway(prefill, decode) as client,
+    ):
+        for stream in (False, True):
+            assert is_told_to_come_back(await complete(client, 40, 8, stream=stream))
+        await prefill.idle()
+        await decode.idle()
+
+
+async def test_a_crowd_is_served_or_told_to_come_back(config: EngineConfig) -> None:
+    """Pages for one and a half requests, one slot and two queue places on each tier: none of 16 hangs."""
+    small = {"max_running": 1, "max_waiting": 2, "num_pages": 12}
+    async with (
+        real_worker(config, Role.PREFILL, **small) as prefill,
+        real_worker(config, Role.DECODE, **small) as decode,
+        gateway(prefill, decode) as client,
+    ):
+        alone = (await complete(client, 100, 30)).json()["choices"][0]["text"]
+        replies = await asyncio.gather(*(complete(client, 100, 30) for _ in range(16)))
+        statuses = Counter(reply.status_code for reply in replies)
+        assert statuses[200] >= 1 and statuses[429] >= 1 and statuses.total() == 16, statuses
+        for reply in replies:
+            if reply.status_code == 200:
+                assert reply.json()["choices"][0]["text"] == alone
+            else:
+                assert is_told_to_come_back(reply)
+        assert (await complete(client, 100, 30)).status_code == 200, "who comes back is served"
+        await prefill.idle()
+        await decode.idle()
