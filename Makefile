@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: install demo serve test test-gpu check lossless chaos bench protos
+.PHONY: install demo serve test test-gpu check lossless chaos two-hosts bench protos
 
 install: $(STAMP)
 
@@ -36,6 +36,9 @@ lossless: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos
+
+two-hosts: $(STAMP)  # network namespaces: needs root and iproute2
+	$(BIN)/python -m tests.e2e.two_hosts
 
 bench: $(STAMP)
 	$(BIN)/eyas bench

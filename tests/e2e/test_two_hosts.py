@@ -1,0 +1,23 @@
+"""Two network namespaces and the cable between them: the short form of `make two-hosts`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.namespaces import problem
+
+ROOT = Path(__file__).resolve().parents[2]
+REASON = problem()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(REASON), reason=f"two hosts cannot be made here: {REASON}")
+def test_a_pulled_cable_loses_no_text() -> None:
+    command = [sys.executable, "-m", "tests.e2e.two_hosts", "--cut", "8"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,226 @@
+"""Prefill on one host, everything else on another, and the cable between them is pulled: `make two-hosts`.
+
+    far    10.77.0.1   prefill
+    near   10.77.0.2   Redis, decode, draft, gateway, and this program
+
+The hosts are network namespaces (`namespaces`); their workers have pools in folders of their own, as if there
+were no common memory, so KV pages must come by gRPC. Every text is compared with what one worker alone says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import itertools
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from eyas.common.config import NANO, NANO_HEAD
+from tests.e2e.namespaces import FAR_ADDRESS, NEAR_ADDRESS, TwoHosts, problem, two_hosts
+from tests.e2e.served import Folders, serving, wait_until
+from tests.rpc.redis_server import SERVER
+
+REDIS = f"redis://{NEAR_ADDRESS}:6379/0"
+URL = "http://127.0.0.1:8000"
+PROMPTS, FRESH = 24, 6  # questions; the last ones are kept until the cable is back
+STREAMS = 4
+START_S, STOP_S = 120.0, 15.0
+END_S = 10.0  # a request that cannot be served has its error by then
+BACK_S = 15.0  # after the cable is back, requests succeed by then
+SLACK_S = 5.0  # of an answer that takes its time
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One chat: when it began and ended (monotonic seconds), its status, and its text or the error."""
+
+    prompt: int
+    began: float
+    ended: float
+    status: int
+    said: str
+    path: str = ""
+
+
+def chat(url: str, prompt: int) -> Seen:
+    body = {
+        "model": "eyas-nano",
+        "messages": [
+            {"role": "user", "content": f"Number {prompt * 137}: tell me about it, and count to ten."}
+        ],
+        "max_tokens": 120,
+        "temperature": 0.7,
+        "seed": prompt,
+        "ignore_eos": True,
+        "timings": True,
+    }
+    began = time.monotonic()
+    reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120, trust_env=False)
+    ended, answer = time.monotonic(), reply.json()
+    if reply.status_code != 200:
+        return Seen(prompt, began, ended, reply.status_code, answer["error"]["message"])
+    paths = [leg.get("transfer_path", "") for leg in answer["timings"]["legs"]]
+    text = answer["choices"][0]["message"]["content"]
+    return Seen(prompt, began, ended, 200, text, "".join(paths))
+
+
+def chats(url: str, prompts: range) -> list[Seen]:
+    with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
+        return list(pool.map(lambda prompt: chat(url, prompt), prompts))
+
+
+# --- processes -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def cluster(hosts: TwoHosts) -> Iterator[None]:
+    """Redis, three workers and a gateway on their hosts, from healthy to gone."""
+    with tempfile.TemporaryDirectory(prefix="eyas-two-hosts-", dir="/dev/shm") as memory:
+        eyas = [sys.executable, "-m", "eyas.cli"]
+        registry = ["--registry", REDIS]
+
+        def worker(role: str, address: str, port: int) -> list[str]:
+            pools = Path(memory, address)
+            pools.mkdir(exist_ok=True)
+            place = ["--host", address, "--port", str(port), "--pool-dir", str(pools)]
+            return [*eyas, "worker", "--roles", role, *place, *registry, "--supervised"]
+
+        redis = [
+            str(SERVER),
+            "--bind",
+            NEAR_ADDRESS,
+            "--port",
+            "6379",
+            "--save",
+            "",
+            "--protected-mode",
+            "no",
+        ]
+        commands = [
+            redis,
+            hosts.on_far(*worker("prefill", FAR_ADDRESS, 7001)),
+            worker("decode", NEAR_ADDRESS, 7002),
+            worker("draft", NEAR_ADDRESS, 7003),
+            [*eyas, "gateway", *registry, "--supervised"],
+        ]
+        with Path(memory, "log").open("wb") as log:
+            quiet: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
+            processes = [subprocess.Popen(command, **quiet) for command in commands]
+            try:
+                wait_until(healthy, START_S)
+                yield
+            except BaseException:
+                print(Path(memory, "log").read_text(errors="replace")[-8000:], file=sys.stderr)
+                raise
+            finally:
+                for process in processes[::-1]:
+                    process.terminate()
+                for process in processes:
+                    process.wait(STOP_S)
+
+
+def healthy() -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{URL}/health", timeout=5, trust_env=False).status_code == 200
+    return False
+
+
+# --- the course of events ------------------------------------------------------------------------------
+
+
+def traffic(seconds_before: float, hosts: TwoHosts, cut_s: float) -> tuple[list[Seen], float, float]:
+    """`STREAMS` chats at a time while the cable is pulled and put back; and when that was."""
+    seen: list[Seen] = []
+    over = threading.Event()
+    prompts = itertools.cycle(range(PROMPTS - FRESH))
+
+    def ask() -> None:
+        while not over.is_set():
+            seen.append(chat(URL, next(prompts)))
+
+    threads = [threading.Thread(target=ask) for _ in range(STREAMS)]
+    for thread in threads:
+        thread.start()
+    time.sleep(seconds_before)
+    cut = time.monotonic()
+    hosts.cable("down")
+    time.sleep(cut_s)
+    back = time.monotonic()
+    hosts.cable("up")
+    time.sleep(BACK_S)
+    over.set()
+    for thread in threads:
+        thread.join(END_S + 120)
+    return seen, cut, back
+
+
+def told(name: str, seen: list[Seen], since: float) -> None:
+    """A line of what was seen, times in seconds since the cut."""
+    failed = [s for s in seen if s.status != 200]
+    slowest = max((s.ended - s.began for s in seen), default=0.0)
+    paths = ", ".join(sorted({s.path or "none" for s in seen if s.status == 200}))
+    print(f"{name:>34}: {len(seen) - len(failed)} answered (pages by: {paths}), {len(failed)} failed, "
+          f"slowest {slowest:.1f} s")  # fmt: skip
+    for s in failed[:4]:
+        print(f"{'':>36}{s.began - since:+.1f} s: {s.status} after {s.ended - s.began:.1f} s: {s.said}")
+
+
+def judge(seen: list[Seen], expected: list[str], cut: float, back: float) -> list[str]:
+    """What should not have been."""
+    wrong = [
+        f"prompt {s.prompt} got another text"
+        for s in seen
+        if s.status == 200 and s.said != expected[s.prompt]
+    ]
+    for s in seen:
+        if s.status != 200 and s.ended - max(s.began, min(cut, s.ended)) > END_S:
+            wrong.append(f"an error took {s.ended - s.began:.1f} s")
+        if s.status != 200 and s.status not in (429, 503, 504):
+            wrong.append(f"status {s.status}: {s.said}")
+        if s.status != 200 and (s.ended < cut or s.began > back + BACK_S):
+            wrong.append(f"an error with the cable in place: {s.said}")
+    return wrong
+
+
+def run(cut_s: float) -> int:
+    with two_hosts() as hosts:
+        with serving(Folders(str(NANO), str(NANO_HEAD)), "--layout", "unified") as alone:
+            expected = [seen.said for seen in chats(alone.url, range(PROMPTS))]
+        with cluster(hosts):
+            seen, cut, back = traffic(4.0, hosts, cut_s)
+            wait_until(healthy, BACK_S)
+            after = chats(URL, range(PROMPTS - FRESH, PROMPTS))
+    told("ended before the cut", [s for s in seen if s.ended < cut], cut)
+    told("in flight when the cable was pulled", [s for s in seen if s.began < cut <= s.ended], cut)
+    told(f"begun in the {cut_s:g} s without it", [s for s in seen if cut <= s.began < back], cut)
+    told("begun after it was put back", [s for s in seen if s.began >= back], cut)
+    told("new prompts in the end", after, cut)
+    wrong = judge(seen, expected, cut, back) + judge(after, expected, cut, back)
+    wrong += [f"prompt {s.prompt} was not pulled by grpc" for s in after if s.path != "grpc"]
+    for line in wrong:
+        print(f"WRONG: {line}")
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cut", type=float, default=20.0, metavar="SECONDS", help="without the cable (20)")
+    cut_s = parser.parse_args().cut
+    if reason := problem():
+        print(f"two hosts cannot be made here: {reason}", file=sys.stderr)
+        return 2
+    return run(cut_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
