@@ -14,7 +14,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -135,7 +136,7 @@ class StaticRegistry:
     async def start(self) -> None:
         """Ask everybody once, then keep asking."""
         await self._roster.ask(self._addresses)
-        self._tasks = [asyncio.create_task(self._poll(address)) for address in self._addresses]
+        self._tasks = [_every(POLL_S, partial(self._roster.ask, [address])) for address in self._addresses]
 
     def workers(self) -> list[WorkerInfo]:
         """In the order of the list."""
@@ -144,11 +145,6 @@ class StaticRegistry:
     async def aclose(self) -> None:
         await _end(self._tasks)
         await self._roster.hang_up()
-
-    async def _poll(self, address: str) -> None:
-        while True:
-            await asyncio.sleep(POLL_S)
-            await self._roster.ask([address])
 
 
 # --- Redis -----------------------------------------------------------------------------------------------
@@ -171,7 +167,7 @@ class RedisRegistry:
     async def start(self) -> None:
         """Read once (Redis may be away), then keep reading."""
         await self._look()
-        self._tasks = [asyncio.create_task(self._follow(), name="registry")]
+        self._tasks = [_every(POLL_S, self._look)]
 
     def workers(self) -> list[WorkerInfo]:
         return self._roster.workers()
@@ -180,11 +176,6 @@ class RedisRegistry:
         await _end(self._tasks)
         await self._roster.hang_up()
         await self._keys.aclose()
-
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_S)
-            await self._look()
 
     async def _look(self) -> None:
         try:
@@ -213,7 +204,7 @@ class Presence:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._live(), name="presence")]
+        self._tasks = [_every(REFRESH_S, self._write)]
 
     async def aclose(self) -> None:
         await _end(self._tasks)
@@ -222,13 +213,11 @@ class Presence:
                 await self._keys.remove(self._worker)
         await self._keys.aclose()
 
-    async def _live(self) -> None:
-        while True:
-            with contextlib.suppress(Unavailable):  # of either: the next time comes soon
-                info = self._describe()
-                self._worker = info.worker
-                await self._keys.write(info)
-            await asyncio.sleep(REFRESH_S)
+    async def _write(self) -> None:
+        with contextlib.suppress(Unavailable):  # of either: the next time comes soon
+            info = self._describe()
+            self._worker = info.worker
+            await self._keys.write(info)
 
 
 class WorkerKeys:
@@ -309,6 +298,20 @@ def _record(value: bytes | str | None) -> WorkerInfo | None:
         return None if value is None else msgspec.json.decode(value, type=WorkerInfo)
     except msgspec.DecodeError:
         return None
+
+
+def _every(pause_s: float, step: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+    """Takes the step again and again, for as long as the task is wanted: a defect costs one turn."""
+
+    async def repeat() -> None:
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await step()
+            except Exception:
+                _log.exception("discovery failed, and goes on")
+
+    return asyncio.create_task(repeat(), name="discovery")
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -178,7 +178,7 @@ class FakeEngine:
             case PullReleased(pull, valid):
                 if not valid:
                     return [self._lost(pull)]
-                self._begin(self._jobs[self._pulls[pull]].request, 1)
+                self._begin(self._jobs[self._pulls[pull]].request, 0)  # token 0 is repeated
                 return [ClosePull(pull)]
             case DraftUp(peer=peer):
                 return [DraftDown(tuple(_proposal(c) for c in command.commits), peer=peer)]

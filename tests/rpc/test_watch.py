@@ -47,7 +47,7 @@ async def test_pages_are_watched_released_and_then_decoded() -> None:
         async with rpc.channel(decode.address) as channel:
             session = await attached(decode, channel, handle)
             got = await tokens_of(session)
-            assert [(e.index, e.tokens[0]) for e in got] == [(i, token((4, 5, 6), 0, i)) for i in (1, 2)]
+            assert [(e.index, e.tokens[0]) for e in got] == [(i, token((4, 5, 6), 0, i)) for i in range(3)]
         assert decode.engine.of(PullReady) == [PullReady(2, tokens=2)]
         (done,) = decode.engine.of(PullDone)
         assert done.last_feature == FEATURE and done.choices[0].token == token((4, 5, 6), 0, 0)

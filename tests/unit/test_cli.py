@@ -43,6 +43,8 @@ def test_help_is_quick() -> None:
         (["worker", "--model", "/nowhere"], "/nowhere is not a folder"),
         (["gateway", "--registry", "static:", "--model", "/nowhere"], "/nowhere is not a folder"),
         (["gateway"], "--registry"),
+        (["worker", "--registry", "static:a:1"], "registry must be redis://host:port/db"),
+        (["gateway", "--registry", "etcd:"], "registry must start with 'static:' or 'redis://'"),
         (["bench", "bs0"], "'bs0'"),
         ([], "COMMAND"),
     ],
@@ -85,7 +87,7 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
         speculation=SpeculationConfig(steps=3, topk=2, draft_tokens=8),
         draft_workers=("127.0.0.1:7002", "127.0.0.1:7003"),
     )
-    worker = WorkerConfig(engine=engine, port=7001, metrics_port=7004)
+    worker = WorkerConfig(engine=engine, port=7001, metrics_port=7004, registry="redis://h:6379/1")
     args = parse(*worker_argv(worker))
     assert cli.worker_config(args) == worker and args.supervised
     plain = dataclasses.replace(worker, engine=dataclasses.replace(engine, draft=None, draft_workers=()))

@@ -15,7 +15,8 @@ def worker(name: str, roles: tuple[Role, ...], **changes: object) -> Candidate:
     info = WorkerInfo(name, roles, 1, "m", "f", "d", 2048, 1000, 100)
     in_flight = changes.pop("in_flight", 0)
     connected = changes.pop("connected", True)
-    return Candidate(msgspec.structs.replace(info, **changes), in_flight, connected)
+    cached = changes.pop("cached", 0)
+    return Candidate(msgspec.structs.replace(info, **changes), in_flight, connected, cached)
 
 
 def test_a_unified_worker_needs_no_prefill() -> None:

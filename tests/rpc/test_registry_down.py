@@ -1,0 +1,86 @@
+"""Nobody is left: every request ends in a clear 503 within 10 s, and asks nobody again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from scripted_worker import workers
+from test_generate_paths import DECODE, PREFILL, UNIFIED, collect, gateway, make_request
+from test_worker import process
+
+from eyas.common.discovery import registry
+from eyas.common.errors import EyasError, Unavailable
+from gateway import cluster as gateway_cluster
+from gateway.cluster import Cluster
+from gateway.generate import MAX_RETRIES, ClusterBackend
+from gateway.router import route
+
+CLEAR_S = 10.0
+
+
+async def refusal(backend: ClusterBackend, name: str) -> tuple[EyasError | None, float]:
+    """What a request ends with, and after how many seconds."""
+    began = time.monotonic()
+    try:
+        await collect(await backend.start(make_request(name, timeout_s=60)))
+    except EyasError as error:
+        return error, time.monotonic() - began
+    return None, time.monotonic() - began
+
+
+@pytest.mark.parametrize("roles", [[UNIFIED, UNIFIED], [PREFILL, DECODE, DECODE]])
+async def test_dead_workers(roles: list[tuple]) -> None:
+    async with workers(*roles) as started, gateway(started) as (backend, _):
+        await asyncio.gather(*(worker.kill() for worker in started))
+        ends = await asyncio.gather(*(refusal(backend, f"r{i}") for i in range(20)))
+        for error, seconds in ends:
+            assert isinstance(error, Unavailable) and error.http_status == 503
+            assert "worker" in error.message and seconds < CLEAR_S
+
+
+async def test_workers_that_send_everything_away_are_asked_a_few_times() -> None:
+    async with workers(UNIFIED, UNIFIED, UNIFIED) as started, gateway(started) as (backend, _):
+        for worker in started:
+            worker.script.refuse_submit = Unavailable("draining")
+        ends = await asyncio.gather(*(refusal(backend, f"r{i}") for i in range(20)))
+        assert all(isinstance(error, Unavailable) and seconds < CLEAR_S for error, seconds in ends)
+        assert sum(len(worker.of("submit")) for worker in started) <= 20 * (1 + MAX_RETRIES)
+
+
+async def test_stopped_workers(tmp_path: Path) -> None:
+    """They hold their sockets open and say nothing: a request under way and one that comes later."""
+    async with contextlib.AsyncExitStack() as stack:
+        started = [await stack.enter_async_context(process(role, tmp_path)) for role in ("prefill", "decode")]
+        await asyncio.gather(*(worker.ready() for worker in started))
+        cluster = Cluster(registry("static:" + ",".join(worker.address for worker in started)))
+        await cluster.start()
+        stack.push_async_callback(cluster.aclose)
+        async with asyncio.timeout(5):
+            while route(cluster.candidates()) is None:
+                await asyncio.sleep(0.02)
+        backend = ClusterBackend(cluster)
+        assert (await refusal(backend, "alive"))[0] is None
+        for worker in started:
+            os.killpg(worker.popen.pid, signal.SIGSTOP)
+        first = asyncio.create_task(refusal(backend, "first"))
+        await asyncio.sleep(4)
+        for error, seconds in await asyncio.gather(first, refusal(backend, "later")):
+            assert isinstance(error, Unavailable) and seconds < CLEAR_S, (error, seconds)
+
+
+async def test_lines_to_workers_that_are_gone_for_good_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_cluster, "RETIRE_S", 0.5)
+    async with workers(UNIFIED, UNIFIED) as started, gateway(started) as (backend, cluster):
+        gone, stays = started
+        await gone.kill()
+        async with asyncio.timeout(5):
+            while gone.address in cluster._lines:
+                await asyncio.sleep(0.02)
+        assert set(cluster._lines) == set(cluster._sessions) == {stays.address}
+        assert await refusal(backend, "r") == (None, pytest.approx(0, abs=2))

@@ -1,0 +1,57 @@
+"""Discovery without a network: what a registry may be called, and who the engine thinks can draft."""
+
+from __future__ import annotations
+
+import pytest
+import test_draft_engine as far
+from redis.exceptions import ConnectionError as RedisAway
+
+from eyas.common.discovery import RedisRegistry, StaticRegistry, WorkerKeys, registry
+from eyas.common.errors import ConfigError, Unavailable
+from eyas.engine.messages import DraftClosed, DraftDown
+
+
+async def test_a_registry_is_a_list_or_a_redis() -> None:
+    assert isinstance(registry("static:"), StaticRegistry)
+    assert isinstance(registry("static:a:1, b:2,a:1"), StaticRegistry)
+    for url in (
+        "redis://host:6379/0",
+        "redis://host",
+        "redis://user:secret@host:1/7",
+        "redis://[::1]:6379/0",
+    ):
+        assert isinstance(registry(url), RedisRegistry)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["redis:host:1", "redis://", "redis://h:port", "redis://h:1/x", "redis://h:1/0?db=3", "rediss://h"],
+)
+def test_what_is_neither_is_refused_by_name(spec: str) -> None:
+    with pytest.raises(ConfigError, match="registry must") as caught:
+        registry(spec)
+    assert caught.value.param == "registry"
+
+
+async def test_no_line_shows_the_password() -> None:
+    keys = WorkerKeys("redis://user:secret@127.0.0.1:1/7", "")
+    with pytest.raises(Unavailable, match="redis 127.0.0.1:1/7 is away") as caught:
+        await keys.read()
+    assert "secret" not in str(caught.value) and isinstance(caught.value.__cause__, RedisAway)
+    await keys.aclose()
+
+
+def test_the_engine_drafts_with_whom_it_has_heard_of() -> None:
+    drafter = far.RemoteDrafter((), far.SPEC, far.VOCAB)
+    (seq,) = far._sequences(drafter, 1)
+    assert not seq.drafting
+    drafter.deliver(DraftDown(worker="w"))
+    drafter.deliver(DraftDown(worker="w"))
+    assert drafter.open(seq, 4, None)
+    assert [up.worker for up in drafter.outgoing()] == ["w"]
+    drafter.deliver(DraftDown(closed=(DraftClosed(0, 0, "it has left"),), worker="w"))
+    assert not drafter.open(seq, 4, None)
+    drafter.deliver(DraftDown(worker="w"))  # it is back, at once
+    assert drafter.open(seq, 4, None)
+    drafter.deliver(DraftDown(closed=(DraftClosed(seq.uid, 2, "evicted"),), worker="v"))
+    assert seq.uid in drafter._followed  # another worker's word
