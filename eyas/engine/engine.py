@@ -104,6 +104,7 @@ class Engine:
         )
         parts.pulls.destination = self._requests
         parts.scheduler.reclaim = parts.pulls.preempt
+        parts.scheduler.pull_since = self._requests.pull_since
         self._rounds = Rounds(
             scheduler=parts.scheduler,
             pools=parts.pools,

@@ -89,6 +89,11 @@ class Pulls:
     def active(self) -> int:
         return len(self._active)
 
+    @property
+    def next_owner(self) -> Hashable | None:
+        """Who waits for pages and is the first to get some."""
+        return next((a.owner for a in self._active.values() if a.pull.state is State.WAITING), None)
+
     def open(self, owner: Hashable, handle: KvHandle, attempt: int, deadline: float) -> None:
         """Queue a pull; its Watch opens now, so that the lease is alive from the queue place on.
 

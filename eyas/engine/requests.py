@@ -131,6 +131,11 @@ class Requests:
         while self.joining and self.scheduler.join(self.joining[0][0]):
             self._joined(*self.joining.pop(0))
 
+    def pull_since(self) -> float:
+        """When the request arrived that is the next to pull into free pages; inf if none waits for any."""
+        owner = self.pulls.next_owner
+        return owner.arrived if isinstance(owner, Generation) else math.inf
+
     # --- the destination of pulls (`eyas.engine.pulls.Destination`) ----------------------------------
 
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:

@@ -8,6 +8,7 @@ tensors, transports or time.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -40,6 +41,7 @@ class Scheduler:
         self.cached_tokens = 0
         self.preemptions = 0
         self.reclaim: Callable[[], bool] = lambda: False  # take pages back from a pull, now or soon
+        self.pull_since: Callable[[], float] = lambda: math.inf  # arrival of who next pulls into free pages
         self._starved = False  # a running sequence waits for such pages: nobody else may take them
 
     # --- sequences come and go -----------------------------------------------------------------------
@@ -142,6 +144,8 @@ class Scheduler:
     def _admit(self, seq: Sequence) -> bool:
         """Give the head of the queue a slot and pages for all its rows, or leave it where it is."""
         if len(self.running) + 1 + len(seq.forks) > self.limits.max_running:
+            return False
+        if self.pull_since() < seq.generation.arrived:
             return False
         ahead = 0 if seq.generation.kind is Kind.PREFILL else 2 * self.limits.round_rows
         found = self.allocate(seq.all_tokens(), len(seq) + ahead)

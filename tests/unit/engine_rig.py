@@ -70,6 +70,7 @@ class Rig:
         )
         self.pulls.destination = self.requests
         self.scheduler.reclaim = self.pulls.preempt
+        self.scheduler.pull_since = self.requests.pull_since
 
     def _on_join(self, seq: Sequence, arrival: Arrival) -> None:
         self.joined.append(seq)

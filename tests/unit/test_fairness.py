@@ -12,7 +12,7 @@ from eyas.engine.messages import Attach, OpenPull
 from eyas.engine.sequence import Work
 
 SHORT = 3
-LONG = 24
+LONG = 40
 
 
 def _commit(rig: Rig, works: list[Work]) -> None:
@@ -29,7 +29,7 @@ class Crowd:
     """A worker to which short prompts come as long as its queue has a place for them."""
 
     def __init__(self, pulled: bool) -> None:
-        self.rig = Rig(pages=10)
+        self.rig = Rig(pages=12, max_running=6)
         self.pulled = pulled
         self.opened: dict[str, OpenPull] = {}
         self._numbers = itertools.count(1)
@@ -38,6 +38,7 @@ class Crowd:
         number = next(self._numbers)
         prompt = tuple((17 * number + i) % 50 for i in range(rows))
         self.rig.submit(request(prompt, id=id, max_tokens=most), attach=pulled)
+        assert id in self.rig.requests.table
         if pulled:
             self.rig.said(OpenPull)
             self.rig.requests.attach(Attach(id, 1, (handle(rows, id=number),)))
@@ -64,6 +65,6 @@ def test_a_long_prompt_is_not_starved_by_short_ones(crowd_pulled: bool, long_pul
     crowd = Crowd(crowd_pulled)
     for _ in range(5):
         crowd.step()
-    crowd.comes("long", LONG, long_pulled, 4)
+    crowd.comes("long", LONG, long_pulled, 3)
     ran = [crowd.step() for _ in range(40)]
     assert any("long" in step for step in ran)
