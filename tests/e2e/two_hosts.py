@@ -32,12 +32,11 @@ from tests.rpc.redis_server import SERVER
 
 REDIS = f"redis://{NEAR_ADDRESS}:6379/0"
 URL = "http://127.0.0.1:8000"
-PROMPTS, FRESH = 24, 6  # questions; the last ones are kept until the cable is back
+PROMPTS, FRESH = 16, 4  # questions; the last ones are kept until the cable is back
 STREAMS = 4
 START_S, STOP_S = 120.0, 15.0
 END_S = 10.0  # a request that cannot be served has its error by then
 BACK_S = 15.0  # after the cable is back, requests succeed by then
-SLACK_S = 5.0  # of an answer that takes its time
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def chat(url: str, prompt: int) -> Seen:
         "messages": [
             {"role": "user", "content": f"Number {prompt * 137}: tell me about it, and count to ten."}
         ],
-        "max_tokens": 120,
+        "max_tokens": 96,
         "temperature": 0.7,
         "seed": prompt,
         "ignore_eos": True,
@@ -157,7 +156,8 @@ def traffic(seconds_before: float, hosts: TwoHosts, cut_s: float) -> tuple[list[
     time.sleep(cut_s)
     back = time.monotonic()
     hosts.cable("up")
-    time.sleep(BACK_S)
+    with contextlib.suppress(AssertionError):  # the new prompts that follow must succeed in any case
+        wait_until(lambda: len([s for s in seen if s.began > back and s.status == 200]) > 2 * STREAMS, BACK_S)
     over.set()
     for thread in threads:
         thread.join(END_S + 120)
