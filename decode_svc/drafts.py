@@ -83,7 +83,8 @@ class _DraftStream:
         if self._down:
             self._report(up, "the draft worker is down")
         elif len(self._queue) >= MAX_QUEUED:
-            self._owed += up.closes
+            # The engine hears that these sequences are over, so it will not close them itself.
+            self._owed += [*up.closes, *(DraftClose(c.seq, c.generation) for c in up.commits)]
             self._report(up, "the draft worker is behind")
         else:
             self._queue.append(_up_to_pb(up, self._owed))

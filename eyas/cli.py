@@ -198,13 +198,13 @@ def _port(text: str) -> int:
 
 def _roles(text: str) -> tuple[Role, ...]:
     try:
-        return tuple(Role(name) for name in text.split(","))
+        return tuple(dict.fromkeys(Role(name) for name in text.split(",")))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(Role)}") from error
 
 
 def _list(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
+    return tuple(item for part in text.split(",") if (item := part.strip()))
 
 
 def _grpc_default() -> str:

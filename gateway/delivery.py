@@ -15,7 +15,7 @@ import msgspec
 from eyas.common.errors import Cancelled, EyasError
 from eyas.common.types import Choice, Entry
 
-MAX_BUFFERED_ENTRIES = 1024  # engine steps that a client may lag behind
+MAX_BUFFERED_STEPS = 1024  # engine steps that a client may lag behind
 
 
 class Delivery:
@@ -24,10 +24,11 @@ class Delivery:
     `push`, `close` and `end` neither wait nor raise, so a shared stream can call them; `next` waits.
     """
 
-    def __init__(self, choices: Sequence[Choice], limit: int = MAX_BUFFERED_ENTRIES) -> None:
+    def __init__(self, choices: Sequence[Choice], limit: int = MAX_BUFFERED_STEPS) -> None:
         self._outputs: dict[int, list[int]] = {c.index: list(c.output_ids) for c in choices}
         self._open = set(self._outputs)
-        self._limit = limit
+        self._steps = limit
+        self._limit = limit * max(1, len(choices))  # a step is one entry a choice
         self._buffer: deque[Entry] = deque()
         self._wake = asyncio.Event()
         self._ended = False
@@ -75,7 +76,7 @@ class Delivery:
             return
         if len(self._buffer) >= self._limit:
             self._buffer.clear()
-            self.end(Cancelled(f"the client reads too slowly: {self._limit} steps were waiting for it"))
+            self.end(Cancelled(f"the client reads too slowly: {self._steps} steps were waiting for it"))
             return
         output.extend(entry.tokens)
         if entry.finish is not None:

@@ -33,6 +33,7 @@ from eyas.common.types import WorkerInfo
 
 POLL_S = 1.0
 FORGET_S = 5.0  # a worker that is only slow to answer stays known this long
+CANCEL_AGAIN_S = 0.2
 TTL_S = 5.0  # of a worker's key in Redis,
 REFRESH_S = 1.0  # which it writes again and again
 REDIS_S = 1.0  # Redis counts as away when it has not answered within this time
@@ -315,6 +316,8 @@ def _every(pause_s: float, step: Callable[[], Awaitable[None]]) -> asyncio.Task[
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    """Cancel until it is heard: the Redis client loses a cancel that meets a breaking connection."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)

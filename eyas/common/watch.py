@@ -53,7 +53,6 @@ class TransferClient:
         self._fetch = channel.unary_stream(
             "/eyas.v1.TransferService/Fetch",
             request_serializer=transfer_pb2.FetchRequest.SerializeToString,
-            response_deserializer=chunk.decode,
         )
         self._worker = worker
 
@@ -106,7 +105,7 @@ class TransferClient:
         call = self._fetch(request)
         try:
             async for data in call:
-                yield data
+                yield chunk.decode(data)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
         finally:

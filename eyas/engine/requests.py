@@ -289,7 +289,8 @@ class Requests:
                 f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context length of "
             )
             raise ContextLengthExceeded(message + f"{limits.context_length} tokens", param="max_tokens")
-        if not self.scheduler.fits(n + params.max_tokens):
+        rows = n if kind is Kind.PREFILL else n + params.max_tokens  # a prompt for elsewhere grows there
+        if not self.scheduler.fits(rows):
             message = "prompt and max_tokens need more KV pages than this worker has"
             raise InvalidRequest(message, param="max_tokens")
         if len(self.table) - len(self.scheduler.running) >= limits.max_waiting:

@@ -30,7 +30,7 @@ class Membership:
     ) -> None:
         self._describe = describe
         self._drafts = drafts
-        self._named = config.engine.draft_workers
+        self._named = config.engine.draft_workers if Role.DECODE in config.engine.roles else ()
         self._presence: Presence | None = None
         self._drafters: RedisRegistry | None = None
         self._task: asyncio.Task[None] | None = None
