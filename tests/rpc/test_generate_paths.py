@@ -14,7 +14,7 @@ from eyas.common.errors import ConfigError, DeadlineExceeded, InvalidRequest, Ov
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Finish, GenerationRequest, Role
 from gateway.cluster import Cluster
-from gateway.delivery import MAX_BUFFERED_ENTRIES
+from gateway.delivery import MAX_BUFFERED_STEPS
 from gateway.generate import ClusterBackend, Generation
 
 PREFILL, DECODE, DRAFT = (Role.PREFILL,), (Role.DECODE,), (Role.DRAFT,)
@@ -195,8 +195,8 @@ async def test_deadline() -> None:
 async def test_a_slow_reader_is_cut_off_and_its_neighbour_is_not() -> None:
     async with workers(UNIFIED) as started, gateway(started) as (backend, _):
         started[0].script.step_s = 0
-        slow = await backend.start(make_request("slow", tokens=4 * MAX_BUFFERED_ENTRIES))
-        quick = make_request("quick", tokens=3 * MAX_BUFFERED_ENTRIES)
+        slow = await backend.start(make_request("slow", tokens=4 * MAX_BUFFERED_STEPS))
+        quick = make_request("quick", tokens=3 * MAX_BUFFERED_STEPS)
         assert await collect(await backend.start(quick)) == {0: expected(quick)}
         await until(lambda: [c.id for c in started[0].of("cancel")] == ["slow"])
         with pytest.raises(Exception, match="reads too slowly"):
