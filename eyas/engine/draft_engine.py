@@ -40,10 +40,11 @@ from eyas.engine.messages import (
     Stopped,
 )
 from eyas.engine.outbox import Outbox
-from eyas.engine.pages import PagePool, pages_for
+from eyas.engine.pages import PagePool
 from eyas.engine.pulls import Arrival, Pulls
 from eyas.engine.speculation.draft_runner import DraftRunner, Extension, Wish
 from kv_transfer.copier import Copier
+from kv_transfer.layout import pages_for
 
 IDLE_S = 0.1
 COPYING_S = 0.001

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from eyas.common.types import FirstToken, Group, KvHandle, Shard
 from eyas.engine.messages import Failure, Release, Released, WatchClosed, WatchOpened, WatchUpdate
 from eyas.engine.outbox import Outbox
-from eyas.engine.pages import PagePool, pages_for
+from eyas.engine.pages import PagePool
 from eyas.engine.sequence import Generation
+from kv_transfer.layout import pages_for
 from kv_transfer.owner import Offer, Owner, Update
 
 

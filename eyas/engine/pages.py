@@ -8,11 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def pages_for(rows: int, page_size: int) -> int:
-    """Pages that hold `rows` rows."""
-    return -(-rows // page_size)
-
-
 class PagePool:
     """A free list and a reference count a page. Every page taken or shared must be dropped once."""
 

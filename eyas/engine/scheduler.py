@@ -14,9 +14,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from eyas.engine.pages import PagePool, pages_for
+from eyas.engine.pages import PagePool
 from eyas.engine.prefix_cache import PrefixCache
 from eyas.engine.sequence import Kind, Sequence, Work
+from kv_transfer.layout import pages_for
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,13 @@ from eyas.engine.messages import (
     Shutdown,
 )
 from eyas.engine.outbox import Outbox
-from eyas.engine.pages import PagePool, pages_for
+from eyas.engine.pages import PagePool
 from eyas.engine.prefix_cache import PrefixCache
 from eyas.engine.pulls import Pulls
 from eyas.engine.runner import Output
 from eyas.engine.scheduler import Limits, Scheduler
 from eyas.engine.sequence import Sequence, Work
+from kv_transfer.layout import pages_for
 from kv_transfer.owner import Owner
 from kv_transfer.puller import State
 

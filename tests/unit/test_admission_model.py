@@ -18,9 +18,9 @@ from admission_world import Asked, Sizes, World
 from engine_rig import request
 
 from eyas.common.types import Choice
-from eyas.engine.pages import pages_for
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence
+from kv_transfer.layout import pages_for
 
 MOST = 20_000  # states; a world that has more is not a test of a few seconds
 NOT_OWED = ("hears one", "hears nothing", "cancelled", "breaks")  # may never happen

@@ -15,7 +15,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Timings
-from eyas.engine.pages import pages_for
+from kv_transfer.layout import pages_for
 
 PAGE = 16
 PAGE_BYTES = 8 * 2 * PAGE * 2 * 16 * 4  # layers, K and V, rows, heads, dims, float32
