@@ -37,6 +37,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; n: the token's own and the n best
 
+    @property
+    def reads_history(self) -> bool:
+        """Does a token's distribution depend on more than the model's row, or is more asked than the token?"""
+        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
+        return any(penalties) or bool(self.logit_bias) or self.logprobs is not None
+
     def validate(self, vocab_size: int) -> None:
         """Raises InvalidRequest naming the first field whose value makes no sense."""
         rules = [

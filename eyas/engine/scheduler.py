@@ -8,6 +8,7 @@ tensors, transports or time.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable
@@ -19,15 +20,29 @@ from eyas.engine.prefix_cache import PrefixCache
 from eyas.engine.sequence import Kind, Sequence, Work
 from kv_transfer.layout import pages_for
 
+MANY_CHUNKS = 6
+"""So many small chunks of waiting prompt tokens, and prompts go ahead of the pace of the running ones."""
+
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes that bound a step. `round_rows`: rows the widest verify or draft round may write."""
+    """Sizes that bound a step. `round_rows`: rows the widest verify or draft round may write.
+
+    `rounds_ahead`: for how many rounds a running sequence has pages, this one included: one more where the
+    next round is launched before this one's result is known. `mixed_chunk_tokens`: prompt rows beside decode
+    rows, while few prompt tokens wait (0: as many as in a step of prompts alone).
+    """
 
     page_size: int
     max_running: int
     chunk_tokens: int
     round_rows: int
+    rounds_ahead: int = 2
+    mixed_chunk_tokens: int = 0
+
+    @property
+    def rows_ahead(self) -> int:
+        return self.rounds_ahead * self.round_rows
 
 
 class Scheduler:
@@ -43,6 +58,8 @@ class Scheduler:
         self.preemptions = 0
         self.reclaim: Callable[[], bool] = lambda: False  # take pages back from a pull, now or soon
         self.pull_since: Callable[[], float] = lambda: math.inf  # arrival of who next pulls into free pages
+        self._slots = list(range(limits.max_running - 1, -1, -1))  # free ones
+        self._seats = itertools.count()
         self._starved = False  # a running sequence waits for such pages: nobody else may take them
 
     # --- sequences come and go -----------------------------------------------------------------------
@@ -53,7 +70,7 @@ class Scheduler:
     def remove(self, seq: Sequence) -> None:
         """The sequence ended or was cancelled: its computed pages stay in the cache, unreferenced."""
         if seq in self.running:
-            self.running.remove(seq)
+            self._stand_up(seq)
         elif seq in self.waiting:
             self.waiting.remove(seq)
         self._give_back(seq)
@@ -62,7 +79,7 @@ class Scheduler:
         """A sequence whose KV is already here (`pages`, `kv_len`) starts decoding, if a slot is free."""
         if len(self.running) >= self.limits.max_running:
             return False
-        self.running.append(seq)
+        self._sit_down(seq)
         return True
 
     def fork(self, leader: Sequence, follower: Sequence) -> tuple[int, int] | None:
@@ -73,7 +90,7 @@ class Scheduler:
         """
         rows, size = len(leader.prompt), self.limits.page_size
         boundary = (rows - 1) // size
-        fresh = pages_for(rows + 2 * self.limits.round_rows, size) - boundary
+        fresh = pages_for(rows + self.limits.rows_ahead, size) - boundary
         if len(self.running) >= self.limits.max_running or not self._make_room(fresh):
             self.waiting.appendleft(follower)
             return None
@@ -82,7 +99,7 @@ class Scheduler:
         follower.pages = [*shared, *own]
         follower.kv_len = rows
         follower.draft_len = min(leader.draft_len, rows - 1)
-        self.running.append(follower)
+        self._sit_down(follower)
         return leader.pages[boundary], own[0]
 
     # --- pages ---------------------------------------------------------------------------------------
@@ -100,7 +117,7 @@ class Scheduler:
 
     def fits(self, rows: int) -> bool:
         """Could a sequence of `rows` rows ever run, alone?"""
-        return pages_for(rows + 2 * self.limits.round_rows, self.limits.page_size) <= self.pool.num_pages
+        return pages_for(rows + self.limits.rows_ahead, self.limits.page_size) <= self.pool.num_pages
 
     def remember(self, seq: Sequence) -> None:
         """Cache the sequence's whole pages: those that have draft KV too, where that lives in the pages."""
@@ -113,30 +130,32 @@ class Scheduler:
         """The next step. Empty when nothing can run."""
         self._starved = False
         works = [self._decode(seq) for seq in list(self.running) if self._may_decode(seq)]
-        budget = self.limits.chunk_tokens
+        budget = self._chunk_budget(bool(works))
         for seq in self.running:
             if seq.missing > 1 and budget > 0:
                 works.append(self._chunk(seq, budget))
                 budget -= len(works[-1].tokens)
         while budget > 0 and self.waiting and self._admit(self.waiting[0]):
             seq = self.waiting.popleft()
-            self.running.append(seq)
+            self._sit_down(seq)
             works.append(self._chunk(seq, budget))
             budget -= len(works[-1].tokens)
         return works
 
     def _may_decode(self, seq: Sequence) -> bool:
         # `running` may have lost this sequence to a preemption earlier in the same step
-        if seq.missing != 1 or not seq.pages:
+        if seq.missing > 1 or not seq.pages:
             return False
+        if len(seq.output) + seq.in_flight >= seq.generation.request.params.max_tokens:
+            return False  # what is in flight ends it
         return seq.generation.kind is Kind.PREFILL or self._reserve(seq)
 
     def _decode(self, seq: Sequence) -> Work:
         root = seq.output[-1] if seq.output else seq.prompt[-1]
         tree = seq.tree
         if tree is None:
-            return Work(seq, seq.kv_len, [root], None, sample=True)
-        return Work(seq, seq.kv_len, [root, *tree.tokens], tree, sample=True)
+            return Work(seq, seq.kv_len, [root], None, sample=True, round=True)
+        return Work(seq, seq.kv_len, [root, *tree.tokens], tree, sample=True, round=True)
 
     def _chunk(self, seq: Sequence, budget: int) -> Work:
         stop = min(seq.kv_len + budget, len(seq))
@@ -146,9 +165,9 @@ class Scheduler:
         """Give the head of the queue a slot and pages for all its rows, or leave it where it is."""
         if len(self.running) + 1 + len(seq.forks) > self.limits.max_running:
             return False
-        if self.pull_since() < seq.generation.arrived:
+        if seq.in_flight or self.pull_since() < seq.generation.arrived:
             return False
-        ahead = 0 if seq.generation.kind is Kind.PREFILL else 2 * self.limits.round_rows
+        ahead = 0 if seq.generation.kind is Kind.PREFILL else self.limits.rows_ahead
         found = self.allocate(seq.all_tokens(), len(seq) + ahead)
         if found is None:
             return False
@@ -159,7 +178,7 @@ class Scheduler:
 
     def _reserve(self, seq: Sequence) -> bool:
         """Pages for this step's rows and the next round's; may preempt sequences admitted later."""
-        rows = seq.kv_len + 2 * self.limits.round_rows
+        rows = seq.kv_len + self.limits.rows_ahead
         need = pages_for(rows, self.limits.page_size) - len(seq.pages)
         while need > 0 and not self._make_room(need):
             if self.reclaim():
@@ -175,8 +194,30 @@ class Scheduler:
             seq.pages += self.pool.take(need)
         return True
 
-    def _preempt(self, seq: Sequence) -> None:
+    def _chunk_budget(self, decoding: bool) -> int:
+        """Prompt rows of this step. Beside decode rows a few, unless many prompt tokens wait."""
+        limits = self.limits
+        if not decoding or not limits.mixed_chunk_tokens:
+            return limits.chunk_tokens
+        backlog, most = 0, MANY_CHUNKS * limits.mixed_chunk_tokens
+        for seq in itertools.chain(self.running, self.waiting):
+            backlog += max(seq.missing - 1, 0)
+            if backlog > most:
+                return limits.chunk_tokens
+        return limits.mixed_chunk_tokens
+
+    def _sit_down(self, seq: Sequence) -> None:
+        """Into the running batch, on a slot of its own."""
+        self.running.append(seq)
+        seq.slot, seq.seat = self._slots.pop(), next(self._seats)
+
+    def _stand_up(self, seq: Sequence) -> None:
         self.running.remove(seq)
+        self._slots.append(seq.slot)
+        seq.slot = seq.seat = -1
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._stand_up(seq)
         self._give_back(seq)
         self.waiting.appendleft(seq)
         self.preempted.append(seq)

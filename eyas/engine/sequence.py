@@ -78,14 +78,26 @@ class Sequence:
     tree: DraftTree | None = None  # what the next step may verify
     drafting: bool = False  # a drafter follows this sequence
     window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must be opened anew
+    slot: int = -1  # its place in the running batch; -1: none
+    seat: int = -1  # which stay in that place this is: no two stays have the same number
+    in_flight: int = 0  # steps launched that will give tokens not yet in `output`
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.output)
 
     @property
     def missing(self) -> int:
-        """Rows to compute before the next token can be sampled; 1 when decoding."""
+        """Rows to compute before the next token can be sampled; 1 when decoding.
+
+        0 while a step that will give its next token is in flight.
+        """
         return len(self) - self.kv_len
+
+    @property
+    def needs_host(self) -> bool:
+        """Must its next token be sampled where its whole history is known?"""
+        params = self.generation.request.params
+        return bool(self.forks) or params.reads_history or len(self.output) < params.min_tokens
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Ids at positions start .. stop - 1."""
@@ -100,8 +112,9 @@ class Sequence:
 class Work:
     """What one step does for one sequence: queries for rows start .. start + len(tokens) - 1.
 
-    A prompt chunk has no tree; `sample` says that its last row gives a token. A verify row has the
-    sequence's last token followed by the nodes of `tree`, and samples at every node.
+    A prompt chunk has no tree; `sample` says that its last row gives a token. A round (a plain or a verify
+    row) has the sequence's last token followed by the nodes of `tree`, and samples at every node; where the
+    device keeps the drafts, `tokens` holds the root alone, and while a step is in flight not even that is right.
     """
 
     seq: Sequence
@@ -109,3 +122,4 @@ class Work:
     tokens: list[int]
     tree: DraftTree | None
     sample: bool
+    round: bool = False

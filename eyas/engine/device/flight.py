@@ -1,0 +1,79 @@
+"""A step between its launch and its landing: what was launched for whom, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from eyas.common.types import TokenLogprob
+from eyas.engine.device.step import StepShape
+from eyas.engine.sequence import Sequence, Work
+
+
+@dataclass(frozen=True)
+class Landed:
+    """What a step gave one sequence that it sampled for.
+
+    `tokens`: committed by this step, in order. `drafts`: (accepted, offered). `extra`: first tokens of the
+    sequence's forks. `seat`: where it sat at launch; if it has another seat now, its KV is gone.
+    """
+
+    seq: Sequence
+    seat: int
+    tokens: tuple[int, ...]
+    logprobs: SequenceOf[TokenLogprob | None]
+    drafts: tuple[int, int] = (0, 0)
+    extra: SequenceOf[tuple[int, TokenLogprob | None]] = ()
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What the host chose, for a step that is sampled there.
+
+    `tokens`: int32, one for each of `StepShape.sampled`. The others by the row of a round's root, or of a
+    chunk's end, among those: the logprobs of the tokens that this round commits, and the forks' first tokens.
+    """
+
+    tokens: np.ndarray
+    logprobs: dict[int, list[TokenLogprob | None]]
+    extra: dict[int, list[tuple[int, TokenLogprob | None]]]
+
+
+@dataclass(frozen=True)
+class Flight:
+    """`result`: int32 on the host, valid once `event` (None on a CPU) has passed."""
+
+    shape: StepShape
+    works: SequenceOf[Work]
+    rounds: SequenceOf[tuple[Sequence, int]]  # with their seats
+    ends: SequenceOf[tuple[Sequence, int]]
+    result: torch.Tensor
+    event: torch.cuda.Event | None
+    sampling: Sampling | None = None
+
+    def land(self) -> list[Landed]:
+        """Waits for the device. The result: [batch, width + 2] of (count, offered, tokens), then the ends."""
+        if self.event is not None:
+            self.event.synchronize()
+        result, shape = self.result.numpy(), self.shape
+        table = result[: shape.batch * (shape.width + 2)].reshape(shape.batch, -1).tolist()
+        landed = []
+        for i, ((seq, seat), (count, offered, *tokens)) in enumerate(zip(self.rounds, table, strict=False)):
+            landed.append(
+                self._landed(seq, seat, tuple(tokens[:count]), i * shape.width, (count - 1, offered))
+            )
+        ends = result[shape.batch * (shape.width + 2) :].tolist()
+        for i, ((seq, seat), token) in enumerate(zip(self.ends, ends, strict=False)):
+            landed.append(self._landed(seq, seat, (token,), shape.round_rows + i, (0, 0)))
+        return landed
+
+    def _landed(
+        self, seq: Sequence, seat: int, tokens: tuple[int, ...], row: int, drafts: tuple[int, int]
+    ) -> Landed:
+        if self.sampling is None:
+            return Landed(seq, seat, tokens, (), drafts)
+        logprobs, extra = self.sampling.logprobs.get(row, ()), self.sampling.extra.get(row, ())
+        return Landed(seq, seat, tokens, logprobs, drafts, extra)

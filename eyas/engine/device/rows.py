@@ -1,0 +1,43 @@
+"""The rows of one forward, as kernels take them: device tensors only, sizes as host integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """B sequences of `width` rows each, the first rows of a forward.
+
+    `slots`, `starts` int32 [B]: row j of sequence b stands at logical row starts[b] + j. `mask` int64 [B, width]:
+    bit r of node j says that it sees row starts[b] + r; None: chains.
+    """
+
+    slots: torch.Tensor
+    starts: torch.Tensor
+    width: int = 1
+    mask: torch.Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.slots.shape[0] * self.width
+
+
+@dataclass(frozen=True)
+class Rows:
+    """m rows. `tokens`, `positions`, `kv_rows` int32 [m] (-1: writes nothing); then their two kinds.
+
+    `tiles` int32 [T, 4]: (slot, first row counted from the first chunk row, its logical row, count).
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    kv_rows: torch.Tensor
+    rounds: Rounds | None = None
+    tiles: torch.Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        return self.tokens.shape[0]

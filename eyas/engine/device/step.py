@@ -1,0 +1,149 @@
+"""One step as integers: its shape, and everything the device must be told, in one int32 array.
+
+A step has `rows` rows: first the rounds (B sequences of W rows: the root, and the drafts below it), whose
+tokens only the device knows, then the prompt chunks (C rows), which only the host knows. Tensor-parallel
+ranks are sent exactly this. No device memory here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from eyas.engine.sequence import Sequence, Work
+from kv_transfer.layout import pages_for
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """Sizes of a step's arrays; a graph is captured for each that is worth it.
+
+    `batch` sequences with `width` rows each, `chunk` prompt rows cut into `tiles` tiles, `ends` of which
+    (rows) give a token.
+    """
+
+    batch: int
+    width: int = 1
+    chunk: int = 0
+    tiles: int = 0
+    ends: int = 0
+
+    @property
+    def round_rows(self) -> int:
+        return self.batch * self.width
+
+    @property
+    def rows(self) -> int:
+        return self.round_rows + self.chunk
+
+    @property
+    def sampled(self) -> int:
+        """Rows that give a token: all of a round's, then the chunks' ends."""
+        return self.round_rows + self.ends
+
+    @cached_property
+    def sections(self) -> dict[str, tuple[int, int]]:
+        """First word and number of words of each part of a step's array.
+
+        `following`: the token after each row, for the draft head. `sampled_slots`, `picked`: slot and row of
+        each row that gives a token. `tiles`: (slot, first chunk row, its position, rows), see
+        `eyas.engine.kernels.prefill`. `end_slots`, `end_positions`: of the chunks' ends.
+        """
+        counts = {
+            "slots": self.batch,
+            "tokens": self.rows,
+            "positions": self.rows,
+            "kv_rows": self.rows,
+            "following": self.rows,
+            "picked": self.sampled,
+            "sampled_slots": self.sampled,
+            "tiles": 4 * self.tiles,
+            "end_slots": self.ends,
+            "end_positions": self.ends,
+        }
+        found, end = {}, 0
+        for name, count in counts.items():
+            found[name] = (end, count)
+            end += -(-count // 4) * 4  # every part stands on 16 bytes
+        found["all"] = (0, end)
+        return found
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """`data`: int32, the parts of `shape.sections`. `pokes`: int32 [2, n] for `Tables.apply`.
+
+    `by_host`: the tokens are not chosen on the device; the host will send them.
+    """
+
+    shape: StepShape
+    data: np.ndarray
+    pokes: np.ndarray
+    by_host: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What packing needs to know. `tile_rows`: prompt rows in a tile."""
+
+    page_size: int
+    padding_slot: int
+    tile_rows: int
+
+
+def tiles_for(counts: SequenceOf[int], layout: Layout) -> int:
+    """Tiles of chunks with so many rows each."""
+    return sum(-(-count // layout.tile_rows) for count in counts)
+
+
+def pack(
+    rounds: SequenceOf[Sequence], chunks: SequenceOf[Work], shape: StepShape, layout: Layout
+) -> np.ndarray:
+    """The step's array: `rounds` and `chunks` in order, padded to `shape`."""
+    data = np.zeros(shape.sections["all"][1], np.int32)
+    part = {name: data[first : first + count] for name, (first, count) in shape.sections.items()}
+    part["slots"][:] = layout.padding_slot
+    part["slots"][: len(rounds)] = [seq.slot for seq in rounds]
+    part["sampled_slots"][: shape.round_rows] = np.repeat(part["slots"], shape.width)
+    part["sampled_slots"][shape.round_rows :] = part["end_slots"][:] = layout.padding_slot
+    part["picked"][: shape.round_rows] = np.arange(shape.round_rows)
+    part["picked"][shape.round_rows :] = shape.round_rows
+    part["kv_rows"][:] = -1
+    _pack_chunks(chunks, part, shape, layout)
+    return data
+
+
+def _pack_chunks(
+    chunks: SequenceOf[Work], part: dict[str, np.ndarray], shape: StepShape, layout: Layout
+) -> None:
+    tiles = part["tiles"].reshape(-1, 4)
+    row, end, tile = shape.round_rows, 0, []
+    for work in chunks:
+        seq, count = work.seq, len(work.tokens)
+        here = slice(row, row + count)
+        positions = np.arange(work.start, work.start + count, dtype=np.int32)
+        part["tokens"][here] = work.tokens
+        part["positions"][here] = positions
+        first = work.start // layout.page_size
+        pages = np.array(seq.pages[first : pages_for(work.start + count, layout.page_size)], np.int32)
+        part["kv_rows"][here] = pages[positions // layout.page_size - first] * layout.page_size + (
+            positions % layout.page_size
+        )
+        part["following"][row : row + count - 1] = work.tokens[1:]
+        for i in range(0, count, layout.tile_rows):
+            inside = row - shape.round_rows + i
+            tile.append((seq.slot, inside, work.start + i, min(layout.tile_rows, count - i)))
+        if work.sample:
+            part["picked"][shape.round_rows + end] = row + count - 1
+            part["sampled_slots"][shape.round_rows + end] = part["end_slots"][end] = seq.slot
+            part["end_positions"][end] = work.start + count
+            end += 1
+        else:
+            following = seq.tokens(work.start + count, work.start + count + 1)
+            part["following"][row + count - 1] = following[0]
+        row += count
+    tile.sort(key=lambda t: -(t[2] + t[3]))  # the longest first: they bound the kernel
+    tiles[: len(tile)] = tile

@@ -1,0 +1,140 @@
+"""Device tables: what is true of every running sequence, indexed by slot.
+
+All tables lie in one block of int32 memory, so the host changes any entry of any table by (place, word) pairs.
+The last slot belongs to nobody: padding rows read and write it. It knows names and shapes; what an entry
+means is said beside it here, who may change it is the business of `eyas.engine.device.executor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from eyas.common.params import SamplingParams
+
+_WORDS_OF = {torch.int32: 1, torch.float32: 1, torch.int64: 2}
+
+
+@dataclass(frozen=True)
+class TableSizes:
+    """`slots` counts the padding slot; `max_pages` of one sequence; `width`: rows of the widest round."""
+
+    slots: int
+    max_pages: int
+    width: int = 1
+
+
+class Tables:
+    """Tensors [slots, ...]; `memory` is the int32 block under all of them."""
+
+    def __init__(self, sizes: TableSizes, device: str) -> None:
+        self.sizes = sizes
+        nodes, drafts = sizes.width, max(sizes.width - 1, 1)
+        columns = {
+            "seed": (torch.int64, 1),
+            "mask": (torch.int64, nodes),  # bit r of node j: node r is visible from node j (0: the root)
+            "pages": (torch.int32, sizes.max_pages),
+            "length": (torch.int32, 1),  # rows with valid KV: the root token's position
+            "root": (torch.int32, 1),  # the newest committed token, whose row is not computed yet
+            "drafts": (torch.int32, drafts),  # proposed below the root; -1: none
+            "parents": (torch.int32, drafts),  # the draft's parent: a draft's index, or -1 for the root
+            "depth": (torch.int32, nodes),  # below the root
+            "speculative": (torch.int32, 1),  # 0: nothing is proposed for this sequence
+            "choice": (torch.int32, 1),
+            "top_k": (torch.int32, 1),  # 0: off
+            "temperature": (torch.float32, 1),
+            "top_p": (torch.float32, 1),
+            "min_p": (torch.float32, 1),
+        }
+        self._places: dict[str, tuple[int, int]] = {}  # first word, words a slot
+        end = 0
+        for name, (dtype, count) in columns.items():
+            self._places[name] = (end, count * _WORDS_OF[dtype])
+            end += sizes.slots * count * _WORDS_OF[dtype]
+            end += end % 2  # int64 columns stand on even words
+        self.memory = torch.zeros(end, dtype=torch.int32, device=device)
+        for name, (dtype, count) in columns.items():
+            first, words = self._places[name]
+            block = self.memory[first : first + sizes.slots * words]
+            view = block.view(dtype).view(sizes.slots, count)
+            setattr(self, name, view if name in _WIDE else view.view(-1))
+        self.drafts.fill_(-1)
+        chain = torch.arange(nodes, device=device)
+        self.mask.copy_((1 << (chain + 1)) - 1)
+        self.depth.copy_(chain)
+        self.parents.copy_(torch.arange(-1, drafts - 1, device=device))
+
+    seed: torch.Tensor
+    mask: torch.Tensor
+    pages: torch.Tensor
+    length: torch.Tensor
+    root: torch.Tensor
+    drafts: torch.Tensor
+    parents: torch.Tensor
+    depth: torch.Tensor
+    speculative: torch.Tensor
+    choice: torch.Tensor
+    top_k: torch.Tensor
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+
+    @property
+    def padding_slot(self) -> int:
+        return self.sizes.slots - 1
+
+    def places(self, name: str, slot: int, start: int, count: int) -> range:
+        """Where `count` entries of an int32 table's row begin in `memory`, from entry `start` on."""
+        first, words = self._places[name]
+        begin = first + slot * words + start
+        return range(begin, begin + count)
+
+    def apply(self, pokes: torch.Tensor) -> None:
+        """pokes int32 [2, n] on the device: memory[pokes[0]] = pokes[1]; no place twice."""
+        self.memory.index_copy_(0, pokes[0].long(), pokes[1])
+
+
+_WIDE = {"mask", "pages", "drafts", "parents", "depth"}
+
+
+class Pokes:
+    """The host's changes to the tables for one step, collected as (place, word) pairs."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._places: list[int] = []
+        self._words: list[int] = []
+
+    def put(self, name: str, slot: int, words: Iterable[int], start: int = 0) -> None:
+        """Entries `start`, `start` + 1, ... of the slot's row in an int32 table."""
+        words = list(words)
+        self._places += self._tables.places(name, slot, start, len(words))
+        self._words += words
+
+    def seat(self, slot: int, params: SamplingParams, choice: int, *, speculative: bool) -> None:
+        """Everything about a sequence that does not change while it runs; and no drafts yet."""
+        seed = params.seed or 0
+        self.put("seed", slot, (_signed(seed & 0xFFFFFFFF), _signed(seed >> 32)))
+        self.put("choice", slot, (choice,))
+        self.put("top_k", slot, (min(params.top_k, 2**31 - 1) if params.top_k > 0 else 0,))
+        floats = (params.temperature, params.top_p, params.min_p)
+        for name, word in zip(("temperature", "top_p", "min_p"), _bits(floats), strict=True):
+            self.put(name, slot, (word,))
+        self.put("speculative", slot, (int(speculative),))
+        self.put("drafts", slot, [-1] * self._tables.drafts.shape[1])
+
+    def array(self) -> np.ndarray:
+        """int32 [2, n], as `Tables.apply` takes it."""
+        return np.array([self._places, self._words], np.int32).reshape(2, -1)
+
+
+def _signed(word: int) -> int:
+    """A 32-bit word as int32."""
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def _bits(values: Iterable[float]) -> list[int]:
+    return np.array(list(values), np.float32).view(np.int32).tolist()

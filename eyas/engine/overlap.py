@@ -1,0 +1,112 @@
+"""The overlapped loop's step: the next one is launched before this one's tokens are known.
+
+The plain loop (`eyas.engine.engine`, with `eyas.engine.rounds`) is the specification: this one gives the same
+tokens. The device keeps every sequence's truth; the host holds lower bounds and learns the result one step
+late. What it learns of a sequence that has ended, or lost its seat, changes no page.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from eyas.engine.device.flight import Flight, Landed
+from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.kv_pool import KvPool
+from eyas.engine.outbox import Outbox
+from eyas.engine.scheduler import Scheduler
+from eyas.engine.sequence import Sequence
+from eyas.engine.stopping import finish
+
+
+@dataclass
+class OverlappedPace:
+    """Launches and lands steps. `on_end` is told of every sequence that finished."""
+
+    scheduler: Scheduler
+    runner: DeviceRunner
+    pools: tuple[KvPool, ...]
+    outbox: Outbox
+    eos_ids: tuple[int, ...]
+    new_uid: Callable[[], int]
+    on_end: Callable[[Sequence], None]
+    ahead: bool = True  # False: every step lands before the next is composed
+    _flight: Flight | None = field(default=None, init=False)
+
+    def step(self) -> bool:
+        """Launch what can run, then land what was launched before; False when there was neither."""
+        wait = not self.ahead or self._host_is_needed()
+        if wait:
+            self._land()
+        works = self.scheduler.schedule()
+        self.scheduler.preempted.clear()
+        if not works and self._flight is None:
+            return False
+        launched = self.runner.launch(works, by_host=self._host_is_needed()) if works else None
+        self._note(launched)
+        self._land()
+        self._flight = launched
+        if wait:
+            self._land()
+        return True
+
+    def _host_is_needed(self) -> bool:
+        """Does a sequence ask for what only the host samples (penalties, logprobs, forks, ...)?"""
+        if any(seq.needs_host for seq in self.scheduler.running):
+            return True
+        return any(seq.needs_host for seq in self.scheduler.waiting)
+
+    def _note(self, flight: Flight | None) -> None:
+        """The lower bounds that hold once this flight has run."""
+        if flight is None:
+            return
+        now = time.monotonic()
+        for work in flight.works:
+            seq = work.seq
+            seq.generation.began = seq.generation.began or now
+            seq.kv_len += len(work.tokens)
+            seq.draft_len = seq.kv_len
+            seq.in_flight += work.sample
+
+    def _land(self) -> None:
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        for landed in flight.land():
+            landed.seq.in_flight -= 1
+            if landed.seq in landed.seq.generation.sequences:  # else it was cancelled meanwhile
+                self._commit(landed)
+
+    def _commit(self, landed: Landed) -> None:
+        seq = landed.seq
+        params = seq.generation.request.params
+        kept, why = finish(params, self.eos_ids, len(seq.output), landed.tokens)
+        accepted, offered = landed.drafts
+        drafts = (min(accepted, len(kept)), offered)
+        self.outbox.entry(seq, kept, landed.logprobs[: len(kept)], why, drafts=drafts)
+        seq.output += kept
+        if seq.seat == landed.seat:
+            seq.kv_len += len(kept) - 1
+            seq.draft_len = seq.kv_len
+        self._fork(landed)
+        if why is not None:
+            self.on_end(seq)
+
+    def _fork(self, landed: Landed) -> None:
+        """The prompt is done: its other choices get their first token and their pages."""
+        leader = landed.seq
+        choices, leader.forks = leader.forks, ()
+        generation = leader.generation
+        for choice, (token, logprob) in zip(choices, landed.extra, strict=False):
+            kept, why = finish(generation.request.params, self.eos_ids, 0, [token])
+            follower = Sequence(self.new_uid(), generation, choice, leader.prompt, [])
+            self.outbox.entry(follower, kept, [logprob], why)
+            if why is not None:
+                continue
+            follower.output = list(kept)
+            generation.sequences.append(follower)
+            copy = self.scheduler.fork(leader, follower)
+            if copy is not None:
+                for pool in self.pools:
+                    pool.copy_page(*copy)
