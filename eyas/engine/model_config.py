@@ -76,9 +76,10 @@ class ModelConfig:
     output_bias: bool = False
     qk_norm: bool = False
     eos_token_ids: tuple[int, ...] = ()
+    load_format: str = "auto"  # "dummy": weight files are neither needed nor read
 
     @classmethod
-    def from_folder(cls, folder: Path | str) -> ModelConfig:
+    def from_folder(cls, folder: Path | str, load_format: str = "auto") -> ModelConfig:
         """Raises ConfigError if the folder cannot be served, in one sentence that says why."""
         folder = Path(folder)
         raw = read_config(folder)
@@ -86,12 +87,14 @@ class ModelConfig:
         if architecture not in MODELS:
             known = ", ".join(sorted(MODELS))
             raise ConfigError(f"architecture {architecture} of {folder} is not supported ({known} are)")
-        weight_files(folder)
+        if load_format != "dummy":
+            weight_files(folder)
         eos = raw.get("eos_token_id")
         generation = folder / "generation_config.json"
         if generation.is_file():
             eos = _read_json(generation).get("eos_token_id", eos)
-        return dataclasses.replace(cls.from_json(folder, architecture, raw), eos_token_ids=_ids(eos))
+        config = cls.from_json(folder, architecture, raw)
+        return dataclasses.replace(config, eos_token_ids=_ids(eos), load_format=load_format)
 
     @classmethod
     def from_json(cls, folder: Path, architecture: str, raw: Mapping[str, Any]) -> ModelConfig:
@@ -121,6 +124,18 @@ class ModelConfig:
             raise ConfigError(f"config.json of {folder} holds a value of the wrong kind: {error}") from None
         config._check(raw)
         return config
+
+    def limited_to(self, context_length: int | None) -> ModelConfig:
+        """The model for sequences of at most `context_length` tokens (None: its own limit).
+
+        Raises ConfigError if that is more than its own: positions that it was never trained on.
+        """
+        if context_length is None:
+            return self
+        if context_length > self.context_length:
+            asked = f"--context-length: {context_length} is more than the {self.context_length} tokens"
+            raise ConfigError(f"{asked} of {self.folder}", param="context-length")
+        return dataclasses.replace(self, context_length=context_length)
 
     def _check(self, raw: Mapping[str, Any]) -> None:
         windowed = raw.get("sliding_window") is not None and raw.get("use_sliding_window", True)
@@ -159,18 +174,22 @@ class DraftConfig:
     capture_layers: tuple[int, ...]
 
     @classmethod
-    def from_folder(cls, folder: Path | str, target: ModelConfig) -> DraftConfig:
-        """Recognises a head by its tensors. Raises ConfigError if it does not fit `target`."""
-        folder = Path(folder)
+    def from_folder(cls, folder: Path | str, target: ModelConfig, load_format: str = "auto") -> DraftConfig:
+        """Recognises a head by its tensors. Raises ConfigError if it does not fit `target`.
+
+        A "dummy" one has no tensors yet: it is an EAGLE-3 head of the sizes in its config.json.
+        """
+        folder, dummy = Path(folder), load_format == "dummy"
         raw = read_config(folder)
-        shapes = {strip_prefix(name): shape for name, shape in tensor_shapes(folder).items()}
+        stored = {} if dummy else tensor_shapes(folder)
+        shapes = {strip_prefix(name): shape for name, shape in stored.items()}
         decoder = ModelConfig.from_json(folder, "eagle3", raw)
         # Some heads state their target's depth; and rows go as far as the target's, whatever the head saw.
         context = max(decoder.context_length, target.context_length)
-        decoder = dataclasses.replace(decoder, num_layers=1, context_length=context)
+        decoder = dataclasses.replace(decoder, num_layers=1, context_length=context, load_format=load_format)
         captured = _capture_layers(raw, target.num_layers)
         rules = [
-            (_is_eagle3(shapes, decoder.hidden_size, len(captured)), "it is not an EAGLE-3 head"),
+            (dummy or _is_eagle3(shapes, decoder.hidden_size, len(captured)), "it is not an EAGLE-3 head"),
             (not raw.get("norm_before_residual"), "norm_before_residual is not supported"),
             (decoder.hidden_size == target.hidden_size, "its hidden_size is not the target's"),
             (decoder.vocab_size == target.vocab_size, "its vocab_size is not the target's"),
@@ -179,14 +198,20 @@ class DraftConfig:
         for holds, complaint in rules:
             if not holds:
                 raise ConfigError(f"draft head {folder}: {complaint}")
-        head = shapes.get("lm_head.weight")
+        outputs = raw.get("draft_vocab_size") if dummy else shapes.get("lm_head.weight", (None,))[0]
         return cls(
             folder=folder,
             algorithm="eagle3",
             decoder=decoder,
-            draft_vocab_size=head[0] if head else target.vocab_size,
+            draft_vocab_size=int(outputs or target.vocab_size),
             capture_layers=captured,
         )
+
+    @property
+    def dummy_tensors(self) -> frozenset[str]:
+        """Of the tensors that only some heads have, those that a dummy head of these sizes needs."""
+        shares_outputs = self.draft_vocab_size == self.decoder.vocab_size
+        return frozenset() if shares_outputs else frozenset({"lm_head.weight", "d2t"})
 
     @cached_property
     def fingerprint(self) -> str:
@@ -266,13 +291,19 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _fingerprint(folder: Path, config: ModelConfig | DraftConfig) -> str:
-    """Hashes the meaning of the config (not where it lies) and evenly spaced samples of every weight file."""
+    """Hashes the meaning of the config (not where it lies) and evenly spaced samples of every weight file.
+
+    How long a context is served changes no key and no value. Dummy weights follow from the config, which
+    says that they are dummies.
+    """
     digest = hashlib.sha256()
     fields = dataclasses.asdict(config)
-    fields.get("decoder", fields).pop("folder")
+    decoder = fields.get("decoder", fields)
+    for place in ("folder", "context_length"):
+        decoder.pop(place)
     fields.pop("folder", None)
     digest.update(json.dumps(fields, sort_keys=True).encode())
-    for path in weight_files(folder):
+    for path in [] if decoder["load_format"] == "dummy" else weight_files(folder):
         size = path.stat().st_size
         digest.update(f"{path.name}:{size};".encode())
         with path.open("rb") as file:

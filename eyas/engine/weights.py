@@ -1,7 +1,8 @@
 """Where a model's tensors come from: a folder of safetensors files, or seeded noise of the same shapes.
 
 A model asks for each tensor by name and shape, once, in the order in which it builds itself; nothing
-larger than one tensor is held on the way. It knows nothing of what the tensors mean.
+larger than one tensor is held on the way. Where several ranks share a model, each asks for its own part of
+a tensor, and only that part is read. It knows nothing of what the tensors mean.
 """
 
 from __future__ import annotations
@@ -22,20 +23,28 @@ from safetensors import SafetensorError, safe_open
 
 from eyas.common.errors import ConfigError
 from eyas.engine.model_config import weight_files
+from eyas.engine.staging import Staging
 
 Shape = tuple[int, ...]
+Part = tuple[slice, ...]  # what is taken of each dimension, from the first on; (): everything
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where tensors live and in which precision a model computes."""
+    """Where tensors live, in which precision a model computes, and which of its `ranks` asks."""
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
+    rank: int = 0
+    ranks: int = 1
 
 
 class Weights(ABC):
-    """A source of named tensors, all on one device; floating-point ones in one precision."""
+    """A source of named tensors, all on one device; floating-point ones in one precision.
+
+    Shapes are always those of the whole tensor. Every method raises ConfigError, naming the tensor, if it is
+    missing, not of this shape, or cannot be divided among the ranks. `dtype`: the placement's unless said.
+    """
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
@@ -44,15 +53,35 @@ class Weights(ABC):
     def __contains__(self, name: str) -> bool: ...
 
     @abstractmethod
-    def take(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The tensor `name`; ConfigError naming it if it is missing or not of this shape.
+    def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
+        """`part` of the tensor `name`, contiguous."""
 
-        `dtype`: the placement's unless said.
-        """
+    def take(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The whole tensor, the same on every rank."""
+        return self._load(name, shape, (), dtype or self.placement.dtype)
+
+    def take_rows(self, name: str, shape: Shape) -> torch.Tensor:
+        """This rank's share of dimension 0: [shape[0] / ranks, ...]."""
+        return self._load(name, shape, (self._share(name, shape[0]),), self.placement.dtype)
+
+    def take_columns(self, name: str, shape: Shape) -> torch.Tensor:
+        """This rank's share of dimension 1: [shape[0], shape[1] / ranks, ...]."""
+        part = (slice(None), self._share(name, shape[1]))
+        return self._load(name, shape, part, self.placement.dtype)
 
     def stack(self, names: list[str], rows: list[int], columns: int) -> torch.Tensor:
         """Matrices of the same width fused into one, [sum(rows), columns], in the order of `names`."""
         return torch.cat([self.take(n, (r, columns)) for n, r in zip(names, rows, strict=True)])
+
+    def stack_rows(self, names: list[str], rows: list[int], columns: int) -> torch.Tensor:
+        """This rank's rows of each matrix, fused: [sum(rows) / ranks, columns], in the order of `names`."""
+        return torch.cat([self.take_rows(n, (r, columns)) for n, r in zip(names, rows, strict=True)])
+
+    def _share(self, name: str, size: int) -> slice:
+        rank, ranks = self.placement.rank, self.placement.ranks
+        if size % ranks:
+            raise ConfigError(f"tensor {name}: its {size} rows or columns cannot be divided by {ranks} ranks")
+        return slice(size // ranks * rank, size // ranks * (rank + 1))
 
 
 CPU = Placement()
@@ -81,6 +110,10 @@ class FolderWeights(Weights):
         progress = Progress(console=screen, disable=not sys.stderr.isatty(), transient=True)
         self._progress = self._open.enter_context(progress)
         self._task = progress.add_task(f"loading {folder.name}", total=len(self._home))
+        self._place: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous
+        if placement.device != "cpu":
+            staging = self._open.enter_context(contextlib.closing(Staging(placement.device)))
+            self._place = staging.upload
 
     def __enter__(self) -> Self:
         return self
@@ -91,32 +124,43 @@ class FolderWeights(Weights):
     def __contains__(self, name: str) -> bool:
         return name in self._home
 
-    def take(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
         if name not in self._home:
             raise ConfigError(f"{self._folder} has no tensor {name}")
         file, stored = self._home[name]
-        found = tuple(file.get_slice(stored).get_shape())
+        mapped = file.get_slice(stored)
+        found = tuple(mapped.get_shape())
         if found != shape:
             raise ConfigError(f"tensor {name} of {self._folder} is {found}, its config says {shape}")
         self._progress.advance(self._task)
-        return file.get_tensor(stored).to(self.placement.device, dtype or self.placement.dtype)
+        return self._place(mapped[part]).to(dtype)
 
 
 class DummyWeights(Weights):
-    """Seeded noise: gains of one, matrices that keep the scale of their input; no optional tensors.
+    """Seeded noise: gains of one, matrices that keep the scale of their input, integers of zero.
 
-    A tensor depends on its name and the seed alone, not on the order in which tensors are taken.
+    A tensor depends on its name and the seed alone, not on the order in which tensors are taken, and a
+    rank's share is that of the whole tensor. `optional`: those of a model's optional tensors that it has.
     """
 
-    def __init__(self, seed: int = 0, placement: Placement = CPU) -> None:
+    def __init__(
+        self, seed: int = 0, placement: Placement = CPU, optional: frozenset[str] = frozenset()
+    ) -> None:
         super().__init__(placement)
         self._seed = seed
+        self._optional = optional
 
     def __contains__(self, name: str) -> bool:
-        return False
+        return name in self._optional
 
-    def take(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor:
-        device, dtype = self.placement.device, dtype or self.placement.dtype
+    def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
+        whole = self._whole(name, shape, dtype)
+        return whole[part].clone() if part else whole
+
+    def _whole(self, name: str, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+        device = self.placement.device
+        if not dtype.is_floating_point:
+            return torch.zeros(shape, dtype=dtype, device=device)
         if len(shape) == 1:
             return torch.ones(shape, dtype=dtype, device=device)
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()

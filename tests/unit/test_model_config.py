@@ -12,8 +12,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
-from eyas.engine.model_config import ModelConfig, Rope
-from tests.unit.tiny import write_tiny_llama
+from eyas.engine.model_config import DraftConfig, ModelConfig, Rope
+from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
 
 @pytest.fixture
@@ -124,3 +124,47 @@ def test_reading_a_config_loads_no_torch(folder: Path) -> None:
         f"ModelConfig.from_folder({str(folder)!r}).fingerprint; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+# --- without weights -----------------------------------------------------------------------------------
+
+
+def test_a_dummy_model_needs_no_weights(folder: Path) -> None:
+    stored = ModelConfig.from_folder(folder)
+    (folder / "model.safetensors").unlink()
+    dummy = ModelConfig.from_folder(folder, "dummy")
+    assert dummy.hidden_size == stored.hidden_size
+    assert len({dummy.fingerprint, ModelConfig.from_folder(folder, "dummy").fingerprint}) == 1
+    assert ModelConfig.from_folder(edit(folder, rms_norm_eps=1e-6), "dummy").fingerprint != dummy.fingerprint
+
+
+def test_dummy_and_stored_weights_have_different_fingerprints(folder: Path) -> None:
+    stored, dummy = ModelConfig.from_folder(folder), ModelConfig.from_folder(folder, "dummy")
+    assert stored.fingerprint != dummy.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("draft_vocab", "size", "tensors"),
+    [(96, 96, {"lm_head.weight", "d2t"}), (None, 256, set()), (256, 256, set())],
+)
+def test_a_dummy_head_is_what_its_config_says(
+    folder: Path, tmp_path: Path, draft_vocab: int | None, size: int, tensors: set[str]
+) -> None:
+    head = write_tiny_eagle3(tmp_path / "head", folder, draft_vocab=draft_vocab)
+    (head / "model.safetensors").unlink()
+    target = ModelConfig.from_folder(edit(folder, num_hidden_layers=8), "dummy")
+    dummy = DraftConfig.from_folder(head, target, "dummy")
+    assert (dummy.draft_vocab_size, dummy.dummy_tensors) == (size, tensors)
+    assert dummy.fingerprint == DraftConfig.from_folder(head, target, "dummy").fingerprint
+    with pytest.raises(ConfigError, match=r"no \.safetensors"):
+        DraftConfig.from_folder(head, target)
+
+
+def test_the_context_is_lowered_and_never_raised(folder: Path) -> None:
+    config = ModelConfig.from_folder(folder)
+    assert config.limited_to(None) == config
+    assert config.limited_to(100).context_length == 100
+    assert config.limited_to(100).fingerprint == config.fingerprint, "the same keys and values"
+    with pytest.raises(ConfigError, match="--context-length: 2049 is more than the 2048 tokens") as refused:
+        config.limited_to(2049)
+    assert refused.value.param == "context-length"

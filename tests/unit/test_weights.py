@@ -1,8 +1,9 @@
-"""Tensors from folders (one file or shards) and dummy tensors."""
+"""Tensors from folders (one file or shards) and dummy tensors, whole or divided among ranks."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
-from eyas.engine.weights import DummyWeights, FolderWeights
+from eyas.engine.weights import DummyWeights, FolderWeights, Placement, Weights
 from tests.unit.tiny import write_tiny_llama
 
 
@@ -61,3 +62,58 @@ def test_dummy_tensors_depend_on_name_and_seed_alone() -> None:
     assert torch.equal(one.take("a", (32, 64)), other.take("a", (32, 64)))
     assert not torch.equal(one.take("a", (32, 64)), one.take("b", (32, 64)))
     assert not torch.equal(one.take("a", (32, 64)), DummyWeights(seed=2).take("a", (32, 64)))
+
+
+def test_dummy_tensors_are_gains_of_one_and_integers_of_zero() -> None:
+    weights = DummyWeights(optional=frozenset({"d2t"}))
+    assert "d2t" in weights and "fc_norm.0.weight" not in weights
+    assert torch.equal(weights.take("norm.weight", (8,)), torch.ones(8))
+    assert torch.equal(weights.take("d2t", (8,), torch.int64), torch.zeros(8, dtype=torch.int64))
+    noise = weights.take("fc.weight", (64, 256))
+    assert abs(float(noise.std()) * 16 - 1) < 0.1, "a product keeps the scale of its input"
+
+
+# --- ranks ---------------------------------------------------------------------------------------------
+
+QUERIES, KEYS = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
+Source = Callable[[Placement], Weights]
+
+
+@pytest.fixture(params=["folder", "dummy"])
+def source(request: pytest.FixtureRequest, folder: Path) -> Source:
+    """Weights of the same tensors for any placement."""
+    if request.param == "dummy":
+        return lambda placement: DummyWeights(placement=placement)
+    return lambda placement: FolderWeights(folder, placement=placement)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_shares_of_all_ranks_are_the_whole(source: Source, ranks: int) -> None:
+    whole = source(Placement())
+    shares = [source(Placement(rank=rank, ranks=ranks)) for rank in range(ranks)]
+    rows = [weights.take_rows(QUERIES, (64, 64)) for weights in shares]
+    columns = [weights.take_columns(KEYS, (32, 64)) for weights in shares]
+    gains = [weights.take_rows("model.norm.weight", (64,)) for weights in shares]
+    assert all(part.is_contiguous() for part in (*rows, *columns, *gains))
+    assert columns[0].shape == (32, 64 // ranks)
+    assert torch.equal(torch.cat(rows), whole.take(QUERIES, (64, 64)))
+    assert torch.equal(torch.cat(columns, 1), whole.take(KEYS, (32, 64)))
+    assert torch.equal(torch.cat(gains), whole.take("model.norm.weight", (64,)))
+    assert torch.equal(shares[-1].take(KEYS, (32, 64)), whole.take(KEYS, (32, 64)))
+
+
+def test_stacked_rows_are_each_matrix_own_share(source: Source) -> None:
+    whole, second = source(Placement()), source(Placement(rank=1, ranks=2))
+    fused = second.stack_rows([QUERIES, KEYS], [64, 32], 64)
+    expected = torch.cat([whole.take(QUERIES, (64, 64))[32:], whole.take(KEYS, (32, 64))[16:]])
+    assert torch.equal(fused, expected)
+    assert torch.equal(
+        whole.stack_rows([QUERIES, KEYS], [64, 32], 64), whole.stack([QUERIES, KEYS], [64, 32], 64)
+    )
+
+
+def test_ranks_that_do_not_divide_are_an_error(source: Source) -> None:
+    weights = source(Placement(rank=0, ranks=3))
+    for take in (weights.take_rows, weights.take_columns):
+        with pytest.raises(ConfigError, match=f"{QUERIES}: its 64 .* by 3 ranks"):
+            take(QUERIES, (64, 64))
