@@ -1,0 +1,42 @@
+"""Spans as four compressed integer arrays: the form in which paged kernels take a batch of prompt chunks.
+
+It knows page tables and row counts, on the host; which kernel reads the arrays, and where, it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eyas.engine.attention.base import Span
+from kv_transfer.layout import pages_for
+
+
+@dataclass(frozen=True)
+class PageLists:
+    """All int32. Span i has the query rows queries[i] .. queries[i + 1] - 1 of the step, and the pages
+    pages[first_page[i] : first_page[i + 1]], the last of which holds last_rows[i] of its rows, at least one.
+    """
+
+    queries: np.ndarray  # [spans + 1]
+    first_page: np.ndarray  # [spans + 1]
+    pages: np.ndarray
+    last_rows: np.ndarray  # [spans]
+
+
+def page_lists(spans: Sequence[Span], page_size: int) -> PageLists:
+    """The pages that hold the rows 0 .. start + count - 1 of each causal span; none of them is empty."""
+    ends = np.array([span.start + span.count for span in spans], np.int32)
+    used = [np.asarray(s.pages[: pages_for(s.start + s.count, page_size)], np.int32) for s in spans]
+    return PageLists(
+        queries=_starts([span.count for span in spans]),
+        first_page=_starts([len(pages) for pages in used]),
+        pages=np.concatenate(used),
+        last_rows=(ends - 1) % page_size + 1,
+    )
+
+
+def _starts(counts: Sequence[int]) -> np.ndarray:
+    return np.cumsum([0, *counts]).astype(np.int32)
