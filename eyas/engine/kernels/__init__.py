@@ -1,0 +1,1 @@
+"""GPU kernels in Triton; each is tested against plain torch."""

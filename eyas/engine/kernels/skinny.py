@@ -1,0 +1,174 @@
+"""Matrix products of at most 64 rows: reading the weight is the whole cost, so all else rides along.
+
+A decoder layer takes four of them (`qkv_rope`, `linear`, `gated`, `linear`) and attention, nothing more.
+They are computed transposed, weight rows on the matrix unit's long side. RMSNorm costs no kernel: its gain is
+folded into the columns of the next weight at load time, whoever writes a row leaves sums of its squares, and
+whoever reads it scales the finished product by 1 / rms.
+
+These functions know contiguous tensors, aligned to 16 bytes, with sides that are multiples of 16. They refuse
+to know biases, head norms, models and who owns a KV row. None allocates or waits: all can be captured.
+
+Signatures: one is compiled for each (product, n, k, padded rows 16 / 32 / 64). A Llama has five products:
+qkv_rope, linear with residual and sums (o and down), gated, and a linear to float32 (the head); an EAGLE-3 head
+has its own four, its lm_head and fc. Each called once with `compile_only` compiles all that will ever run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+
+from eyas.engine.kernels.skinny_kernels import Heads, Plan, gated_kernel, linear_kernel, qkv_rope_kernel
+from eyas.engine.kernels.skinny_tiles import MEASURED, MOST_SHARES, Shape, Table, tile_for
+
+MAX_ROWS = 64
+"""Rows of the tallest product, and columns of every tensor of sums."""
+
+_LEAST_SLOTS = 128  # sums are read as one block of at least so many parts, so that their number may vary
+_LINE_BYTES = 128
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the products of one stream share; `Launch.on` makes one.
+
+    partials float32 and tickets int32 serve products whose k is split; tickets are zero between kernels.
+    pdl: programmatic dependent launch, for streams in which every kernel takes part. compile_only: kernels
+    are compiled and not run.
+    """
+
+    partials: torch.Tensor
+    tickets: torch.Tensor
+    pdl: bool
+    compile_only: bool = False
+    tiles: Table = field(default_factory=lambda: MEASURED)
+
+    @classmethod
+    def on(cls, device: str, pdl: bool) -> Launch:
+        partials = torch.empty(MOST_SHARES * MAX_ROWS, dtype=torch.float32, device=device)
+        return cls(partials, torch.zeros(MOST_SHARES, dtype=torch.int32, device=device), pdl)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows x [m, k], m <= 64. With `sums` float32 [parts, 64] of their squares: RMS-normalised, without gain."""
+
+    x: torch.Tensor
+    sums: torch.Tensor | None = None
+    eps: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """cos and sin float32 [length, head_dim / 2], and each row's position, int32 or int64 [m]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    positions: torch.Tensor
+
+
+@dataclass(frozen=True)
+class KvRows:
+    """One layer of a pool, [pages, 2, page_size, kv_heads, head_dim], and each row's place in it.
+
+    rows, int32 or int64 [m]: page * page_size + slot, or -1 for a row that is not kept.
+    """
+
+    layer: torch.Tensor
+    rows: torch.Tensor
+
+
+def linear(
+    source: Source,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    launch: Launch,
+    residual: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
+) -> None:
+    """out [m, n] = source . weight [n, k]^T (+ residual [m, n]), rounded once to out's dtype.
+
+    `sums` float32 [linear_parts(...), 64] receives, for each tile of columns, the rows' sums of squares (of what
+    was rounded). `out` may be `residual`. Raises ValueError for shapes that do not fit.
+    """
+    plan = _plan("linear", source, weight, weight.shape[0], launch)
+    if sums is not None and sums.shape != (plan.n // plan.columns, MAX_ROWS):
+        raise ValueError(f"sums {tuple(sums.shape)}: this product leaves {plan.n // plan.columns} parts")
+    args = (source.x, weight, out, residual, source.sums, sums, launch.partials, launch.tickets)
+    _start(linear_kernel, plan, (*args, *_counts(source)), launch)
+
+
+def linear_parts(source: Source, weight: torch.Tensor, launch: Launch) -> int:
+    """How many parts `linear`, called with these, leaves of each row's sum of squares."""
+    plan = _plan("linear", source, weight, weight.shape[0], launch)
+    return plan.n // plan.columns
+
+
+def gated(source: Source, weight: torch.Tensor, out: torch.Tensor, launch: Launch) -> None:
+    """out [m, inner] = silu(gate) * up in float32, where [gate, up] = source . weight [2 inner, k]^T."""
+    plan = _plan("gated", source, weight, weight.shape[0], launch)
+    args = (source.x, weight, out, source.sums, launch.partials, launch.tickets)
+    _start(gated_kernel, plan, (*args, *_counts(source)), launch)
+
+
+def qkv_rope(
+    source: Source, weight: torch.Tensor, q_out: torch.Tensor, rotation: Rotation, kv: KvRows, launch: Launch
+) -> None:
+    """Queries to q_out [m, heads, head_dim] and keys to the pool, both rotated; values to the pool.
+
+    weight [(heads + 2 kv_heads) * head_dim, k] holds q, k and v. The rotation pairs element i of a head with
+    i + head_dim / 2, in float32. Raises ValueError for shapes that do not fit.
+    """
+    _, _, page_size, kv_heads, dim = kv.layer.shape
+    heads = Heads(q_out.shape[1], kv_heads, dim, page_size, kv.layer.stride(0))
+    if weight.shape[0] != (heads.q + 2 * heads.kv) * dim or not kv.layer[0].is_contiguous():
+        raise ValueError(f"weight {tuple(weight.shape)} or layer {kv.layer.stride()} does not suit {heads}")
+    plan = _plan("qkv", source, weight, dim, launch)
+    args = (source.x, weight, q_out, kv.layer, rotation.cos, rotation.sin, rotation.positions, kv.rows)
+    args = (*args, source.sums, launch.partials, launch.tickets, *_counts(source), heads)
+    _start(qkv_rope_kernel, plan, args, launch)
+
+
+def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: Launch) -> Plan:
+    """How this product is cut; a tile's columns divide `span`."""
+    (m, k), (n, width) = source.x.shape, weight.shape
+    if not 0 < m <= MAX_ROWS or width != k:
+        raise ValueError(f"no skinny product of {tuple(source.x.shape)} and {tuple(weight.shape)}")
+    if not (source.x.is_contiguous() and weight.is_contiguous()):
+        raise ValueError("x and weight must be contiguous")
+    itemsize, parts = source.x.element_size(), 0 if source.sums is None else source.sums.shape[0]
+    shape = Shape(kind, max(16, triton.next_power_of_2(m)), n, k, span)
+    tile = tile_for(shape, itemsize, launch.tiles)
+    line = _LINE_BYTES // itemsize
+    return Plan(
+        rows=shape.rows,
+        n=n,
+        k=k,
+        columns=tile.columns,
+        depth=tile.depth,
+        split=tile.split,
+        warps=tile.warps,
+        stages=tile.stages,
+        ahead=tile.ahead if launch.pdl and tile.depth >= line else 0,
+        line=line,
+        slots=max(_LEAST_SLOTS, triton.next_power_of_2(parts)) if parts else 0,
+        eps=source.eps,
+        pdl=launch.pdl,
+    )
+
+
+def _counts(source: Source) -> tuple[int, int]:
+    """m, and the parts of its sums."""
+    return source.x.shape[0], 0 if source.sums is None else source.sums.shape[0]
+
+
+def _start(kernel: Any, plan: Plan, args: tuple[Any, ...], launch: Launch) -> None:
+    grid = (plan.n // plan.columns, plan.split)
+    options = {"num_warps": plan.warps, "num_stages": plan.stages, "launch_pdl": plan.pdl}
+    if launch.compile_only:
+        kernel.warmup(*args, plan, grid=grid, **options)
+    else:
+        kernel[grid](*args, plan, **options)

@@ -1,0 +1,80 @@
+"""How the skinny products are cut into programs: measured tiles for known shapes, a rule for the others.
+
+It knows shapes and sizes only; what a tile computes is `skinny`'s business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+_SHARED_BYTES = 200 * 1024  # of an SM's 227 KiB, the rest for converting layouts at a program's end
+_NARROWEST = 16  # the side of the smallest matrix instruction
+MOST_SHARES = 32768
+"""Columns times split of any product whose k is split: with 64 rows, 8 MiB of partial results."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One product: out [rows, n] = x [rows, k] . weight [n, k]^T.
+
+    `kind` is linear, gated or qkv; `rows` is padded (16, 32, 64); `span`: a tile's columns divide it.
+    """
+
+    kind: str
+    rows: int
+    n: int
+    k: int
+    span: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A program's share: `columns` weight rows, by `depth` of k at a time, `stages` steps in flight.
+
+    `split` programs share a tile's k. `ahead`: elements of each weight row asked of L2 before they are loaded
+    (a power of two, or 0; useful above depth * stages).
+    """
+
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    split: int = 1
+    ahead: int = 0
+
+
+Table = Mapping[tuple[str, int, int, int], Tile]
+"""Tiles by (kind, rows, n, k)."""
+
+MEASURED: Table = {}
+
+
+def tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile:
+    """The tile of a product of elements of `itemsize` bytes, always one that fits the shape and an SM.
+
+    Raises ValueError if a side is not a multiple of 16.
+    """
+    tile = table.get((shape.kind, shape.rows, shape.n, shape.k)) or _rule(shape)
+    split = tile.split
+    if split * shape.n > MOST_SHARES or shape.k % (split * _NARROWEST):
+        split = 1
+    columns, depth = math.gcd(tile.columns, shape.span), math.gcd(tile.depth, shape.k // split)
+    if min(columns, depth) < _NARROWEST:
+        raise ValueError(f"{shape} has a side that is not a multiple of {_NARROWEST}")
+    stages = min(tile.stages, _SHARED_BYTES // ((columns + shape.rows) * depth * itemsize))
+    return replace(tile, columns=columns, depth=depth, stages=max(stages, 1), split=split)
+
+
+def _rule(shape: Shape) -> Tile:
+    """Programs for all SMs first; then wide tiles, since every program reads all of x."""
+    if shape.n < 8192:
+        return {
+            16: Tile(32, 256, warps=4, stages=4, ahead=1024),
+            32: Tile(32, 128, warps=4, stages=6, ahead=1024),
+            64: Tile(64, 128, warps=4, stages=4, split=2, ahead=512),
+        }[shape.rows]
+    if shape.rows == 64:
+        return Tile(128, 64, warps=8, stages=4, ahead=512)
+    return Tile(128, 64, warps=4, stages=4, ahead=512)

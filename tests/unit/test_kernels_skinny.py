@@ -1,0 +1,199 @@
+"""The skinny products against plain torch in float64, however they are cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eyas.engine.kernels import skinny
+from eyas.engine.kernels.skinny_tiles import MEASURED, Shape, Tile, tile_for
+from eyas.engine.layers.rotary import Rotary
+from eyas.engine.model_config import Rope
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EPS = 1e-2  # large, so that a forgotten epsilon shows
+UNWRITTEN = 77.0
+CUTS = [Tile(16, 16, 4, 2), Tile(32, 32, 4, 3), Tile(32, 16, 4, 2, split=2), Tile(64, 32, 4, 2, split=4)]
+
+tolerance = {torch.float32: 2e-5, torch.float16: 4e-3}
+
+
+def random(*sizes: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(*sizes, device=DEVICE) * scale).to(dtype)
+
+
+def launch(kind: str, rows: int, weight: torch.Tensor, tile: Tile) -> skinny.Launch:
+    shared = skinny.Launch.on(DEVICE, pdl=False)
+    return replace(shared, tiles={(kind, rows, *weight.shape): tile})
+
+
+def sums_of(x: torch.Tensor, parts: int) -> torch.Tensor:
+    """Squares of x [m, k], summed in `parts` parts; what belongs to no row is poison."""
+    sums = torch.full((parts, skinny.MAX_ROWS), float("nan"), device=x.device)
+    sums[:, : x.shape[0]] = x.float().square().view(x.shape[0], parts, -1).sum(2).t()
+    return sums
+
+
+def normed(x: torch.Tensor) -> torch.Tensor:
+    wide = x.double()
+    return wide / (wide.square().mean(1, keepdim=True) + EPS).sqrt()
+
+
+def close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance[dtype], atol=tolerance[dtype])
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("tile", CUTS)
+@pytest.mark.parametrize(("m", "dtype"), [(1, torch.float16), (17, torch.float32), (64, torch.float16)])
+def test_linear_adds_the_residual_and_leaves_sums(m: int, dtype: torch.dtype, tile: Tile) -> None:
+    n, k = 64, 128
+    x, weight = random(m, k, dtype=dtype), random(n, k, dtype=dtype, scale=k**-0.5)
+    rows, shared = random(m + 1, n, dtype=dtype), launch("linear", 16 if m == 1 else 64, weight, tile)
+    if m == 17:
+        shared = launch("linear", 32, weight, tile)
+    expected = x.double() @ weight.double().t() + rows[:m].double()
+    last = rows[m].clone()
+    source, parts = skinny.Source(x), n // tile.columns
+    assert skinny.linear_parts(source, weight, shared) == parts
+    sums = torch.full((parts, skinny.MAX_ROWS), UNWRITTEN, device=DEVICE)
+    skinny.linear(source, weight, rows[:m], shared, rows[:m], sums)
+    close(rows[:m], expected, dtype)
+    assert torch.equal(rows[m], last)
+    close(sums[:, :m], sums_of(rows[:m], parts)[:, :m].double(), torch.float32)
+    assert (sums[:, m:] == UNWRITTEN).all()
+    assert not shared.tickets.any()
+
+
+@pytest.mark.parametrize("tile", CUTS)
+def test_linear_of_normed_rows_to_float32(tile: Tile) -> None:
+    x, weight = random(5, 128, dtype=torch.float16), random(64, 128, dtype=torch.float16)
+    out = torch.empty(5, 64, device=DEVICE)
+    skinny.linear(skinny.Source(x, sums_of(x, 4), EPS), weight, out, launch("linear", 16, weight, tile))
+    close(out, normed(x) @ weight.double().t(), torch.float16)
+
+
+def test_more_parts_than_usual() -> None:
+    x, weight = random(2, 512), random(16, 512)
+    out = torch.empty(2, 16, device=DEVICE)
+    skinny.linear(skinny.Source(x, sums_of(x, 256), EPS), weight, out, skinny.Launch.on(DEVICE, pdl=False))
+    close(out, normed(x) @ weight.double().t(), torch.float32)
+
+
+@pytest.mark.parametrize("tile", CUTS)
+@pytest.mark.parametrize("m", [3, 20])
+def test_gated(m: int, tile: Tile) -> None:
+    inner, k = 96, 128
+    x, weight = random(m, k), random(2 * inner, k, scale=k**-0.5)
+    out = torch.full((m + 1, inner), UNWRITTEN, device=DEVICE)
+    shared = launch("gated", 16 if m == 3 else 32, weight, tile)
+    skinny.gated(skinny.Source(x, sums_of(x, 2), EPS), weight, out[:m], shared)
+    gate, up = (normed(x) @ weight.double().t()).chunk(2, dim=1)
+    close(out[:m], torch.nn.functional.silu(gate) * up, torch.float32)
+    assert (out[m] == UNWRITTEN).all()
+
+
+@pytest.mark.parametrize("tile", CUTS)
+@pytest.mark.parametrize("with_sums", [True, False])
+@pytest.mark.parametrize("integers", [torch.int32, torch.int64])
+def test_qkv_rope(tile: Tile, with_sums: bool, integers: torch.dtype) -> None:
+    m, k, heads, kv_heads, dim, page_size, length = 6, 64, 3, 2, 32, 4, 50
+    x, weight = random(m, k), random((heads + 2 * kv_heads) * dim, k, scale=k**-0.5)
+    pool = torch.full((5, 3, 2, page_size, kv_heads, dim), UNWRITTEN, device=DEVICE)
+    untouched = pool.clone()
+    positions = torch.randint(length, (m,), device=DEVICE).to(integers)
+    rows = torch.randperm(5 * page_size, device=DEVICE)[:m].to(integers)
+    rows[2] = -1
+    angles = torch.rand(length, dim // 2, device=DEVICE) * 6.28
+    q_out = torch.full((m + 1, heads, dim), UNWRITTEN, device=DEVICE)
+    skinny.qkv_rope(
+        skinny.Source(x, sums_of(x, 2), EPS) if with_sums else skinny.Source(x),
+        weight,
+        q_out[:m],
+        skinny.Rotation(angles.cos(), angles.sin(), positions),
+        skinny.KvRows(pool[:, 1], rows),
+        launch("qkv", 16, weight, tile),
+    )
+    qkv = ((normed(x) if with_sums else x.double()) @ weight.double().t()).view(m, -1, dim)
+    q, k_rows, v_rows = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    turn = torch.polar(torch.ones_like(angles), angles).to(torch.complex128)[positions.long()][:, None]
+    close(q_out[:m], rotated(q, turn), torch.float32)
+    assert (q_out[m] == UNWRITTEN).all()
+    for i, row in enumerate(rows.tolist()):
+        if row >= 0:
+            page, slot = divmod(row, page_size)
+            close(pool[page, 1, 0, slot], rotated(k_rows, turn)[i], torch.float32)
+            close(pool[page, 1, 1, slot], v_rows[i], torch.float32)
+            pool[page, 1, :, slot] = UNWRITTEN
+    assert torch.equal(pool, untouched)
+
+
+def rotated(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """x [m, heads, dim], element i and i + dim / 2 as a complex number, times turn [m, 1, dim / 2]."""
+    low, high = x.chunk(2, dim=-1)
+    turned = torch.complex(low, high) * turn
+    return torch.cat((turned.real, turned.imag), dim=-1)
+
+
+def test_the_rotation_is_that_of_the_torch_layers() -> None:
+    dim, places = 16, torch.tensor([0, 3, 9])
+    x = torch.randn(3, 2, dim)
+    rotary = Rotary(Rope(theta=100.0), dim, 16)
+    angles = torch.outer(places.double(), 100.0 ** -(torch.arange(0, dim, 2).double() / dim))
+    turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+    torch.testing.assert_close(rotary.rotate(x, rotary.angles(places)).double(), rotated(x.double(), turn))
+
+
+def test_a_row_does_not_depend_on_its_company() -> None:
+    x, weight = random(16, 128), random(64, 128)
+    shared = launch("linear", 16, weight, CUTS[3])
+    alone, together = torch.empty(1, 64, device=DEVICE), torch.empty(16, 64, device=DEVICE)
+    skinny.linear(skinny.Source(x), weight, together, shared)
+    skinny.linear(skinny.Source(x[3:4].clone()), weight, alone, shared)
+    assert torch.equal(alone[0], together[3])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    shared, x, weight = skinny.Launch.on(DEVICE, pdl=False), random(2, 64), random(32, 64)
+    out = torch.empty(2, 32, device=DEVICE)
+    with pytest.raises(ValueError, match="parts"):
+        skinny.linear(skinny.Source(x), weight, out, shared, sums=torch.empty(9, 64, device=DEVICE))
+    with pytest.raises(ValueError, match="no skinny product"):
+        skinny.linear(skinny.Source(random(65, 64)), weight, out, shared)
+    with pytest.raises(ValueError, match="no skinny product"):
+        skinny.linear(skinny.Source(random(2, 48)), weight, out, shared)
+    with pytest.raises(ValueError, match="contiguous"):
+        skinny.linear(skinny.Source(random(64, 2).t()), weight, out, shared)
+    with pytest.raises(ValueError, match="multiple of 16"):
+        skinny.linear(skinny.Source(x), random(24, 64), out, shared)
+
+
+@pytest.mark.parametrize("kind", ["linear", "gated", "qkv"])
+@pytest.mark.parametrize("rows", [16, 32, 64])
+def test_any_shape_has_a_tile_that_fits(kind: str, rows: int) -> None:
+    sides = [16, 48, 256, 656, 1312, 4096, 6144, 14336, 28672, 32000, 128256]
+    for n in sides:
+        for k in sides[:8]:
+            shape = Shape(kind, rows, n, k, span=64 if kind == "qkv" else n)
+            check(tile_for(shape, 2), shape, 2)
+            check(tile_for(shape, 4), shape, 4)
+
+
+def test_measured_tiles_fit_as_they_are() -> None:
+    for (kind, rows, n, k), tile in MEASURED.items():
+        shape = Shape(kind, rows, n, k, span=128 if kind == "qkv" else n)
+        assert tile_for(shape, 2) == tile
+        check(tile, shape, 2)
+
+
+def check(tile: Tile, shape: Shape, itemsize: int) -> None:
+    assert shape.span % tile.columns == 0 and (shape.k // tile.split) % tile.depth == 0
+    assert tile.columns >= 16 and tile.depth >= 16 and tile.stages >= 1
+    assert tile.stages * (tile.columns + shape.rows) * tile.depth * itemsize <= 208 * 1024
+    assert tile.split == 1 or tile.split * shape.n * 64 <= skinny.Launch.on("cpu", False).partials.numel()
