@@ -1,0 +1,343 @@
+"""A round on the device: what its forward reads, what its verdict is, and how a chain is proposed.
+
+Everything is read from and written to the tables by slot, so a round starts where the last one ended and the
+host need not know where that was. The padding slot's rows write no KV and its tables stay as they are. How
+tokens are chosen and what a forward does is not known here. The specifications: `eyas.engine.verify` of the
+verdict, `eyas.engine.speculation.draft_runner` of the proposal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eyas.engine.device.tables import Tables
+
+# Tables lie at any word and have any size: one compiled kernel serves them all.
+PLAIN = ("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative", "seed")
+PLAIN += ("rows", "padding", "max_pages", "drafts_stride", "nodes_stride", "step")
+LANES = 128  # rows that a program of one lane a row handles
+NOBODYS_CHOICE = tl.constexpr(-1)  # keeps synthetic draws apart from the noise of sampling
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The sequences of a round: slots int32 [B]. `pdl`: each kernel is launched before the last has ended."""
+
+    tables: Tables
+    slots: Tensor
+    page_size: int
+    pdl: bool = False
+
+    @property
+    def size(self) -> int:
+        return self.slots.shape[0]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a forward reads of R = B * W rows, all int32: tokens, positions, kv_rows [R]; starts [B].
+
+    Row j of sequence b stands at logical row starts[b] + j and is row b * W + j here. `kv_rows` are physical
+    rows, page * page_size + slot; -1: the row holds nothing and writes nothing, its token and position are 0.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    kv_rows: Tensor
+    starts: Tensor
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """`result` int32 [B, W + 2]: tokens emitted (a + 1), drafts offered, the tokens. `path` int32 [B, P].
+
+    `path` has the accepted nodes, root (0) first. Both are filled up with -1. P <= W: a walk ends at depth
+    P - 1, which is meant to be that of the deepest draft.
+    """
+
+    result: Tensor
+    path: Tensor
+
+
+@triton.jit
+def after_previous(PDL: tl.constexpr):
+    """Lets the next kernel be launched, and waits for the memory of the one before."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def physical_rows(pages, slot, row, held, max_pages, PAGE_SIZE: tl.constexpr):
+    """Physical row of logical `row` of `slot`; -1 where nothing is held, or past the page table."""
+    held = held & (row < max_pages * PAGE_SIZE)
+    page = tl.load(pages + slot * max_pages + row // PAGE_SIZE, mask=held, other=0)
+    return tl.where(held, page * PAGE_SIZE + row % PAGE_SIZE, -1)
+
+
+def prepare(batch: Batch, rows: Rows, mask: Tensor) -> None:
+    """The rows of a round: each sequence's root, then its drafts.
+
+    mask int64 [B, W] receives the tables' own: bit r of row j says that node r is visible
+    from node j. W may be less than the tables' width: a round of the first W nodes. A node without a draft
+    holds nothing.
+    """
+    tables = batch.tables
+    width = mask.shape[1]
+    _prepare[(triton.cdiv(batch.size * width, LANES),)](
+        batch.slots,
+        tables.length,
+        tables.root,
+        tables.drafts,
+        tables.mask,
+        tables.depth,
+        tables.pages,
+        rows.tokens,
+        rows.positions,
+        rows.kv_rows,
+        rows.starts,
+        mask,
+        batch.size * width,
+        tables.padding_slot,
+        tables.pages.shape[1],
+        tables.drafts.shape[1],
+        tables.depth.shape[1],
+        WIDTH=width,
+        PAGE_SIZE=batch.page_size,
+        BLOCK=LANES,
+        PDL=batch.pdl,
+        num_warps=LANES // 32,
+        launch_pdl=batch.pdl,
+    )
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def _prepare(
+    slots,
+    length,
+    root,
+    drafts,
+    mask,
+    depth,
+    pages,
+    tokens,
+    positions,
+    kv_rows,
+    starts,
+    round_mask,
+    rows,
+    padding,
+    max_pages,
+    drafts_stride,
+    nodes_stride,
+    WIDTH: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    after_previous(PDL)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < rows
+    sequence, node = row // WIDTH, row % WIDTH
+    slot = tl.load(slots + sequence, mask=inside, other=padding)
+    start = tl.load(length + slot)
+    draft = tl.load(drafts + slot * drafts_stride + node - 1, mask=inside & (node > 0), other=-1)
+    token = tl.where(node == 0, tl.load(root + slot), draft)
+    held = inside & (slot != padding) & (token >= 0)
+    kv_row = physical_rows(pages, slot, start + node, held, max_pages, PAGE_SIZE)
+    held = kv_row >= 0
+    below = tl.load(depth + slot * nodes_stride + node, mask=held, other=0)
+    tl.store(tokens + row, tl.where(held, token, 0), mask=inside)
+    tl.store(positions + row, tl.where(held, start + below, 0), mask=inside)
+    tl.store(kv_rows + row, kv_row, mask=inside)
+    tl.store(starts + sequence, start, mask=inside & (node == 0))
+    visible = tl.load(mask + slot * nodes_stride + node, mask=inside, other=0)
+    tl.store(round_mask + row, visible, mask=inside)
+
+
+def verdict(batch: Batch, chosen: Tensor, verdicts: Verdicts, rates: Tensor | None = None) -> None:
+    """Walks the drafts of a round of W nodes and commits what the target agrees with.
+
+    chosen int32, its first B * W entries: the target's token at each node. Length grows by a + 1, the last
+    token emitted is the new root, and the drafts are used up (-1).
+
+    `rates` float32 [P - 1] makes acceptance synthetic, for benchmarks only: down the first path of the tree
+    draft i is accepted with probability rates[i] if those above it were, whatever the target chose, by a draw
+    keyed by (the slot's seed, length, i). Accepted tokens are the drafts, the last one is the target's.
+    """
+    tables = batch.tables
+    result, path = verdicts.result, verdicts.path
+    width = result.shape[1] - 2
+    lanes = max(width, tables.drafts.shape[1] + 1)
+    _verdict[(batch.size,)](
+        batch.slots,
+        chosen,
+        tables.length,
+        tables.root,
+        tables.drafts,
+        tables.parents,
+        tables.seed,
+        result,
+        path,
+        rates,
+        tables.padding_slot,
+        tables.drafts.shape[1],
+        WIDTH=width,
+        PATH=path.shape[1],
+        BLOCK=triton.next_power_of_2(lanes),
+        SYNTHETIC=rates is not None,
+        PDL=batch.pdl,
+        num_warps=1,
+        launch_pdl=batch.pdl,
+    )
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def _verdict(
+    slots,
+    chosen,
+    length,
+    root,
+    drafts,
+    parents,
+    seed,
+    result,
+    path,
+    rates,
+    padding,
+    drafts_stride,
+    WIDTH: tl.constexpr,
+    PATH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SYNTHETIC: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    after_previous(PDL)
+    sequence = tl.program_id(0)
+    slot = tl.load(slots + sequence)
+    start = tl.load(length + slot)
+    node = tl.arange(0, BLOCK)
+    below = (node > 0) & (node < WIDTH)
+    place = slot * drafts_stride + node - 1
+    draft = tl.load(drafts + place, mask=below, other=-1)
+    parent = tl.load(parents + place, mask=below, other=-1) + 1
+    offered = draft >= 0
+    limit = PATH - 1
+    if SYNTHETIC:
+        limit = _draw(tl.load(seed + slot), start, rates, PATH, BLOCK)
+
+    accepted = 0
+    nodes = tl.where(node == 0, 0, -1)
+    tokens = tl.full([BLOCK], -1, tl.int32)
+    token = tl.load(chosen + sequence * WIDTH)
+    child = _child(node, offered & (parent == 0), draft, token, BLOCK, SYNTHETIC)
+    while (child < BLOCK) & (accepted < limit):
+        if SYNTHETIC:
+            token = tl.sum(tl.where(node == child, draft, 0))
+        tokens = tl.where(node == accepted, token, tokens)
+        accepted += 1
+        nodes = tl.where(node == accepted, child, nodes)
+        token = tl.load(chosen + sequence * WIDTH + child)
+        child = _child(node, offered & (parent == child), draft, token, BLOCK, SYNTHETIC)
+    tokens = tl.where(node == accepted, token, tokens)
+
+    tl.store(path + sequence * PATH + node, nodes, mask=node < PATH)
+    result += sequence * (WIDTH + 2)
+    tl.store(result, accepted + 1)
+    tl.store(result + 1, tl.sum(offered.to(tl.int32)))
+    tl.store(result + 2 + node, tokens, mask=node < WIDTH)
+    live = slot != padding
+    tl.store(length + slot, start + accepted + 1, mask=live)
+    tl.store(root + slot, token, mask=live)
+    tl.store(drafts + place, tl.full([BLOCK], -1, tl.int32), mask=live & (node > 0) & (node <= drafts_stride))
+
+
+@triton.jit
+def _child(node, below, draft, token, BLOCK: tl.constexpr, SYNTHETIC: tl.constexpr):
+    """The first of the nodes `below` that is `token`, or the first of all; BLOCK: none."""
+    if not SYNTHETIC:
+        below = below & (draft == token)
+    return tl.min(tl.where(below, node, BLOCK))
+
+
+@triton.jit
+def _draw(seed, start, rates, PATH: tl.constexpr, BLOCK: tl.constexpr):
+    """How many drafts in a row are accepted at most: draft i if its draw is below rates[i]."""
+    step = tl.arange(0, BLOCK)
+    still = tl.zeros([BLOCK], tl.int32)
+    x, _, _, _ = tl.philox(seed, step, still + start, still + NOBODYS_CHOICE, still)
+    rate = tl.load(rates + step, mask=step < PATH - 1, other=0.0)
+    return tl.min(tl.where(tl.uint_to_uniform_float(x) < rate, PATH - 1, tl.minimum(step, PATH - 1)))
+
+
+def propose_rows(batch: Batch, best: Tensor, step: int, rows: Rows) -> None:
+    """Stores draft number `step` of each sequence, and makes the row that the draft head runs next.
+
+    best int32 [B]: target ids. A sequence that is not speculative gets -1, and its row holds nothing. The
+    row stands at `step` rows after the root's (as its position): draft row i is (feature i, token i + 1).
+    """
+    tables = batch.tables
+    _propose_rows[(triton.cdiv(batch.size, LANES),)](
+        batch.slots,
+        best,
+        tables.length,
+        tables.drafts,
+        tables.speculative,
+        tables.pages,
+        rows.tokens,
+        rows.positions,
+        rows.kv_rows,
+        rows.starts,
+        batch.size,
+        step,
+        tables.padding_slot,
+        tables.pages.shape[1],
+        tables.drafts.shape[1],
+        PAGE_SIZE=batch.page_size,
+        BLOCK=LANES,
+        PDL=batch.pdl,
+        num_warps=LANES // 32,
+        launch_pdl=batch.pdl,
+    )
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def _propose_rows(
+    slots,
+    best,
+    length,
+    drafts,
+    speculative,
+    pages,
+    tokens,
+    positions,
+    kv_rows,
+    starts,
+    rows,
+    step,
+    padding,
+    max_pages,
+    drafts_stride,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    after_previous(PDL)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < rows
+    slot = tl.load(slots + row, mask=inside, other=padding)
+    live = inside & (slot != padding)
+    token = tl.load(best + row, mask=inside, other=0)
+    wanted = live & (tl.load(speculative + slot) != 0)
+    tl.store(drafts + slot * drafts_stride + step, tl.where(wanted, token, -1), mask=live)
+    start = tl.load(length + slot) + step
+    kv_row = physical_rows(pages, slot, start, wanted, max_pages, PAGE_SIZE)
+    held = kv_row >= 0
+    tl.store(tokens + row, tl.where(held, token, 0), mask=inside)
+    tl.store(positions + row, tl.where(held, start, 0), mask=inside)
+    tl.store(kv_rows + row, kv_row, mask=inside)
+    tl.store(starts + row, start, mask=inside)

@@ -1,0 +1,45 @@
+"""Synthetic acceptance: how often a benchmark's drafts are accepted, whatever the models say.
+
+The names and meanings are vLLM's (`rejection_sample_method: synthetic`). Plain numbers; the draws are made
+by the verdict's kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eyas.common.errors import ConfigError
+
+RATES, LENGTH = "synthetic_acceptance_rates", "synthetic_acceptance_length"
+
+
+def resolve(steps: int, rates: Sequence[float], length: float | None) -> tuple[float, ...]:
+    """For each of `steps` drafts in a row: the chance that it is accepted if those before it were.
+
+    Exactly one is given. `rates`: entry i is the chance that the first i + 1 drafts are all accepted.
+    `length`: mean tokens a round, bonus included; rounds then differ by one token at most. Raises
+    ConfigError.
+    """
+    if bool(rates) == (length is not None):
+        raise ConfigError(f"synthetic acceptance takes either {RATES} or {LENGTH}")
+    together = _of_length(steps, length) if length is not None else _checked(steps, rates)
+    before = (1.0, *together[:-1])
+    return tuple(rate / above if above > 0 else 0.0 for rate, above in zip(together, before, strict=True))
+
+
+def _checked(steps: int, rates: Sequence[float]) -> Sequence[float]:
+    if len(rates) != steps:
+        raise ConfigError(f"{RATES} has {len(rates)} entries, but {steps} drafts are made in a row")
+    for i, rate in enumerate(rates):
+        if not 0.0 <= rate <= 1.0:
+            raise ConfigError(f"{RATES}[{i}] is {rate}: a chance lies within 0 .. 1")
+        if i and rate > rates[i - 1]:
+            raise ConfigError(f"{RATES}[{i}] is {rate}, more than the entry before it ({rates[i - 1]})")
+    return rates
+
+
+def _of_length(steps: int, length: float) -> Sequence[float]:
+    """1, .., 1, a fraction, 0, ..: of all schedules with this mean the one with the least variance."""
+    if not 1.0 <= length <= steps + 1:
+        raise ConfigError(f"{LENGTH} is {length}: {steps} drafts in a row give 1 .. {steps + 1} tokens")
+    return [min(max(length - 1 - i, 0.0), 1.0) for i in range(steps)]

@@ -1,0 +1,99 @@
+"""What moves along an accepted path, against `KvPool.move` and plain indexing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from eyas.engine.kernels.paths import compact, gather_path
+from eyas.engine.kernels.rounds import Verdicts
+from eyas.engine.kv_pool import KvPool, PoolShape
+from tests.unit.rounds_rig import DEVICE, PAGE, Case, new_extension, random_case
+
+WIDTH, DEEPEST = 40, 6
+
+
+def accepted(case: Case, seed: int) -> tuple[Verdicts, list[list[int]], list[list[int]]]:
+    """A verdict already committed: random ascending paths, some of them chains, some the root alone."""
+    rng = random.Random(seed)
+    paths, emitted = [], []
+    for slot in case.slots:
+        depth = rng.randrange(DEEPEST)
+        nodes = range(1, depth + 1) if rng.random() < 0.2 else sorted(rng.sample(range(1, WIDTH), depth))
+        paths.append([0, *nodes])
+        emitted.append([rng.randrange(100) for _ in paths[-1]])
+        if slot != case.tables.padding_slot:
+            case.tables.length[slot] += len(paths[-1])
+    result = [[len(tokens), WIDTH - 1, *tokens, *[-1] * (WIDTH - len(tokens))] for tokens in emitted]
+    path = [[*nodes, *[-1] * (DEEPEST - len(nodes))] for nodes in paths]
+    verdicts = Verdicts(*(torch.tensor(table, dtype=torch.int32, device=DEVICE) for table in (result, path)))
+    return verdicts, paths, emitted
+
+
+@pytest.mark.parametrize("heads, dim", [(2, 8), (3, 256)])  # a row of one block, and of two
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compact_is_the_pools_move(heads: int, dim: int, dtype: torch.dtype) -> None:
+    for seed in range(4):
+        case = random_case(seed, WIDTH)
+        pages = case.tables.pages.numel()
+        pool = KvPool(PoolShape(pages, 2, PAGE, heads, dim, dtype, DEVICE))
+        pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=torch.Generator().manual_seed(seed)))
+        twin = KvPool(pool.shape)
+        twin.tensor.copy_(pool.tensor)
+        verdicts, paths, _ = accepted(case, seed)
+        compact(case.batch, verdicts, pool.tensor)
+        moves = 0
+        for slot, path in zip(case.slots, paths, strict=True):
+            start = int(case.tables.length[slot]) - len(path)
+            pairs = [(case.row(slot, start + node), case.row(slot, start + i)) for i, node in enumerate(path)]
+            pairs = [(source, target) for source, target in pairs if source >= 0]
+            if slot != case.tables.padding_slot:
+                sources, targets = torch.tensor(pairs, device=DEVICE).unbind(1)
+                twin.move(sources, targets)
+                moves += int((sources != targets).sum())
+        assert moves > 0
+        assert torch.equal(pool.tensor, twin.tensor)
+
+
+def test_a_source_that_is_also_a_target() -> None:
+    """Nodes 2, 3, 5 of a path move to 1, 2, 3: row 2 and 3 are read before they are written."""
+    case = random_case(0, WIDTH, batch=2)
+    slot = case.slots[0]
+    case.tables.length[slot] = 4
+    pool = KvPool(PoolShape(case.tables.pages.numel(), 1, PAGE, 1, 4, device=DEVICE))
+    rows = [case.row(slot, i) for i in range(6)]
+    place = [(row // PAGE, 0, 0, row % PAGE) for row in rows]
+    for i, at in enumerate(place):
+        pool.tensor[at] = float(i)
+    path = torch.tensor([[0, 2, 3, 5], [0, -1, -1, -1]], dtype=torch.int32, device=DEVICE)
+    result = torch.zeros(2, WIDTH + 2, dtype=torch.int32, device=DEVICE)
+    result[:, 0] = torch.tensor([4, 1])
+    compact(case.batch, Verdicts(result, path), pool.tensor)
+    assert [float(pool.tensor[at][0, 0]) for at in place] == [0.0, 2.0, 3.0, 5.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize("hidden", [48, 1500])  # of one block, and of two
+def test_gather_path(hidden: int) -> None:
+    for seed in range(3):
+        case = random_case(seed, WIDTH)
+        verdicts, paths, emitted = accepted(case, seed)
+        batch, tables = case.batch, case.tables
+        features = torch.randn(batch.size * WIDTH, hidden, generator=torch.Generator().manual_seed(seed))
+        features = features.to(DEVICE, torch.float16)
+        extension = new_extension(batch.size, DEEPEST, features)
+        gather_path(batch, verdicts, features, extension)
+        rows, end = extension.rows, tables.pages.shape[1] * PAGE
+        for b, (slot, path, tokens) in enumerate(zip(case.slots, paths, emitted, strict=True)):
+            live = slot != tables.padding_slot
+            start = int(tables.length[slot]) - (len(path) if live else 0)
+            assert int(rows.starts[b]) == start
+            assert int(extension.last_row[b]) == b * DEEPEST + len(path) - 1
+            for j in range(DEEPEST):
+                row, last = b * DEEPEST + j, min(j, len(path) - 1)
+                assert torch.equal(extension.features[row], features[b * WIDTH + path[last]])
+                assert int(rows.tokens[row]) == tokens[last]
+                assert int(rows.positions[row]) == min(start + last, end - 1)
+                written = live and j < len(path)
+                assert int(rows.kv_rows[row]) == (case.row(slot, start + j) if written else -1)
