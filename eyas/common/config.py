@@ -1,15 +1,19 @@
 """Configuration: frozen dataclasses, one per process kind, with every "auto" resolved before freezing.
 
 The command line's defaults are read from here. Nothing reads the environment, and an unknown key is an
-error because dataclasses refuse it.
+error because dataclasses refuse it. The defaults of `EngineConfig` are those of a CPU; `resolve_engine`
+knows those of a GPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from eyas.common.errors import ConfigError
 from eyas.common.types import Role
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -21,12 +25,15 @@ NANO_HEAD = ASSETS / "nano-eagle3"
 class SpeculationConfig:
     """How far a drafter looks ahead: a chain of `steps`, or (topk > 1) a tree of `draft_tokens` nodes.
 
-    `draft_tokens` counts the root; a chain needs steps + 1.
+    `draft_tokens` counts the root; a chain needs steps + 1. `synthetic_rates`: for each of `steps` drafts in
+    a row, the chance that it counts as accepted if those before it were, whatever the models say
+    (benchmarks); (): the models say.
     """
 
     steps: int = 5
     topk: int = 1
     draft_tokens: int = 6
+    synthetic_rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,22 +44,87 @@ class EngineConfig:
     draft: str | None = str(NANO_HEAD)  # the draft head's folder; None: no speculation
     roles: tuple[Role, ...] = (Role.PREFILL, Role.DECODE, Role.DRAFT)
     worker: str = "127.0.0.1:0"  # the address that handles carry
-    device: str = "cpu"
+    device: str = "cpu"  # or "cuda"
+    tensor_parallel_size: int = 1  # GPUs that share the model
     load_format: str = "auto"  # or "dummy": random weights of the configured shape
-    attention_backend: str = "torch"
+    dtype: str = "float32"  # of weights and KV: "bfloat16", "float16" or "float32"
+    attention_backend: str = "torch"  # of decode and verify rows: "torch", "triton" or "flashinfer"
+    prefill_attention_backend: str = "torch"  # of prompt rows: the same three
     threads: int = 1
     page_size: int = 16  # rows a page
-    num_pages: int = 2048
+    num_pages: int | None = 2048  # None: what mem_fraction_static leaves beside the weights
+    mem_fraction_static: float = 0.88  # of the device's memory, for weights and KV pages
     pool_dir: str = "/dev/shm"
+    context_length: int | None = None  # tokens; None: the model's
     max_running: int = 64  # sequences in a step (slots)
     max_waiting: int = 256  # requests queued; one more is refused with 429
     chunk_tokens: int = 256  # prompt rows a step computes at most
+    mixed_chunk_tokens: int = 0  # prompt rows beside decode rows; 0: chunk_tokens
+    cuda_graph_max_bs: int = 0  # the largest batch with a CUDA graph; 0: no graphs
+    cuda_graph_bs: tuple[int, ...] = ()  # the batches with a graph; (): the engine's choice up to the largest
+    overlap_schedule: bool = False  # prepare a step while the one before it runs
     lease_s: float = 30.0
     transfer: str = "auto"  # how KV is pulled: "shm", "grpc", or the first of them that reaches the owner
     transfer_policy: str = "recompute"  # or "fail"
     log_format: str = "text"  # or "json"; also of the front before this engine
     speculation: SpeculationConfig = SpeculationConfig()
     draft_workers: tuple[str, ...] = ()  # whom it may draft with from the start (without the draft role)
+
+
+ATTENTION_BACKENDS = ("torch", "triton", "flashinfer")
+DTYPES = ("bfloat16", "float16", "float32")
+_HAS_FLASHINFER = importlib.util.find_spec("flashinfer") is not None
+_ON_GPU = {
+    "dtype": "bfloat16",
+    "attention_backend": "triton",
+    "prefill_attention_backend": "flashinfer" if importlib.util.find_spec("flashinfer") else "triton",
+    "num_pages": None,
+    "max_running": 256,
+    "chunk_tokens": 2048,
+    "mixed_chunk_tokens": 256,
+    "cuda_graph_max_bs": 256,
+    "overlap_schedule": True,
+}
+GPU_DEFAULTS = EngineConfig(device="cuda", **_ON_GPU)  # type: ignore[arg-type]
+
+
+def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
+    """The configuration of an engine on `device` whose fields are as `asked`.
+
+    What depends on the device is its to choose where it is not named, None or "auto". Raises ConfigError,
+    naming the flag, for what the device cannot do.
+    """
+    defaults = EngineConfig() if device == "cpu" else GPU_DEFAULTS
+    left = {name for name in _ON_GPU if asked.get(name) in (None, "auto")}
+    chosen = {name: value for name, value in asked.items() if name not in left}
+    config = dataclasses.replace(defaults, device=device, **chosen)
+    _check_device(config)
+    batches = tuple(sorted(set(config.cuda_graph_bs)))
+    return dataclasses.replace(
+        config,
+        mixed_chunk_tokens=min(config.mixed_chunk_tokens, config.chunk_tokens),
+        cuda_graph_bs=batches,
+        cuda_graph_max_bs=max(batches, default=min(config.cuda_graph_max_bs, config.max_running)),
+    )
+
+
+def _check_device(config: EngineConfig) -> None:
+    if config.device != "cpu":
+        if config.device.partition(":")[0] != "cuda":
+            raise ConfigError(f"--device: {config.device!r} is neither cpu nor cuda", param="device")
+        return
+    rules = {
+        "dtype": config.dtype == "float32",
+        "attention-backend": config.attention_backend == "torch",
+        "prefill-attention-backend": config.prefill_attention_backend == "torch",
+        "tensor-parallel-size": config.tensor_parallel_size == 1,
+        "cuda-graph-bs": not config.cuda_graph_bs,
+        "cuda-graph-max-bs": not config.cuda_graph_max_bs,
+    }
+    for flag, holds in rules.items():
+        if not holds:
+            value = getattr(config, flag.replace("-", "_"))
+            raise ConfigError(f"--{flag}: {value} needs a GPU (--device cuda)", param=flag)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ It knows the two layouts and who must know whose address. It starts nothing and 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
+from operator import mul
 
-from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, WorkerConfig
+from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, SpeculationConfig, WorkerConfig
 from eyas.common.types import Role
 
 
@@ -59,34 +61,72 @@ def _with(worker: WorkerConfig, /, **changes: object) -> WorkerConfig:
 
 
 def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
-    """The command line of `worker`; `eyas.cli` parses it back to an equal config."""
-    engine, spec = worker.engine, worker.engine.speculation
-    flags: dict[str, object] = {
-        "roles": ",".join(engine.roles),
+    """The command line of `worker`; `eyas.cli` parses it back to an equal config.
+
+    (Synthetic rates are equal up to rounding: the flags take their products.)
+    """
+    flags = {
+        "roles": ",".join(worker.engine.roles),
         "host": worker.host,
         "port": worker.port,
         "metrics-port": worker.metrics_port,
+        **_engine_flags(worker.engine),
+        **_graph_flags(worker.engine),
+        **_speculation_flags(worker.engine.speculation),
+    }
+    if worker.registry:
+        flags["registry"] = worker.registry
+    if worker.engine.draft_workers:
+        flags["draft-at"] = ",".join(worker.engine.draft_workers)
+    return ("worker", *_command_line(flags), "--supervised")
+
+
+def _engine_flags(engine: EngineConfig) -> dict[str, object]:
+    flags: dict[str, object] = {
         "model": engine.model,
         "draft": engine.draft or "none",
         "device": engine.device,
+        "tensor-parallel-size": engine.tensor_parallel_size,
         "load-format": engine.load_format,
+        "dtype": engine.dtype,
+        "attention-backend": engine.attention_backend,
+        "prefill-attention-backend": engine.prefill_attention_backend,
         "threads": engine.threads,
-        "num-pages": engine.num_pages,
+        "mem-fraction-static": engine.mem_fraction_static,
         "pool-dir": engine.pool_dir,
-        "max-running": engine.max_running,
-        "chunk-tokens": engine.chunk_tokens,
+        "max-running-requests": engine.max_running,
+        "chunked-prefill-size": engine.chunk_tokens,
+        "mixed-chunk-tokens": engine.mixed_chunk_tokens,
         "lease-s": f"{engine.lease_s:g}",
         "log-format": engine.log_format,
         "transfer": engine.transfer,
+    }
+    if engine.num_pages is not None:
+        flags["num-pages"] = engine.num_pages
+    if engine.context_length is not None:
+        flags["context-length"] = engine.context_length
+    return flags
+
+
+def _graph_flags(engine: EngineConfig) -> dict[str, object]:
+    flags: dict[str, object] = {} if engine.overlap_schedule else {"disable-overlap-schedule": True}
+    if engine.cuda_graph_bs:
+        return flags | {"cuda-graph-bs": engine.cuda_graph_bs}
+    if engine.cuda_graph_max_bs:
+        return flags | {"cuda-graph-max-bs": engine.cuda_graph_max_bs}
+    return flags | {"disable-cuda-graph": True}
+
+
+def _speculation_flags(spec: SpeculationConfig) -> dict[str, object]:
+    flags: dict[str, object] = {
         "spec-steps": spec.steps,
         "spec-topk": spec.topk,
         "spec-draft-tokens": spec.draft_tokens,
     }
-    if worker.registry:
-        flags["registry"] = worker.registry
-    if engine.draft_workers:
-        flags["draft-at"] = ",".join(engine.draft_workers)
-    return ("worker", *_command_line(flags), "--supervised")
+    if spec.synthetic_rates:
+        flags["rejection-sample-method"] = "synthetic"
+        flags["synthetic-acceptance-rates"] = tuple(itertools.accumulate(spec.synthetic_rates, mul))
+    return flags
 
 
 def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
@@ -108,4 +148,13 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
 
 
 def _command_line(flags: dict[str, object]) -> list[str]:
-    return [f"--{name}={value}" for name, value in flags.items()]
+    """True is a flag by itself, a tuple a flag of several values."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is True:
+            words += [f"--{name}"]
+        elif isinstance(value, tuple):
+            words += [f"--{name}", *map(str, value)]
+        else:
+            words += [f"--{name}={value}"]
+    return words

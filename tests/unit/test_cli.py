@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from eyas import cli
-from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, SpeculationConfig, WorkerConfig
+from eyas.common.config import (
+    GPU_DEFAULTS,
+    EngineConfig,
+    GatewayConfig,
+    ServeConfig,
+    SpeculationConfig,
+    WorkerConfig,
+)
 from eyas.common.types import Role
 from eyas.worker.plan import gateway_argv, worker_argv
 
@@ -46,6 +53,16 @@ def test_help_is_quick() -> None:
         (["worker", "--registry", "static:a:1"], "registry must be redis://host:port/db"),
         (["gateway", "--registry", "etcd:"], "registry must start with 'static:' or 'redis://'"),
         (["bench", "bs0"], "'bs0'"),
+        (["serve", "--mem-fraction-static", "1.5"], "--mem-fraction-static: '1.5' is not a fraction"),
+        (["serve", "--mixed-chunk-tokens", "-1"], "--mixed-chunk-tokens"),
+        (["serve", "--cuda-graph-bs", "1", "--disable-cuda-graph"], "--cuda-graph-bs"),
+        (["serve", "--device", "gpu"], "--device: 'gpu' is neither cpu nor cuda"),
+        (["serve", "--dtype", "bfloat16"], "--dtype: bfloat16 needs a GPU"),
+        (["serve", "--attention-backend", "triton"], "--attention-backend: triton needs a GPU"),
+        (["serve", "--tp", "2"], "--tensor-parallel-size: 2 needs a GPU"),
+        (["serve", "--cuda-graph-max-bs", "8"], "--cuda-graph-max-bs: 8 needs a GPU"),
+        (["serve", "--synthetic-acceptance-length", "3"], "--synthetic-acceptance-length: needs --rejection"),
+        (["serve", "--rejection-sample-method", "synthetic"], "synthetic_acceptance_rates or"),
         ([], "COMMAND"),
     ],
 )
@@ -81,6 +98,7 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
         threads=3,
         num_pages=5,
         pool_dir="/dev/shm/pools",
+        context_length=77,
         max_running=6,
         chunk_tokens=7,
         lease_s=9,
@@ -121,3 +139,69 @@ def test_a_gpu_serves_unified_by_default() -> None:
     assert cli.serve_config(parse("serve", "--device", "cuda"), GatewayConfig()).layout == "unified"
     asked = parse("serve", "--device", "cuda", "--layout", "split")
     assert cli.serve_config(asked, GatewayConfig()).layout == "split"
+
+
+def test_auto_is_what_the_device_does_best() -> None:
+    auto = ("--dtype", "auto", "--attention-backend", "auto", "--prefill-attention-backend", "auto")
+    assert cli.engine_config(parse("serve", *auto)) == EngineConfig()
+    gpu = cli.engine_config(parse("serve", "--device", "cuda:1", *auto))
+    assert gpu == dataclasses.replace(GPU_DEFAULTS, device="cuda:1")
+    assert (gpu.dtype, gpu.num_pages, gpu.overlap_schedule) == ("bfloat16", None, True)
+
+
+def test_flags_by_the_names_of_another_server() -> None:
+    theirs = {
+        "--max-running-requests": "max_running",
+        "--chunked-prefill-size": "chunk_tokens",
+        "--cuda-graph-max-bs": "cuda_graph_max_bs",
+        "--tensor-parallel-size": "tensor_parallel_size",
+        "--tp": "tensor_parallel_size",
+        "--context-length": "context_length",
+    }
+    for flag, field in theirs.items():
+        assert getattr(cli.engine_config(parse("serve", "--device", "cuda", flag, "7")), field) == 7
+    spec = ("--speculative-num-steps=3", "--speculative-eagle-topk=8", "--speculative-num-draft-tokens=32")
+    assert cli.engine_config(parse("serve", *spec)).speculation == SpeculationConfig(3, 8, 32)
+
+
+@pytest.mark.parametrize(
+    ("flags", "largest", "batches"),
+    [
+        (["--max-running-requests", "48"], 48, ()),
+        (["--cuda-graph-max-bs", "100"], 100, ()),
+        (["--cuda-graph-bs", "8", "1", "8", "2"], 8, (1, 2, 8)),
+        (["--disable-cuda-graph"], 0, ()),
+    ],
+)
+def test_batches_with_a_graph(flags: list[str], largest: int, batches: tuple[int, ...]) -> None:
+    engine = cli.engine_config(parse("serve", "--device", "cuda", *flags))
+    assert (engine.cuda_graph_max_bs, engine.cuda_graph_bs) == (largest, batches)
+
+
+def test_a_mixed_chunk_is_no_larger_than_a_chunk() -> None:
+    engine = cli.engine_config(parse("serve", "--device", "cuda", "--chunk-tokens", "100"))
+    assert (engine.chunk_tokens, engine.mixed_chunk_tokens) == (100, 100)
+
+
+def test_synthetic_acceptance_is_resolved_for_every_step() -> None:
+    flags = ["--spec-steps", "3", "--rejection-sample-method", "synthetic"]
+    length = cli.engine_config(parse("serve", *flags, "--synthetic-acceptance-length", "2.5"))
+    assert length.speculation.synthetic_rates == (1.0, 0.5, 0.0)
+    rates = cli.engine_config(parse("serve", *flags, "--synthetic-acceptance-rates", "0.8", "0.4", "0.1"))
+    assert rates.speculation.synthetic_rates == (0.8, 0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--cuda-graph-bs", "1", "8"],
+        ["--disable-cuda-graph", "--disable-overlap-schedule"],
+        ["--num-pages", "9", "--mem-fraction-static", "0.5", "--dtype", "float16", "--tp", "4"],
+        ["--attention-backend", "flashinfer", "--prefill-attention-backend", "torch"],
+        ["--spec-steps", "3", "--rejection-sample-method", "synthetic", "--synthetic-acceptance-length", "3"],
+    ],
+)
+def test_a_gpu_worker_command_line_comes_back_as_its_config(flags: list[str]) -> None:
+    worker = cli.worker_config(parse("worker", "--device", "cuda", *flags))
+    assert cli.worker_config(parse(*worker_argv(worker))) == worker
