@@ -1,0 +1,79 @@
+"""How many KV pages a device has room for beside the weights: what it measures, and the arithmetic.
+
+Taken once, when the weights are loaded and before a pool exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from eyas.common.errors import ConfigError
+from kv_transfer.layout import pages_for
+
+FEWEST_PAGES = 64
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of one device: all, those that nobody uses, those that this process holds (the weights)."""
+
+    total: int
+    free: int
+    held: int
+
+    @classmethod
+    def measure(cls, device: str) -> DeviceMemory:
+        """What is true of a GPU now; waits for it."""
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return cls(total, free, torch.cuda.memory_reserved(device))
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What the pages are for. `page_bytes`: of one page in all pools together. `reserve`: bytes that CUDA
+    graphs and activations will need. `rows_ahead`: rows that a request may write beyond its last token.
+    """
+
+    page_bytes: int
+    page_size: int
+    context_length: int
+    rows_ahead: int
+    reserve: int
+
+    @property
+    def longest(self) -> int:
+        """Pages of one request that fills the context."""
+        return pages_for(self.context_length + self.rows_ahead, self.page_size)
+
+
+def pool_pages(memory: DeviceMemory, fraction: float, demand: Demand) -> int:
+    """Pages that fit into `fraction` of the device with the weights, and leave the reserve free.
+
+    Raises ConfigError if one request of full length would not fit, or next to nothing does.
+    """
+    room = min(int(memory.total * fraction) - memory.held, memory.free - demand.reserve)
+    pages = max(room, 0) // demand.page_bytes
+    if pages < max(FEWEST_PAGES, demand.longest):
+        raise _too_few(pages, memory, fraction, demand)
+    return pages
+
+
+def _too_few(pages: int, memory: DeviceMemory, fraction: float, demand: Demand) -> ConfigError:
+    total, free, held = (f"{size / 2**30:.1f}" for size in (memory.total, memory.free, memory.held))
+    found = (
+        f"{fraction:g} of the GPU's {total} GiB ({free} free) leaves room for {pages} KV pages "
+        f"beside {held} GiB of weights"
+    )
+    if pages < FEWEST_PAGES:
+        advice = f"{FEWEST_PAGES} are the least: raise --mem-fraction-static or share the model (--tp)"
+        return ConfigError(f"{found}; {advice}", param="mem-fraction-static")
+    fits = pages * demand.page_size - demand.rows_ahead
+    return ConfigError(
+        f"{found}, and a request of {demand.context_length} tokens needs {demand.longest}; "
+        f"lower --context-length to at most {fits} or raise --mem-fraction-static",
+        param="context-length",
+    )

@@ -1,0 +1,48 @@
+"""How many KV pages fit: pure arithmetic on what a device says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from eyas.common.errors import ConfigError
+from eyas.engine.memory import FEWEST_PAGES, Demand, DeviceMemory, pool_pages
+
+GIB = 2**30
+H200 = DeviceMemory(total=140 * GIB, free=123 * GIB, held=16 * GIB)
+LLAMA = Demand(page_bytes=2 * 2**20, page_size=16, context_length=131072, rows_ahead=12, reserve=4 * GIB)
+
+
+def test_weights_and_pages_are_the_fraction() -> None:
+    assert pool_pages(H200, 0.5, LLAMA) == (70 - 16) * 512
+    assert pool_pages(H200, 0.88, LLAMA) * LLAMA.page_bytes + H200.held <= 0.88 * H200.total
+    assert (pool_pages(H200, 0.88, LLAMA) + 1) * LLAMA.page_bytes + H200.held > 0.88 * H200.total
+
+
+def test_the_reserve_stays_free() -> None:
+    assert pool_pages(H200, 1.0, LLAMA) == (123 - 4) * 512
+    assert pool_pages(replace(H200, free=50 * GIB), 0.88, LLAMA) == (50 - 4) * 512, "others use it too"
+
+
+def test_a_page_is_one_of_every_pool() -> None:
+    with_head = replace(LLAMA, page_bytes=LLAMA.page_bytes + 2**16)
+    assert pool_pages(H200, 0.5, with_head) == 54 * GIB // (2**21 + 2**16)
+
+
+def test_a_request_of_full_length_must_fit() -> None:
+    exactly = replace(H200, free=4 * GIB + LLAMA.longest * LLAMA.page_bytes)
+    assert pool_pages(exactly, 0.88, LLAMA) == LLAMA.longest == 131072 // 16 + 1
+    less = replace(exactly, free=exactly.free - 1)
+    with pytest.raises(ConfigError, match="needs 8193; lower --context-length to at most 131060") as refused:
+        pool_pages(less, 0.88, LLAMA)
+    assert refused.value.param == "context-length"
+    assert pool_pages(less, 0.88, replace(LLAMA, context_length=131060)) == 8192, "the advice is right"
+
+
+@pytest.mark.parametrize("free", [0, 4 * GIB, 4 * GIB + (FEWEST_PAGES - 1) * 2**21])
+def test_next_to_nothing_is_an_error(free: int) -> None:
+    with pytest.raises(ConfigError, match=r"16\.0 GiB of weights; 64 are the least: raise --mem-fraction"):
+        pool_pages(replace(H200, free=free), 0.88, replace(LLAMA, context_length=16))
+    with pytest.raises(ConfigError, match="room for 0 KV pages"):
+        pool_pages(H200, 0.05, LLAMA)
