@@ -11,6 +11,7 @@
     ├── Cancelled                  CANCELLED            499
     ├── DeadlineExceeded           DEADLINE_EXCEEDED    504
     ├── Unavailable                UNAVAILABLE          503   (worker gone or draining: try elsewhere)
+    │   └── EngineError                                 503   (the engine is lost: its worker starts again)
     ├── TransferFailed             ABORTED              502   (KV pages did not arrive)
     └── ConfigError                FAILED_PRECONDITION  500   (a flag, folder or handshake that cannot work)
 
@@ -72,6 +73,10 @@ class DeadlineExceeded(EyasError):
 
 class Unavailable(EyasError):
     grpc_status, http_status, code = "UNAVAILABLE", 503, "unavailable"
+
+
+class EngineError(Unavailable):
+    code = "engine_error"
 
 
 class TransferFailed(EyasError):

@@ -1,0 +1,169 @@
+"""Followers: they do what they are told in order, their ends are noticed, and none outlives rank 0."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from eyas.common.errors import EngineError
+from eyas.engine.parallel import ranks
+from eyas.engine.parallel.ranks import Call, Channel, Followers, Seat, follow
+
+READY_S = 30.0
+
+
+def _write_down(folder: Path, seat: Seat, channel: Channel) -> None:
+    """Follows; a file a rank keeps what was said."""
+    path = folder / str(seat.rank)
+
+    def note(call: Call) -> None:
+        with path.open("ab") as file:
+            file.write(f"{call.numbers} ".encode() + call.data[:3] + b"\n")
+
+    def stumble(call: Call) -> None:
+        if seat.rank == call.numbers[0]:
+            raise ValueError("no such page")
+
+    channel.ready()
+    follow(channel, {"note": note, "stumble": stumble, "hang": lambda _: time.sleep(600)})
+    with path.open("ab") as file:
+        file.write(b"left")
+
+
+def _cannot_load(seat: Seat, channel: Channel) -> None:
+    raise ValueError("the folder is empty")
+
+
+def _never_ready(seat: Seat, channel: Channel) -> None:
+    time.sleep(600)
+
+
+def _killed(seat: Seat, channel: Channel) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture
+def trio(tmp_path: Path) -> Iterator[Followers]:
+    with Followers(functools.partial(_write_down, tmp_path), 3) as followers:
+        followers.wait_ready(READY_S)
+        yield followers
+
+
+def _wait_for_the_end(followers: Followers) -> EngineError:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            followers.check()
+        except EngineError as error:
+            return error
+        time.sleep(0.01)
+    raise AssertionError("nothing was noticed")
+
+
+def test_all_followers_do_everything_in_order(trio: Followers, tmp_path: Path) -> None:
+    for i in range(200):
+        trio.broadcast(Call("note", (i, -i), b"abc" if i % 2 else b""))
+    trio.broadcast(Call("note", (200,), b"xyz" * 1_000_000))  # more than any pipe holds
+    trio.close()
+    said = [f"({i}, {-i}) {'abc' if i % 2 else ''}" for i in range(200)] + ["(200,) xyz", "left"]
+    assert [(tmp_path / rank).read_text().split("\n") for rank in "12"] == [said, said]
+
+
+def test_a_follower_that_fails_says_why(trio: Followers) -> None:
+    trio.broadcast(Call("stumble", (2,)))
+    assert "rank 2 of 3 has ended: ValueError: no such page" in str(_wait_for_the_end(trio))
+    with pytest.raises(EngineError):
+        trio.broadcast(Call("note", (0,)))
+
+
+def test_a_follower_that_is_killed_is_noticed_at_the_next_call(trio: Followers) -> None:
+    victim = trio._followers[0]._process
+    victim.kill()
+    victim.join(10)
+    with pytest.raises(EngineError, match="rank 1 of 3 has ended: killed by SIGKILL"):
+        trio.broadcast(Call("note", (0,)))
+
+
+def test_a_follower_that_takes_nothing_is_an_error(trio: Followers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "LEAVE_S", 0.2)
+    for follower in trio._followers:
+        follower._pipe.settimeout(0.5)
+    trio.broadcast(Call("hang"))
+    began = time.monotonic()
+    with pytest.raises(EngineError, match="rank 1 of 3 has taken no message"):
+        trio.broadcast(Call("note", data=bytes(10_000_000)))
+    assert time.monotonic() - began < 5
+
+
+def test_close_ends_even_a_follower_that_hangs(trio: Followers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "LEAVE_S", 0.2)
+    trio.broadcast(Call("hang"))
+    began = time.monotonic()
+    trio.close()
+    trio.close()
+    assert time.monotonic() - began < 5
+    assert not any(follower._process.is_alive() for follower in trio._followers)
+    assert not Path(trio.seat.meeting).parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("main", "words"),
+    [(_cannot_load, "ValueError: the folder is empty"), (_killed, "killed by SIGKILL")],
+)
+def test_a_follower_that_cannot_start_says_why(main: ranks.FollowerMain, words: str) -> None:
+    with Followers(main, 2) as followers, pytest.raises(EngineError, match=words):
+        followers.wait_ready(READY_S)
+
+
+def test_a_follower_that_is_late_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "LEAVE_S", 0.2)
+    with (
+        Followers(_never_ready, 2) as followers,
+        pytest.raises(EngineError, match="rank 1 of 2 was not ready in time"),
+    ):
+        followers.wait_ready(0.0)
+
+
+def _rank_zero(report: Connection) -> None:
+    """A rank 0 that tells who its follower is and then does nothing."""
+    followers = Followers(_hang_on_the_device, 2)
+    followers.wait_ready(READY_S)
+    report.send(followers._followers[0]._process.pid)
+    time.sleep(600)
+
+
+def _hang_on_the_device(seat: Seat, channel: Channel) -> None:
+    channel.ready()
+    time.sleep(600)  # never looks at its channel again
+
+
+def test_no_follower_outlives_rank_zero() -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    rank_zero = context.Process(target=_rank_zero, args=(theirs,))
+    rank_zero.start()
+    assert ours.poll(READY_S)
+    follower = ours.recv()
+    os.kill(follower, 0)  # it is there
+    rank_zero.kill()
+    rank_zero.join(10)
+    deadline = time.monotonic() + 5
+    while _running(follower) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _running(follower)
+
+
+def _running(pid: int) -> bool:
+    """Not gone, and no zombie that nobody reaps."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
