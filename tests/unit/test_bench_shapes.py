@@ -1,0 +1,107 @@
+"""Folders without weights: the tokenizer holds what it promises, and a server takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas import cli
+from eyas.bench import shapes
+from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.kv_pool import PoolShape
+from eyas.engine.model_config import DraftConfig, ModelConfig, Rope
+from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
+from eyas.engine.models.llama import Llama
+from eyas.engine.weights import DummyWeights
+from eyas.worker.folder import check_draft, check_model
+from gateway.tokenizer import Tokenizer
+
+TEXT = "Naïve café: 12 × 3 = 36, fo bafebo 日本語\n\t\x00 <|eot|>"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tiny model and its head."""
+    path = tmp_path_factory.mktemp("shapes")
+    assert shapes.main(["tiny", str(path / "model"), "--head", str(path / "head")]) == 0
+    return path / "model", path / "head"
+
+
+@pytest.mark.parametrize("size", [2048, 128256])
+def test_every_id_is_a_token_and_any_text_comes_back(size: int) -> None:
+    tokenizer = Tokenizer(hf := shapes.invented_tokenizer(size))
+    assert hf.get_vocab_size() == len(hf.get_vocab()) == size
+    assert set(hf.get_vocab().values()) == set(range(size))
+    ids = tokenizer.encode(TEXT)
+    assert ids[0] == hf.token_to_id(shapes.BEGIN) == size - shapes.SPECIALS
+    assert tokenizer.decode(ids) == TEXT
+    words = [hf.decode([i]) for i in range(256 + 105, size - shapes.SPECIALS, 997)]
+    assert all(len(hf.encode(word, add_special_tokens=False).ids) == 1 for word in words), "words are reached"
+
+
+def test_a_chat_is_rendered_and_ends(folders: tuple[Path, Path]) -> None:
+    tokenizer = Tokenizer.load(folders[0])
+    hf = json.loads((folders[0] / "tokenizer.json").read_text())
+    special = {token["content"]: token["id"] for token in hf["added_tokens"]}
+    ids = tokenizer.encode("<|start_header_id|>", special=False)
+    assert ids == (special["<|start_header_id|>"],)
+    assert tokenizer._template is not None
+    turns = tokenizer._template.render([{"role": "user", "content": "fo"}])
+    assert turns == (
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nfo<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    assert special["<|eot_id|>"] in ModelConfig.from_folder(folders[0], "dummy").eos_token_ids
+
+
+def test_the_8b_shape_is_the_published_one(tmp_path: Path) -> None:
+    shape = shapes.SHAPES["llama-3.1-8b"]
+    raw = shapes._config(shape, "LlamaForCausalLM", shape.layers)
+    config = ModelConfig.from_json(tmp_path, "LlamaForCausalLM", raw)
+    assert config == ModelConfig(
+        folder=tmp_path,
+        architecture="LlamaForCausalLM",
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        norm_eps=1e-5,
+        rope=Rope(500000.0, "llama3", 8.0, 1.0, 4.0, 8192),
+        context_length=131072,
+        tied_head=False,
+    )
+    shapes.write_head(shape, tmp_path)
+    head = DraftConfig.from_folder(tmp_path, config, "dummy")
+    assert (head.draft_vocab_size, head.decoder.vocab_size, head.decoder.num_layers) == (32000, 128256, 1)
+    assert (head.decoder.hidden_size, head.decoder.intermediate_size) == (4096, 14336)
+
+
+def test_a_server_takes_the_folders(folders: tuple[Path, Path]) -> None:
+    model, head = map(str, folders)
+    flags = ["serve", "--load-format", "dummy", "--model", model, "--draft", head]
+    config = cli.engine_config(cli._parser().parse_args(flags))
+    check_model(config.model, config.load_format)
+    check_draft(config.draft, config.load_format)
+    target = ModelConfig.from_folder(config.model, config.load_format)
+    draft = DraftConfig.from_folder(head, target, config.load_format)
+    assert target.fingerprint != draft.fingerprint
+
+
+def test_a_dummy_model_and_its_head_are_built(folders: tuple[Path, Path]) -> None:
+    target = ModelConfig.from_folder(folders[0], "dummy")
+    draft = DraftConfig.from_folder(folders[1], target, "dummy")
+    shape = PoolShape(8, target.num_layers, 16, target.num_kv_heads, target.head_dim)
+    backend = TorchAttention(target.num_heads, shape)
+    model = Llama(target, DummyWeights(), backend)
+    weights = DummyWeights(optional=draft.dummy_tensors)
+    Eagle3Capture(draft, weights)
+    head = Eagle3Head(draft, weights, model.ends, TorchAttention(4, dataclasses.replace(shape, layers=1)))
+    assert head.logits(torch.randn(3, target.hidden_size)).shape == (3, 512)
+    assert head.token_map is not None and head.token_map.tolist() == list(range(512))
