@@ -1,10 +1,13 @@
-"""README.md shows the examples as they are."""
+"""README.md shows the examples as they are and names every flag of a server."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
+
+from eyas import flags
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -13,3 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_readme_shows_the_example_that_runs(name: str) -> None:
     code = (ROOT / "examples" / name).read_text().strip()
     assert f"```python\n{code}\n```" in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_names_every_flag_of_a_server() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    for add in (flags.add_gateway, flags.add_layout, flags.add_engine):
+        add(parser)
+    text = (ROOT / "README.md").read_text()
+    known = [name for action in parser._actions for name in action.option_strings]
+    assert [name for name in known if f"`{name}" not in text] == []
