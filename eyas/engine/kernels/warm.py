@@ -1,0 +1,79 @@
+"""Kernels made ready before they are needed: a process that compiles a recipe's, and the cache it fills.
+
+It loads without torch, so that the compiling starts before anything else does. What a recipe is, and how its
+kernels are compiled, `eyas.engine.kernels.compile_ahead` knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Distinct kernels that a recipe launches, and the seconds their compiling took: 0 if all were there."""
+
+    kernels: int
+    seconds: float
+
+
+class Warmup:
+    """A recipe's kernels, being compiled by other processes from construction on."""
+
+    def __init__(self, recipe: str, args: tuple[Any, ...], capability: int, processes: int) -> None:
+        """`recipe`: "package.module:function", called with `args` (picklable) in another process.
+
+        `capability`: 90 for a Hopper GPU. Call this before this process compiles a kernel: see `use_cache`.
+        """
+        directory = use_cache(capability)
+        task = pickle.dumps((recipe, args, capability, processes))
+        self._done = directory / f"{_digest(_sources() + task)}.json"
+        self._said = tempfile.TemporaryFile()
+        self._process = None
+        if not self._done.exists():
+            command = [sys.executable, "-m", "eyas.engine.kernels.compile_ahead", str(self._done)]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=self._said)
+            assert self._process.stdin is not None
+            with self._process.stdin as pipe:
+                pipe.write(task)
+
+    def wait(self) -> Compiled:
+        """Returns once every kernel is in the cache. Raises RuntimeError, with the compiler's words."""
+        if self._process is None:
+            return Compiled(json.loads(self._done.read_text())["kernels"], 0.0)
+        if self._process.wait() != 0:
+            self._said.seek(0)
+            raise RuntimeError(f"kernels could not be compiled:\n{self._said.read().decode()[-4000:]}")
+        return Compiled(**json.loads(self._done.read_text()))
+
+
+def use_cache(capability: int) -> Path:
+    """The directory where this process, and those it starts, now keep Triton's kernels.
+
+    One for each version and GPU; in it, Triton names every kernel by a hash of its source and arguments.
+    """
+    parts = (sys.version, version("torch"), version("triton"), capability)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    directory = home / "eyas" / "kernels" / _digest(repr(parts).encode())
+    directory.mkdir(parents=True, exist_ok=True)
+    os.environ["TRITON_CACHE_DIR"] = str(directory)
+    return directory
+
+
+def _sources() -> bytes:
+    """The engine's: they decide what a recipe launches."""
+    return b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

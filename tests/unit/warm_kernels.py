@@ -1,0 +1,36 @@
+"""Two small kernels and recipes for the tests of `eyas.engine.kernels.warm`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _scale(x, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, at < count) * 2, at < count)
+
+
+@triton.jit
+def _broken(x):
+    tl.no_such_function(x)
+
+
+def scale(x: torch.Tensor, count: int, block: int, compile_only: bool = False) -> None:
+    """x *= 2 on its first `count` entries."""
+    if compile_only:
+        _scale.warmup(x, count, block, grid=(1,))
+    else:
+        _scale[1,](x, count, block)
+
+
+def recipe(count: int, device: str = "meta") -> None:
+    """Two distinct kernels, one of them twice."""
+    for dtype in (torch.float32, torch.float16, torch.float32):
+        scale(torch.ones(64, device=device, dtype=dtype), count, block=32)
+
+
+def broken_recipe() -> None:
+    _broken[1,](torch.empty(64, device="meta"))
