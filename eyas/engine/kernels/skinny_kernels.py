@@ -20,8 +20,9 @@ SUMS_WIDTH = tl.constexpr(64)
 class Plan:
     """What a kernel knows when it is compiled: x [rows, k] (padded), weight [n, k], and how they are cut.
 
-    A program owns `columns` weight rows and the `split`-th part of k, by steps of `depth`; `line` elements are
-    128 bytes, `ahead` how far L2 is asked in advance (0: not at all), `slots` the most parts of sums (0: none).
+    A program owns `columns` weight rows and one of `split` parts of k, by steps of `depth`. `line` elements
+    are 128 bytes; `ahead`: how far L2 is asked in advance (0: not at all); `slots`: the most parts of sums
+    (0: there are none).
     """
 
     rows: int
@@ -190,22 +191,24 @@ def _ask_l2(lines, wanted):
 def _squares(sums, m, parts, plan: tl.constexpr):
     """The parts of each row's sum of squares, [slots, rows]; they are added up when the product is done."""
     if plan.slots == 0:
-        return None
-    part = tl.arange(0, plan.slots)[:, None]
-    row = tl.arange(0, plan.rows)[None, :]
-    return tl.load(sums + part * SUMS_WIDTH + row, mask=(part < parts) & (row < m), other=0.0)
+        squares = 0.0
+    else:
+        part = tl.arange(0, plan.slots)[:, None]
+        row = tl.arange(0, plan.rows)[None, :]
+        squares = tl.load(sums + part * SUMS_WIDTH + row, mask=(part < parts) & (row < m), other=0.0)
+    return squares
 
 
 @triton.jit
 def _normed(y, squares, plan: tl.constexpr):
-    if plan.slots == 0:
-        return y
-    return y * tl.rsqrt(tl.sum(squares, 0) / plan.k + plan.eps)[:, None]
+    if plan.slots:
+        y *= tl.rsqrt(tl.sum(squares, 0) / plan.k + plan.eps)[:, None]
+    return y
 
 
 @triton.jit
 def _product(x, weights, m, partials, tickets, plan: tl.constexpr):
-    """This tile of x . weight^T, float32 [rows, columns], and m, or 0 if another program finishes the tile."""
+    """This tile of x . weight^T, float32 [rows, columns]; and m, or 0 where another program finishes."""
     row = tl.arange(0, plan.rows)[None, :]
     step = tl.arange(0, plan.depth)
     x += tl.program_id(1) * plan.chunk
