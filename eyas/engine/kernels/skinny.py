@@ -9,8 +9,8 @@ These functions know contiguous tensors, aligned to 16 bytes, with sides that ar
 to know biases, head norms, models and who owns a KV row. None allocates or waits: all can be captured.
 
 Signatures: one is compiled for each (product, n, k, padded rows 16 / 32 / 64). A Llama has five products:
-qkv_rope, linear with residual and sums (o and down), gated, and a linear to float32 (the head); an EAGLE-3 head
-has its own four, its lm_head and fc. Each called once with `compile_only` compiles all that will ever run.
+qkv_rope, linear with residual and sums (o and down), gated, and a linear to float32 (the head); an EAGLE-3
+head has its own four, its lm_head and fc. Each called once with `compile_only` compiles all that ever runs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Source:
-    """Rows x [m, k], m <= 64. With `sums` float32 [parts, 64] of their squares: RMS-normalised, without gain."""
+    """Rows x [m, k], m <= 64. With `sums`, float32 [parts, 64] of their squares: RMS-normalised, no gain."""
 
     x: torch.Tensor
     sums: torch.Tensor | None = None
@@ -91,8 +91,8 @@ def linear(
 ) -> None:
     """out [m, n] = source . weight [n, k]^T (+ residual [m, n]), rounded once to out's dtype.
 
-    `sums` float32 [linear_parts(...), 64] receives, for each tile of columns, the rows' sums of squares (of what
-    was rounded). `out` may be `residual`. Raises ValueError for shapes that do not fit.
+    `sums` float32 [linear_parts(...), 64] receives, for each tile of columns, the rows' sums of squares (of
+    what was rounded). `out` may be `residual`. Raises ValueError for shapes that do not fit.
     """
     plan = _plan("linear", source, weight, weight.shape[0], launch)
     if sums is not None and sums.shape != (plan.n // plan.columns, MAX_ROWS):

@@ -1,0 +1,267 @@
+"""Finds the tiles of the skinny products: `python -m tests.gpu.sweep_skinny --seconds 150 --out DIR`.
+
+Prints one line a figure, the chain of 32 layers first of all, and leaves skinny.json in DIR: every
+measurement, and the tiles as lines of `skinny_tiles.MEASURED`. A run cut off still says what it found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from eyas.engine.kernels import skinny
+from eyas.engine.kernels.skinny_tiles import Shape, Tile, tile_for
+from tests.gpu.skinny_bench import (
+    DIM,
+    EAGLE,
+    LAYER,
+    LM_HEAD,
+    Call,
+    Chain,
+    Product,
+    Rows,
+    milliseconds,
+    result,
+    weights,
+)
+
+TIMED_ROWS = {16: 8, 32: 32, 64: 64}
+ROWS = (1, 8, 16, 32, 64)
+IN_FLIGHT = (56 << 10, 104 << 10)  # bytes of shared memory a program
+AHEADS = (0, 256, 512, 1024, 2048)
+SMS = 132
+_LONG = 4 << 30  # bytes: about a millisecond
+
+
+class Sweep:
+    def __init__(self, seconds: float, out: Path) -> None:
+        self._deadline, self._file = time.monotonic() + seconds, out / "skinny.json"
+        self._launch = skinny.Launch.on("cuda", pdl=True)
+        self._records: list[dict[str, Any]] = []
+        self._best: dict[tuple[str, int, int, int], Tile] = {}
+        self._layers = {p.name: weights(p) for p in LAYER}
+
+    def run(self) -> None:
+        self.chains("rule", (1, 64))
+        for rows in (16, 64, 32):
+            self.descend(rows, {p: self.product(p, rows, self._layers[p.name]) for p in LAYER})
+            self.chains("best", [m for m in ROWS if padded(m) == rows])
+        for product in (LM_HEAD, *EAGLE):
+            stack = weights(product)
+            for rows in (16, 64, 32):
+                self.product(product, rows, stack)
+        for key, tile in self._best.items():
+            print(f"    {key}: {tile},", flush=True)
+
+    # --- one product -------------------------------------------------------------------------------------
+
+    def product(self, product: Product, rows: int, stack: list[torch.Tensor]) -> list[Tile]:
+        """Measures all candidates and prints the best at every m; the best few, best first."""
+        if self.over():
+            return []
+        at = Rows(TIMED_ROWS[rows])
+        tiles = list(candidates(product, rows))
+        times = self.measured(product, at, stack, tiles)
+        finer = [t for tile in ranked(times)[:3] for t in variants(tile, product, rows)]
+        times |= self.measured(product, at, stack, [t for t in finer if t not in times])
+        best = ranked(times)
+        if best:
+            self._best[self.key(product, rows)] = best[0]
+            for m in ROWS:
+                if padded(m) == rows:
+                    self.beside_cublas(product, m, stack, best[0])
+        self.save()
+        return best[:6]
+
+    def measured(
+        self, product: Product, at: Rows, stack: list[torch.Tensor], tiles: list[Tile]
+    ) -> dict[Tile, float]:
+        """Microseconds of each tile that works."""
+        rows = padded(at.m)
+        launches = {t: self.with_tiles({self.key(product, rows): t}) for t in tiles}
+        compile_all(lambda x: at.call(product, stack[0], x)(), launches.values())
+        expected, times = at.expected(product, stack[0]), {}
+        for tile, launch in launches.items():
+            if self.over():
+                break
+            record = {"product": product.name, "m": at.m, **asdict(tile)}
+            try:
+                calls = [at.call(product, w, launch) for w in stack]
+                calls[0]()
+                record["error"] = relative_error(result(calls[0]), expected)
+                times[tile] = record["us"] = microseconds(calls, product)
+            except Exception as error:  # a tile too large for the machine is a finding, not an end
+                record["failed"] = f"{type(error).__name__}: {error}"[:200]
+            if record.get("error", 0.0) > 0.02:
+                print(f"WRONG {record}", flush=True)
+                times.pop(tile, None)
+            self.keep(record)
+        return times
+
+    def beside_cublas(self, product: Product, m: int, stack: list[torch.Tensor], tile: Tile) -> None:
+        at = Rows(m)
+        launch, x = self.with_tiles({self.key(product, padded(m)): tile}), at.x[product.k]
+        ours = microseconds([at.call(product, w, launch) for w in stack], product)
+        theirs = microseconds([lambda w=w: torch.mm(x, w.t()) for w in stack], product)
+        speed, cublas = (product.nbytes / us / 1e3 for us in (ours, theirs))
+        print(
+            f"{product.name:13} m={m:2} {ours:7.2f} us {speed:5.0f} GB/s   "
+            f"cuBLAS {theirs:7.2f} us {cublas:5.0f} GB/s   {tile}",
+            flush=True,
+        )
+        self.keep({"product": product.name, "m": m, "us": ours, "cublas_us": theirs, **asdict(tile)})
+
+    # --- the chain ---------------------------------------------------------------------------------------
+
+    def chains(self, name: str, ms: Iterable[int]) -> None:
+        """All layers with the best tiles known, beside plain torch."""
+        for m in ms:
+            chain = Chain(self._layers, m)
+            launches = [replace(self.with_tiles(self._best), pdl=pdl) for pdl in (True, False)]
+            compile_all(chain.fused, launches)
+            for launch in launches:
+                self.say_chain(chain, f"{name:4} m={m:2} pdl={launch.pdl!s:5}", partial(chain.fused, launch))
+            fused = chain.x.float()
+            self.say_chain(chain, f"torch m={m:2}", chain.plain)
+            print(
+                f"chain m={m}: fused against torch {relative_error(fused, chain.x.float()):.4f}", flush=True
+            )
+            self.say_chain(chain, f"torch.mm alone m={m:2}", chain.products)
+
+    def say_chain(self, chain: Chain, name: str, call: Call) -> float:
+        ms = milliseconds([call])
+        print(f"chain {name:24} {ms:6.3f} ms {chain.nbytes / ms / 1e6:5.0f} GB/s", flush=True)
+        self.keep({"chain": name, "ms": ms})
+        return ms
+
+    def descend(self, rows: int, best: dict[Product, list[Tile]]) -> None:
+        """Takes, product by product, the tile that makes the whole chain fastest."""
+        chain = Chain(self._layers, TIMED_ROWS[rows])
+        trials = [
+            {self.key(p, rows): t}
+            for p, tiles in best.items()
+            for t in dict.fromkeys((*tiles, *(a for tile in tiles[:1] for a in aheads(tile))))
+        ]
+        compile_all(chain.fused, [self.with_tiles(self._best | trial) for trial in trials])
+        fastest = milliseconds([partial(chain.fused, self.with_tiles(self._best))])
+        for trial in trials:
+            if self.over():
+                break
+            launch = self.with_tiles(self._best | trial)
+            try:
+                ms = milliseconds([partial(chain.fused, launch)])
+            except Exception as error:
+                print(f"chain failed: {trial} {type(error).__name__}", flush=True)
+                continue
+            if ms < fastest:
+                fastest, self._best = ms, self._best | trial
+        print(f"chain m={chain.x.shape[0]:2} after descent {fastest:6.3f} ms", flush=True)
+        self.save()
+
+    # --- what all share ----------------------------------------------------------------------------------
+
+    @staticmethod
+    def key(product: Product, rows: int) -> tuple[str, int, int, int]:
+        return product.kind, rows, product.n, product.k
+
+    def with_tiles(self, tiles: dict[tuple[str, int, int, int], Tile]) -> skinny.Launch:
+        return replace(self._launch, tiles=tiles)
+
+    def keep(self, record: dict[str, Any]) -> None:
+        self._records.append(record)
+
+    def over(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    def save(self) -> None:
+        tiles = [f"{key}: {tile}" for key, tile in self._best.items()]
+        self._file.write_text(json.dumps({"tiles": tiles, "records": self._records}, indent=1))
+
+
+def candidates(product: Product, rows: int) -> Iterable[Tile]:
+    """Tiles that give every SM something and not too much, without repeating those that fit alike."""
+    seen = set()
+    for columns in (32, 64, 128, 256):
+        for split in (1, 2, 4):
+            programs = product.n // columns * split
+            if programs < 0.7 * SMS or (programs > 8 * SMS and product.n < 100_000):
+                continue
+            for depth in (64, 128, 256):
+                for in_flight in IN_FLIGHT:
+                    stages = in_flight // ((columns + rows) * depth * 2)
+                    tile = Tile(
+                        columns, depth, 8 if columns * rows >= 8192 else 4, min(stages, 8), split, 512
+                    )
+                    if stages >= 3 and fits(tile, product, rows) and tile not in seen:
+                        seen.add(tile)
+                        yield tile
+
+
+def variants(tile: Tile, product: Product, rows: int) -> Iterable[Tile]:
+    """The same tile with other warps, and more or less asked of L2."""
+    others = [replace(tile, warps=12 - tile.warps), *aheads(tile)]
+    return (t for t in others if fits(t, product, rows))
+
+
+def aheads(tile: Tile) -> list[Tile]:
+    return [replace(tile, ahead=ahead) for ahead in AHEADS]
+
+
+def fits(tile: Tile, product: Product, rows: int) -> bool:
+    shape = Shape(product.kind, rows, product.n, product.k, DIM if product.kind == "qkv" else product.n)
+    return tile_for(shape, 2, {(product.kind, rows, product.n, product.k): tile}) == tile
+
+
+def padded(m: int) -> int:
+    return max(16, triton.next_power_of_2(m))
+
+
+def microseconds(calls: list[Call], product: Product) -> float:
+    """Of one call, in a graph that runs long enough for its own start not to count."""
+    times = -(-_LONG // (len(calls) * product.nbytes))
+    return milliseconds(calls * times) * 1e3 / (len(calls) * times)
+
+
+def ranked(times: dict[Tile, float]) -> list[Tile]:
+    return sorted(times, key=times.__getitem__)
+
+
+def compile_all(call: Callable[[skinny.Launch], None], launches: Iterable[skinny.Launch]) -> None:
+    """Compiles in parallel what `call` would launch; what does not compile fails again when it is run."""
+    pool = ThreadPoolExecutor(os.cpu_count())
+    with pool, triton.AsyncCompileMode(pool, ignore_errors=True):
+        for launch in launches:
+            call(replace(launch, compile_only=True))
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    expected = expected.float()
+    return float((got.float() - expected).norm() / expected.norm())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=150)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    sweep = Sweep(args.seconds, args.out)
+    try:
+        sweep.run()
+    finally:
+        sweep.save()
+
+
+if __name__ == "__main__":
+    main()
