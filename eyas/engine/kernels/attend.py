@@ -1,0 +1,356 @@
+"""Attention of a few query rows a sequence over the paged pool: plain decode, chains and trees.
+
+Split-KV (Flash-Decoding, Dao et al. 2023): a sequence's keys are cut into parts of equal length, a program
+each; the program that arrives last adds the parts up in their order, so that results do not depend on who
+was last. The host knows upper bounds only: lengths are read on the device, and the grid follows from the
+shapes of the tensors alone. It knows nothing of layers, requests or speculation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from eyas.engine.kernels.paged import PagedKv, pages_of
+
+_PROGRAMS = 528  # four for each of 132 multiprocessors
+_MOST_PARTS = 32
+_UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
+
+
+@dataclass(frozen=True)
+class Queries:
+    """`width` query rows for each of B sequences: query j of sequence b is row b * width + j of q.
+
+    slots int32 [B]: the sequence's page table; starts int32 [B]: query j stands at logical row starts[b] + j,
+    whose key and value are already in the pool. Every query sees the rows below starts[b]. Without `mask` it
+    also sees those up to its own; with `mask` int64 [B, width] it sees row starts[b] + r where bit r of
+    mask[b, j] is set (width <= 64; a query's own bit is set by the caller).
+
+    Padding names a slot whose page table is all zeros, and start 0: its results are finite and mean nothing.
+    """
+
+    slots: torch.Tensor
+    starts: torch.Tensor
+    width: int
+    mask: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a launch is cut: a program takes `rows` rows (queries times heads of one key head) and goes through
+    its keys `keys` at a time; at most `parts` programs share a sequence's keys."""
+
+    rows: int
+    keys: int
+    parts: int
+    warps: int
+    stages: int
+
+
+def tiling_of(batch: int, rows: int, kv_heads: int) -> Tiling:
+    """For `batch` sequences of `rows` = width * group rows a key head. As measured on an H200."""
+    tile, keys, warps, stages = next(cut for most, cut in _CUTS if rows <= most)
+    programs = batch * kv_heads * triton.cdiv(rows, tile)
+    parts = min(_MOST_PARTS, triton.next_power_of_2(triton.cdiv(_PROGRAMS, programs)))
+    return Tiling(tile, keys, parts, warps, stages)
+
+
+# (most rows a key head, (rows, keys, warps, stages))
+_CUTS = (
+    (16, (16, 64, 4, 3)),
+    (32, (32, 64, 4, 3)),
+    (512, (64, 64, 4, 3)),
+)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """What the programs of one launch leave for the last of them. Launches of one stream may share it.
+
+    parts float32 [n, dim], lses float32 [n]: a query head's result over a part, and the base 2 logarithm of
+    its sum of exponentials; tickets int32, zero between launches.
+    """
+
+    parts: torch.Tensor
+    lses: torch.Tensor
+    tickets: torch.Tensor
+
+    @classmethod
+    def of(cls, kv: PagedKv, heads: int, batch: int, width: int) -> Scratch:
+        """For launches of up to `batch` sequences of up to `width` queries, as `tiling_of` cuts them."""
+        group, device = heads // kv.kv_heads, kv.pool.device
+        rows = max(
+            b * w * heads * tiling_of(b, w * group, kv.kv_heads).parts
+            for b in range(1, batch + 1)
+            for w in range(1, width + 1)
+        )
+        return cls(
+            parts=torch.empty(rows, kv.dim, device=device),
+            lses=torch.empty(rows, device=device),
+            tickets=torch.zeros(batch * width * heads, dtype=torch.int32, device=device),
+        )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What the kernel knows when it is compiled."""
+
+    width: int
+    tree: bool
+    heads: int
+    kv_heads: int
+    dim: int
+    page_size: int
+    page_stride: int
+    tile: int
+    keys: int
+    pdl: bool
+    most_parts: int = _MOST_PARTS
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    @property
+    def rows(self) -> int:
+        return self.width * self.group
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.rows // self.tile)
+
+    @property
+    def merged_rows(self) -> int:
+        """How many rows' parts the last program holds at a time: 64 numbers a thread of four warps."""
+        return max(1, 8192 // (self.most_parts * self.dim))
+
+    @property
+    def row_stride(self) -> int:
+        return self.kv_heads * self.dim
+
+
+def attend(
+    q: torch.Tensor,
+    kv: PagedKv,
+    queries: Queries,
+    scratch: Scratch,
+    pdl: bool = False,
+    tiling: Tiling | None = None,
+) -> torch.Tensor:
+    """softmax(q k / sqrt(dim)) v of q [B * width, heads, dim], strided by row at most -> the same shape.
+
+    `pdl`: launch before the kernel ahead has ended (programmatic dependent launch; compute capability 9.0).
+    """
+    group = q.shape[1] // kv.kv_heads
+    tiling = tiling or tiling_of(queries.slots.shape[0], queries.width * group, kv.kv_heads)
+    layout = _Layout(
+        width=queries.width,
+        tree=queries.mask is not None,
+        heads=q.shape[1],
+        kv_heads=kv.kv_heads,
+        dim=kv.dim,
+        page_size=kv.page_size,
+        page_stride=kv.pool.stride(0),
+        tile=tiling.rows,
+        keys=tiling.keys,
+        pdl=pdl,
+    )
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _attend[(kv.kv_heads * layout.tiles, tiling.parts, queries.slots.shape[0])](
+        q,
+        q.stride(0),
+        kv.pool,
+        kv.values,
+        kv.tables,
+        kv.tables.stride(0),
+        queries.slots,
+        queries.starts,
+        queries.starts if queries.mask is None else queries.mask,
+        out,
+        scratch.parts,
+        scratch.lses,
+        scratch.tickets,
+        math.log2(math.e) / math.sqrt(kv.dim),
+        layout,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+        launch_pdl=pdl,
+    )
+    return out
+
+
+@triton.jit
+def _attend(
+    q,
+    q_stride,
+    keys,
+    values,
+    tables,
+    table_stride,
+    slots,
+    starts,
+    masks,
+    out,
+    parts,
+    lses,
+    tickets,
+    scale,
+    layout: tl.constexpr,
+):
+    """Grid (kv_heads * tiles, parts, B): heads side by side, as they lie in a page."""
+    sequence, part = tl.program_id(2), tl.program_id(1)
+    if layout.pdl:
+        gdc_launch_dependents()
+        _prefetch(keys, values, tables, table_stride, slots, starts, layout)
+        gdc_wait()
+    table, start, first, last, used = _part_of(tables, table_stride, slots, starts, layout)
+    if part >= used:
+        return
+    head = tl.program_id(0) // layout.tiles
+    row = tl.program_id(0) % layout.tiles * layout.tile + tl.arange(0, layout.tile)
+    real = row < layout.rows
+    query = sequence * layout.width + row // layout.group
+    column = head * layout.group + row % layout.group
+    dim = tl.arange(0, layout.dim)[None, :]
+    q_at = q + (query.to(tl.int64) * q_stride + column * layout.dim)[:, None] + dim
+    q_tile = tl.load(q_at, mask=real[:, None], other=0.0)
+    sees = row // layout.group
+    if layout.tree:
+        sees = tl.load(masks + query, mask=real, other=0)
+    at = head * layout.dim + dim
+    acc, lse = _over_part(
+        q_tile, sees[:, None], keys + at, values + at, table, start, first, last, scale, layout
+    )
+    place = query * layout.heads + column  # of a query head, in out and in each part
+    if used == 1:
+        tl.store(
+            out + place.to(tl.int64)[:, None] * layout.dim + dim,
+            acc.to(out.dtype.element_ty),
+            mask=real[:, None],
+        )
+        return
+    heads = tl.num_programs(2) * layout.width * layout.heads
+    tl.store(lses + part * heads + place, lse, mask=real)
+    tl.store(parts + (part * heads + place).to(tl.int64)[:, None] * layout.dim + dim, acc, mask=real[:, None])
+    tl.debug_barrier()  # all threads' parts are written before the ticket is drawn
+    ticket = tickets + sequence * tl.num_programs(0) + tl.program_id(0)
+    if tl.atomic_add(ticket, 1, sem="acq_rel") == used - 1:
+        _merge(parts, lses, out, sequence, used, layout)
+        tl.store(ticket, 0)
+
+
+@triton.jit
+def _part_of(tables, table_stride, slots, starts, layout: tl.constexpr):
+    """The sequence's page table and start, the program's rows first .. last - 1, and the number of parts.
+
+    Parts beyond that have nothing to do, and nobody waits for them.
+    """
+    start = tl.load(starts + tl.program_id(2), cache_modifier=".cg")
+    slot = tl.load(slots + tl.program_id(2), cache_modifier=".cg")
+    end = start + layout.width
+    length = tl.cdiv(tl.cdiv(end, tl.num_programs(1)), layout.keys) * layout.keys
+    first = tl.program_id(1) * length
+    table = tables + slot.to(tl.int64) * table_stride
+    return table, start, first, tl.minimum(first + length, end), tl.cdiv(end, length)
+
+
+@triton.jit
+def _prefetch(keys, values, tables, table_stride, slots, starts, layout: tl.constexpr):
+    """Calls the first block of keys and values into the L2 cache while the kernel ahead still runs.
+
+    Only a hint: what it reads may be about to change, and is read again after the wait.
+    """
+    LINE: tl.constexpr = 128 // (keys.dtype.element_ty.primitive_bitwidth // 8)
+    table, _, first, last, _ = _part_of(tables, table_stride, slots, starts, layout)
+    row = first + tl.arange(0, layout.keys)
+    line = tl.program_id(0) // layout.tiles * layout.dim + tl.arange(0, layout.dim // LINE)[None, :] * LINE
+    at = pages_of(table, row, last, layout.page_size) * layout.page_stride
+    at += (row % layout.page_size)[:, None] * layout.row_stride + line
+    _prefetch_lines(keys + at)
+    _prefetch_lines(values + at)
+
+
+@triton.jit
+def _prefetch_lines(lines):
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _over_part(q_tile, sees, keys, values, table, start, first, last, scale, layout: tl.constexpr):
+    """Softmax over rows first .. last - 1 in blocks -> result float32 [tile, dim], base 2 lse [tile].
+
+    keys and values point at [1, dim] of the pool's first row; sees [tile, 1] is a query's own row after
+    `start`, or its mask.
+    """
+    peak = tl.full([layout.tile], _UNSEEN, tl.float32)
+    total = tl.full([layout.tile], 0.0, tl.float32)
+    acc = tl.full([layout.tile, layout.dim], 0.0, tl.float32)
+    row = first + tl.arange(0, layout.keys)
+    pages = pages_of(table, row, last, layout.page_size)
+    for block in range(first, last, layout.keys):
+        row = block + tl.arange(0, layout.keys)
+        inside = row < last
+        at = pages * layout.page_stride + (row % layout.page_size)[:, None] * layout.row_stride
+        pages = pages_of(table, row + layout.keys, last, layout.page_size)  # ahead of the rows they lead to
+        k = tl.load(keys + at, mask=inside[:, None], other=0.0)
+        v = tl.load(values + at, mask=inside[:, None], other=0.0)
+        scores = tl.dot(q_tile, tl.trans(k), input_precision="ieee") * scale
+        if block + layout.keys > start:
+            scores = tl.where(
+                _seen(row[None, :] - start, sees, layout.tree) & inside[None, :], scores, _UNSEEN
+            )
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_peak[:, None])
+        kept = tl.exp2(peak - new_peak)
+        total = total * kept + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+        peak = new_peak
+    return acc / total[:, None], peak + tl.log2(total)
+
+
+@triton.jit
+def _seen(after, sees, TREE: tl.constexpr):
+    """Whether a query sees the rows that stand `after` [1, keys] rows after its sequence's start."""
+    if TREE:
+        return (after < 0) | (((sees >> tl.minimum(tl.maximum(after, 0), 63)) & 1) != 0)
+    else:
+        return after <= sees
+
+
+@triton.jit
+def _merge(parts, lses, out, sequence, used, layout: tl.constexpr):
+    """Adds up the `used` parts of the program's rows, a few rows at a time."""
+    STEP: tl.constexpr = layout.merged_rows
+    part = tl.arange(0, layout.most_parts)[None, :]
+    dim = tl.arange(0, layout.dim)
+    heads = tl.num_programs(2) * layout.width * layout.heads
+    first = tl.program_id(0) % layout.tiles * layout.tile
+    for begin in range(first, min(first + layout.tile, layout.rows), STEP):
+        row = begin + tl.arange(0, STEP)
+        query = sequence * layout.width + row // layout.group
+        place = query * layout.heads + tl.program_id(0) // layout.tiles * layout.group + row % layout.group
+        there = (row < layout.rows)[:, None] & (part < used)
+        at = part * heads + place[:, None]
+        lse = tl.load(lses + at, mask=there, other=_UNSEEN, cache_modifier=".cg")
+        weight = tl.exp2(lse - tl.max(lse, 1)[:, None])
+        weight /= tl.sum(weight, 1)[:, None]
+        x = tl.load(
+            parts + at.to(tl.int64)[:, :, None] * layout.dim + dim[None, None, :],
+            mask=there[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        merged = tl.sum(x * weight[:, :, None], 1)
+        tl.store(
+            out + place.to(tl.int64)[:, None] * layout.dim + dim[None, :],
+            merged.to(out.dtype.element_ty),
+            mask=(row < layout.rows)[:, None],
+        )

@@ -1,0 +1,170 @@
+"""Causal attention of prompt chunks over the paged pool, a tile of consecutive query rows a program.
+
+The query heads that share a key head are rows of one matrix product (FlashAttention, Dao et al. 2022, with
+grouped queries packed), so that a block of keys is read once for all of them. Where the tiles are is read on
+the device; the grid follows from the number of tiles alone. It knows nothing of layers or requests.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.engine.kernels.paged import PagedKv, pages_of
+
+_UNSEEN = tl.constexpr(-1.0e30)
+
+
+@dataclass(frozen=True)
+class ChunkTiling:
+    """A program takes `rows` rows (queries times heads of one key head), its keys `keys` at a time."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+CHUNK_TILING = ChunkTiling(rows=128, keys=64, warps=8, stages=3)
+"""As measured on an H200."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What the kernel knows when it is compiled."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    page_size: int
+    page_stride: int
+    tile: int
+    keys: int
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    @property
+    def row_stride(self) -> int:
+        return self.kv_heads * self.dim
+
+
+def tile_rows(heads: int, kv_heads: int, tiling: ChunkTiling = CHUNK_TILING) -> int:
+    """The most query rows of one tile, for callers that cut chunks into tiles."""
+    return tiling.rows // (heads // kv_heads)
+
+
+def attend_chunks(
+    q: torch.Tensor, kv: PagedKv, tiles: torch.Tensor, tiling: ChunkTiling = CHUNK_TILING
+) -> torch.Tensor:
+    """softmax(q k / sqrt(dim)) v of q [C, heads, dim], strided by row at most -> [C, heads, dim].
+
+    tiles int32 [T, 4]: (slot, first row within q, logical row of that first query, count <= tile_rows). A
+    query sees its slot's rows up to its own, which are already in the pool. A tile of count 0 does nothing;
+    rows that no tile names are left as they are. Programs start in the order of the tiles.
+    """
+    layout = _Layout(
+        heads=q.shape[1],
+        kv_heads=kv.kv_heads,
+        dim=kv.dim,
+        page_size=kv.page_size,
+        page_stride=kv.pool.stride(0),
+        tile=tiling.rows,
+        keys=tiling.keys,
+    )
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _attend_chunks[(kv.kv_heads, tiles.shape[0])](
+        q,
+        q.stride(0),
+        kv.pool,
+        kv.values,
+        kv.tables,
+        kv.tables.stride(0),
+        tiles,
+        out,
+        math.log2(math.e) / math.sqrt(kv.dim),
+        layout,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+    )
+    return out
+
+
+@triton.jit
+def _attend_chunks(q, q_stride, keys, values, tables, table_stride, tiles, out, scale, layout: tl.constexpr):
+    """Grid (kv_heads, T)."""
+    head = tl.program_id(0)
+    tile = tiles + 4 * tl.program_id(1)
+    count = tl.load(tile + 3)
+    if count == 0:
+        return
+    start = tl.load(tile + 2)
+    table = tables + tl.load(tile).to(tl.int64) * table_stride
+    row = tl.arange(0, layout.tile)
+    query = row // layout.group
+    column = head * layout.group + row % layout.group
+    real = (query < count)[:, None]
+    dim = tl.arange(0, layout.dim)[None, :]
+    place = (tl.load(tile + 1) + query).to(tl.int64)
+    q_tile = tl.load(q + (place * q_stride + column * layout.dim)[:, None] + dim, mask=real, other=0.0)
+    at = head * layout.dim + dim
+    acc = _over_rows(
+        q_tile, start + query, keys + at, values + at, table, start, start + count, scale, layout
+    )
+    out_at = (place * layout.heads + column)[:, None] * layout.dim + dim
+    tl.store(out + out_at, acc.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _over_rows(q_tile, own, keys, values, table, start, end, scale, layout: tl.constexpr):
+    """Softmax over the rows up to `own` [tile], none of which is beyond `end` -> float32 [tile, dim].
+
+    Blocks below `start` are seen whole and need no mask. keys and values point at [1, dim] of the pool's
+    first row.
+    """
+    whole = start // layout.keys * layout.keys
+    peak = tl.full([layout.tile], _UNSEEN, tl.float32)
+    total = tl.full([layout.tile], 0.0, tl.float32)
+    acc = tl.full([layout.tile, layout.dim], 0.0, tl.float32)
+    peak, total, acc = _blocks(
+        q_tile, own, keys, values, table, 0, whole, end, scale, peak, total, acc, False, layout
+    )
+    peak, total, acc = _blocks(
+        q_tile, own, keys, values, table, whole, end, end, scale, peak, total, acc, True, layout
+    )
+    return acc / total[:, None]
+
+
+@triton.jit
+def _blocks(
+    q_tile, own, keys, values, table, first, last, end, scale, peak, total, acc,
+    MASKED: tl.constexpr, layout: tl.constexpr,
+):  # fmt: skip
+    """Rows first .. last - 1, in whole blocks, added to the softmax so far."""
+    place = tl.arange(0, layout.keys)
+    pages = pages_of(table, first + place, end, layout.page_size)
+    for block in range(first, last, layout.keys):
+        row = block + place
+        at = pages * layout.page_stride + (row % layout.page_size)[:, None] * layout.row_stride
+        pages = pages_of(table, row + layout.keys, end, layout.page_size)  # ahead of the rows they lead to
+        if MASKED:
+            k = tl.load(keys + at, mask=(row < end)[:, None], other=0.0)
+            v = tl.load(values + at, mask=(row < end)[:, None], other=0.0)
+        else:
+            k = tl.load(keys + at)
+            v = tl.load(values + at)
+        scores = tl.dot(q_tile, tl.trans(k), input_precision="ieee")
+        if MASKED:
+            scores = tl.where(row[None, :] <= own[:, None], scores, _UNSEEN)
+        new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - new_peak[:, None])
+        kept = tl.exp2(peak - new_peak)
+        total = total * kept + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+        peak = new_peak
+    return peak, total, acc

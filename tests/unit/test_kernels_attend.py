@@ -1,0 +1,193 @@
+"""The attention kernels, against a plain softmax over gathered rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from triton.runtime import interpreter
+
+from eyas.engine.kernels.attend import Queries, Scratch, Tiling, attend, tiling_of
+from eyas.engine.kernels.paged import PagedKv
+from eyas.engine.kernels.prefill import ChunkTiling, attend_chunks, tile_rows
+
+PAGE = 16
+LAYER = 1
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def bounds_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's numbers are arrays of one element; numpy >= 2.4 takes none as a loop's bound."""
+    patch = interpreter._patch_lang_tensor
+
+    def patch_index(tensor: type, scope: interpreter._LangPatchScope) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_index)
+
+
+class Scene:
+    """Sequences of given lengths on scattered pages; what no sequence may read is NaN."""
+
+    def __init__(self, heads: int, kv_heads: int, dim: int, ends: list[int]) -> None:
+        torch.set_num_threads(1)  # many test processes share the cores
+        self.random = torch.Generator().manual_seed(len(ends) + dim)
+        self.heads, self.group, self.dim = heads, heads // kv_heads, dim
+        counts = [-(-end // PAGE) for end in ends]
+        pages = 1 + sum(counts)
+        pool = torch.full((pages, 3, 2, PAGE, kv_heads, dim), float("nan"))
+        pool[0] = 0.0
+        free = (torch.randperm(pages - 1, generator=self.random) + 1).tolist()
+        tables = torch.zeros(len(ends) + 1, max(counts) + 1, dtype=torch.int32)  # the last slot has no pages
+        for slot, (end, count) in enumerate(zip(ends, counts, strict=True)):
+            table, free = free[:count], free[count:]
+            tables[slot, :count] = torch.tensor(table)
+            for row in range(end):
+                pool[table[row // PAGE], LAYER, :, row % PAGE] = self.normal(2, kv_heads, dim)
+        self.kv = PagedKv(pool.to(DEVICE)[:, LAYER], tables.to(DEVICE))
+
+    def normal(self, *sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=self.random)
+
+    def queries(self, rows: int) -> torch.Tensor:
+        """[rows, heads, dim] as they lie beside keys and values in one product's result."""
+        return self.normal(rows, self.heads + 2, self.dim).to(DEVICE)[:, : self.heads]
+
+    def expected(self, q: torch.Tensor, slot: int, seen: list[int]) -> torch.Tensor:
+        """One query row [heads, dim] over the logical rows `seen`, in float64."""
+        rows = torch.tensor(seen, device=DEVICE)
+        page, place = self.kv.tables[slot, rows // PAGE].long(), rows % PAGE
+        k, v = (
+            self.kv.pool[page, which, place].double().repeat_interleave(self.group, 1) for which in (0, 1)
+        )
+        scores = torch.einsum("hd,khd->hk", q.double(), k) / self.dim**0.5
+        return torch.einsum("hk,khd->hd", scores.softmax(-1), v)
+
+
+def decode(scene: Scene, q: torch.Tensor, queries: Queries, tiling: Tiling) -> torch.Tensor:
+    """Runs twice: the second launch finds the tickets as the first left them, and must agree bit by bit."""
+    scratch = Scratch.of(scene.kv, scene.heads, len(queries.slots), queries.width)
+    scratch.parts.fill_(float("nan"))
+    first, again = (attend(q, scene.kv, queries, scratch, tiling=tiling) for _ in range(2))
+    assert torch.equal(first, again) and not scratch.tickets.any()
+    return first
+
+
+def decode_expected(scene: Scene, q: torch.Tensor, queries: Queries) -> torch.Tensor:
+    rows = []
+    for b, (slot, start) in enumerate(zip(queries.slots.tolist(), queries.starts.tolist(), strict=True)):
+        for j in range(queries.width):
+            after = [r for r in range(j + 1)]
+            if queries.mask is not None:
+                after = [r for r in range(queries.width) if (int(queries.mask[b, j]) >> r) & 1]
+            seen = [*range(start), *(start + r for r in after)]
+            rows.append(scene.expected(q[b * queries.width + j], slot, seen))
+    return torch.stack(rows)
+
+
+def int32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def positions(ends: list[int], order: list[int], width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return int32(*order), int32(*(ends[slot] - width for slot in order))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "width", "parts"),
+    [
+        (8, 2, 64, 1, 4),
+        (4, 1, 128, 1, 1),
+        (7, 1, 32, 1, 8),
+        (2, 2, 32, 4, 2),
+        (6, 2, 32, 8, 4),
+        (8, 1, 32, 3, 32),
+    ],
+)
+def test_plain_rows_and_chains(heads: int, kv_heads: int, dim: int, width: int, parts: int) -> None:
+    ends = [width, 100, 16 + width, 257, 64]
+    scene = Scene(heads, kv_heads, dim, ends)
+    queries = Queries(*positions(ends, [3, 0, 4, 2, 1], width), width)
+    q = scene.queries(len(ends) * width)
+    got = decode(scene, q, queries, Tiling(rows=16, keys=32, parts=parts, warps=4, stages=2))
+    assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("width", "rows", "parts"), [(5, 16, 4), (33, 32, 2), (64, 64, 8)])
+def test_trees(width: int, rows: int, parts: int) -> None:
+    """Masks of random bits: more than trees ask for. Bits of rows that do not exist count for nothing."""
+    ends = [width, 90 + width, 31 + width]
+    scene = Scene(4, 2, 32, ends)
+    slots, starts = positions(ends, [1, 0, 2], width)
+    mask = torch.randint(-(2**63), 2**63 - 1, (len(ends), width), generator=scene.random)
+    mask |= torch.tensor([1 << j if j < 63 else -(2**63) for j in range(width)])
+    queries = Queries(slots, starts, width, mask.to(DEVICE))
+    q = scene.queries(len(ends) * width)
+    got = decode(scene, q, queries, Tiling(rows, keys=32, parts=parts, warps=4, stages=2))
+    assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
+
+
+def test_a_tree_that_is_a_chain_is_a_chain() -> None:
+    ends = [70, 20]
+    scene = Scene(2, 1, 32, ends)
+    slots, starts = positions(ends, [0, 1], 6)
+    mask = torch.tensor([(1 << (j + 1)) - 1 for j in range(6)], device=DEVICE).expand(2, 6).contiguous()
+    q = scene.queries(12)
+    tiling = tiling_of(batch=2, rows=12, kv_heads=1)
+    chain, tree = (decode(scene, q, Queries(slots, starts, 6, bits), tiling) for bits in (None, mask))
+    assert torch.equal(chain, tree)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_padding_is_finite_and_changes_nothing(tree: bool) -> None:
+    ends = [75, 40]
+    scene = Scene(2, 1, 32, ends)
+    slots, starts = positions(ends, [0, 1], 2)
+    mask = torch.tensor([[1, 3], [1, 2], [0, 0]], device=DEVICE) if tree else None
+    q = scene.queries(6)
+    tiling = Tiling(rows=16, keys=32, parts=4, warps=4, stages=2)
+    padded = Queries(int32(*slots, 2), int32(*starts, 0), 2, mask)
+    got = decode(scene, q, padded, tiling)
+    alone = decode(scene, q[:4], Queries(slots, starts, 2, None if mask is None else mask[:2]), tiling)
+    assert torch.equal(got[:4], alone) and got.isfinite().all()
+
+
+def test_scratch_holds_every_launch_it_is_for() -> None:
+    scene = Scene(8, 2, 32, [16])
+    scratch = Scratch.of(scene.kv, heads=8, batch=40, width=20)
+    for batch in range(1, 41):
+        for width in range(1, 21):
+            tiling = tiling_of(batch, width * 4, kv_heads=2)
+            assert tiling.parts * batch * width * 8 <= len(scratch.lses) == len(scratch.parts)
+            assert batch * 2 * -(-width * 4 // tiling.rows) <= len(scratch.tickets)
+
+
+def cut(scene: Scene, chunks: list[tuple[int, int, int]], most: int) -> torch.Tensor:
+    """Tiles of chunks (slot, logical row of the first query, count), their rows one after another."""
+    tiles, row = [], 0
+    for slot, start, count in chunks:
+        for i in range(0, count, most):
+            tiles.append((slot, row + i, start + i, min(most, count - i)))
+        row += count
+    return torch.tensor(tiles, dtype=torch.int32, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rows", "keys"),
+    [(4, 1, 32, 64, 32), (2, 2, 64, 16, 16), (7, 1, 32, 64, 64), (16, 2, 32, 128, 32)],
+)
+def test_chunks(heads: int, kv_heads: int, dim: int, rows: int, keys: int) -> None:
+    """Chunks with and without a prefix, of one row, that end in the middle of a page and of a tile."""
+    chunks = [(1, 0, 40), (0, 70, 33), (3, 0, 1), (2, 31, 17)]
+    scene = Scene(heads, kv_heads, dim, [start + count for _, start, count in sorted(chunks)])
+    tiling = ChunkTiling(rows, keys, warps=4, stages=2)
+    tiles = cut(scene, chunks, tile_rows(heads, kv_heads, tiling))
+    padded = torch.cat((tiles, tiles.new_zeros(3, 4)))  # a bucket's tiles that do nothing
+    q = scene.queries(sum(count for _, _, count in chunks))
+    got = attend_chunks(q, scene.kv, padded, tiling)
+    expected = [range(start + i + 1) for _, start, count in chunks for i in range(count)]
+    slots = [slot for slot, _, count in chunks for _ in range(count)]
+    rows_expected = [scene.expected(*row) for row in zip(q, slots, map(list, expected), strict=True)]
+    assert (got - torch.stack(rows_expected)).abs().max() < 1e-5
+    assert torch.equal(attend_chunks(q, scene.kv, tiles.flip(0), tiling), got)
