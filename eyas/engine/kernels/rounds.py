@@ -18,7 +18,7 @@ from eyas.engine.device.tables import Tables
 
 # Tables lie at any word and have any size: one compiled kernel serves them all.
 PLAIN = ("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative", "seed")
-PLAIN += ("rows", "padding", "max_pages", "drafts_stride", "nodes_stride", "step")
+PLAIN += ("rows", "sequences", "padding", "max_pages", "drafts_stride", "nodes_stride", "step", "level")
 LANES = 128  # rows that a program of one lane a row handles
 NOBODYS_CHOICE = tl.constexpr(-1)  # keeps synthetic draws apart from the noise of sampling
 

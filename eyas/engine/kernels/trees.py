@@ -1,0 +1,315 @@
+"""EAGLE-2 trees grown on the device: each level's k best candidates are expanded, the best of all are kept.
+
+One program a sequence. `eyas.engine.speculation.tree.TreeExpansion` is the specification, to the bit: scores
+are products in float64, equal scores go to the lower flat index. How the draft head runs is not known here.
+(Li et al., EAGLE-2, sections 4.1 and 4.2.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eyas.common.config import SpeculationConfig
+from eyas.common.errors import ConfigError
+from eyas.engine.kernels.rounds import PLAIN, Batch, Rows, after_previous, physical_rows
+
+RIVALS = 16  # candidates that all others are compared with at once
+MASK_BITS = 64
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The trees of B sequences while they grow, k a level. C = k + (steps - 1) k^2 candidates of a sequence.
+
+    Candidates stand in the order of their flat indices: scores float64, tokens, parents int32 [B, C] (-1: the
+    root). Slot g of level l is that level's g-th best candidate, and draft row l * k + g; frontier int32 and
+    visible int64 [steps - 1, B, k]: its flat index, and the draft rows that it sees (bits, its own included),
+    so visible[l] is the level's attention mask. kept int32 [B, draft_tokens - 1]. `token_map` int64 [Vd]: the
+    target's ids, None: the same.
+    """
+
+    spec: SpeculationConfig
+    scores: Tensor
+    tokens: Tensor
+    parents: Tensor
+    frontier: Tensor
+    visible: Tensor
+    kept: Tensor
+    token_map: Tensor | None
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """What the draft head runs next, k rows a sequence, as a forward reads them.
+
+    Attention starts at rows.starts = length and sees (level + 1) * k draft rows from there by
+    Growth.visible[level]. sources int32 [B * k]: the row of the forward before whose output is the feature.
+    """
+
+    rows: Rows
+    sources: Tensor
+
+
+def new_growth(spec: SpeculationConfig, batch: int, token_map: Tensor | None, device: str) -> Growth:
+    """Room for the trees of `batch` sequences. ConfigError: a 64-bit mask cannot hold such a tree."""
+    k, levels = spec.topk, spec.steps - 1
+    if levels * k > MASK_BITS or spec.draft_tokens > MASK_BITS:
+        raise ConfigError(
+            f"a tree of {spec.steps} steps, top {k}, {spec.draft_tokens} tokens: draft_tokens and "
+            f"(steps - 1) * topk may be {MASK_BITS} at most"
+        )
+    candidates = k + levels * k * k
+
+    def ints(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
+    return Growth(
+        spec=spec,
+        scores=torch.zeros(batch, candidates, dtype=torch.float64, device=device),
+        tokens=ints(batch, candidates),
+        parents=ints(batch, candidates),
+        frontier=ints(levels, batch, k),
+        visible=torch.zeros(levels, batch, k, dtype=torch.int64, device=device),
+        kept=ints(batch, spec.draft_tokens - 1),
+        token_map=token_map,
+    )
+
+
+def grow(
+    batch: Batch, growth: Growth, level: int, probabilities: Tensor, ids: Tensor, below: Frontier | None
+) -> None:
+    """Adds the children of each frontier node, best first, and chooses the next frontier.
+
+    probabilities float32, ids int64 (the draft head's), both [B, k] at level 0 and [B * k, k] afterwards.
+    `below` is written; None at the last level, which nothing runs after.
+    """
+    tables, spec = batch.tables, growth.spec
+    parents = spec.topk if level else 1
+    rows = below.rows if below else None
+    _grow[(batch.size,)](
+        batch.slots,
+        tables.length,
+        tables.speculative,
+        tables.pages,
+        probabilities,
+        ids,
+        growth.token_map,
+        growth.scores,
+        growth.tokens,
+        growth.parents,
+        growth.frontier,
+        growth.visible,
+        rows and rows.tokens,
+        rows and rows.positions,
+        rows and rows.kv_rows,
+        rows and rows.starts,
+        below and below.sources,
+        growth.scores.shape[0],
+        level,
+        tables.padding_slot,
+        tables.pages.shape[1],
+        TOPK=spec.topk,
+        PARENTS=parents,
+        AT_ROOT=level == 0,
+        CANDIDATES=growth.scores.shape[1],
+        PAGE_SIZE=batch.page_size,
+        BLOCK=triton.next_power_of_2(parents * spec.topk),
+        CHUNK=RIVALS,
+        EXPAND=below is not None,
+        PDL=batch.pdl,
+        num_warps=4,
+        launch_pdl=batch.pdl,
+    )
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def _grow(
+    slots,
+    length,
+    speculative,
+    pages,
+    probabilities,
+    ids,
+    token_map,
+    scores,
+    tokens,
+    parents,
+    frontier,
+    visible,
+    row_tokens,
+    positions,
+    kv_rows,
+    starts,
+    sources,
+    sequences,
+    level,
+    padding,
+    max_pages,
+    TOPK: tl.constexpr,
+    PARENTS: tl.constexpr,
+    AT_ROOT: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    EXPAND: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    after_previous(PDL)
+    sequence = tl.program_id(0)
+    child = tl.arange(0, BLOCK)
+    new = child < PARENTS * TOPK
+    parent_slot = child // TOPK
+    given = sequence * PARENTS * TOPK + child
+    token = tl.load(ids + given, mask=new, other=0)
+    if token_map is not None:
+        token = tl.load(token_map + token, mask=new, other=0)
+    token = token.to(tl.int32)
+    score = tl.load(probabilities + given, mask=new, other=0.0).to(tl.float64)
+    score = tl.where(score > 0.0, tl.minimum(score, 1.0), 0.0)  # NaN is 0
+    parent = tl.full([BLOCK], -1, tl.int32)
+    seen = tl.zeros([BLOCK], tl.int64)
+    scores += sequence * CANDIDATES
+    first = 0
+    if not AT_ROOT:
+        first = TOPK + (level - 1) * TOPK * TOPK
+        above = ((level - 1) * sequences + sequence) * TOPK + parent_slot
+        parent = tl.load(frontier + above, mask=new, other=0)
+        seen = tl.load(visible + above, mask=new, other=0)
+        score *= tl.load(scores + parent, mask=new, other=0.0)
+    place = sequence * CANDIDATES + first + child
+    tl.store(scores + first + child, score, mask=new)
+    tl.store(tokens + place, token, mask=new)
+    tl.store(parents + place, parent, mask=new)
+    if EXPAND:
+        tl.debug_barrier()  # every thread's scores are written
+        rank = _rank(scores + first, score, child, PARENTS * TOPK, BLOCK, CHUNK)
+        best = new & (rank < TOPK)
+        row = level * TOPK + rank
+        at = (level * sequences + sequence) * TOPK + rank
+        tl.store(frontier + at, first + child, mask=best)
+        tl.store(visible + at, seen | (tl.full([BLOCK], 1, tl.int64) << row), mask=best)
+        slot = tl.load(slots + sequence)
+        start = tl.load(length + slot)
+        wanted = best & (slot != padding) & (tl.load(speculative + slot) != 0)
+        kv_row = physical_rows(pages, slot, start + row, wanted, max_pages, PAGE_SIZE)
+        query = sequence * TOPK + rank
+        tl.store(row_tokens + query, tl.where(kv_row >= 0, token, 0), mask=best)
+        tl.store(positions + query, tl.where(kv_row >= 0, start + level, 0), mask=best)
+        tl.store(kv_rows + query, kv_row, mask=best)
+        tl.store(sources + query, sequence * PARENTS + parent_slot, mask=best)
+        tl.store(starts + sequence, start)
+
+
+@triton.jit
+def _rank(scores, score, index, count, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """How many of scores[0 .. count - 1] go before `score` at `index`: higher ones, equal ones below it."""
+    rank = tl.zeros([BLOCK], tl.int32)
+    for begin in range(0, count, CHUNK):
+        rival = begin + tl.arange(0, CHUNK)
+        theirs = tl.load(scores + rival, mask=rival < count, other=-1.0)[None, :]
+        equal = (theirs == score[:, None]) & (rival[None, :] < index[:, None])
+        rank += tl.sum(((theirs > score[:, None]) | equal).to(tl.int32), 1)
+    return rank
+
+
+def select(batch: Batch, growth: Growth) -> None:
+    """The best draft_tokens - 1 candidates of all levels become the drafts of each sequence's next round.
+
+    In the order of their flat indices, so that parents stand before their children. A sequence that is not
+    speculative gets none.
+    """
+    tables, spec = batch.tables, growth.spec
+    candidates = growth.scores.shape[1]
+    _select[(batch.size,)](
+        batch.slots,
+        tables.speculative,
+        growth.scores,
+        growth.tokens,
+        growth.parents,
+        growth.kept,
+        tables.drafts,
+        tables.parents,
+        tables.mask,
+        tables.depth,
+        tables.padding_slot,
+        tables.drafts.shape[1],
+        tables.depth.shape[1],
+        STEPS=spec.steps,
+        CANDIDATES=candidates,
+        NODES=spec.draft_tokens - 1,
+        BLOCK=triton.next_power_of_2(candidates),
+        NODE_BLOCK=triton.next_power_of_2(tables.drafts.shape[1]),
+        CHUNK=RIVALS,
+        PDL=batch.pdl,
+        num_warps=8,
+        launch_pdl=batch.pdl,
+    )
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def _select(
+    slots,
+    speculative,
+    scores,
+    candidate_tokens,
+    candidate_parents,
+    kept,
+    drafts,
+    parents,
+    mask,
+    depth,
+    padding,
+    drafts_stride,
+    nodes_stride,
+    STEPS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    NODES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NODE_BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    after_previous(PDL)
+    sequence = tl.program_id(0)
+    slot = tl.load(slots + sequence)
+    index = tl.arange(0, BLOCK)
+    scores += sequence * CANDIDATES
+    score = tl.load(scores + index, mask=index < CANDIDATES, other=-1.0)
+    rank = _rank(scores, score, index, CANDIDATES, BLOCK, CHUNK)
+    good = (rank < NODES) & (index < CANDIDATES)
+    kept += sequence * NODES
+    tl.store(kept + tl.cumsum(good.to(tl.int32), 0) - 1, index, mask=good)
+    tl.debug_barrier()  # every thread's choice is written
+
+    node = tl.arange(0, NODE_BLOCK)
+    real = (node < NODES) & (node < CANDIDATES)
+    all_kept = tl.load(kept + node, mask=real, other=CANDIDATES)
+    token = tl.load(candidate_tokens + sequence * CANDIDATES + all_kept, mask=real, other=-1)
+    up = tl.load(candidate_parents + sequence * CANDIDATES + all_kept, mask=real, other=-1)
+    parent = tl.where(up >= 0, _place(up, all_kept), -1)
+    one = tl.full([NODE_BLOCK], 1, tl.int64)
+    seen = one | (one << (node + 1))
+    below = tl.where(real, 1, 0)
+    for _ in range(STEPS - 1):
+        seen |= tl.where(up >= 0, one << (_place(up, all_kept) + 1), 0)
+        below += tl.where(up >= 0, 1, 0)
+        up = tl.load(candidate_parents + sequence * CANDIDATES + up, mask=up >= 0, other=-1)
+
+    token = tl.where(tl.load(speculative + slot) != 0, token, -1)
+    there = (slot != padding) & (node < drafts_stride)
+    tl.store(drafts + slot * drafts_stride + node, token, mask=there)
+    tl.store(parents + slot * drafts_stride + node, parent, mask=there)
+    tl.store(mask + slot * nodes_stride + node + 1, seen, mask=there)
+    tl.store(depth + slot * nodes_stride + node + 1, below, mask=there)
+
+
+@triton.jit
+def _place(candidate, all_kept):
+    """The node that a kept candidate became: how many were kept before it."""
+    return tl.sum((all_kept[None, :] < candidate[:, None]).to(tl.int32), 1)

@@ -1,0 +1,137 @@
+"""Trees grown on the device against `TreeExpansion`: every level's frontier and rows, and what is kept."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from eyas.common.config import SpeculationConfig
+from eyas.common.errors import ConfigError
+from eyas.engine.kernels.rounds import verdict
+from eyas.engine.kernels.trees import Frontier, Growth, grow, new_growth, select
+from eyas.engine.speculation.tree import DraftTree, TreeExpansion
+from eyas.engine.verify import walk
+from tests.unit.rounds_rig import DEVICE, Case, ints, new_rows, new_verdicts, random_case, visible
+
+VOCAB = 50
+SHAPES = [(1, 3, 8), (2, 1, 4), (3, 2, 8), (4, 3, 8), (5, 8, 32), (3, 8, 64), (8, 3, 16), (4, 16, 40)]
+COLUMNS = ("drafts", "parents", "mask", "depth")
+
+
+def spec_of(shape: tuple[int, int, int]) -> SpeculationConfig:
+    return SpeculationConfig(*shape)  # steps, topk, draft_tokens
+
+
+def level_of(rng: random.Random, rows: int, topk: int, coarse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a draft head's top-k gives: probabilities sorted within a row; now and then no number at all."""
+    odd = (0.0, float("nan"), 1.0 + 1e-6, 1.0)
+    probabilities, ids = [], []
+    for _ in range(rows):
+        drawn = [rng.randrange(5) / 4 if coarse else rng.random() ** 2 for _ in range(topk)]
+        found = sorted(drawn, reverse=True)
+        if rng.random() < 0.1:
+            found[rng.randrange(topk)] = rng.choice(odd)
+        probabilities.append(found)
+        ids.append(rng.sample(range(VOCAB), topk))
+    return torch.tensor(probabilities, device=DEVICE), torch.tensor(ids, device=DEVICE)
+
+
+def new_frontier(batch: int, topk: int) -> Frontier:
+    return Frontier(new_rows(batch, topk), ints(batch * topk))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("coarse", [False, True])
+def test_growing(shape: tuple[int, int, int], coarse: bool) -> None:
+    """`coarse`: probabilities in quarters, so that most scores are tied."""
+    spec, rng = spec_of(shape), random.Random(sum(shape) + coarse)
+    case = random_case(sum(shape), spec.draft_tokens)
+    token_map = torch.randperm(4 * VOCAB, generator=torch.Generator().manual_seed(1))[:VOCAB].to(DEVICE)
+    growth = new_growth(spec, case.batch.size, token_map if coarse else None, DEVICE)
+    twins = grow_both(case, growth, rng, coarse)
+    padding = case.tables.padding_slot
+    untouched = [getattr(case.tables, name)[padding].clone() for name in COLUMNS]
+    select(case.batch, growth)
+    for slot, twin in zip(case.slots, twins, strict=True):
+        if slot != padding:
+            check_tables(case, slot, twin.select(), spec.draft_tokens)
+    found = [getattr(case.tables, name)[padding] for name in COLUMNS]
+    assert all(torch.equal(a, b) for a, b in zip(found, untouched, strict=True))
+
+
+def grow_both(case: Case, growth: Growth, rng: random.Random, coarse: bool) -> list[TreeExpansion]:
+    """All levels, on the device and by the twins, compared level by level."""
+    spec, batch = growth.spec, case.batch
+    twins = [TreeExpansion(spec.topk, spec.draft_tokens) for _ in case.slots]
+    parents = 1
+    for level in range(spec.steps):
+        probabilities, ids = level_of(rng, batch.size * parents, spec.topk, coarse)
+        below = new_frontier(batch.size, spec.topk) if level + 1 < spec.steps else None
+        grow(batch, growth, level, probabilities, ids, below)
+        targets = ids if growth.token_map is None else growth.token_map[ids]
+        for b, twin in enumerate(twins):
+            own = slice(b * parents, (b + 1) * parents)
+            twin.grow(targets[own].tolist(), probabilities[own].tolist())
+            if below is not None:
+                check_frontier(case, growth, twin, b, level, below)
+        parents = spec.topk
+    return twins
+
+
+def check_frontier(
+    case: Case, growth: Growth, twin: TreeExpansion, b: int, level: int, below: Frontier
+) -> None:
+    slot, topk = case.slots[b], growth.spec.topk
+    start = int(case.tables.length[slot])
+    wanted = slot != case.tables.padding_slot and bool(case.tables.speculative[slot])
+    assert int(below.rows.starts[b]) == start
+    for g, node in enumerate(twin.frontier()):
+        row = b * topk + g
+        assert int(growth.frontier[level, b, g]) == node.candidate
+        assert int(growth.visible[level, b, g]) % (1 << 64) == sum(1 << seen for seen in node.rows)
+        assert int(below.sources[row]) == b * (topk if level else 1) + node.parent_slot
+        physical = case.row(slot, start + node.rows[-1]) if wanted else -1
+        assert int(below.rows.kv_rows[row]) == physical
+        held = (node.token, start + level) if physical >= 0 else (0, 0)
+        assert (int(below.rows.tokens[row]), int(below.rows.positions[row])) == held
+
+
+def check_tables(case: Case, slot: int, tree: DraftTree, width: int) -> None:
+    tables, rest = case.tables, [-1] * (width - 1 - len(tree))
+    drafted = list(tree.tokens) if tables.speculative[slot] else [-1] * len(tree)
+    assert tables.drafts[slot].tolist() == [*drafted, *rest]
+    assert tables.parents[slot].tolist() == [*tree.parents, *rest]
+    for node in range(len(tree) + 1):
+        assert int(tables.mask[slot, node]) == visible(tree, node)
+        assert int(tables.depth[slot, node]) == (tree.depth(node - 1) if node else 0)
+
+
+def test_a_grown_tree_is_verified() -> None:
+    """From the top-k of a level to the tokens of a round, nothing but device tables in between."""
+    spec, rng = spec_of((3, 4, 12)), random.Random(0)
+    case = random_case(0, spec.draft_tokens)
+    case.tables.speculative[:-1] = 1
+    growth = new_growth(spec, case.batch.size, None, DEVICE)
+    trees = [twin.select() for twin in grow_both(case, growth, rng, coarse=False)]
+    select(case.batch, growth)
+    agreed = []
+    for tree in trees:  # the target agrees with the deepest path
+        path = tree.path(max(range(len(tree)), key=tree.depth))
+        chosen = [-5] * spec.draft_tokens
+        for node, child in zip([-1, *path], [*path, None], strict=True):
+            chosen[node + 1] = 7 if child is None else tree.tokens[child]
+        agreed.append(chosen)
+    found = new_verdicts(case.batch.size, spec.draft_tokens, spec.steps + 1)
+    verdict(case.batch, torch.tensor(agreed, dtype=torch.int32, device=DEVICE).view(-1), found)
+    for b, (tree, chosen) in enumerate(zip(trees[:-1], agreed[:-1], strict=True)):
+        tokens = walk(tree, chosen).tokens
+        assert len(tokens) == max(tree.depth(node) for node in range(len(tree))) + 1
+        assert found.result[b, : 2 + len(tokens)].tolist() == [len(tokens), len(tree), *tokens]
+
+
+@pytest.mark.parametrize("shape", [(10, 8, 32), (3, 8, 65)])
+def test_trees_that_no_mask_holds(shape: tuple[int, int, int]) -> None:
+    with pytest.raises(ConfigError, match="64 at most"):
+        new_growth(spec_of(shape), 1, None, DEVICE)
