@@ -136,10 +136,17 @@ class Followers:
             follower.check()
             follower.send(payload)
 
-    def close(self) -> None:
-        """Lets every follower leave, and kills those that have not left after LEAVE_S. Twice is once."""
+    def dismiss(self) -> None:
+        """Lets every follower leave once it has done what it was told; no call follows.
+
+        Whoever shares a `Group` with them closes it now, as they do, then calls `close`.
+        """
         for follower in self._followers:
             follower.dismiss()
+
+    def close(self) -> None:
+        """Dismisses the followers, and kills those that have not left after LEAVE_S. Twice is once."""
+        self.dismiss()
         deadline = time.monotonic() + LEAVE_S
         for follower in self._followers:
             follower.reap(deadline)

@@ -1,0 +1,44 @@
+"""How a decoder of the Llama family is divided among the ranks of a group (Megatron-LM, section 3).
+
+| tensor | each rank holds | then |
+| --- | --- | --- |
+| embedding, norms | all of it | every rank has every residual row |
+| q, k, v | the rows of its query heads and of its key and value heads | it attends with those alone |
+| o | the columns of its query heads | sum over the ranks |
+| gate, up | its rows of each | |
+| down | its columns | sum over the ranks |
+| lm_head | its rows of the vocabulary | logits joined by columns |
+
+So a layer has two sums, and a rank's KV pool holds the rank's heads only. A draft head is one layer of the
+same kind. Biases: those of q, k and v go with their rows; one of o is added after the sum. It knows sizes;
+tensors are divided by `eyas.engine.weights`, sums and joins are `Group`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from eyas.common.errors import ConfigError
+from eyas.engine.model_config import ModelConfig
+
+
+def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
+    """The same decoder with one rank's heads and feed-forward width; hidden size and vocabulary stay whole.
+
+    Raises ConfigError, naming the size, if the ranks cannot divide it.
+    """
+    sizes = {
+        "query heads": config.num_heads,
+        "key and value heads": config.num_kv_heads,
+        "feed-forward columns": config.intermediate_size,
+        "vocabulary rows": config.vocab_size,
+    }
+    for name, size in sizes.items():
+        if size % ranks:
+            raise ConfigError(f"{config.folder.name}: {size} {name} cannot be divided among {ranks} ranks")
+    return dataclasses.replace(
+        config,
+        num_heads=config.num_heads // ranks,
+        num_kv_heads=config.num_kv_heads // ranks,
+        intermediate_size=config.intermediate_size // ranks,
+    )
