@@ -33,8 +33,10 @@ class Shape:
 class Tile:
     """A program's share: `columns` weight rows, by `depth` of k at a time, `stages` steps in flight.
 
-    `split` programs share a tile's k. `ahead`: elements of each weight row asked of L2 before they are loaded
-    (a power of two, or 0; useful above depth * stages).
+    `split` programs share a tile's k. With programmatic launch, in elements of each weight row: `ahead`, what is
+    asked of L2 before it is loaded (a power of two, or 0; useful above depth * stages), and `early`, what is
+    left to do when the next kernel may start and ask for its own. Too late, and memory idles between kernels;
+    too early, and what was asked for is there before the gap.
     """
 
     columns: int
@@ -43,12 +45,38 @@ class Tile:
     stages: int
     split: int = 1
     ahead: int = 0
+    early: int = 0
 
 
 Table = Mapping[tuple[str, int, int, int], Tile]
 """Tiles by (kind, rows, n, k)."""
 
-MEASURED: Table = {}
+MEASURED: Table = {
+    ("gated", 16, 28672, 4096): Tile(columns=64, depth=128, warps=4, stages=5, split=1, ahead=0),
+    ("gated", 32, 28672, 4096): Tile(columns=64, depth=128, warps=4, stages=4, split=1, ahead=0),
+    ("gated", 64, 28672, 4096): Tile(columns=64, depth=128, warps=4, stages=3, split=1, ahead=0),
+    ("linear", 16, 128256, 4096): Tile(columns=64, depth=128, warps=4, stages=5, split=1, ahead=0),
+    ("linear", 16, 32000, 4096): Tile(columns=64, depth=128, warps=4, stages=5, split=1, ahead=0),
+    ("linear", 16, 4096, 12288): Tile(columns=64, depth=128, warps=4, stages=5, split=4, ahead=256),
+    ("linear", 16, 4096, 14336): Tile(columns=64, depth=128, warps=4, stages=5, split=4, ahead=0),
+    ("linear", 16, 4096, 4096): Tile(columns=64, depth=128, warps=4, stages=5, split=4, ahead=256),
+    ("linear", 32, 128256, 4096): Tile(columns=128, depth=64, warps=4, stages=5, split=1, ahead=0),
+    ("linear", 32, 32000, 4096): Tile(columns=64, depth=128, warps=4, stages=4, split=1, ahead=0),
+    ("linear", 32, 4096, 12288): Tile(columns=64, depth=128, warps=4, stages=4, split=4, ahead=256),
+    ("linear", 32, 4096, 14336): Tile(columns=64, depth=128, warps=4, stages=4, split=4, ahead=256),
+    ("linear", 32, 4096, 4096): Tile(columns=64, depth=128, warps=4, stages=4, split=4, ahead=256),
+    ("linear", 64, 128256, 4096): Tile(columns=128, depth=64, warps=8, stages=4, split=1, ahead=0),
+    ("linear", 64, 32000, 4096): Tile(columns=64, depth=128, warps=4, stages=3, split=1, ahead=0),
+    ("linear", 64, 4096, 12288): Tile(columns=64, depth=128, warps=4, stages=3, split=4, ahead=0),
+    ("linear", 64, 4096, 14336): Tile(columns=64, depth=128, warps=4, stages=3, split=4, ahead=0),
+    ("linear", 64, 4096, 4096): Tile(columns=64, depth=64, warps=4, stages=6, split=4, ahead=256),
+    ("qkv", 16, 6144, 4096): Tile(columns=32, depth=256, warps=4, stages=4, split=2, ahead=256),
+    ("qkv", 16, 6144, 8192): Tile(columns=32, depth=256, warps=4, stages=4, split=2, ahead=512),
+    ("qkv", 32, 6144, 4096): Tile(columns=64, depth=64, warps=4, stages=4, split=4, ahead=0),
+    ("qkv", 32, 6144, 8192): Tile(columns=32, depth=256, warps=4, stages=3, split=2, ahead=256),
+    ("qkv", 64, 6144, 4096): Tile(columns=64, depth=128, warps=4, stages=3, split=2, ahead=0),
+    ("qkv", 64, 6144, 8192): Tile(columns=64, depth=128, warps=4, stages=3, split=2, ahead=0),
+}
 
 
 def tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile:
@@ -71,10 +99,8 @@ def _rule(shape: Shape) -> Tile:
     """Programs for all SMs first; then wide tiles, since every program reads all of x."""
     if shape.n < 8192:
         return {
-            16: Tile(32, 256, warps=4, stages=4, ahead=1024),
-            32: Tile(32, 128, warps=4, stages=6, ahead=1024),
-            64: Tile(64, 128, warps=4, stages=4, split=2, ahead=512),
+            16: Tile(32, 256, warps=4, stages=4, ahead=1024, early=512),
+            32: Tile(32, 128, warps=4, stages=6, ahead=1024, early=512),
+            64: Tile(64, 128, warps=4, stages=4, split=2, ahead=512, early=256),
         }[shape.rows]
-    if shape.rows == 64:
-        return Tile(128, 64, warps=8, stages=4, ahead=512)
-    return Tile(128, 64, warps=4, stages=4, ahead=512)
+    return Tile(128, 64, warps=8 if shape.rows == 64 else 4, stages=5, ahead=512, early=128)
