@@ -6,7 +6,7 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
-from eyas.engine.kernels.attend import Queries, Scratch, Tiling, attend, tiling_of
+from eyas.engine.kernels.attend import Launch, Queries, Tiling, attend, tiling_of
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import ChunkTiling, attend_chunks, tile_rows
 
@@ -67,10 +67,10 @@ class Scene:
 
 def decode(scene: Scene, q: torch.Tensor, queries: Queries, tiling: Tiling) -> torch.Tensor:
     """Runs twice: the second launch finds the tickets as the first left them, and must agree bit by bit."""
-    scratch = Scratch.of(scene.kv, scene.heads, len(queries.slots), queries.width)
-    scratch.parts.fill_(float("nan"))
-    first, again = (attend(q, scene.kv, queries, scratch, tiling=tiling) for _ in range(2))
-    assert torch.equal(first, again) and not scratch.tickets.any()
+    launch = Launch.on(scene.kv, scene.heads, len(queries.slots), queries.width, pdl=False)
+    launch.parts.fill_(float("nan"))
+    first, again = (attend(q, scene.kv, queries, launch, tiling) for _ in range(2))
+    assert torch.equal(first, again) and not launch.tickets.any()
     return first
 
 
@@ -153,14 +153,14 @@ def test_padding_is_finite_and_changes_nothing(tree: bool) -> None:
     assert torch.equal(got[:4], alone) and got.isfinite().all()
 
 
-def test_scratch_holds_every_launch_it_is_for() -> None:
+def test_a_launch_has_room_for_every_batch_it_is_for() -> None:
     scene = Scene(8, 2, 32, [16])
-    scratch = Scratch.of(scene.kv, heads=8, batch=40, width=20)
+    launch = Launch.on(scene.kv, heads=8, batch=40, width=20, pdl=False)
     for batch in range(1, 41):
         for width in range(1, 21):
             tiling = tiling_of(batch, width * 4, kv_heads=2)
-            assert tiling.parts * batch * width * 8 <= len(scratch.lses) == len(scratch.parts)
-            assert batch * 2 * -(-width * 4 // tiling.rows) <= len(scratch.tickets)
+            assert tiling.parts * batch * width * 8 <= len(launch.lses) == len(launch.parts)
+            assert batch * 2 * -(-width * 4 // tiling.rows) <= len(launch.tickets)
 
 
 def cut(scene: Scene, chunks: list[tuple[int, int, int]], most: int) -> torch.Tensor:

@@ -70,20 +70,24 @@ _CUTS = (
 
 
 @dataclass(frozen=True)
-class Scratch:
-    """What the programs of one launch leave for the last of them. Launches of one stream may share it.
+class Launch:
+    """What the launches of one stream share; `Launch.on` makes one.
 
-    parts float32 [n, dim], lses float32 [n]: a query head's result over a part, and the base 2 logarithm of
-    its sum of exponentials; tickets int32, zero between launches.
+    parts float32 [n, dim], lses float32 [n]: what programs leave for the last of them, a query head's result
+    over a part and the base 2 logarithm of its sum of exponentials; tickets int32, zero between kernels.
+    pdl: programmatic dependent launch, for streams whose every kernel takes part in it. compile_only: the
+    kernel is compiled and not run.
     """
 
     parts: torch.Tensor
     lses: torch.Tensor
     tickets: torch.Tensor
+    pdl: bool
+    compile_only: bool = False
 
     @classmethod
-    def of(cls, kv: PagedKv, heads: int, batch: int, width: int) -> Scratch:
-        """For launches of up to `batch` sequences of up to `width` queries, as `tiling_of` cuts them."""
+    def on(cls, kv: PagedKv, heads: int, batch: int, width: int, pdl: bool) -> Launch:
+        """For up to `batch` sequences of up to `width` queries, as `tiling_of` cuts them."""
         group, device = heads // kv.kv_heads, kv.pool.device
         rows = max(
             b * w * heads * tiling_of(b, w * group, kv.kv_heads).parts
@@ -94,6 +98,7 @@ class Scratch:
             parts=torch.empty(rows, kv.dim, device=device),
             lses=torch.empty(rows, device=device),
             tickets=torch.zeros(batch * width * heads, dtype=torch.int32, device=device),
+            pdl=pdl,
         )
 
 
@@ -136,33 +141,25 @@ class _Layout:
 
 
 def attend(
-    q: torch.Tensor,
-    kv: PagedKv,
-    queries: Queries,
-    scratch: Scratch,
-    pdl: bool = False,
-    tiling: Tiling | None = None,
+    q: torch.Tensor, kv: PagedKv, queries: Queries, launch: Launch, tiling: Tiling | None = None
 ) -> torch.Tensor:
-    """softmax(q k / sqrt(dim)) v of q [B * width, heads, dim], strided by row at most -> the same shape.
-
-    `pdl`: launch before the kernel ahead has ended (programmatic dependent launch; compute capability 9.0).
-    """
-    group = q.shape[1] // kv.kv_heads
-    tiling = tiling or tiling_of(queries.slots.shape[0], queries.width * group, kv.kv_heads)
+    """softmax(q k / sqrt(dim)) v of q [B * width, heads, dim], strided by row at most -> the same shape."""
+    batch, heads = queries.slots.shape[0], q.shape[1]
+    tiling = tiling or tiling_of(batch, queries.width * heads // kv.kv_heads, kv.kv_heads)
     layout = _Layout(
         width=queries.width,
         tree=queries.mask is not None,
-        heads=q.shape[1],
+        heads=heads,
         kv_heads=kv.kv_heads,
         dim=kv.dim,
         page_size=kv.page_size,
         page_stride=kv.pool.stride(0),
         tile=tiling.rows,
         keys=tiling.keys,
-        pdl=pdl,
+        pdl=launch.pdl,
     )
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _attend[(kv.kv_heads * layout.tiles, tiling.parts, queries.slots.shape[0])](
+    args = (
         q,
         q.stride(0),
         kv.pool,
@@ -173,15 +170,18 @@ def attend(
         queries.starts,
         queries.starts if queries.mask is None else queries.mask,
         out,
-        scratch.parts,
-        scratch.lses,
-        scratch.tickets,
+        launch.parts,
+        launch.lses,
+        launch.tickets,
         math.log2(math.e) / math.sqrt(kv.dim),
         layout,
-        num_warps=tiling.warps,
-        num_stages=tiling.stages,
-        launch_pdl=pdl,
     )
+    grid = (kv.kv_heads * layout.tiles, tiling.parts, batch)
+    options = {"num_warps": tiling.warps, "num_stages": tiling.stages, "launch_pdl": launch.pdl}
+    if launch.compile_only:
+        _attend.warmup(*args, grid=grid, **options)
+    else:
+        _attend[grid](*args, **options)
     return out
 
 

@@ -60,13 +60,18 @@ def tile_rows(heads: int, kv_heads: int, tiling: ChunkTiling = CHUNK_TILING) -> 
 
 
 def attend_chunks(
-    q: torch.Tensor, kv: PagedKv, tiles: torch.Tensor, tiling: ChunkTiling = CHUNK_TILING
+    q: torch.Tensor,
+    kv: PagedKv,
+    tiles: torch.Tensor,
+    tiling: ChunkTiling = CHUNK_TILING,
+    compile_only: bool = False,
 ) -> torch.Tensor:
     """softmax(q k / sqrt(dim)) v of q [C, heads, dim], strided by row at most -> [C, heads, dim].
 
     tiles int32 [T, 4]: (slot, first row within q, logical row of that first query, count <= tile_rows). A
     query sees its slot's rows up to its own, which are already in the pool. A tile of count 0 does nothing;
-    rows that no tile names are left as they are. Programs start in the order of the tiles.
+    rows that no tile names hold anything. Programs start in the order of the tiles. compile_only: the kernel
+    is compiled and not run.
     """
     layout = _Layout(
         heads=q.shape[1],
@@ -78,7 +83,7 @@ def attend_chunks(
         keys=tiling.keys,
     )
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _attend_chunks[(kv.kv_heads, tiles.shape[0])](
+    args = (
         q,
         q.stride(0),
         kv.pool,
@@ -89,9 +94,13 @@ def attend_chunks(
         out,
         math.log2(math.e) / math.sqrt(kv.dim),
         layout,
-        num_warps=tiling.warps,
-        num_stages=tiling.stages,
     )
+    grid = (kv.kv_heads, tiles.shape[0])
+    options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
+    if compile_only:
+        _attend_chunks.warmup(*args, grid=grid, **options)
+    else:
+        _attend_chunks[grid](*args, **options)
     return out
 
 
