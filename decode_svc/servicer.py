@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import grpc
 import msgspec
@@ -16,7 +15,7 @@ import msgspec
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import EyasError, InvalidRequest, Overloaded, from_code
-from eyas.common.types import WorkerInfo
+from eyas.common.types import Entry, WorkerInfo
 from eyas.engine.client import EngineClient, engine_id, wire_id
 from eyas.engine.messages import (
     Admitted,
@@ -166,14 +165,11 @@ class _Session:
             case Stopped(failure):
                 self.buffer.end(_error(failure))
 
-    def _step(self, entries: tuple[Any, ...]) -> decode_pb2.DecodeDown:
-        step = decode_pb2.Step()
+    def _step(self, entries: tuple[Entry, ...]) -> decode_pb2.DecodeDown:
         for entry in entries:
             if entry.finish is not None:
                 self._forget(entry.id, entry.choice)
-            step.entries.append(convert.entry_to_pb(entry))
-            step.entries[-1].id = wire_id(entry.id)
-        return decode_pb2.DecodeDown(step=step)
+        return decode_pb2.DecodeDown(step=convert.step_to_pb(entries, wire_id))
 
 
 def _error(failure: Failure) -> EyasError:

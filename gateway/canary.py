@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 
 from eyas.common.errors import EyasError, Overloaded
@@ -202,9 +202,12 @@ class Watched:
     def __aiter__(self) -> AsyncIterator[Entry]:
         return self
 
-    async def __anext__(self) -> Entry:
+    def __anext__(self) -> Awaitable[Entry]:
+        return anext(self._entries) if self._proved else self._looked_at()
+
+    async def _looked_at(self) -> Entry:
         entry = await anext(self._entries)
-        if not self._proved and entry.tokens and entry.index + len(entry.tokens) > 1:
+        if entry.tokens and entry.index + len(entry.tokens) > 1:
             self._proved = True
             self._canary.proved()
         return entry

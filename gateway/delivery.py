@@ -30,7 +30,7 @@ class Delivery:
         self._steps = limit
         self._limit = limit * max(1, len(choices))  # a step is one entry a choice
         self._buffer: deque[Entry] = deque()
-        self._wake = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # what `next` waits for
         self._ended = False
         self._error: EyasError | None = None
 
@@ -82,18 +82,18 @@ class Delivery:
         if entry.finish is not None:
             self._open.discard(entry.choice)
         self._buffer.append(entry)
-        self._wake.set()
+        self._wake()
 
     def close(self, choice: int) -> None:
         """Nothing more of this choice is wanted."""
         self._open.discard(choice)
-        self._wake.set()
+        self._wake()
 
     def end(self, error: EyasError | None = None) -> None:
         """No more entries will come. What is buffered is still delivered, then `error` if there is one."""
         if not self._ended:
             self._ended, self._error = True, error
-            self._wake.set()
+            self._wake()
 
     async def next(self) -> Entry:
         """The next entry. Raises StopAsyncIteration at the end, or the error the request ended with."""
@@ -102,9 +102,14 @@ class Delivery:
                 raise self._error
             if self.over:
                 raise StopAsyncIteration
-            self._wake.clear()
-            await self._wake.wait()
+            # A bare future: this is a task switch for every token, and an asyncio.Event costs as much again.
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         return self._buffer.popleft()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 def _without_first(entry: Entry, known: int) -> Entry:

@@ -20,7 +20,6 @@ from tokenizers import Tokenizer as HFTokenizer
 from eyas.common.errors import ConfigError
 
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class TokenBytes:
@@ -47,6 +46,11 @@ class TokenBytes:
     def __getitem__(self, id: int) -> bytes:
         return self._table[id] if 0 <= id < len(self._table) else b""
 
+    def join(self, ids: Sequence[int]) -> bytes:
+        """What `ids` contribute together."""
+        table, known = self._table, len(self._table)
+        return b"".join([table[id] for id in ids if 0 <= id < known])
+
     def label(self, id: int) -> tuple[str, bytes]:
         """How one token is shown by itself: its text (special tokens by name), and the bytes of that."""
         data = self[id]
@@ -56,22 +60,25 @@ class TokenBytes:
 
 
 class Detokenizer:
-    """The text of one choice, token by token."""
+    """The text of one choice, as its tokens come."""
 
     def __init__(self, table: TokenBytes) -> None:
         self._table = table
-        self._utf8 = _UTF8("replace")
+        self._begun = b""  # the bytes of a character that is not whole yet
         self._drop_space = table.drops_first_space
 
-    def feed(self, id: int) -> str:
-        """The characters that this token completed (often one word, sometimes none)."""
-        return self._strip(self._utf8.decode(self._table[id]))
+    def feed(self, ids: Sequence[int]) -> str:
+        """The characters that these tokens completed (often one word each, sometimes none)."""
+        return self._decode(self._table.join(ids), final=False)
 
     def flush(self) -> str:
         """Ends the text: a character still unfinished becomes U+FFFD."""
-        return self._strip(self._utf8.decode(b"", True))
+        return self._decode(b"", final=True)
 
-    def _strip(self, text: str) -> str:
+    def _decode(self, data: bytes, *, final: bool) -> str:
+        data = self._begun + data
+        text, used = codecs.utf_8_decode(data, "replace", final)
+        self._begun = data[used:]
         if self._drop_space and text:
             self._drop_space = False
             return text.removeprefix(" ")
@@ -80,7 +87,7 @@ class Detokenizer:
 
 def decode(table: TokenBytes, ids: Sequence[int]) -> str:
     """The text of `ids` at once."""
-    text = b"".join(map(table.__getitem__, ids)).decode("utf-8", "replace")
+    text = table.join(ids).decode("utf-8", "replace")
     return text.removeprefix(" ") if table.drops_first_space else text
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 
 import msgspec
 
@@ -91,8 +91,8 @@ class Generation:
     def __aiter__(self) -> AsyncIterator[Entry]:
         return self
 
-    async def __anext__(self) -> Entry:
-        return await self._delivery.next()
+    def __anext__(self) -> Awaitable[Entry]:
+        return self._delivery.next()
 
     async def cancel(self, choice: int | None = None) -> None:
         """End one choice, or everything. Idempotent."""
@@ -251,9 +251,9 @@ class Generation:
             timings = msgspec.structs.replace(entry.timings, worker=leg.worker, role=Role.DECODE)
             entry = msgspec.structs.replace(entry, timings=timings)
         self._delivery.push(entry)
-        if self._delivery.complete:
-            leg.close(cancel=self._ended_elsewhere)
         if self._delivery.over:
+            if self._delivery.complete:
+                leg.close(cancel=self._ended_elsewhere)
             self._nudge()
 
     def _deliver_first(self, choices: tuple[FirstToken, ...], timings: Timings) -> None:

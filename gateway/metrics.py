@@ -7,9 +7,13 @@ served; the registry is its maker's.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from gateway.text import Course, Delta, Usage
 
@@ -47,12 +51,12 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self.inter_token = Histogram(
+        self.inter_token = TokenHistogram(
             "eyas_inter_token_latency_seconds",
             "Between two deliveries to a choice, divided by the tokens of the later one",
-            buckets=_TOKEN_SECONDS,
-            registry=registry,
+            _TOKEN_SECONDS,
         )
+        registry.register(self.inter_token)
         self.request_seconds = Histogram(
             "eyas_e2e_request_latency_seconds",
             "From the parsed request to the end of its answer",
@@ -86,6 +90,29 @@ class GatewayMetrics:
         return Meter(self)
 
 
+class TokenHistogram(Collector):
+    """A histogram that takes a value for every token: no labels, no locks, one thread that observes."""
+
+    def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._help = help
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        names = (*map(str, self._bounds), "+Inf")
+        buckets = list(zip(names, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._sum)
+
+    def describe(self) -> Iterator[HistogramMetricFamily]:
+        yield HistogramMetricFamily(self._name, self._help)
+
+
 class Meter:
     """One call's times. Use as a context manager around everything after parsing."""
 
@@ -107,9 +134,8 @@ class Meter:
         """Called for every delta as it arrives."""
         if delta.tokens:
             now = time.perf_counter()
-            if delta.choice in self._last:
-                gap = now - self._last[delta.choice]
-                self._metrics.inter_token.observe(gap / len(delta.tokens))
+            if last := self._last.get(delta.choice):
+                self._metrics.inter_token.observe((now - last) / len(delta.tokens))
             elif not self._last:
                 self._metrics.first_token.observe(now - self._start)
             self._last[delta.choice] = now

@@ -126,10 +126,12 @@ class Frame:
         self._answer = answer
         self._whole = whole
         self._event = event
+        # All events of a call are alike but for their choice: the rest is encoded once.
+        usage = None if call.include_usage else msgspec.UNSET
+        self._before, _, self._after = _event(self._reply(event, [], usage)).partition(b'"choices":[]')
 
     def event(self, choice: ChatChunkChoice | TextChoice) -> bytes:
-        usage = None if self._call.include_usage else msgspec.UNSET
-        return _event(self._reply(self._event, [choice], usage))
+        return b'%b"choices":[%b]%b' % (self._before, _encode(choice), self._after)
 
     def closing(self) -> bytes:
         if not (self._call.include_usage or self._call.timings):
@@ -164,6 +166,7 @@ class ChatFormat:
     def __init__(self, call: Call, table: TokenBytes, answer: Answer) -> None:
         self._call = call
         self._table = table
+        self._wants_logprobs = call.logprobs
         self._frame = Frame(call, answer, "chat.completion", "chat.completion.chunk")
 
     def opening(self) -> bytes:
@@ -189,7 +192,7 @@ class ChatFormat:
         )
 
     def _logprobs(self, delta: Delta) -> Any:
-        return chat_logprobs(delta, self._table) if self._call.logprobs else None
+        return chat_logprobs(delta, self._table) if self._wants_logprobs else None
 
 
 class TextFormat:
@@ -198,6 +201,7 @@ class TextFormat:
     def __init__(self, call: Call, table: TokenBytes, answer: Answer) -> None:
         self._call = call
         self._table = table
+        self._wants_logprobs = call.logprobs
         self._frame = Frame(call, answer, "text_completion", "text_completion")
 
     def opening(self) -> bytes:
@@ -225,7 +229,7 @@ class TextFormat:
         return self._call.echoes[choice // self._call.n] if self._call.echoes else ""
 
     def _logprobs(self, delta: Delta) -> Any:
-        return text_logprobs(delta, self._table) if self._call.logprobs else None
+        return text_logprobs(delta, self._table) if self._wants_logprobs else None
 
 
 def error_body(error: EyasError) -> bytes:

@@ -66,7 +66,7 @@ def stop_list(value: Any) -> Any:
 
 
 def is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+    return isinstance(value, list) and set(map(type, value)) == {int}
 
 
 def _prompt_list(value: Any) -> list[str | list[int]]:

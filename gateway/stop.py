@@ -23,6 +23,10 @@ class StopMatcher:
         self._held = ""
         self.hit = ""  # the stop string that was completed
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to look for."""
+        return bool(self._stops)
+
     def feed(self, text: str) -> tuple[str, bool]:
         """(text that is safe to show, whether a stop string was completed). Not to be called after a hit."""
         if not self._stops:

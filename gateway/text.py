@@ -21,8 +21,8 @@ from gateway.tokenizer import Tokenizer
 class Delta(msgspec.Struct, frozen=True):
     """What one entry added to one choice.
 
-    `tokens` and `logprobs` (empty unless asked for) cover every token that counts, the final one included;
-    `offsets[i]` is where the text of tokens[i] begins, in characters of the choice. `text` may lag behind
+    `tokens` covers every token that counts, the final one included, and so do `logprobs` and `offsets` where
+    log-probabilities are asked for: tokens[i]'s text begins at character offsets[i]. `text` may lag behind
     the tokens: it never holds half a character nor the beginning of a stop string. Drafts that were
     accepted beyond a stop string count as never offered. `matched` is what stopped the choice: a stop string
     or the id of its last token.
@@ -76,11 +76,11 @@ class Course(msgspec.Struct):
     def saw(self, entry: Entry) -> None:
         if entry.timings is not None:
             self.legs.append(entry.timings)
-        if entry.tokens:
+        if entry.tokens and not self.second:
             now = time.monotonic()
             self.first = self.first or now
             if entry.index + len(entry.tokens) > 1:
-                self.second = self.second or now
+                self.second = now
 
     @property
     def cached_tokens(self) -> int:
@@ -100,17 +100,43 @@ class ChoiceText:
 
     def push(self, entry: Entry) -> Delta:
         """The delta of the choice's next entry; `finish` is set if a stop string ended it here."""
+        finish = entry.finish
+        if self._matcher or entry.logprobs:
+            text, offsets, stopped = self._by_token(entry)
+            kept, finish = len(offsets), Finish.STOP if stopped else finish
+        else:
+            text, offsets, kept = self._at_once(entry), (), len(entry.tokens)
+        accepted = min(entry.accepted, kept)
+        offered = entry.offered - (entry.accepted - accepted)
+        return Delta(
+            choice=entry.choice,
+            text=text,
+            tokens=entry.tokens[:kept],
+            logprobs=entry.logprobs[:kept],
+            offsets=offsets,
+            finish=finish,
+            accepted=accepted,
+            offered=offered,
+            verify_steps=int(offered > 0),
+            matched=self._matcher.hit or (entry.tokens[-1] if _is_silent(entry) else None),
+        )
+
+    def _at_once(self, entry: Entry) -> str:
+        text = self._detokenizer.feed(entry.tokens[:-1] if _is_silent(entry) else entry.tokens)
+        return text if entry.finish is None else text + self._detokenizer.flush()
+
+    def _by_token(self, entry: Entry) -> tuple[str, tuple[int, ...], bool]:
+        """(text, where that of each token begins, whether a stop string ended it); no offsets beyond it."""
         pieces: list[str] = []
         offsets: list[int] = []
-        # The token that made the engine stop is no text, whatever it would spell.
-        silent = len(entry.tokens) - 1 if entry.finish is Finish.STOP else -1
+        silent = len(entry.tokens) - 1 if _is_silent(entry) else -1
         stopped = False
         for position, token in enumerate(entry.tokens):
             offsets.append(self._length)
             self._tokens += 1
             if position == silent:
                 break
-            piece = self._detokenizer.feed(token)
+            piece = self._detokenizer.feed((token,))
             self._length += len(piece)
             # Before min_tokens no stop string is looked for, so nothing is held either.
             if self._tokens >= self._min_tokens:
@@ -120,26 +146,17 @@ class ChoiceText:
                 break
         if entry.finish is not None and not stopped:
             pieces.append(self._rest())
-        kept = len(offsets)
-        accepted = min(entry.accepted, kept)
-        offered = entry.offered - (entry.accepted - accepted)
-        return Delta(
-            choice=entry.choice,
-            text="".join(pieces),
-            tokens=entry.tokens[:kept],
-            logprobs=entry.logprobs[:kept],
-            offsets=tuple(offsets),
-            finish=Finish.STOP if stopped else entry.finish,
-            accepted=accepted,
-            offered=offered,
-            verify_steps=int(offered > 0),
-            matched=self._matcher.hit or (entry.tokens[-1] if silent >= 0 else None),
-        )
+        return "".join(pieces), tuple(offsets), stopped
 
     def _rest(self) -> str:
         """What was still held when the engine finished the choice."""
         shown, stopped = self._matcher.feed(self._detokenizer.flush())
         return shown if stopped else shown + self._matcher.flush()
+
+
+def _is_silent(entry: Entry) -> bool:
+    """The token that made the engine stop is no text, whatever it would spell."""
+    return entry.finish is Finish.STOP and bool(entry.tokens)
 
 
 class TextStream:
@@ -172,7 +189,8 @@ class TextStream:
                 continue
             delta = choice.push(entry)
             self.usage.add(delta)
-            self.usage.cached_tokens = self.course.cached_tokens
+            if entry.timings is not None:
+                self.usage.cached_tokens = self.course.cached_tokens
             if delta.finish is not None:
                 await self._finish(entry)
             yield delta

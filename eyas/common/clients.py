@@ -127,7 +127,7 @@ def _session_event(message: decode_pb2.DecodeDown) -> SessionEvent | None:
     """None for a message kind of a newer version."""
     match message.WhichOneof("message"):
         case "step":
-            return Step(tuple(convert.entry_from_pb(entry) for entry in message.step.entries))
+            return Step(convert.step_from_pb(message.step))
         case "heartbeat":
             beat = message.heartbeat
             return Heartbeat(beat.running, beat.waiting, beat.pages_used, beat.pages_total)

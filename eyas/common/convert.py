@@ -7,7 +7,7 @@ the receiver's business. Messages of one service alone are put together by its s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from eyas.common.errors import EyasError, InvalidRequest, from_code
 from eyas.common.params import SamplingParams
@@ -92,7 +92,7 @@ def request_to_pb(request: GenerationRequest) -> common_pb2.GenerationRequest:
 def request_from_pb(pb: common_pb2.GenerationRequest) -> GenerationRequest:
     return GenerationRequest(
         id=pb.id,
-        prompt_ids=tuple(pb.prompt_ids),
+        prompt_ids=tuple(pb.prompt_ids[:]),
         params=params_from_pb(pb.params),
         choices=tuple(Choice(c.index, tuple(c.output_ids)) for c in pb.choices),
         timeout_s=pb.timeout_s,
@@ -145,33 +145,49 @@ def timings_from_pb(pb: common_pb2.Timings) -> Timings:
     )
 
 
-def entry_to_pb(entry: Entry) -> decode_pb2.Entry:
-    return decode_pb2.Entry(
-        id=entry.id,
-        attempt=entry.attempt,
-        choice=entry.choice,
-        index=entry.index,
-        tokens=entry.tokens,
-        logprobs=[logprob_to_pb(logprob) for logprob in entry.logprobs],
-        finish=finish_to_pb(entry.finish),
-        accepted=entry.accepted,
-        offered=entry.offered,
-        timings=timings_to_pb(entry.timings) if entry.timings is not None else None,
-    )
+def step_to_pb(entries: Iterable[Entry], rename: Callable[[str], str] = str) -> decode_pb2.Step:
+    """One message for all `entries`; `rename` gives the id that the receiver knows a request by.
+
+    It runs for every token: what most entries do not have is written only where it is.
+    """
+    step = decode_pb2.Step()
+    add = step.entries.add
+    for entry in entries:
+        pb = add(
+            id=rename(entry.id),
+            attempt=entry.attempt,
+            choice=entry.choice,
+            index=entry.index,
+            tokens=entry.tokens,
+        )
+        if entry.logprobs:
+            pb.logprobs.extend(map(logprob_to_pb, entry.logprobs))
+        if entry.finish is not None:
+            pb.finish = _FINISH_TO_PB[entry.finish]
+        if entry.accepted or entry.offered:
+            pb.accepted, pb.offered = entry.accepted, entry.offered
+        if entry.timings is not None:
+            pb.timings.CopyFrom(timings_to_pb(entry.timings))
+    return step
 
 
-def entry_from_pb(pb: decode_pb2.Entry) -> Entry:
+def step_from_pb(step: decode_pb2.Step) -> tuple[Entry, ...]:
+    """Raises InvalidRequest for a finish that this version does not know."""
+    return tuple([_entry_from_pb(pb) for pb in step.entries])
+
+
+def _entry_from_pb(pb: decode_pb2.Entry) -> Entry:
     return Entry(
-        id=pb.id,
-        attempt=pb.attempt,
-        choice=pb.choice,
-        index=pb.index,
-        tokens=tuple(pb.tokens),
-        logprobs=tuple(logprob_from_pb(logprob) for logprob in pb.logprobs),
-        finish=finish_from_pb(pb.finish),
-        accepted=pb.accepted,
-        offered=pb.offered,
-        timings=timings_from_pb(pb.timings) if pb.HasField("timings") else None,
+        pb.id,
+        pb.attempt,
+        pb.choice,
+        pb.index,
+        tuple(pb.tokens[:]),  # a slice is a plain list, which is quicker to read than the field
+        tuple(map(logprob_from_pb, pb.logprobs)) if pb.logprobs else (),
+        finish_from_pb(pb.finish) if pb.finish else None,
+        pb.accepted,
+        pb.offered,
+        timings_from_pb(pb.timings) if pb.HasField("timings") else None,
     )
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -60,10 +60,9 @@ class WorkerMetrics:
             self._engine_totals[name].inc(max(0, total - self._seen[name]))
             self._seen[name] = total
 
-    def step(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            self._tokens.inc(len(entry.tokens))
-            if entry.offered:
-                self._rounds.inc()
-                self._accepted.inc(entry.accepted)
-                self._offered.inc(entry.offered)
+    def step(self, entries: Sequence[Entry]) -> None:
+        self._tokens.inc(sum([len(entry.tokens) for entry in entries]))
+        if verified := [entry for entry in entries if entry.offered]:
+            self._rounds.inc(len(verified))
+            self._accepted.inc(sum(entry.accepted for entry in verified))
+            self._offered.inc(sum(entry.offered for entry in verified))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from eyas.common.errors import EyasError, Unavailable
+from eyas.common.types import Entry
 from eyas.engine.messages import (
     Admitted,
     Command,
@@ -106,11 +107,11 @@ class EngineClient:
 
     def _split(self, step: Step) -> None:
         """One `Step` for each stream that has entries in it."""
-        entries: dict[int, list[Any]] = {}
+        entries: dict[str, list[Entry]] = {}
         for entry in step.entries:
-            entries.setdefault(int(entry.id.partition(":")[0]), []).append(entry)
+            entries.setdefault(entry.id.partition(":")[0], []).append(entry)
         for number, own in entries.items():
-            self._give(number, Step(tuple(own)))
+            self._give(int(number), step if len(entries) == 1 else Step(tuple(own)))
 
     def _give(self, number: int, event: Event) -> None:
         owner = self._owners.get(number)

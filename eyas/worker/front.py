@@ -158,6 +158,7 @@ class Front:
         while True:
             await asyncio.sleep(TICK_S)
             await self._refresh()
+            self._show()
 
     async def _refresh(self) -> None:
         """Health and admission follow the engine: the one place that turns either."""
@@ -188,6 +189,10 @@ class Front:
         self._load = load
         if self._liveness is not None:
             self._liveness.saw(load, time.monotonic())
+
+    def _show(self) -> None:
+        """The load on the metrics page: it changes with every step, and nobody looks so often."""
+        load = self._load
         self._metrics.running.set(load.running)
         self._metrics.waiting.set(load.waiting)
         self._metrics.pages_used.set(load.pages_used)

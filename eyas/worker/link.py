@@ -9,13 +9,14 @@ the front's watch over the engine's progress.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from eyas.engine.link import EngineLink
 from eyas.engine.messages import Command, Event
@@ -41,25 +42,43 @@ def _socket(context: zmq.Context) -> zmq.Socket:
 
 
 class ZmqFront:
-    """Binds `endpoint` (an ipc:// address in a folder that only this user can enter)."""
+    """Binds `endpoint` (an ipc:// address in a folder that only this user can enter).
+
+    The event loop watches the socket's descriptor: zmq's own asyncio layer would cost more than all else that
+    the front does for a step.
+    """
 
     def __init__(self, endpoint: str) -> None:
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._socket = _socket(self._context)
         self._socket.bind(endpoint)
         self._encoder = msgspec.msgpack.Encoder()
+        self._unsent: deque[bytes] = deque()  # there is no engine yet: nothing else makes a send wait
+        self._events: asyncio.Queue[list[Event]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.FD, self._look)
 
     def send(self, commands: Sequence[Command]) -> None:
-        # Without a high-water mark only an engine that is not there yet makes this wait, and then in the
-        # background and in order: the future has nothing to say.
-        self._socket.send(self._encoder.encode(commands))
+        self._unsent.append(self._encoder.encode(commands))
+        self._look()
 
     async def recv(self) -> list[Event]:
-        return _EVENTS.decode(await self._socket.recv())
+        return await self._events.get()
 
     def close(self) -> None:
+        self._loop.remove_reader(self._socket.FD)
         self._socket.close()
         self._context.term()
+
+    def _look(self) -> None:
+        """Sends and takes all that it can: only from there on does the descriptor tell of a change."""
+        while ready := self._socket.get(zmq.EVENTS) & (zmq.POLLIN | (zmq.POLLOUT if self._unsent else 0)):
+            with contextlib.suppress(zmq.Again):  # the engine has just gone
+                if ready & zmq.POLLOUT:
+                    self._socket.send(self._unsent[0], zmq.NOBLOCK)
+                    self._unsent.popleft()
+                if ready & zmq.POLLIN:
+                    self._events.put_nowait(_EVENTS.decode(self._socket.recv(zmq.NOBLOCK)))
 
 
 class ZmqEngine(EngineLink):

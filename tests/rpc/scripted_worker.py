@@ -228,8 +228,7 @@ class ScriptedWorker(
                     entry = Entry(request.id, attempt, choice, index, ids, finish=finish, timings=timings)
                     entries.append(entry)
                     at[choice] = stop
-            step = decode_pb2.Step(entries=[convert.entry_to_pb(entry) for entry in entries])
-            down.put_nowait(decode_pb2.DecodeDown(step=step))
+            down.put_nowait(decode_pb2.DecodeDown(step=convert.step_to_pb(entries)))
 
 
 @contextlib.asynccontextmanager

@@ -90,3 +90,17 @@ async def test_a_front_nobody_reads_does_not_wait(ends: Any) -> None:
         front.send(COMMANDS[:1])
         engine.send(EVENTS)
     assert time.monotonic() - began < 5.0
+
+
+async def test_what_is_sent_before_there_is_an_engine_waits_for_it(tmp_path: Path) -> None:
+    front = ZmqFront(f"ipc://{tmp_path}/e")
+    front.send(COMMANDS)
+    front.send([Cancel("x")])
+    await asyncio.sleep(0.05)
+    engine = ZmqEngine(f"ipc://{tmp_path}/e")
+    got: list[Any] = []
+    while len(got) <= len(COMMANDS):
+        got += await asyncio.to_thread(engine.recv, 2.0)
+    assert got == [*COMMANDS, Cancel("x")]
+    engine.close()
+    front.close()

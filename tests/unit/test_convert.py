@@ -92,7 +92,7 @@ def test_requests(value: GenerationRequest) -> None:
 
 @given(entry)
 def test_entries(value: Entry) -> None:
-    assert convert.entry_from_pb(over_the_wire(convert.entry_to_pb(value))) == value
+    assert convert.step_from_pb(over_the_wire(convert.step_to_pb([value]))) == (value,)
 
 
 @given(first_token)

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,7 +63,7 @@ def byte_fallback() -> HFTokenizer:
 
 def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     detokenizer = tokenizer.detokenizer()
-    return [*(detokenizer.feed(id) for id in ids), detokenizer.flush()]
+    return [*(detokenizer.feed([id]) for id in ids), detokenizer.flush()]
 
 
 @given(st.lists(st.integers(0, 400), max_size=40))
@@ -192,6 +193,26 @@ def test_the_token_that_stopped_the_engine_is_no_text() -> None:
     last = byte_level().token_to_id("x")
     delta = ChoiceText(tokenizer, ["ca#"], 0).push(entry([*word, last], 0, Finish.STOP))
     assert (delta.text, delta.tokens, delta.finish) == ("cat", (*word, last), Finish.STOP)
+
+
+@given(
+    st.lists(st.integers(0, 345), min_size=1, max_size=24),
+    st.lists(st.integers(1, 5), max_size=8),
+    st.sampled_from(Finish),
+)
+def test_what_is_read_at_once_is_what_is_read_by_token(ids: list[int], cuts: list[int], end: Finish) -> None:
+    """Without stop strings and log-probabilities the tokens of a step are not looked at one by one."""
+    tokenizer = Tokenizer(byte_level())
+    bounds = sorted({0, len(ids), *(min(sum(cuts[:i]), len(ids)) for i in range(len(cuts)))})
+    entries = [
+        entry(ids[a:b], a, end if b == len(ids) else None, accepted=b - a, offered=b - a + 1)
+        for a, b in zip(bounds, bounds[1:], strict=False)
+    ]
+    at_once, by_token = ChoiceText(tokenizer, [], 0), ChoiceText(tokenizer, [], 0)
+    for one in entries:
+        unscored = msgspec.structs.replace(one, logprobs=())
+        wanted = msgspec.structs.replace(by_token.push(one), logprobs=(), offsets=())
+        assert at_once.push(unscored) == wanted
 
 
 class Script:
