@@ -9,7 +9,7 @@ import torch
 
 from eyas.engine.device.tables import Tables, TableSizes
 from eyas.engine.kernels.paths import Extension
-from eyas.engine.kernels.rounds import Batch, Rows, Verdicts
+from eyas.engine.kernels.rounds import Batch, RoundRows, Verdicts
 from eyas.engine.speculation.tree import DraftTree
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -88,9 +88,9 @@ def random_case(seed: int, width: int, batch: int = 5, grow=random_tree) -> Case
     return Case(tables, [*taken, slots - 1], trees)
 
 
-def new_rows(batch: int, width: int) -> Rows:
+def new_rows(batch: int, width: int) -> RoundRows:
     tokens, positions, kv_rows = (ints(batch * width) for _ in range(3))
-    return Rows(tokens, positions, kv_rows, ints(batch))
+    return RoundRows(tokens, positions, kv_rows, ints(batch))
 
 
 def new_verdicts(batch: int, width: int, deepest: int) -> Verdicts:

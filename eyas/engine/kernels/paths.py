@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eyas.engine.kernels.rounds import PLAIN, Batch, Rows, Verdicts, after_previous, physical_rows
+from eyas.engine.kernels.rounds import PLAIN, Batch, RoundRows, Verdicts, after_previous, physical_rows
 
 ROW_BLOCK = 512  # elements of a KV row that a program moves, for all rows of a path
 FEATURE_BLOCK = 1024
@@ -23,12 +23,12 @@ class Extension:
     """The draft head's certain rows, P a sequence: row j pairs feature j of the path with token j emitted.
 
     features [B * P, H]; `rows` as a forward reads them (of the draft pool, whose pages have the target's
-    numbers); last_row int32 [B]: the sequence's newest row, whose output proposes. Rows after it are copies
+    numbers); last_row int32 [B]: the newest row, whose output proposes. Rows after it are copies
     of it that write nothing.
     """
 
     features: Tensor
-    rows: Rows
+    rows: RoundRows
     last_row: Tensor
 
 

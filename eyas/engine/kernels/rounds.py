@@ -38,7 +38,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RoundRows:
     """What a forward reads of R = B * W rows, all int32: tokens, positions, kv_rows [R]; starts [B].
 
     Row j of sequence b stands at logical row starts[b] + j and is row b * W + j here. `kv_rows` are physical
@@ -79,7 +79,7 @@ def physical_rows(pages, slot, row, held, max_pages, PAGE_SIZE: tl.constexpr):
     return tl.where(held, page * PAGE_SIZE + row % PAGE_SIZE, -1)
 
 
-def prepare(batch: Batch, rows: Rows, mask: Tensor) -> None:
+def prepare(batch: Batch, rows: RoundRows, mask: Tensor) -> None:
     """The rows of a round: each sequence's root, then its drafts.
 
     mask int64 [B, W] receives the tables' own: bit r of row j says that node r is visible
@@ -274,7 +274,7 @@ def _draw(seed, start, rates, PATH: tl.constexpr, BLOCK: tl.constexpr):
     return tl.min(tl.where(tl.uint_to_uniform_float(x) < rate, PATH - 1, tl.minimum(step, PATH - 1)))
 
 
-def propose_rows(batch: Batch, best: Tensor, step: int, rows: Rows) -> None:
+def propose_rows(batch: Batch, best: Tensor, step: int, rows: RoundRows) -> None:
     """Stores draft number `step` of each sequence, and makes the row that the draft head runs next.
 
     best int32 [B]: target ids. A sequence that is not speculative gets -1, and its row holds nothing. The

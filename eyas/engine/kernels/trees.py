@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
-from eyas.engine.kernels.rounds import PLAIN, Batch, Rows, after_previous, physical_rows
+from eyas.engine.kernels.rounds import PLAIN, Batch, RoundRows, after_previous, physical_rows
 
 RIVALS = 16  # candidates that all others are compared with at once
 MASK_BITS = 64
@@ -51,7 +51,7 @@ class Frontier:
     Growth.visible[level]. sources int32 [B * k]: the row of the forward before whose output is the feature.
     """
 
-    rows: Rows
+    rows: RoundRows
     sources: Tensor
 
 
