@@ -63,17 +63,12 @@ class PeerMemory:
         if _everyone(not failure, device):
             return memory
         logging.getLogger("eyas.engine").warning("small sums go through NCCL: %s", failure or "a peer cannot")
-        if memory is not None:
-            memory.close()
+        _release(memory, device)
         return None
 
     def close(self) -> None:
-        """Unmaps the peers' buffers and frees this rank's own, when nothing on the device uses them."""
-        torch.cuda.synchronize(self._device)
-        for address in self._opened:
-            self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
-        dist.barrier(device_ids=[self._device.index])  # freed only when nobody maps it
-        self._call("cuMemFree_v2", ctypes.c_uint64(self._own))
+        """Unmaps the peers' buffers and frees this rank's own, on all ranks, when no kernel uses them."""
+        _release(self, self._device)
 
     def _handle(self) -> torch.Tensor:
         handle = _Handle()
@@ -93,6 +88,14 @@ class PeerMemory:
             addresses.append(address.value)
         self.addresses = torch.tensor(addresses, dtype=torch.int64, device=self._device)
 
+    def _unmap(self) -> None:
+        torch.cuda.synchronize(self._device)
+        for address in self._opened:
+            self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+
+    def _free(self) -> None:
+        self._call("cuMemFree_v2", ctypes.c_uint64(self._own))
+
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._driver, name)(*arguments)
         if code != 0:
@@ -104,3 +107,12 @@ def _everyone(fine: bool, device: torch.device) -> bool:
     votes = torch.tensor([int(fine)], device=device)
     dist.all_reduce(votes, dist.ReduceOp.MIN)
     return bool(votes.item())
+
+
+def _release(memory: PeerMemory | None, device: torch.device) -> None:
+    """Gives back what this rank has, if anything; a buffer is freed only when nobody maps it any more."""
+    if memory is not None:
+        memory._unmap()
+    dist.barrier(device_ids=[device.index])
+    if memory is not None:
+        memory._free()
