@@ -7,6 +7,7 @@ measurement, and the tiles as lines of `skinny_tiles.MEASURED`. A run cut off st
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -39,8 +40,10 @@ from tests.gpu.skinny_bench import (
 TIMED_ROWS = {16: 8, 32: 32, 64: 64}
 ROWS = (1, 8, 16, 32, 64)
 IN_FLIGHT = (56 << 10, 104 << 10)  # bytes of shared memory a program
-AHEADS = (0, 256, 512, 1024, 2048)
+COLUMNS, SPLITS, DEPTHS = (16, 32, 64, 128, 256), (1, 2, 4), (64, 128, 256)
+AHEADS = (0, 256, 512, 1024, 2048, 4096)
 SMS = 132
+Key = tuple[str, int, int, int]
 _LONG = 4 << 30  # bytes: about a millisecond
 
 
@@ -49,7 +52,7 @@ class Sweep:
         self._deadline, self._file = time.monotonic() + seconds, out / "skinny.json"
         self._launch = skinny.Launch.on("cuda", pdl=True)
         self._records: list[dict[str, Any]] = []
-        self._best: dict[tuple[str, int, int, int], Tile] = {}
+        self._best: dict[Key, Tile] = {}
         self._layers = {p.name: weights(p) for p in LAYER}
 
     def run(self) -> None:
@@ -73,7 +76,7 @@ class Sweep:
         at = Rows(TIMED_ROWS[rows])
         tiles = list(candidates(product, rows))
         times = self.measured(product, at, stack, tiles)
-        finer = [t for tile in ranked(times)[:3] for t in variants(tile, product, rows)]
+        finer = [replace(tile, warps=12 - tile.warps) for tile in ranked(times)[:4] if tile.warps > 2]
         times |= self.measured(product, at, stack, [t for t in finer if t not in times])
         best = ranked(times)
         if best:
@@ -146,36 +149,36 @@ class Sweep:
         return ms
 
     def descend(self, rows: int, best: dict[Product, list[Tile]]) -> None:
-        """Takes, product by product, the tile that makes the whole chain fastest."""
+        """Takes, product by product, the tile, and then the overlap, that makes the whole chain fastest."""
         chain = Chain(self._layers, TIMED_ROWS[rows])
-        trials = [
-            {self.key(p, rows): t}
-            for p, tiles in best.items()
-            for t in dict.fromkeys((*tiles, *(a for tile in tiles[:1] for a in aheads(tile))))
-        ]
-        compile_all(chain.fused, [self.with_tiles(self._best | trial) for trial in trials])
+        for options in (lambda p, _: best[p], earlies, aheads):
+            known = [(p, self.key(p, rows)) for p in LAYER if self.key(p, rows) in self._best]
+            self.settle(chain, [(key, t) for p, key in known for t in options(p, self._best[key])])
+        self.save()
+
+    def settle(self, chain: Chain, trials: list[tuple[Key, Tile]]) -> None:
+        compile_all(chain.fused, [self.with_tiles(self._best | {key: tile}) for key, tile in trials])
         fastest = milliseconds([partial(chain.fused, self.with_tiles(self._best))])
-        for trial in trials:
+        for key, tile in trials:
             if self.over():
                 break
-            launch = self.with_tiles(self._best | trial)
             try:
-                ms = milliseconds([partial(chain.fused, launch)])
+                ms = milliseconds([partial(chain.fused, self.with_tiles(self._best | {key: tile}))])
             except Exception as error:
-                print(f"chain failed: {trial} {type(error).__name__}", flush=True)
+                print(f"chain failed: {key} {tile} {type(error).__name__}", flush=True)
                 continue
+            self.keep({"chain": key, "ms": ms, **asdict(tile)})
             if ms < fastest:
-                fastest, self._best = ms, self._best | trial
-        print(f"chain m={chain.x.shape[0]:2} after descent {fastest:6.3f} ms", flush=True)
-        self.save()
+                fastest, self._best[key] = ms, tile
+        print(f"chain m={chain.x.shape[0]:2} settled at {fastest:6.3f} ms", flush=True)
 
     # --- what all share ----------------------------------------------------------------------------------
 
     @staticmethod
-    def key(product: Product, rows: int) -> tuple[str, int, int, int]:
+    def key(product: Product, rows: int) -> Key:
         return product.kind, rows, product.n, product.k
 
-    def with_tiles(self, tiles: dict[tuple[str, int, int, int], Tile]) -> skinny.Launch:
+    def with_tiles(self, tiles: dict[Key, Tile]) -> skinny.Launch:
         return replace(self._launch, tiles=tiles)
 
     def keep(self, record: dict[str, Any]) -> None:
@@ -192,30 +195,31 @@ class Sweep:
 def candidates(product: Product, rows: int) -> Iterable[Tile]:
     """Tiles that give every SM something and not too much, without repeating those that fit alike."""
     seen = set()
-    for columns in (32, 64, 128, 256):
-        for split in (1, 2, 4):
-            programs = product.n // columns * split
-            if programs < 0.7 * SMS or (programs > 8 * SMS and product.n < 100_000):
-                continue
-            for depth in (64, 128, 256):
-                for in_flight in IN_FLIGHT:
-                    stages = in_flight // ((columns + rows) * depth * 2)
-                    tile = Tile(
-                        columns, depth, 8 if columns * rows >= 8192 else 4, min(stages, 8), split, 512
-                    )
-                    if stages >= 3 and fits(tile, product, rows) and tile not in seen:
-                        seen.add(tile)
-                        yield tile
+    for columns, split, depth, in_flight in itertools.product(COLUMNS, SPLITS, DEPTHS, IN_FLIGHT):
+        programs = product.n // columns * split
+        if programs < 0.7 * SMS or (programs > 8 * SMS and product.n < 100_000):
+            continue
+        stages = min(8, in_flight // ((columns + rows) * depth * 2))
+        warps = 2 if columns == 16 else 8 if columns * rows >= 8192 else 4
+        near = bridge(product)
+        tile = Tile(columns, depth, warps, stages, split, max(512, near), near // 2)
+        if stages >= 3 and fits(tile, product, rows) and tile not in seen:
+            seen.add(tile)
+            yield tile
 
 
-def variants(tile: Tile, product: Product, rows: int) -> Iterable[Tile]:
-    """The same tile with other warps, and more or less asked of L2."""
-    others = [replace(tile, warps=12 - tile.warps), *aheads(tile)]
-    return (t for t in others if fits(t, product, rows))
+def bridge(product: Product) -> int:
+    """Elements of each weight row that memory delivers in about 2 us, a power of two."""
+    return 1 << ((4 << 20) // product.n).bit_length() - 1
 
 
-def aheads(tile: Tile) -> list[Tile]:
-    return [replace(tile, ahead=ahead) for ahead in AHEADS]
+def earlies(product: Product, tile: Tile) -> list[Tile]:
+    near = bridge(product)
+    return [replace(tile, early=early) for early in (0, near // 2, near, 4 * near, product.k)]
+
+
+def aheads(product: Product, tile: Tile) -> list[Tile]:
+    return [replace(tile, ahead=ahead) for ahead in AHEADS if ahead <= product.k // tile.split]
 
 
 def fits(tile: Tile, product: Product, rows: int) -> bool:

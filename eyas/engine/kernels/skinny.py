@@ -153,6 +153,7 @@ def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: La
         warps=tile.warps,
         stages=tile.stages,
         ahead=tile.ahead if launch.pdl and tile.depth >= line else 0,
+        early=tile.early,
         line=line,
         slots=max(_LEAST_SLOTS, triton.next_power_of_2(parts)) if parts else 0,
         eps=source.eps,

@@ -21,8 +21,8 @@ class Plan:
     """What a kernel knows when it is compiled: x [rows, k] (padded), weight [n, k], and how they are cut.
 
     A program owns `columns` weight rows and one of `split` parts of k, by steps of `depth`. `line` elements
-    are 128 bytes; `ahead`: how far L2 is asked in advance (0: not at all); `slots`: the most parts of sums
-    (0: there are none).
+    are 128 bytes. `ahead`: how far L2 is asked in advance (0: not at all). `early`: what is left of its part
+    of k when the next kernel may start. `slots`: the most parts of sums (0: there are none).
     """
 
     rows: int
@@ -34,6 +34,7 @@ class Plan:
     warps: int
     stages: int
     ahead: int
+    early: int
     line: int
     slots: int
     eps: float
@@ -46,6 +47,15 @@ class Plan:
     @property
     def chunk(self) -> int:
         return self.k // self.split
+
+    @property
+    def early_in_loop(self) -> bool:
+        return self.pdl and 0 < self.early < self.chunk
+
+    @property
+    def early_step(self) -> int:
+        """The step at which the next kernel may start."""
+        return (self.chunk - self.early) // self.depth * self.depth
 
     @property
     def ahead_lines(self) -> int:
@@ -166,7 +176,8 @@ def _weight_rows(weight, rows, plan: tl.constexpr):
 def _begin(weights, plan: tl.constexpr):
     """Waits for the kernel before; the weights, which no kernel writes, are asked for meanwhile."""
     if plan.pdl:
-        gdc_launch_dependents()
+        if plan.early >= plan.chunk:
+            gdc_launch_dependents()
         if plan.ahead > 0:
             line = tl.arange(0, plan.ahead_lines) * plan.line
             _ask_l2(weights[:, None] + line[None, :], (line < plan.chunk)[None, :])
@@ -181,6 +192,19 @@ def _ask_l2(lines, wanted):
         "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
         "=r,l,r",
         [address, wanted],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _let_next_start(now):
+    """If `now`, the next kernel's programs may be placed, and ask for weights while this one's tail runs."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, $1, 0; @p griddepcontrol.launch_dependents; mov.b32 $0, 0; }",
+        "=r,r",
+        [now.to(tl.int32)],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -214,6 +238,8 @@ def _product(x, weights, m, partials, tickets, plan: tl.constexpr):
     x += tl.program_id(1) * plan.chunk
     acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
     for at in range(0, plan.chunk, plan.depth):
+        if plan.early_in_loop:
+            _let_next_start(at == plan.early_step)
         if plan.ahead > 0:
             line = at + plan.ahead + tl.arange(0, plan.depth_lines) * plan.line
             _ask_l2(weights[:, None] + line[None, :], (line < plan.chunk)[None, :])
@@ -221,6 +247,8 @@ def _product(x, weights, m, partials, tickets, plan: tl.constexpr):
         tile = tl.load(weights[:, None] + inner[None, :])
         columns = tl.load(x + row * plan.k + inner[:, None], mask=row < m, other=0.0)
         acc = tl.dot(tile, columns, acc, input_precision="ieee")
+    if plan.pdl and plan.early == 0:
+        gdc_launch_dependents()
     y = tl.trans(acc)
     if plan.split > 1:
         y, m = _join(y, m, partials, tickets, plan, plan.split)

@@ -33,10 +33,10 @@ class Shape:
 class Tile:
     """A program's share: `columns` weight rows, by `depth` of k at a time, `stages` steps in flight.
 
-    `split` programs share a tile's k. With programmatic launch, in elements of each weight row: `ahead`, what is
-    asked of L2 before it is loaded (a power of two, or 0; useful above depth * stages), and `early`, what is
-    left to do when the next kernel may start and ask for its own. Too late, and memory idles between kernels;
-    too early, and what was asked for is there before the gap.
+    `split` programs share a tile's k. With programmatic launch, in elements of each weight row: `ahead`, what
+    is asked of L2 before it is loaded (a power of two, or 0; useful above depth * stages), and `early`, what
+    is left to do when the next kernel may start and ask for its own. Too late, and memory idles between two
+    kernels; too early, and what was asked for has come before the gap.
     """
 
     columns: int
