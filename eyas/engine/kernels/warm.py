@@ -57,6 +57,19 @@ class Warmup:
         return Compiled(**json.loads(self._done.read_text()))
 
 
+def capability_of(device: str) -> int:
+    """Compute capability of "cuda" or "cuda:1", such as 90, as the GPU's driver tells it, without torch.
+
+    Raises CalledProcessError, or FileNotFoundError, where there is no such GPU.
+    """
+    number = int(device.partition(":")[2] or 0)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    name = visible.split(",")[number] if visible else str(number)
+    query = ["nvidia-smi", f"--id={name}", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    told = subprocess.run(query, check=True, capture_output=True, text=True).stdout
+    return int(told.strip().replace(".", ""))
+
+
 def use_cache(capability: int) -> Path:
     """The directory where this process, and those it starts, now keep Triton's kernels.
 
