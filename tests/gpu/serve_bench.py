@@ -1,0 +1,222 @@
+"""A server on the GPU under load: `python -m tests.gpu.serve_bench --out DIR [--cases ...] [serve flags]`.
+
+Starts `eyas serve`, tells how long it took to be healthy, runs a load client for one case after another, and
+tells beside each result how much CPU the gateway, the front and the engine used meanwhile. Everything it
+learns is in DIR as soon as it is known (`results.txt`; `serve.log` is the server's own), every wait has an
+end, and nothing outlives it. It knows processes and lines of text; the client measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from eyas.worker.ports import free_ports
+
+SERVE = ("--device", "cuda", "--layout", "unified", "--load-format", "dummy")  # flags given later win
+CASES = ("bs1", "bs8", "bs32", "s1k")
+CLIENT = Path(".scratch/bench_client.py")
+HALVES = ("gateway", "front", "engine")
+GRACE_S = 15.0
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Plan:
+    out: Path
+    client: Path
+    label: str
+    cases: tuple[str, ...]
+    flags: tuple[str, ...]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Load an Eyas server and measure it.", allow_abbrev=False)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--cases", nargs="+", default=CASES)
+    parser.add_argument("--client", type=Path, default=CLIENT, help="a load client that prints RES lines")
+    parser.add_argument("--label", default="eyas")
+    parser.add_argument("--seconds", type=float, default=540.0, help="for everything, the start included")
+    args, flags = parser.parse_known_args()
+    if not args.client.is_file():
+        parser.error(f"there is no load client at {args.client}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    plan = Plan(args.out, args.client, args.label, tuple(args.cases), tuple(flags))
+    return asyncio.run(_measure(plan, args.seconds))
+
+
+async def _measure(plan: Plan, seconds: float) -> int:
+    report = Report(plan)
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # ends the server too
+    try:
+        async with asyncio.timeout(seconds), _served(plan, report) as server:
+            for case in plan.cases:
+                report.result(await _run(plan, server, case))
+    except TimeoutError:
+        report.failure(f"not done after {seconds:g} s")
+    except RuntimeError as error:
+        report.failure(str(error))
+    return int(report.failed)
+
+
+class Report:
+    """`results.txt` and standard output, a line at a time. `failed`: some request, case or start did."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.failed = False
+
+    def line(self, text: str) -> None:
+        print(text, flush=True)
+        with (self._plan.out / "results.txt").open("a") as file:
+            file.write(text + "\n")
+
+    def result(self, result: dict[str, Any]) -> None:
+        self.failed |= bool(result.get("failed", True))
+        self.line(f"RES {self._plan.label} {result.pop('case')} {json.dumps(result)}")
+
+    def failure(self, reason: str) -> None:
+        self.failed = True
+        self.line(f"FAILED {self._plan.label}: {reason}")
+        log = self._plan.out / "serve.log"
+        tail = log.read_text(errors="replace").splitlines()[-20:] if log.exists() else []
+        print("\n".join(f"  | {line}" for line in tail), flush=True)
+
+
+# --- the server ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    model: str
+    vocab_size: int
+    root: psutil.Process
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds so far of the gateway, of the workers' fronts, and of their engines."""
+        used = dict.fromkeys(HALVES, 0.0)
+        for process in self.root.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if half := _half(process):
+                    times = process.cpu_times()
+                    used[half] += times.user + times.system
+        return used
+
+
+def _half(process: psutil.Process) -> str | None:
+    """What a process of the cluster is, by its command line; an engine is spawned by its front."""
+    words = process.cmdline()
+    if "eyas.cli" in words:
+        return {"gateway": "gateway", "worker": "front"}.get(words[words.index("eyas.cli") + 1])
+    return "engine" if any("multiprocessing.spawn" in word for word in words) else None
+
+
+@contextlib.asynccontextmanager
+async def _served(plan: Plan, report: Report) -> AsyncIterator[Server]:
+    """A healthy server. Raises RuntimeError if it ends instead; at the end all of its processes are gone."""
+    with contextlib.closing(free_ports()) as ports:
+        port, grpc_port = next(ports), next(ports)
+    flags = ("--port", str(port), "--grpc-port", str(grpc_port), *SERVE, *plan.flags)
+    began = time.monotonic()
+    with (plan.out / "serve.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "eyas.cli", "serve", *flags), stdout=log, stderr=log
+        )
+    root = psutil.Process(process.pid)
+    try:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=5.0
+        ) as http:
+            await _healthy(http, process)
+            report.line(f"START {plan.label} {time.monotonic() - began:.1f} s to healthy: {' '.join(flags)}")
+            model = (await http.get("/get_model_info")).json()
+        yield Server(str(http.base_url), model["served_model_name"], model["vocab_size"], root)
+    finally:
+        await _end(process, root)
+
+
+async def _healthy(http: httpx.AsyncClient, process: asyncio.subprocess.Process) -> None:
+    while process.returncode is None:
+        with contextlib.suppress(httpx.HTTPError):
+            if (await http.get("/health")).status_code == 200:
+                return
+        await asyncio.sleep(POLL_S)
+    raise RuntimeError(f"the server ended with code {process.returncode} at start")
+
+
+async def _end(process: asyncio.subprocess.Process, root: psutil.Process) -> None:
+    """Asks it to stop, then kills what is left."""
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        family = root.children(recursive=True)
+    if process.returncode is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), GRACE_S)
+    for left in (*family, root):
+        with contextlib.suppress(psutil.Error):
+            left.kill()
+
+
+# --- the client ----------------------------------------------------------------------------------------
+
+
+async def _run(plan: Plan, server: Server, case: str) -> dict[str, Any]:
+    """The client's figures of one case, and the CPU seconds that each part used a second of it.
+
+    The client's first line is its warm-up's: the case is what lies between that and its second. Raises
+    RuntimeError if it says anything else.
+    """
+    words = ("--url", server.url, "--model", server.model, "--vocab", str(server.vocab_size))
+    client = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(plan.client), *words, "--label", plan.label, case),
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        await _figures(client, "its warm-up")
+        before, began = server.cpu_s(), time.monotonic()
+        figures = await _figures(client, case)
+        seconds, after = time.monotonic() - began, server.cpu_s()
+    finally:
+        if client.returncode is None:
+            client.kill()
+        await client.wait()
+    used = {half: after[half] - before[half] for half in HALVES}
+    tokens = max(1.0, figures["out_tok_s"] * figures["dur_s"])
+    figures["cpu"] = {half: round(spent / seconds, 3) for half, spent in used.items()}
+    figures["cpu_us_per_token"] = {half: round(1e6 * used[half] / tokens, 2) for half in HALVES[:2]}
+    return {"case": case, **figures}
+
+
+async def _figures(client: asyncio.subprocess.Process, case: str) -> dict[str, Any]:
+    """The JSON of the client's next RES line."""
+    assert client.stdout is not None
+    async for line in client.stdout:
+        text = line.decode(errors="replace").strip()
+        if not text.startswith("RES "):
+            continue
+        if "{" not in text or " FAILED " in text:
+            raise RuntimeError(f"no request of {case} succeeded: {text[:300]}")
+        return json.loads(text[text.index("{") :])
+    raise RuntimeError(f"the client ended without a result for {case}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
