@@ -1,0 +1,247 @@
+"""The small kernels between the products of a wide forward: one row, or a few heads of one, a program.
+
+They know rows, gains and where a row lies in a layer of the paged pool; they know nothing of models. Sums are
+taken in float32; a result is rounded once, to the dtype of its input. Tensors are contiguous, their rows a
+multiple of 16 bytes. `pdl`: the kernel is launched before the one before it has ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.engine.kernels.skinny import MAX_ROWS, KvRows, Rotation
+
+_PRODUCTS = 1024  # elements of a row that a program of `silu_mul` makes
+_HEADS = 8  # heads of a row that a program of `rope_write` rotates, at most
+
+
+def norm(x: torch.Tensor, eps: float, gain: torch.Tensor | None = None, pdl: bool = False) -> torch.Tensor:
+    """Rows x [m, hidden] over their root mean square, times gain [hidden] if there is one."""
+    out = torch.empty_like(x)
+    _norm[(x.shape[0],)](x, None, gain, out, eps, **_row(x.shape[1], pdl))
+    return out
+
+
+def add_norm(
+    x: torch.Tensor, residual: torch.Tensor, eps: float, gain: torch.Tensor | None = None, pdl: bool = False
+) -> torch.Tensor:
+    """residual += x, in place and rounded; then the norm of the rounded residual. All [m, hidden]."""
+    out = torch.empty_like(x)
+    _norm[(x.shape[0],)](x, residual, gain, out, eps, **_row(x.shape[1], pdl))
+    return out
+
+
+def gather_rows(source: torch.Tensor, index: torch.Tensor, pdl: bool = False) -> torch.Tensor:
+    """source [n, width], index int32 or int64 [m] -> [m, width]."""
+    out = source.new_empty(index.shape[0], source.shape[1])
+    _gather[(index.shape[0],)](source, index, out, None, **_row(source.shape[1], pdl))
+    return out
+
+
+def embed(
+    tokens: torch.Tensor, table: torch.Tensor, sums: bool = False, pdl: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """tokens int32 [m], table [vocab, hidden] -> rows [m, hidden].
+
+    With `sums` (m <= 64) also the rows' sums of squares as `skinny.Source` takes them, float32 [1, 64].
+    """
+    out = table.new_empty(tokens.shape[0], table.shape[1])
+    squares = table.new_empty(1, MAX_ROWS, dtype=torch.float32) if sums else None
+    _gather[(tokens.shape[0],)](table, tokens, out, squares, **_row(table.shape[1], pdl))
+    return out, squares
+
+
+def silu_mul(gate_up: torch.Tensor, pdl: bool = False) -> torch.Tensor:
+    """Rows [gate ; up] [m, 2 * inner] -> silu(gate) * up [m, inner]."""
+    rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, inner)
+    grid = (rows, triton.cdiv(inner, _PRODUCTS))
+    _silu_mul[grid](gate_up, out, INNER=inner, BLOCK=_PRODUCTS, PDL=pdl, num_warps=4, launch_pdl=pdl)
+    return out
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How a row of q, k and v divides into heads."""
+
+    q: int
+    kv: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Gains [dim] of the RMSNorm that each head of q and of k passes before it is rotated (Qwen3)."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    eps: float
+
+
+def rope_write(
+    qkv: torch.Tensor,
+    heads: Heads,
+    q: torch.Tensor,
+    rotation: Rotation,
+    kv: KvRows,
+    norms: HeadNorms | None = None,
+) -> None:
+    """Rows qkv [m, (heads.q + 2 heads.kv) * dim]: rotated q goes to q [m, heads.q, dim], k and v to the pool.
+
+    k is rotated too, in float32, element i of a head with i + dim / 2. A row at -1 in `kv` writes no k and v.
+    """
+    block = min(_HEADS, triton.next_power_of_2(heads.kv))
+    programs = triton.cdiv(heads.q, block) + 2 * triton.cdiv(heads.kv, block)
+    gains = (None, None, 0.0) if norms is None else (norms.q, norms.k, norms.eps)
+    _rope_write[(qkv.shape[0], programs)](
+        *(qkv, q, kv.layer, kv.layer.stride(0), kv.rows),
+        *(rotation.cos, rotation.sin, rotation.positions, *gains),
+        HEADS=heads.q,
+        KV_HEADS=heads.kv,
+        DIM=heads.dim,
+        PAGE=kv.layer.shape[2],
+        BLOCK=block,
+        HALF=triton.next_power_of_2(heads.dim // 2),
+        num_warps=2,
+    )
+
+
+def _row(width: int, pdl: bool) -> dict[str, object]:
+    """What every kernel with a whole row a program takes."""
+    block = triton.next_power_of_2(width)
+    sizes = {"WIDTH": width, "BLOCK": block, "PDL": pdl, "launch_pdl": pdl}
+    return {**sizes, "num_warps": min(max(block // 512, 1), 16)}
+
+
+@triton.jit
+def _after_previous(PDL: tl.constexpr):
+    """Lets the next kernel be launched, and waits for the memory of the one before."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def _norm(x, residual, gain, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    if gain is not None:
+        scale = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
+    _after_previous(PDL)
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    row = tl.load(x + start + column, mask=inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        row += tl.load(residual + start + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = row.to(residual.dtype.element_ty)
+        tl.store(residual + start + column, rounded, mask=inside)
+        row = rounded.to(tl.float32)
+    row *= tl.rsqrt(tl.sum(row * row) / WIDTH + eps)
+    if gain is not None:
+        row *= scale
+    tl.store(out + start + column, row.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["index"])
+def _gather(source, index, out, sums, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    _after_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    start = tl.load(index + row).to(tl.int64) * WIDTH
+    values = tl.load(source + start + column, mask=column < WIDTH, other=0.0)
+    tl.store(out + row * WIDTH + column, values, mask=column < WIDTH)
+    if sums is not None:
+        wide = values.to(tl.float32)
+        tl.store(sums + row, tl.sum(wide * wide))
+
+
+@triton.jit
+def _silu_mul(gate_up, out, INNER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    _after_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < INNER
+    start = gate_up + row * 2 * INNER + column
+    gate = tl.load(start, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(start + INNER, mask=inside, other=0.0).to(tl.float32)
+    product = gate * tl.sigmoid(gate) * up
+    tl.store(out + row * INNER + column, product.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["kv_rows", "positions"])
+def _rope_write(
+    qkv,
+    q_out,
+    layer,
+    page_stride,
+    kv_rows,
+    cos,
+    sin,
+    positions,
+    q_gain,
+    k_gain,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Some heads of one row: of q, of k, or of v."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    q_blocks: tl.constexpr = (HEADS + BLOCK - 1) // BLOCK
+    kv_blocks: tl.constexpr = (KV_HEADS + BLOCK - 1) // BLOCK
+    of_row = qkv + row * (HEADS + 2 * KV_HEADS) * DIM
+    place = tl.load(kv_rows + row).to(tl.int64)
+    kept = layer + place // PAGE * page_stride + place % PAGE * (KV_HEADS * DIM)
+    angle, half = tl.load(positions + row).to(tl.int64) * (DIM // 2), tl.arange(0, HALF)
+    c = tl.load(cos + angle + half, mask=half < DIM // 2, other=0.0)[None, :]
+    s = tl.load(sin + angle + half, mask=half < DIM // 2, other=0.0)[None, :]
+    if block < q_blocks:
+        at, inside = _heads_at(block, HEADS, DIM, BLOCK, HALF)
+        low, high = _head_norm(of_row, at, inside, q_gain, eps, DIM, HALF)
+        _store_halves(q_out + row * HEADS * DIM, at, inside, low * c - high * s, high * c + low * s, DIM)
+    elif block < q_blocks + kv_blocks:
+        at, inside = _heads_at(block - q_blocks, KV_HEADS, DIM, BLOCK, HALF)
+        low, high = _head_norm(of_row + HEADS * DIM, at, inside, k_gain, eps, DIM, HALF)
+        inside = inside & (place >= 0)
+        _store_halves(kept, at, inside, low * c - high * s, high * c + low * s, DIM)
+    else:
+        at, inside = _heads_at(block - q_blocks - kv_blocks, KV_HEADS, DIM, BLOCK, HALF)
+        values = of_row + (HEADS + KV_HEADS) * DIM
+        low, high = _head_norm(values, at, inside, None, eps, DIM, HALF)
+        _store_halves(kept + PAGE * KV_HEADS * DIM, at, inside & (place >= 0), low, high, DIM)
+
+
+@triton.jit
+def _heads_at(block, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr):
+    """Where the first halves of a block of heads lie [BLOCK, HALF], and which of that is not padding."""
+    head = (block * BLOCK + tl.arange(0, BLOCK))[:, None]
+    half = tl.arange(0, HALF)[None, :]
+    return head * DIM + half, (head < HEADS) & (half < DIM // 2)
+
+
+@triton.jit
+def _head_norm(source, at, inside, gain, eps, DIM: tl.constexpr, HALF: tl.constexpr):
+    """Both halves of the heads in float32; with a gain, normalised and rounded as by a kernel of its own."""
+    low = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(source + at + DIM // 2, mask=inside, other=0.0).to(tl.float32)
+    if gain is not None:
+        half = tl.arange(0, HALF)
+        real = half < DIM // 2
+        scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / DIM + eps)[:, None]
+        low_gain = tl.load(gain + half, mask=real, other=0.0).to(tl.float32)[None, :]
+        high_gain = tl.load(gain + half + DIM // 2, mask=real, other=0.0).to(tl.float32)[None, :]
+        low = (low * scale * low_gain).to(source.dtype.element_ty).to(tl.float32)
+        high = (high * scale * high_gain).to(source.dtype.element_ty).to(tl.float32)
+    return low, high
+
+
+@triton.jit
+def _store_halves(target, at, inside, low, high, DIM: tl.constexpr):
+    tl.store(target + at, low.to(target.dtype.element_ty), mask=inside)
+    tl.store(target + at + DIM // 2, high.to(target.dtype.element_ty), mask=inside)

@@ -1,0 +1,134 @@
+"""The row kernels against torch: roundings, widths that are no powers of two, rows that are not kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from eyas.engine.kernels import rows
+from eyas.engine.kernels.skinny import MAX_ROWS, KvRows, Rotation
+from eyas.engine.layers.rotary import Rotary, tables
+from eyas.engine.model_config import Rope
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EPS = 1e-2  # large, so that a forgotten epsilon shows
+DTYPES = [torch.float32, torch.float16]
+if DEVICE == "cuda":  # the interpreter cuts bfloat16 off where it should round
+    DTYPES.append(torch.bfloat16)
+PAGE = 4
+LAYER = 1
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def random(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*sizes, device=DEVICE).to(dtype)
+
+
+def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal up to a last place or two: sums are taken in another order."""
+    assert got.dtype == expected.dtype and got.shape == expected.shape
+    step = 4 * torch.finfo(got.dtype).eps
+    torch.testing.assert_close(got.float(), expected.float(), rtol=step, atol=step)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "width"), [(1, 64), (5, 96), (3, 1024)])
+@pytest.mark.parametrize("gained", [False, True])
+def test_norm_is_torchs(m: int, width: int, dtype: torch.dtype, gained: bool) -> None:
+    x, gain = random(m, width, dtype=dtype), random(width, dtype=dtype) if gained else None
+    before = x.clone()
+    close(rows.norm(x, EPS, gain), F.rms_norm(x, (width,), gain, EPS))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "width"), [(4, 96), (2, 1024)])
+def test_the_sum_is_rounded_before_it_is_normalised(m: int, width: int, dtype: torch.dtype) -> None:
+    x, residual, gain = (random(*sizes, dtype=dtype) for sizes in ((m, width), (m, width), (width,)))
+    expected = x + residual
+    for given in (None, gain):
+        added = residual.clone()
+        normed = rows.add_norm(x, added, EPS, given)
+        assert torch.equal(added, expected)
+        close(normed, F.rms_norm(expected, (width,), given, EPS))
+
+
+def test_the_norm_is_that_of_the_rounded_sum() -> None:
+    """Small terms vanish in half precision beside large ones; the norm must not remember them."""
+    residual = torch.full((1, 64), 2048.0, dtype=torch.float16, device=DEVICE)
+    x = torch.full_like(residual, 0.75)
+    x[0, 0] = -2040.0
+    normed = rows.add_norm(x, residual, EPS).float()
+    rounded = residual.float()  # 2048.75 is rounded back to 2048, but for the first
+    mean = rounded.square().mean()
+    torch.testing.assert_close(normed, (rounded / (mean + EPS).sqrt()).half().float(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_rows_are_gathered(dtype: torch.dtype, index_dtype: torch.dtype) -> None:
+    source = random(9, 48, dtype=dtype)
+    index = torch.tensor([8, 0, 3, 3], dtype=index_dtype, device=DEVICE)
+    assert torch.equal(rows.gather_rows(source, index), source[index.long()])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embedding_leaves_sums_of_squares(dtype: torch.dtype) -> None:
+    table = random(20, 96, dtype=dtype)
+    tokens = torch.tensor([19, 0, 7, 7, 2], dtype=torch.int32, device=DEVICE)
+    plain, nothing = rows.embed(tokens, table)
+    out, sums = rows.embed(tokens, table, sums=True)
+    assert nothing is None and sums is not None and sums.shape == (1, MAX_ROWS)
+    assert torch.equal(out, table[tokens.long()]) and torch.equal(plain, out)
+    torch.testing.assert_close(sums[0, :5], out.float().square().sum(1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "inner"), [(1, 48), (3, 1040)])
+def test_silu_mul(m: int, inner: int, dtype: torch.dtype) -> None:
+    gate_up = random(m, 2 * inner, dtype=dtype) * 4
+    gate, up = gate_up.float().chunk(2, dim=1)
+    close(rows.silu_mul(gate_up), (F.silu(gate) * up).to(dtype))
+
+
+def rotated(x: torch.Tensor, positions: torch.Tensor, rope: Rope, dim: int) -> torch.Tensor:
+    rotary = Rotary(rope, dim, 64)
+    return rotary.rotate(x.cpu(), rotary.angles(positions.cpu().long())).to(x.device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 32), (3, 1, 64), (14, 2, 16), (12, 12, 24)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rope_write(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, normed: bool) -> None:
+    m, rope = 4, Rope(theta=100.0)
+    qkv = random(m, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    pool = torch.full((6, 3, 2, PAGE, kv_heads, dim), 7.0, device=DEVICE).to(dtype)
+    positions = torch.tensor([0, 63, 5, 17], dtype=torch.int32, device=DEVICE)
+    kv_rows = torch.tensor([23, -1, 0, 9], dtype=torch.int32, device=DEVICE)
+    cos, sin = (t.to(DEVICE) for t in tables(rope, dim, 64))
+    q = torch.empty(m, heads, dim, dtype=dtype, device=DEVICE)
+    gains = (random(dim, dtype=dtype), random(dim, dtype=dtype)) if normed else (None, None)
+    norms = rows.HeadNorms(*gains, EPS) if normed else None
+    place, layout = KvRows(pool[:, LAYER], kv_rows), rows.Heads(heads, kv_heads, dim)
+    rows.rope_write(qkv, layout, q, Rotation(cos, sin, positions), place, norms)
+    all_heads = qkv.view(m, -1, dim)
+    parts = list(all_heads.split([heads, kv_heads, kv_heads], dim=1))
+    for i, gain in enumerate(gains):
+        if gain is not None:
+            parts[i] = F.rms_norm(parts[i], (dim,), gain, EPS)
+    close(q, rotated(parts[0], positions, rope, dim))
+    expected = torch.full_like(pool, 7.0)
+    keys = rotated(parts[1], positions, rope, dim)
+    for row, at in enumerate(kv_rows.tolist()):
+        if at >= 0:
+            expected[at // PAGE, LAYER, 0, at % PAGE] = keys[row]
+            expected[at // PAGE, LAYER, 1, at % PAGE] = parts[2][row]
+    close(pool, expected)
+    untouched = expected == 7.0
+    assert torch.equal(pool[untouched], expected[untouched])
+    assert torch.equal(pool[:, LAYER, 1], expected[:, LAYER, 1])
