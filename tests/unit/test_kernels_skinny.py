@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
 
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.skinny_tiles import MEASURED, Shape, Tile, tile_for
@@ -15,7 +16,13 @@ from eyas.engine.model_config import Rope
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-2  # large, so that a forgotten epsilon shows
 UNWRITTEN = 77.0
-CUTS = [Tile(16, 16, 4, 2), Tile(32, 32, 4, 3), Tile(32, 16, 4, 2, split=2), Tile(64, 32, 4, 2, split=4)]
+PDL = torch.cuda.is_available() and not triton.knobs.runtime.interpret
+CUTS = [
+    Tile(16, 16, 4, 2),
+    Tile(32, 64, 4, 3, ahead=64, early=64),
+    Tile(32, 32, 4, 2, split=2, ahead=64, early=128),
+    Tile(64, 32, 4, 2, split=4),
+]
 
 tolerance = {torch.float32: 2e-5, torch.float16: 4e-3}
 
@@ -25,7 +32,7 @@ def random(*sizes: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) 
 
 
 def launch(kind: str, rows: int, weight: torch.Tensor, tile: Tile) -> skinny.Launch:
-    shared = skinny.Launch.on(DEVICE, pdl=False)
+    shared = skinny.Launch.on(DEVICE, pdl=PDL)
     return replace(shared, tiles={(kind, rows, *weight.shape): tile})
 
 
@@ -82,7 +89,7 @@ def test_linear_of_normed_rows_to_float32(tile: Tile) -> None:
 def test_more_parts_than_usual() -> None:
     x, weight = random(2, 512), random(16, 512)
     out = torch.empty(2, 16, device=DEVICE)
-    skinny.linear(skinny.Source(x, sums_of(x, 256), EPS), weight, out, skinny.Launch.on(DEVICE, pdl=False))
+    skinny.linear(skinny.Source(x, sums_of(x, 256), EPS), weight, out, skinny.Launch.on(DEVICE, pdl=PDL))
     close(out, normed(x) @ weight.double().t(), torch.float32)
 
 
@@ -160,9 +167,13 @@ def test_a_row_does_not_depend_on_its_company() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    shared, x, weight = skinny.Launch.on(DEVICE, pdl=False), random(2, 64), random(32, 64)
+    shared, x, weight = skinny.Launch.on(DEVICE, pdl=PDL), random(2, 64), random(32, 64)
     out = torch.empty(2, 32, device=DEVICE)
-    with pytest.raises(ValueError, match="parts"):
+    with pytest.raises(ValueError, match="out"):
+        skinny.linear(skinny.Source(x), weight, torch.empty(1, 32, device=DEVICE), shared)
+    with pytest.raises(ValueError, match="residual"):
+        skinny.linear(skinny.Source(x), weight, out, shared, out[:1])
+    with pytest.raises(ValueError, match="sums"):
         skinny.linear(skinny.Source(x), weight, out, shared, sums=torch.empty(9, 64, device=DEVICE))
     with pytest.raises(ValueError, match="no skinny product"):
         skinny.linear(skinny.Source(random(65, 64)), weight, out, shared)

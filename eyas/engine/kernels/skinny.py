@@ -95,8 +95,11 @@ def linear(
     what was rounded). `out` may be `residual`. Raises ValueError for shapes that do not fit.
     """
     plan = _plan("linear", source, weight, weight.shape[0], launch)
-    if sums is not None and sums.shape != (plan.n // plan.columns, MAX_ROWS):
-        raise ValueError(f"sums {tuple(sums.shape)}: this product leaves {plan.n // plan.columns} parts")
+    _expect("out", out, source.x.shape[0], plan.n)
+    if residual is not None:
+        _expect("residual", residual, source.x.shape[0], plan.n)
+    if sums is not None:
+        _expect("sums", sums, plan.n // plan.columns, MAX_ROWS)
     args = (source.x, weight, out, residual, source.sums, sums, launch.partials, launch.tickets)
     _start(linear_kernel, plan, (*args, *_counts(source)), launch)
 
@@ -110,6 +113,7 @@ def linear_parts(source: Source, weight: torch.Tensor, launch: Launch) -> int:
 def gated(source: Source, weight: torch.Tensor, out: torch.Tensor, launch: Launch) -> None:
     """out [m, inner] = silu(gate) * up in float32, where [gate, up] = source . weight [2 inner, k]^T."""
     plan = _plan("gated", source, weight, weight.shape[0], launch)
+    _expect("out", out, source.x.shape[0], plan.n // 2)
     args = (source.x, weight, out, source.sums, launch.partials, launch.tickets)
     _start(gated_kernel, plan, (*args, *_counts(source)), launch)
 
@@ -127,6 +131,7 @@ def qkv_rope(
     if weight.shape[0] != (heads.q + 2 * heads.kv) * dim or not kv.layer[0].is_contiguous():
         raise ValueError(f"weight {tuple(weight.shape)} or layer {kv.layer.stride()} does not suit {heads}")
     plan = _plan("qkv", source, weight, dim, launch)
+    _expect("q_out", q_out, source.x.shape[0], heads.q, dim)
     args = (source.x, weight, q_out, kv.layer, rotation.cos, rotation.sin, rotation.positions, kv.rows)
     args = (*args, source.sums, launch.partials, launch.tickets, *_counts(source), heads)
     _start(qkv_rope_kernel, plan, args, launch)
@@ -152,13 +157,19 @@ def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: La
         split=tile.split,
         warps=tile.warps,
         stages=tile.stages,
-        ahead=tile.ahead if launch.pdl and tile.depth >= line else 0,
+        ahead=tile.ahead if launch.pdl and min(tile.ahead, tile.depth) >= line else 0,
         early=tile.early,
         line=line,
         slots=max(_LEAST_SLOTS, triton.next_power_of_2(parts)) if parts else 0,
         eps=source.eps,
         pdl=launch.pdl,
     )
+
+
+def _expect(name: str, tensor: torch.Tensor, *sizes: int) -> None:
+    """The kernels check nothing: a wrong shape would be written beyond its end."""
+    if tensor.shape != sizes or not tensor.is_contiguous():
+        raise ValueError(f"{name} {tuple(tensor.shape)} {tensor.stride()} should be {sizes}, contiguous")
 
 
 def _counts(source: Source) -> tuple[int, int]:
