@@ -84,7 +84,7 @@ def test_gather_path(hidden: int) -> None:
         features = features.to(DEVICE, torch.float16)
         extension = new_extension(batch.size, DEEPEST, features)
         gather_path(batch, verdicts, features, extension)
-        rows, end = extension.rows, tables.pages.shape[1] * PAGE
+        rows = extension.rows
         for b, (slot, path, tokens) in enumerate(zip(case.slots, paths, emitted, strict=True)):
             live = slot != tables.padding_slot
             start = int(tables.length[slot]) - (len(path) if live else 0)
@@ -93,7 +93,7 @@ def test_gather_path(hidden: int) -> None:
             for j in range(DEEPEST):
                 row, last = b * DEEPEST + j, min(j, len(path) - 1)
                 assert torch.equal(extension.features[row], features[b * WIDTH + path[last]])
-                assert int(rows.tokens[row]) == tokens[last]
-                assert int(rows.positions[row]) == min(start + last, end - 1)
-                written = live and j < len(path)
-                assert int(rows.kv_rows[row]) == (case.row(slot, start + j) if written else -1)
+                physical = case.row(slot, start + j) if live and j < len(path) else -1
+                held = (tokens[j], start + j) if physical >= 0 else (0, 0)
+                assert int(rows.kv_rows[row]) == physical
+                assert (int(rows.tokens[row]), int(rows.positions[row])) == held

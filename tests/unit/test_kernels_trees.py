@@ -131,6 +131,28 @@ def test_a_grown_tree_is_verified() -> None:
         assert found.result[b, : 2 + len(tokens)].tolist() == [len(tokens), len(tree), *tokens]
 
 
+def test_scores_that_differ_in_the_last_bit_only() -> None:
+    """Two paths with equal products in float32; the better one in float64 has the higher flat index."""
+    rng = random.Random(0)
+    while True:
+        a, b, c = sorted((torch.tensor(rng.uniform(0.1, 1.0)) for _ in range(3)), reverse=True)
+        d = a * c / b
+        if a * c == b * d and float(b) * float(d) > float(a) * float(c):
+            break
+    case = random_case(0, 4, batch=2)
+    growth = new_growth(spec_of((3, 2, 4)), 2, None, DEVICE)
+    twin = TreeExpansion(2, 4)
+    for level, chances in enumerate(([[a, b]], [[c, 0.0], [d, 0.0]])):
+        below = new_frontier(2, 2)
+        probabilities = torch.tensor([*chances, *chances], device=DEVICE)
+        ids = torch.arange(probabilities.numel(), device=DEVICE).view(probabilities.shape)
+        grow(case.batch, growth, level, probabilities, ids, below)
+        half = len(chances)
+        twin.grow(ids[:half].tolist(), probabilities[:half].tolist())
+        check_frontier(case, growth, twin, 0, level, below)
+    assert twin.frontier()[0].candidate == 4
+
+
 @pytest.mark.parametrize("shape", [(10, 8, 32), (3, 8, 65)])
 def test_trees_that_no_mask_holds(shape: tuple[int, int, int]) -> None:
     with pytest.raises(ConfigError, match="64 at most"):

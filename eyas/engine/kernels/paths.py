@@ -12,7 +12,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eyas.engine.kernels.rounds import PLAIN, Batch, RoundRows, Verdicts, after_previous, physical_rows
+from eyas.engine.kernels.rounds import (
+    PLAIN,
+    Batch,
+    RoundRows,
+    Verdicts,
+    after_previous,
+    physical_rows,
+    store_rows,
+)
 
 ROW_BLOCK = 512  # elements of a KV row that a program moves, for all rows of a path
 FEATURE_BLOCK = 1024
@@ -23,8 +31,8 @@ class Extension:
     """The draft head's certain rows, P a sequence: row j pairs feature j of the path with token j emitted.
 
     features [B * P, H]; `rows` as a forward reads them (of the draft pool, whose pages have the target's
-    numbers); last_row int32 [B]: the newest row, whose output proposes. Rows after it are copies
-    of it that write nothing.
+    numbers); last_row int32 [B]: the newest row, whose output proposes. Rows after it hold nothing: they
+    repeat its feature.
     """
 
     features: Tensor
@@ -114,10 +122,7 @@ def gather_path(batch: Batch, verdicts: Verdicts, features: Tensor, extension: E
         path,
         features,
         extension.features,
-        rows.tokens,
-        rows.positions,
-        rows.kv_rows,
-        rows.starts,
+        rows.tensors,
         extension.last_row,
         tables.padding_slot,
         tables.pages.shape[1],
@@ -141,10 +146,7 @@ def _gather_path(
     path,
     features,
     gathered,
-    tokens,
-    positions,
-    kv_rows,
-    starts,
+    out,
     last_row,
     padding,
     max_pages,
@@ -171,9 +173,7 @@ def _gather_path(
         live = slot != padding
         start = tl.load(length + slot) - tl.where(live, count, 0)
         kv_row = physical_rows(pages, slot, start + index, live & (index < count), max_pages, PAGE_SIZE)
-        tl.store(tokens + row, tl.load(result + 2 + place))
-        tl.store(positions + row, tl.minimum(start + place, max_pages * PAGE_SIZE - 1))
-        tl.store(kv_rows + row, kv_row)
+        store_rows(out, row, tl.load(result + 2 + place), start + place, kv_row, True)
         if index == 0:
-            tl.store(starts + sequence, start)
+            tl.store(out[3] + sequence, start)
             tl.store(last_row + sequence, row + count - 1)

@@ -1,9 +1,9 @@
 """A round on the device: what its forward reads, what its verdict is, and how a chain is proposed.
 
 Everything is read from and written to the tables by slot, so a round starts where the last one ended and the
-host need not know where that was. The padding slot's rows write no KV and its tables stay as they are. How
-tokens are chosen and what a forward does is not known here. The specifications: `eyas.engine.verify` of the
-verdict, `eyas.engine.speculation.draft_runner` of the proposal.
+host need not know where that was. The padding slot's rows write no KV and its tables stay as they are (it is
+never speculative). How tokens are chosen and what a forward does is not known here. The specifications are
+`eyas.engine.verify` (the verdict) and `eyas.engine.speculation.draft_runner` (the proposal).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from eyas.engine.device.tables import Tables
 
 # Tables lie at any word and have any size: one compiled kernel serves them all.
 PLAIN = ("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative", "seed")
-PLAIN += ("rows", "sequences", "padding", "max_pages", "drafts_stride", "nodes_stride", "step", "level")
+PLAIN += ("rows", "padding", "max_pages", "drafts_stride", "nodes_stride", "step", "level")
 LANES = 128  # rows that a program of one lane a row handles
 NOBODYS_CHOICE = tl.constexpr(-1)  # keeps synthetic draws apart from the noise of sampling
 
@@ -50,6 +50,10 @@ class RoundRows:
     kv_rows: Tensor
     starts: Tensor
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.tokens, self.positions, self.kv_rows, self.starts
+
 
 @dataclass(frozen=True)
 class Verdicts:
@@ -79,6 +83,14 @@ def physical_rows(pages, slot, row, held, max_pages, PAGE_SIZE: tl.constexpr):
     return tl.where(held, page * PAGE_SIZE + row % PAGE_SIZE, -1)
 
 
+@triton.jit
+def store_rows(out, row, token, position, kv_row, inside):
+    """`out` as RoundRows.tensors. A row that writes nothing gets token and position 0."""
+    tl.store(out[0] + row, tl.where(kv_row >= 0, token, 0), mask=inside)
+    tl.store(out[1] + row, tl.where(kv_row >= 0, position, 0), mask=inside)
+    tl.store(out[2] + row, kv_row, mask=inside)
+
+
 def prepare(batch: Batch, rows: RoundRows, mask: Tensor) -> None:
     """The rows of a round: each sequence's root, then its drafts.
 
@@ -96,10 +108,7 @@ def prepare(batch: Batch, rows: RoundRows, mask: Tensor) -> None:
         tables.mask,
         tables.depth,
         tables.pages,
-        rows.tokens,
-        rows.positions,
-        rows.kv_rows,
-        rows.starts,
+        rows.tensors,
         mask,
         batch.size * width,
         tables.padding_slot,
@@ -124,10 +133,7 @@ def _prepare(
     mask,
     depth,
     pages,
-    tokens,
-    positions,
-    kv_rows,
-    starts,
+    out,
     round_mask,
     rows,
     padding,
@@ -149,12 +155,9 @@ def _prepare(
     token = tl.where(node == 0, tl.load(root + slot), draft)
     held = inside & (slot != padding) & (token >= 0)
     kv_row = physical_rows(pages, slot, start + node, held, max_pages, PAGE_SIZE)
-    held = kv_row >= 0
     below = tl.load(depth + slot * nodes_stride + node, mask=held, other=0)
-    tl.store(tokens + row, tl.where(held, token, 0), mask=inside)
-    tl.store(positions + row, tl.where(held, start + below, 0), mask=inside)
-    tl.store(kv_rows + row, kv_row, mask=inside)
-    tl.store(starts + sequence, start, mask=inside & (node == 0))
+    store_rows(out, row, token, start + below, kv_row, inside)
+    tl.store(out[3] + sequence, start, mask=inside & (node == 0))
     visible = tl.load(mask + slot * nodes_stride + node, mask=inside, other=0)
     tl.store(round_mask + row, visible, mask=inside)
 
@@ -288,10 +291,7 @@ def propose_rows(batch: Batch, best: Tensor, step: int, rows: RoundRows) -> None
         tables.drafts,
         tables.speculative,
         tables.pages,
-        rows.tokens,
-        rows.positions,
-        rows.kv_rows,
-        rows.starts,
+        rows.tensors,
         batch.size,
         step,
         tables.padding_slot,
@@ -313,10 +313,7 @@ def _propose_rows(
     drafts,
     speculative,
     pages,
-    tokens,
-    positions,
-    kv_rows,
-    starts,
+    out,
     rows,
     step,
     padding,
@@ -336,8 +333,5 @@ def _propose_rows(
     tl.store(drafts + slot * drafts_stride + step, tl.where(wanted, token, -1), mask=live)
     start = tl.load(length + slot) + step
     kv_row = physical_rows(pages, slot, start, wanted, max_pages, PAGE_SIZE)
-    held = kv_row >= 0
-    tl.store(tokens + row, tl.where(held, token, 0), mask=inside)
-    tl.store(positions + row, tl.where(held, start, 0), mask=inside)
-    tl.store(kv_rows + row, kv_row, mask=inside)
-    tl.store(starts + row, start, mask=inside)
+    store_rows(out, row, token, start, kv_row, inside)
+    tl.store(out[3] + row, start, mask=inside)

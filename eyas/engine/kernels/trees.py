@@ -16,15 +16,15 @@ from torch import Tensor
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
-from eyas.engine.kernels.rounds import PLAIN, Batch, RoundRows, after_previous, physical_rows
+from eyas.engine.kernels.rounds import PLAIN, Batch, RoundRows, after_previous, physical_rows, store_rows
 
-RIVALS = 16  # candidates that all others are compared with at once
+RIVALS = tl.constexpr(16)  # candidates that all others are compared with at once
 MASK_BITS = 64
 
 
 @dataclass(frozen=True)
 class Growth:
-    """The trees of B sequences while they grow, k a level. C = k + (steps - 1) k^2 candidates of a sequence.
+    """The trees of a batch of B sequences as they grow. With k a level, C = k + (steps - 1) k^2 candidates.
 
     Candidates stand in the order of their flat indices: scores float64, tokens, parents int32 [B, C] (-1: the
     root). Slot g of level l is that level's g-th best candidate, and draft row l * k + g; frontier int32 and
@@ -89,8 +89,6 @@ def grow(
     `below` is written; None at the last level, which nothing runs after.
     """
     tables, spec = batch.tables, growth.spec
-    parents = spec.topk if level else 1
-    rows = below.rows if below else None
     _grow[(batch.size,)](
         batch.slots,
         tables.length,
@@ -104,23 +102,15 @@ def grow(
         growth.parents,
         growth.frontier,
         growth.visible,
-        rows and rows.tokens,
-        rows and rows.positions,
-        rows and rows.kv_rows,
-        rows and rows.starts,
+        below and below.rows.tensors,
         below and below.sources,
-        growth.scores.shape[0],
         level,
-        tables.padding_slot,
         tables.pages.shape[1],
         TOPK=spec.topk,
-        PARENTS=parents,
         AT_ROOT=level == 0,
         CANDIDATES=growth.scores.shape[1],
         PAGE_SIZE=batch.page_size,
-        BLOCK=triton.next_power_of_2(parents * spec.topk),
-        CHUNK=RIVALS,
-        EXPAND=below is not None,
+        BLOCK=triton.next_power_of_2(probabilities.numel() // batch.size),
         PDL=batch.pdl,
         num_warps=4,
         launch_pdl=batch.pdl,
@@ -141,77 +131,71 @@ def _grow(
     parents,
     frontier,
     visible,
-    row_tokens,
-    positions,
-    kv_rows,
-    starts,
+    out,
     sources,
-    sequences,
     level,
-    padding,
     max_pages,
     TOPK: tl.constexpr,
-    PARENTS: tl.constexpr,
     AT_ROOT: tl.constexpr,
     CANDIDATES: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    EXPAND: tl.constexpr,
     PDL: tl.constexpr,
 ):
     after_previous(PDL)
+    PARENTS: tl.constexpr = 1 if AT_ROOT else TOPK
     sequence = tl.program_id(0)
     child = tl.arange(0, BLOCK)
     new = child < PARENTS * TOPK
     parent_slot = child // TOPK
-    given = sequence * PARENTS * TOPK + child
-    token = tl.load(ids + given, mask=new, other=0)
-    if token_map is not None:
-        token = tl.load(token_map + token, mask=new, other=0)
-    token = token.to(tl.int32)
-    score = tl.load(probabilities + given, mask=new, other=0.0).to(tl.float64)
-    score = tl.where(score > 0.0, tl.minimum(score, 1.0), 0.0)  # NaN is 0
+    token, score = _children(probabilities, ids, token_map, sequence * PARENTS * TOPK + child, new)
     parent = tl.full([BLOCK], -1, tl.int32)
     seen = tl.zeros([BLOCK], tl.int64)
-    scores += sequence * CANDIDATES
     first = 0
     if not AT_ROOT:
         first = TOPK + (level - 1) * TOPK * TOPK
-        above = ((level - 1) * sequences + sequence) * TOPK + parent_slot
+        above = ((level - 1) * tl.num_programs(0) + sequence) * TOPK + parent_slot
         parent = tl.load(frontier + above, mask=new, other=0)
         seen = tl.load(visible + above, mask=new, other=0)
-        score *= tl.load(scores + parent, mask=new, other=0.0)
+        score *= tl.load(scores + sequence * CANDIDATES + parent, mask=new, other=0.0)
     place = sequence * CANDIDATES + first + child
-    tl.store(scores + first + child, score, mask=new)
+    tl.store(scores + place, score, mask=new)
     tl.store(tokens + place, token, mask=new)
     tl.store(parents + place, parent, mask=new)
-    if EXPAND:
-        tl.debug_barrier()  # every thread's scores are written
-        rank = _rank(scores + first, score, child, PARENTS * TOPK, BLOCK, CHUNK)
+    if sources is not None:
+        tl.debug_barrier()  # all threads' scores are written
+        rank = _rank(scores + sequence * CANDIDATES + first, score, child, PARENTS * TOPK, BLOCK)
         best = new & (rank < TOPK)
         row = level * TOPK + rank
-        at = (level * sequences + sequence) * TOPK + rank
+        at = (level * tl.num_programs(0) + sequence) * TOPK + rank
         tl.store(frontier + at, first + child, mask=best)
         tl.store(visible + at, seen | (tl.full([BLOCK], 1, tl.int64) << row), mask=best)
         slot = tl.load(slots + sequence)
         start = tl.load(length + slot)
-        wanted = best & (slot != padding) & (tl.load(speculative + slot) != 0)
+        wanted = best & (tl.load(speculative + slot) != 0)
         kv_row = physical_rows(pages, slot, start + row, wanted, max_pages, PAGE_SIZE)
         query = sequence * TOPK + rank
-        tl.store(row_tokens + query, tl.where(kv_row >= 0, token, 0), mask=best)
-        tl.store(positions + query, tl.where(kv_row >= 0, start + level, 0), mask=best)
-        tl.store(kv_rows + query, kv_row, mask=best)
+        store_rows(out, query, token, start + level, kv_row, best)
         tl.store(sources + query, sequence * PARENTS + parent_slot, mask=best)
-        tl.store(starts + sequence, start)
+        tl.store(out[3] + sequence, start)
 
 
 @triton.jit
-def _rank(scores, score, index, count, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+def _children(probabilities, ids, token_map, given, new):
+    """Target ids int32, and probabilities float64 within 0 .. 1: no child may score above its parent."""
+    token = tl.load(ids + given, mask=new, other=0)
+    if token_map is not None:
+        token = tl.load(token_map + token, mask=new, other=0)
+    probability = tl.load(probabilities + given, mask=new, other=0.0).to(tl.float64)
+    return token.to(tl.int32), tl.where(probability > 0.0, tl.minimum(probability, 1.0), 0.0)  # NaN: 0
+
+
+@triton.jit
+def _rank(scores, score, index, count, BLOCK: tl.constexpr):
     """How many of scores[0 .. count - 1] go before `score` at `index`: higher ones, equal ones below it."""
     rank = tl.zeros([BLOCK], tl.int32)
-    for begin in range(0, count, CHUNK):
-        rival = begin + tl.arange(0, CHUNK)
+    for begin in range(0, count, RIVALS):
+        rival = begin + tl.arange(0, RIVALS)
         theirs = tl.load(scores + rival, mask=rival < count, other=-1.0)[None, :]
         equal = (theirs == score[:, None]) & (rival[None, :] < index[:, None])
         rank += tl.sum(((theirs > score[:, None]) | equal).to(tl.int32), 1)
@@ -245,7 +229,6 @@ def select(batch: Batch, growth: Growth) -> None:
         NODES=spec.draft_tokens - 1,
         BLOCK=triton.next_power_of_2(candidates),
         NODE_BLOCK=triton.next_power_of_2(tables.drafts.shape[1]),
-        CHUNK=RIVALS,
         PDL=batch.pdl,
         num_warps=8,
         launch_pdl=batch.pdl,
@@ -272,7 +255,6 @@ def _select(
     NODES: tl.constexpr,
     BLOCK: tl.constexpr,
     NODE_BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     after_previous(PDL)
@@ -281,7 +263,7 @@ def _select(
     index = tl.arange(0, BLOCK)
     scores += sequence * CANDIDATES
     score = tl.load(scores + index, mask=index < CANDIDATES, other=-1.0)
-    rank = _rank(scores, score, index, CANDIDATES, BLOCK, CHUNK)
+    rank = _rank(scores, score, index, CANDIDATES, BLOCK)
     good = (rank < NODES) & (index < CANDIDATES)
     kept += sequence * NODES
     tl.store(kept + tl.cumsum(good.to(tl.int32), 0) - 1, index, mask=good)
