@@ -1,0 +1,66 @@
+"""10,000 random requests on a GPU engine leave no page, no sequence and no device memory behind."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import pytest
+import torch
+
+from eyas.common.config import resolve_engine
+from eyas.engine.model_config import ModelConfig
+from tests.unit.campaign import Campaign, Traffic
+from tests.unit.loopback import Loopback
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here"),
+]
+
+WARM_UP, REQUESTS = 1_000, 10_000
+SECONDS = 90.0
+MIB = 1 << 20
+GROWTH, RESERVE = (
+    1 * MIB,
+    512 * MIB,
+)  # what allocated memory may differ by, and the allocator's own hoard grow
+
+
+@pytest.mark.timeout(180)
+def test_random_requests_leave_nothing_on_the_device() -> None:
+    """Drafted and plain requests, aborts, deadlines and preemptions; memory is compared while idle."""
+    config = resolve_engine("cuda", worker="gpu", num_pages=320, max_running=64)
+    model = ModelConfig.from_folder(config.model)
+    traffic = Traffic(96, model.vocab_size, 160, 32, frozenset(model.eos_token_ids))
+    cluster = Loopback(config)
+    try:
+        campaign = Campaign(cluster, traffic, seed=1)
+        campaign.run(WARM_UP, SECONDS)
+        campaign.idle_load()
+        before = _memory()
+        began = time.monotonic()
+        campaign.run(REQUESTS - WARM_UP, SECONDS)
+        seconds = time.monotonic() - began
+        load = campaign.idle_load()
+        after = _memory()
+    finally:
+        cluster.close()
+    tally = campaign.tally
+    print(
+        f"\n{tally.finished} requests finished, {tally.aborted} aborted, {tally.late} late; "
+        f"{tally.tokens} tokens, {load.preemptions} preemptions, {(REQUESTS - WARM_UP) / seconds:.0f}/s; "
+        f"allocated {before[0] / MIB:.1f} -> {after[0] / MIB:.1f} MiB, "
+        f"reserved {before[1] / MIB:.0f} -> {after[1] / MIB:.0f} MiB"
+    )
+    assert tally.requests == REQUESTS and tally.aborted > REQUESTS // 20
+    assert load.preemptions > 0, "the pool was large enough"
+    assert after[0] - before[0] <= GROWTH
+    assert after[1] - before[1] <= RESERVE
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes that tensors take on the device, and bytes that PyTorch holds there."""
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
