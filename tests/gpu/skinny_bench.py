@@ -142,7 +142,9 @@ class Chain:
     def fused(self, launch: skinny.Launch) -> None:
         """The four kernels a layer."""
         rows, x, sums = self._rows, self.x, self._first
-        torch.mul(self._start, 1.0, out=x)  # a kernel, as the embedding is: not a copy, which PDL does not know
+        torch.mul(
+            self._start, 1.0, out=x
+        )  # a kernel, as the embedding is: not a copy, which PDL does not know
         attended, inner = skinny.Source(rows.q.view(rows.m, -1)), skinny.Source(rows.inner)
         for i in range(LAYERS):
             qkv, o, gate_up, down = (self._layers[p.name][i] for p in LAYER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import triton
 
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.skinny_tiles import MEASURED, Shape, Tile, tile_for
+from eyas.engine.kernels.warm import Warmup
 from eyas.engine.layers.rotary import Rotary
 from eyas.engine.model_config import Rope
 
@@ -23,7 +25,11 @@ CUTS = [
     Tile(32, 32, 4, 2, split=2, ahead=64, early=128),
     Tile(64, 32, 4, 2, split=4),
 ]
-
+HOPPER_CUTS = [
+    Tile(64, 64, 4, 3, ahead=256, early=64),
+    Tile(32, 64, 4, 3, split=2, ahead=128),
+    Tile(16, 64, 2, 3, early=512),
+]
 tolerance = {torch.float32: 2e-5, torch.float16: 4e-3}
 
 
@@ -183,6 +189,43 @@ def test_what_does_not_fit_is_refused() -> None:
         skinny.linear(skinny.Source(random(64, 2).t()), weight, out, shared)
     with pytest.raises(ValueError, match="multiple of 16"):
         skinny.linear(skinny.Source(x), random(24, 64), out, shared)
+
+
+def recipe() -> None:
+    """Every kernel as a GPU runs it, in bfloat16 and with programmatic launch; nothing is computed."""
+    m, k, dim = 40, 512, 64
+    x, out = (torch.empty(m, k, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    weight, sums = torch.empty(k, k, dtype=torch.bfloat16, device="meta"), torch.empty(4, 64, device="meta")
+    pool = torch.empty(4, 2, 2, 16, 2, dim, dtype=torch.bfloat16, device="meta")
+    angles, integers = (
+        torch.empty(9, dim // 2, device="meta"),
+        torch.empty(m, dtype=torch.int32, device="meta"),
+    )
+    source, kv = skinny.Source(x, sums, EPS), skinny.KvRows(pool[:, 1], integers)
+    rotation = skinny.Rotation(angles, angles, integers)
+    for cut in HOPPER_CUTS:
+        tiles = {(kind, 64, k, k): cut for kind in ("linear", "gated", "qkv")}
+        shared = replace(skinny.Launch.on("meta", pdl=True), tiles=tiles)
+        left = torch.empty(k // cut.columns, 64, device="meta")
+        skinny.linear(skinny.Source(x), weight, out, shared, out, left)
+        skinny.gated(source, weight, torch.empty(m, k // 2, dtype=x.dtype, device="meta"), shared)
+        q_out = torch.empty(m, 4, dim, dtype=x.dtype, device="meta")
+        skinny.qkv_rope(source, weight, q_out, rotation, kv, shared)
+
+
+@pytest.mark.slow
+def test_all_compiles_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is more lenient than the compiler, and sees nothing of programmatic launch."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    compiled = Warmup("tests.unit.test_kernels_skinny:recipe", (), 90, processes=2).wait()
+    codes = [path.read_text() for path in tmp_path.rglob("*.ptx")]
+    assert compiled.kernels == len(codes) == 3 * len(HOPPER_CUTS)
+    for code in codes:
+        assert "griddepcontrol.wait" in code and "griddepcontrol.launch_dependents" in code
+        assert "cp.async.cg" in code  # loads are pipelined
+    assert sum("prefetch.global.L2" in code for code in codes) == 6
 
 
 @pytest.mark.parametrize("kind", ["linear", "gated", "qkv"])

@@ -10,7 +10,8 @@ to know biases, head norms, models and who owns a KV row. None allocates or wait
 
 Signatures: one is compiled for each (product, n, k, padded rows 16 / 32 / 64). A Llama has five products:
 qkv_rope, linear with residual and sums (o and down), gated, and a linear to float32 (the head); an EAGLE-3
-head has its own four, its lm_head and fc. Each called once with `compile_only` compiles all that ever runs.
+head has its own four, its lm_head and fc. Called once each, with `compile_only` or in a recipe of
+`compile_ahead`, they compile all that ever runs.
 """
 
 from __future__ import annotations
