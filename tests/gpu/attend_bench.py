@@ -12,7 +12,7 @@ from eyas.engine.kernels.attend import Launch, Queries
 from eyas.engine.kernels.paged import PagedKv
 
 HEADS, KV_HEADS, DIM, PAGE, LAYERS = 32, 8, 128, 16, 16
-MOST_PARTS = 32
+_MOST_PARTS = 16
 BATCH = 128
 _POOL_ROWS = 600_000  # 39 GB in 16 layers
 _LONGEST = 8192 + 64
@@ -104,8 +104,8 @@ class Pool:
         launch = Launch.on(self.layer(0), HEADS, batch=1, width=1, pdl=True)
         return replace(
             launch,
-            parts=torch.empty(MOST_PARTS * heads, DIM, device="cuda"),
-            lses=torch.empty(MOST_PARTS * heads, device="cuda"),
+            parts=torch.empty(_MOST_PARTS * heads, DIM, device="cuda"),
+            lses=torch.empty(_MOST_PARTS * heads, device="cuda"),
             tickets=torch.zeros(heads, dtype=torch.int32, device="cuda"),
         )
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import triton
 
-from eyas.engine.kernels.attend import Launch, Tiling, attend, tiling_of
+from eyas.engine.kernels.attend import Launch, Tiling, attend, most_parts, tiling_of
 from eyas.engine.kernels.prefill import CHUNK_TILING, ChunkTiling, attend_chunks, tile_rows
 from tests.gpu.attend_bench import (
     BATCH,
@@ -29,7 +29,6 @@ from tests.gpu.attend_bench import (
     HEADS,
     KV_HEADS,
     LAYERS,
-    MOST_PARTS,
     PLAIN,
     PROMPTS,
     TREES,
@@ -76,9 +75,11 @@ class Sweep:
     def search(self, case: Case, cuts: Sequence[Tiling]) -> None:
         """All cuts with as many parts as now, then the best few with more and fewer."""
         parts = tiling_now(case).parts
-        times = self.times(case, [replace(cut, parts=parts) for cut in cuts])
-        other = [p for p in (1, 2, 4, 8, 16, 32) if p != parts and p <= MOST_PARTS]
-        finer = [replace(cut, parts=p) for cut in ranked(times)[:4] for p in other]
+        times = self.times(case, [replace(cut, parts=min(parts, most_parts(cut.rows))) for cut in cuts])
+        other = [p for p in (1, 2, 4, 8, 16) if p != parts]
+        finer = [
+            replace(cut, parts=p) for cut in ranked(times)[:4] for p in other if p <= most_parts(cut.rows)
+        ]
         self.say(case, times | self.times(case, finer))
 
     def say_now(self, case: Case) -> None:

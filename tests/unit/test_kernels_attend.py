@@ -102,7 +102,7 @@ def positions(ends: list[int], order: list[int], width: int) -> tuple[torch.Tens
         (7, 1, 32, 1, 8),
         (2, 2, 32, 4, 2),
         (6, 2, 32, 8, 4),
-        (8, 1, 32, 3, 32),
+        (8, 1, 32, 3, 16),
     ],
 )
 def test_plain_rows_and_chains(heads: int, kv_heads: int, dim: int, width: int, parts: int) -> None:
@@ -114,7 +114,7 @@ def test_plain_rows_and_chains(heads: int, kv_heads: int, dim: int, width: int, 
     assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(("width", "rows", "parts"), [(5, 16, 4), (33, 32, 2), (64, 64, 8)])
+@pytest.mark.parametrize(("width", "rows", "parts"), [(5, 16, 4), (33, 32, 2), (64, 64, 4)])
 def test_trees(width: int, rows: int, parts: int) -> None:
     """Masks of random bits: more than trees ask for. Bits of rows that do not exist count for nothing."""
     ends = [width, 90 + width, 31 + width]
@@ -137,6 +137,20 @@ def test_a_tree_that_is_a_chain_is_a_chain() -> None:
     tiling = tiling_of(batch=2, rows=12, kv_heads=1)
     chain, tree = (decode(scene, q, Queries(slots, starts, 6, bits), tiling) for bits in (None, mask))
     assert torch.equal(chain, tree)
+
+
+def test_a_level_of_a_tree_sees_the_levels_above() -> None:
+    """The last three nodes of a tree of seven, asked alone, see what they see among the others."""
+    ends = [107, 37]
+    scene = Scene(4, 2, 32, ends)
+    slots, starts = positions(ends, [0, 1], 7)
+    mask = torch.tensor([1, 3, 5, 11, 19, 37, 101], device=DEVICE).expand(2, 7).contiguous()
+    q = scene.queries(14)
+    tiling = Tiling(rows=16, keys=32, parts=4, warps=4, stages=2)
+    whole = decode(scene, q, Queries(slots, starts, 7, mask), tiling).view(2, 7, 4, 32)
+    level = Queries(slots, starts, 3, mask[:, 4:].contiguous(), extent=7)
+    got = decode(scene, q.reshape(2, 7, 4, 32)[:, 4:].flatten(0, 1), level, tiling)
+    assert (got.view(2, 3, 4, 32) - whole[:, 4:]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("tree", [False, True])

@@ -19,7 +19,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from eyas.engine.kernels.paged import PagedKv, pages_of
 
 _PROGRAMS = 528  # four for each of 132 multiprocessors
-_MOST_PARTS = 32
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
 
@@ -30,7 +29,8 @@ class Queries:
     slots int32 [B]: the sequence's page table; starts int32 [B]: query j stands at logical row starts[b] + j,
     whose key and value are already in the pool. Every query sees the rows below starts[b]. Without `mask` it
     also sees those up to its own; with `mask` int64 [B, width] it sees row starts[b] + r where bit r of
-    mask[b, j] is set (width <= 64; a query's own bit is set by the caller).
+    mask[b, j] is set (r < 64; a query's own bit is set by the caller). `extent`: rows from starts[b] on that
+    are there (None: `width`); a level of a growing tree sees those of the levels above it as well.
 
     Padding names a slot whose page table is all zeros, and start 0: its results are finite and mean nothing.
     """
@@ -39,6 +39,7 @@ class Queries:
     starts: torch.Tensor
     width: int
     mask: torch.Tensor | None = None
+    extent: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,13 @@ def tiling_of(batch: int, rows: int, kv_heads: int) -> Tiling:
     """For `batch` sequences of `rows` = width * group rows a key head. As measured on an H200."""
     tile, keys, warps, stages = next(cut for most, cut in _CUTS if rows <= most)
     programs = batch * kv_heads * triton.cdiv(rows, tile)
-    parts = min(_MOST_PARTS, triton.next_power_of_2(triton.cdiv(_PROGRAMS, programs)))
+    parts = min(most_parts(tile), triton.next_power_of_2(triton.cdiv(_PROGRAMS, programs)))
     return Tiling(tile, keys, parts, warps, stages)
+
+
+def most_parts(tile: int) -> int:
+    """The more rows a program has, the fewer parts: adding up should cost the last one the same."""
+    return max(4, 256 // tile)
 
 
 # (most rows a key head, (rows, keys, warps, stages))
@@ -107,6 +113,7 @@ class _Layout:
     """What the kernel knows when it is compiled."""
 
     width: int
+    extent: int
     tree: bool
     heads: int
     kv_heads: int
@@ -116,7 +123,6 @@ class _Layout:
     tile: int
     keys: int
     pdl: bool
-    most_parts: int = _MOST_PARTS
 
     @property
     def group(self) -> int:
@@ -129,6 +135,10 @@ class _Layout:
     @property
     def tiles(self) -> int:
         return -(-self.rows // self.tile)
+
+    @property
+    def most_parts(self) -> int:
+        return most_parts(self.tile)
 
     @property
     def merged_rows(self) -> int:
@@ -148,6 +158,7 @@ def attend(
     tiling = tiling or tiling_of(batch, queries.width * heads // kv.kv_heads, kv.kv_heads)
     layout = _Layout(
         width=queries.width,
+        extent=queries.extent or queries.width,
         tree=queries.mask is not None,
         heads=heads,
         kv_heads=kv.kv_heads,
@@ -251,9 +262,9 @@ def _part_of(tables, table_stride, slots, starts, layout: tl.constexpr):
 
     Parts beyond that have nothing to do, and nobody waits for them.
     """
-    start = tl.load(starts + tl.program_id(2), cache_modifier=".cg")
-    slot = tl.load(slots + tl.program_id(2), cache_modifier=".cg")
-    end = start + layout.width
+    start = tl.load(starts + tl.program_id(2), volatile=True)  # both at once, and again after a wait
+    slot = tl.load(slots + tl.program_id(2), volatile=True)
+    end = start + layout.extent
     length = tl.cdiv(tl.cdiv(end, tl.num_programs(1)), layout.keys) * layout.keys
     first = tl.program_id(1) * length
     table = tables + slot.to(tl.int64) * table_stride
@@ -267,9 +278,10 @@ def _prefetch(keys, values, tables, table_stride, slots, starts, layout: tl.cons
     Only a hint: what it reads may be about to change, and is read again after the wait.
     """
     LINE: tl.constexpr = 128 // (keys.dtype.element_ty.primitive_bitwidth // 8)
+    LINES: tl.constexpr = (layout.dim + LINE - 1) // LINE
     table, _, first, last, _ = _part_of(tables, table_stride, slots, starts, layout)
     row = first + tl.arange(0, layout.keys)
-    line = tl.program_id(0) // layout.tiles * layout.dim + tl.arange(0, layout.dim // LINE)[None, :] * LINE
+    line = tl.program_id(0) // layout.tiles * layout.dim + tl.arange(0, LINES)[None, :] * LINE
     at = pages_of(table, row, last, layout.page_size) * layout.page_stride
     at += (row % layout.page_size)[:, None] * layout.row_stride + line
     _prefetch_lines(keys + at)
@@ -337,20 +349,13 @@ def _merge(parts, lses, out, sequence, used, layout: tl.constexpr):
         row = begin + tl.arange(0, STEP)
         query = sequence * layout.width + row // layout.group
         place = query * layout.heads + tl.program_id(0) // layout.tiles * layout.group + row % layout.group
-        there = (row < layout.rows)[:, None] & (part < used)
+        real = row < layout.rows
+        there = real[:, None] & (part < used)
         at = part * heads + place[:, None]
         lse = tl.load(lses + at, mask=there, other=_UNSEEN, cache_modifier=".cg")
+        x_at = parts + at.to(tl.int64)[:, :, None] * layout.dim + dim
+        x = tl.load(x_at, mask=there[:, :, None], other=0.0, cache_modifier=".cg")
         weight = tl.exp2(lse - tl.max(lse, 1)[:, None])
         weight /= tl.sum(weight, 1)[:, None]
-        x = tl.load(
-            parts + at.to(tl.int64)[:, :, None] * layout.dim + dim[None, None, :],
-            mask=there[:, :, None],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        merged = tl.sum(x * weight[:, :, None], 1)
-        tl.store(
-            out + place.to(tl.int64)[:, None] * layout.dim + dim[None, :],
-            merged.to(out.dtype.element_ty),
-            mask=(row < layout.rows)[:, None],
-        )
+        result = tl.sum(x * weight[:, :, None], 1).to(out.dtype.element_ty)
+        tl.store(out + place.to(tl.int64)[:, None] * layout.dim + dim, result, mask=real[:, None])
