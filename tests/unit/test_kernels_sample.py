@@ -245,8 +245,11 @@ def test_survivors_of_many_ids() -> None:
     for filters in ({"top_k": 6000}, {"top_k": 900, "top_p": 0.6}):
         params = SamplingParams(**filters)
         assert kept(logits, params) == expected(logits, params)
+    towers = logits - 20.0 * (
+        torch.arange(9000, device=DEVICE) // 256 % 2
+    )  # every other block is listed, whole
+    assert kept(towers, SamplingParams(top_k=3000)) == expected(towers, SamplingParams(top_k=3000))
     flat = torch.zeros(9000, device=DEVICE)
-    assert kept(flat, SamplingParams(top_k=8500)) == list(range(8500))
     assert kept(flat, SamplingParams(top_k=8500, top_p=1 / 1024)) == list(range(9))
 
 
@@ -265,6 +268,7 @@ def test_equal_masses_are_filled_from_the_lowest_ids() -> None:
     assert kept(flat, SamplingParams(top_p=0.35)) == [0, 1, 2, 3]
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05], device=DEVICE).log()
     assert kept(logits, SamplingParams(top_k=2, top_p=0.6)) == [0]  # the first holds 0.5 / 0.8
+    assert kept(logits, SamplingParams(top_k=2, top_p=0.9)) == [0, 1]
     assert kept(logits, SamplingParams(top_p=0.81)) == [0, 1, 2]
     assert kept(logits, SamplingParams(top_p=0.79)) == [0, 1]
 
