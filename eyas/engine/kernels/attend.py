@@ -18,6 +18,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.paged import PagedKv, pages_of
 
+# (up to so many rows a key head, (rows, keys, warps, stages) of the tiling)
+_CUTS = (
+    (16, (16, 64, 4, 3)),
+    (32, (32, 64, 4, 3)),
+    (512, (64, 64, 4, 3)),
+)
 _PROGRAMS = 528  # four for each of 132 multiprocessors
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
@@ -55,7 +61,7 @@ class Tiling:
 
 
 def tiling_of(batch: int, rows: int, kv_heads: int) -> Tiling:
-    """For `batch` sequences of `rows` = width * group rows a key head. As measured on an H200."""
+    """For `batch` sequences of `rows` = width * group rows a key head."""
     tile, keys, warps, stages = next(cut for most, cut in _CUTS if rows <= most)
     programs = batch * kv_heads * triton.cdiv(rows, tile)
     parts = min(most_parts(tile), triton.next_power_of_2(triton.cdiv(_PROGRAMS, programs)))
@@ -65,14 +71,6 @@ def tiling_of(batch: int, rows: int, kv_heads: int) -> Tiling:
 def most_parts(tile: int) -> int:
     """The more rows a program has, the fewer parts: adding up should cost the last one the same."""
     return max(4, 256 // tile)
-
-
-# (most rows a key head, (rows, keys, warps, stages))
-_CUTS = (
-    (16, (16, 64, 4, 3)),
-    (32, (32, 64, 4, 3)),
-    (512, (64, 64, 4, 3)),
-)
 
 
 @dataclass(frozen=True)
@@ -196,7 +194,7 @@ def attend(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks", "tickets"])
 def _attend(
     q,
     q_stride,
