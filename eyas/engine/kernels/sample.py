@@ -88,8 +88,7 @@ class _Job:
 
     @property
     def common(self) -> dict[str, object]:
-        sizes = {"VOCAB": self.logits.shape[1], "FILTERED": self.filtered}
-        return {**sizes, "PDL": self.pdl, "launch_pdl": self.pdl}
+        return {"VOCAB": self.logits.shape[1], "PDL": self.pdl, "launch_pdl": self.pdl}
 
 
 def _run(job: _Job, out: torch.Tensor) -> None:
@@ -114,6 +113,7 @@ def _run(job: _Job, out: torch.Tensor) -> None:
         **job.common,
         PEAKS=job.peaks,
         PEAKS_BLOCK=triton.next_power_of_2(job.peaks),
+        FILTERED=job.filtered,
         num_warps=16 if job.filtered else 4,
     )
     tile = 1024 if few else 2048
@@ -123,6 +123,7 @@ def _run(job: _Job, out: torch.Tensor) -> None:
         *(slots, job.rows.positions, *parameters, out, job.token_map),
         **job.common,
         TILE=tile,
+        FILTERED=job.filtered,
         num_warps=4 if few else 8,
     )
 
@@ -146,7 +147,6 @@ def _peaks(
     PEAKS: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
-    FILTERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The best key of each block of logits; and the row's best and its ticket are made ready for `_draw`."""

@@ -111,10 +111,13 @@ def _search(row, shortlist, short, listed, top, temperature, target, MASS: tl.co
 
 @triton.jit
 def _weights_from(values, size, a, b, c, top, temperature, MASS: tl.constexpr):
-    """What the first `size` logits of `values` weigh from the orders a <= b <= c on: three float64.
+    """What the first `size` of `values` weigh from the orders a <= b <= c on: three float64.
 
     A lane adds few numbers, in float32; the lanes are added in float64, in a fixed order.
     """
+    a = value_of_order(a.to(tl.int32))
+    b = value_of_order(b.to(tl.int32))
+    c = value_of_order(c.to(tl.int32))
     lane = tl.arange(0, _TILE)
     sum_a = tl.zeros([_TILE], tl.float32)
     sum_b = tl.zeros([_TILE], tl.float32)
@@ -125,19 +128,18 @@ def _weights_from(values, size, a, b, c, top, temperature, MASS: tl.constexpr):
             place = start + tile * _TILE + lane
             logits = tl.load(values + place, mask=place < size, other=-float("inf"))
             weights = tl.where(place < size, _weights(logits, top, temperature, MASS), 0.0)
-            orders = order_of(logits)
-            sum_a += tl.where(orders >= a.to(tl.int32), weights, 0.0)
-            sum_b += tl.where(orders >= b.to(tl.int32), weights, 0.0)
-            sum_c += tl.where(orders >= c.to(tl.int32), weights, 0.0)
+            sum_a += tl.where(logits >= a, weights, 0.0)
+            sum_b += tl.where(logits >= b, weights, 0.0)
+            sum_c += tl.where(logits >= c, weights, 0.0)
         start += _TILES_AT_ONCE * _TILE
     return tl.sum(sum_a.to(tl.float64)), tl.sum(sum_b.to(tl.float64)), tl.sum(sum_c.to(tl.float64))
 
 
 @triton.jit
 def _weights(logits, top, temperature, MASS: tl.constexpr):
-    """1 each, or the probability over the best id's. The rounding of the quotient does not matter here."""
+    """1 each, or the probability over the best id's; a rounding more does not matter here."""
     if MASS:
-        return tl.exp((logits - top) / tl.maximum(temperature, _TINY))
+        return tl.exp((logits - top) * (1.0 / tl.maximum(temperature, _TINY)))
     else:
         return tl.full(logits.shape, 1.0, tl.float32)
 
