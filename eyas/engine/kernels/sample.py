@@ -24,9 +24,9 @@ from eyas.engine.kernels.survivors import SHORTLIST, cut_of, score_of
 
 _BLOCK = 256  # ids that one peak stands for
 _FEW_ROWS = 8  # so few are cut into more programs
-# Of any alignment, and integers that vary: one compiled kernel serves all.
-_SETTLING = ("slots", "temperature", "top_k", "top_p", "min_p", "out", "token_map")
-_DRAWING = ("slots", "positions", "temperature", "seed", "choice", "out", "token_map")
+# Of any alignment: one compiled kernel serves all.
+_SETTLING = ("cuts", "slots", "temperature", "top_k", "top_p", "min_p", "out", "token_map")
+_DRAWING = ("cuts", "best", "slots", "positions", "temperature", "seed", "choice", "out", "token_map")
 
 
 class Tables(Protocol):
@@ -136,7 +136,7 @@ def _after_previous(PDL: tl.constexpr):
         tl.extra.cuda.gdc_wait()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["best"])
 def _peaks(
     logits,
     stride,
