@@ -12,15 +12,18 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from importlib.resources import files
 
 import msgspec
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Send
 
 from eyas.common.config import GatewayConfig
@@ -45,6 +48,7 @@ from gateway.wire import (
 )
 
 LAST_SEND_TIMEOUT_S = 10.0
+Endpoint = Callable[[Request], Awaitable[Response]]
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -56,11 +60,11 @@ _log = logging.getLogger("eyas.gateway")
 
 def create_app(
     config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
-) -> FastAPI:
+) -> Starlette:
     """The application. Its owner starts and stops `backend`."""
     metrics.serving.set_function(lambda: float(not backend.health().problem))
     front = Front(config, backend, tokenizer, metrics)
-    app = FastAPI(title="Eyas", openapi_url=None)
+    app = Starlette(routes=front.routes())
     app.add_middleware(Doorkeeper, metrics=metrics)
     if config.cors_origins:
         app.add_middleware(
@@ -72,21 +76,6 @@ def create_app(
         )
     app.add_exception_handler(EyasError, on_eyas_error)
     app.add_exception_handler(HTTPException, on_http_exception)
-
-    keyed = APIRouter(dependencies=[Depends(front.authorize)])
-    keyed.add_api_route("/v1/chat/completions", front.chat, methods=["POST"])
-    keyed.add_api_route("/v1/completions", front.completions, methods=["POST"])
-    keyed.add_api_route("/generate", front.generate, methods=["POST"])
-    keyed.add_api_route("/get_model_info", front.model_info, methods=["GET"])
-    keyed.add_api_route("/v1/models", front.models, methods=["GET"])
-    keyed.add_api_route("/v1/models/{name:path}", front.model, methods=["GET"])
-    keyed.add_api_route("/tokenize", front.tokenize, methods=["POST"])
-    keyed.add_api_route("/detokenize", front.detokenize, methods=["POST"])
-    keyed.add_api_route("/cluster", front.cluster, methods=["GET"])
-    app.include_router(keyed)
-    app.add_api_route("/health", front.health, methods=["GET"])
-    app.add_api_route("/metrics", front.metrics_page, methods=["GET"])
-    app.add_api_route("/", front.console, methods=["GET"])
     return app
 
 
@@ -103,12 +92,37 @@ class Front:
         self._console = (files("gateway") / "static" / "console.html").read_bytes()
         self._created = int(time.time())
 
-    async def authorize(self, request: Request) -> None:
+    def routes(self) -> list[Route]:
+        """Every path; all but the server's own ask for the key."""
+        keyed: list[tuple[str, str, Endpoint]] = [
+            ("POST", "/v1/chat/completions", self.chat),
+            ("POST", "/v1/completions", self.completions),
+            ("POST", "/generate", self.generate),
+            ("GET", "/get_model_info", self.model_info),
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{name:path}", self.model),
+            ("POST", "/tokenize", self.tokenize),
+            ("POST", "/detokenize", self.detokenize),
+            ("GET", "/cluster", self.cluster),
+        ]
+        return [
+            *(Route(path, self._keyed(endpoint), methods=[method]) for method, path, endpoint in keyed),
+            Route("/health", self.health, methods=["GET"]),
+            Route("/metrics", self.metrics_page, methods=["GET"]),
+            Route("/", self.console, methods=["GET"]),
+        ]
+
+    def _keyed(self, endpoint: Endpoint) -> Endpoint:
         """Raises Unauthorized unless the request carries the key (if one is configured)."""
-        key = self._config.api_key
-        given = request.headers.get("authorization", "")
-        if key is not None and not secrets.compare_digest(given.encode(), f"Bearer {key}".encode()):
-            raise Unauthorized("the API key is missing or wrong: send it as 'Authorization: Bearer KEY'")
+
+        async def authorized(request: Request) -> Response:
+            key = self._config.api_key
+            given = request.headers.get("authorization", "")
+            if key is not None and not secrets.compare_digest(given.encode(), f"Bearer {key}".encode()):
+                raise Unauthorized("the API key is missing or wrong: send it as 'Authorization: Bearer KEY'")
+            return await endpoint(request)
+
+        return authorized
 
     # --- generation ----------------------------------------------------------------------------------
 
@@ -153,14 +167,14 @@ class Front:
 
     # --- models and tokens ---------------------------------------------------------------------------
 
-    async def models(self) -> Response:
+    async def models(self, _: Request) -> Response:
         return _json({"object": "list", "data": [self._describe(await self._served())]})
 
-    async def model(self, name: str) -> Response:
-        check_model(self._config, name)
+    async def model(self, request: Request) -> Response:
+        check_model(self._config, request.path_params["name"])
         return _json(self._describe(await self._served()))
 
-    async def model_info(self) -> Response:
+    async def model_info(self, _: Request) -> Response:
         """The same model as SGLang describes one."""
         model = await self._served()
         return _json(
@@ -201,7 +215,7 @@ class Front:
 
     # --- the server itself ---------------------------------------------------------------------------
 
-    async def health(self) -> Response:
+    async def health(self, _: Request) -> Response:
         health = self._backend.health()
         if health.problem:
             raise Unavailable(health.problem)
@@ -209,7 +223,7 @@ class Front:
             {"status": "degraded", "reason": health.degraded} if health.degraded else {"status": "ok"}
         )
 
-    async def cluster(self) -> Response:
+    async def cluster(self, _: Request) -> Response:
         """Who is behind this gateway, as `eyas doctor` shows it."""
         health = self._backend.health()
         workers = [
@@ -223,10 +237,10 @@ class Front:
         ]
         return _json({"model": self._config.served_model, "health": health, "workers": workers})
 
-    async def metrics_page(self) -> Response:
+    async def metrics_page(self, _: Request) -> Response:
         return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    async def console(self) -> Response:
+    async def console(self, _: Request) -> Response:
         return Response(self._console, media_type="text/html; charset=utf-8")
 
 
