@@ -7,11 +7,10 @@ prompts are computed for others), through draft workers, or not at all.
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import json
 import secrets
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,15 +21,16 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Group, Role
-from eyas.engine.attention.base import AttentionBackend
-from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.device.build import build_device
+from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.draft_engine import DraftEngine, DraftParts
 from eyas.engine.engine import Engine, Parts
-from eyas.engine.kv_pool import KvPool, PoolShape, new_pool_path, sweep_stale
+from eyas.engine.kv_pool import KvPool, sweep_stale
 from eyas.engine.leases import Leases, OfferedPool
 from eyas.engine.link import EngineLink
 from eyas.engine.messages import Ready
-from eyas.engine.model_config import DraftConfig, ModelConfig, strip_prefix
+from eyas.engine.loaded import Loaded
+from eyas.engine.model_config import DraftConfig, ModelConfig
 from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
 from eyas.engine.models.llama import Ends
 from eyas.engine.models.registry import model_class
@@ -45,30 +45,39 @@ from eyas.engine.speculation.colocated import ColocatedDrafter
 from eyas.engine.speculation.draft_runner import DraftRunner
 from eyas.engine.speculation.drafter import Drafter
 from eyas.engine.speculation.remote import RemoteDrafter
-from eyas.engine.weights import DummyWeights, FolderWeights, Placement, Weights
+from eyas.engine.startup import Phases
 from kv_transfer.backends.base import Backend, page_view
 from kv_transfer.backends.local import LocalBackend
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.copier import Copier
-from kv_transfer.layout import Geometry, Meaning
 from kv_transfer.owner import Owner
+
+
+PLAIN_PAGES = 2048
+"""Of the torch backend, where nobody says how many: it is a specification, whatever the device."""
 
 
 def build_engine(config: EngineConfig, link: EngineLink) -> Engine | DraftEngine:
     """Load and warm an engine for `config.roles`. Raises ConfigError in one sentence if that cannot work."""
     sweep_stale(Path(config.pool_dir))
-    target = ModelConfig.from_folder(config.model)
-    head = None if config.draft is None else DraftConfig.from_folder(config.draft, target)
+    target = ModelConfig.from_folder(config.model, config.load_format).limited_to(config.context_length)
+    head = None
+    if config.draft is not None:
+        head = DraftConfig.from_folder(config.draft, target, config.load_format)
     _check_device(config)
-    loaded = _Loaded(config, target, head, epoch=secrets.randbits(63))
+    if config.num_pages is None and config.attention_backend == "torch":
+        config = dataclasses.replace(config, num_pages=PLAIN_PAGES)
+    loaded = Loaded(config, target, head, epoch=secrets.randbits(63))
+    phases = Phases()
     if set(config.roles) == {Role.DRAFT}:
         return DraftEngine(_draft_parts(loaded), link)
-    return Engine(_target_parts(loaded), link)
+    if config.attention_backend == "torch":
+        return Engine(_parts(loaded, _plain_core(loaded)), link)
+    loaded, core = _device_core(loaded, phases)
+    return Engine(_parts(loaded, core), link)
 
 
 def _check_device(config: EngineConfig) -> None:
-    if config.attention_backend != "torch":
-        raise ConfigError(f"attention backend {config.attention_backend!r} is not there yet (torch is)")
     if config.device == "cpu":
         return
     if not torch.cuda.is_available():
@@ -78,86 +87,17 @@ def _check_device(config: EngineConfig) -> None:
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    """What is known before any weight is read."""
+class _Core:
+    """What runs steps, and what it needs of the scheduler. Pools: target first."""
 
-    config: EngineConfig
-    target: ModelConfig
-    head: DraftConfig | None
-    epoch: int
-
-    def backend(self, group: Group) -> AttentionBackend:
-        return TorchAttention(self.decoder(group).num_heads, self.shape(group))
-
-    @contextlib.contextmanager
-    def weights(self, group: Group) -> Iterator[Weights]:
-        """The tensors of the target, or of the head in its official spelling."""
-        folder = self.decoder(group).folder
-        if self.config.load_format == "dummy":
-            yield DummyWeights(placement=self.placement)
-            return
-        spelling = strip_prefix if group is Group.DRAFT else str
-        with FolderWeights(folder, spelling, self.placement) as weights:
-            yield weights
-
-    @property
-    def placement(self) -> Placement:
-        on_cpu = self.config.device == "cpu"
-        return Placement(self.config.device, torch.float32 if on_cpu else torch.bfloat16)
-
-    def pool(self, group: Group) -> KvPool:
-        """On a CPU a file that other engines map; a GPU's pool is its own."""
-        shape = self.shape(group)
-        if self.config.device != "cpu":
-            return KvPool(shape)
-        return KvPool(shape, new_pool_path(group.value, Path(self.config.pool_dir)))
-
-    def shape(self, group: Group) -> PoolShape:
-        decoder = self.decoder(group)
-        return PoolShape(
-            pages=self.config.num_pages,
-            layers=decoder.num_layers,
-            page_size=self.config.page_size,
-            kv_heads=decoder.num_kv_heads,
-            head_dim=decoder.head_dim,
-            dtype=self.placement.dtype,
-            device=self.placement.device,
-        )
-
-    def decoder(self, group: Group) -> ModelConfig:
-        if group is Group.TARGET:
-            return self.target
-        assert self.head is not None
-        return self.head.decoder
-
-    def geometry(self, group: Group) -> Geometry:
-        shape = self.shape(group)
-        return Geometry(
-            pages=shape.pages,
-            page_size=shape.page_size,
-            layers=shape.layers,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            dtype=str(shape.dtype).removeprefix("torch."),
-        )
-
-    def meaning(self, group: Group) -> str:
-        geometry, decoder = self.geometry(group), self.decoder(group)
-        fingerprint = self.target.fingerprint
-        if group is Group.DRAFT and self.head is not None:
-            fingerprint += self.head.fingerprint
-        return Meaning(
-            fingerprint=fingerprint,
-            group=group,
-            dtype=geometry.dtype,
-            layers=geometry.layers,
-            kv_heads=geometry.kv_heads,
-            head_dim=geometry.head_dim,
-            rope=str(decoder.rope),
-        ).hash()
+    runner: Runner | DeviceRunner
+    pools: tuple[KvPool, ...]
+    drafter: Drafter | None
+    limits: Limits
+    slowest_step_s: float
 
 
-def _target_parts(loaded: _Loaded) -> Parts:
+def _plain_core(loaded: Loaded) -> _Core:
     config, target = loaded.config, loaded.target
     backend = loaded.backend(Group.TARGET)
     with loaded.weights(Group.TARGET) as weights:
@@ -167,34 +107,58 @@ def _target_parts(loaded: _Loaded) -> Parts:
     draft_runner = _draft_runner(loaded, model.ends) if drafts_here else None
     runner = Runner(model, pool, backend, _capture(loaded) if loaded.head else None)
     drafter = _drafter(config, draft_runner, target.vocab_size)
-    spec = config.speculation
-    round_rows = max(spec.draft_tokens, spec.steps * spec.topk + 1) if drafter else 1
-    limits = Limits(config.page_size, config.max_running, config.chunk_tokens, round_rows)
-    pages = PagePool(config.num_pages)
-    cache = PrefixCache(pages, config.page_size, lookahead=1 if draft_runner else 0)
-    pools = (pool,) if draft_runner is None else (pool, draft_runner.pool)
+    round_rows = loaded.round_rows if drafter else 1
+    return _Core(
+        runner=runner,
+        pools=(pool,) if draft_runner is None else (pool, draft_runner.pool),
+        drafter=drafter,
+        limits=Limits(config.page_size, config.max_running, config.chunk_tokens, round_rows),
+        slowest_step_s=_warm_up(runner, config),
+    )
+
+
+def _device_core(loaded: Loaded, phases: Phases) -> tuple[Loaded, _Core]:
+    """The fast path of a GPU; `loaded` with as many pages as fit."""
+    loaded, device = build_device(loaded, phases)
+    config = loaded.config
+    limits = Limits(
+        config.page_size,
+        config.max_running,
+        config.chunk_tokens,
+        loaded.round_rows,
+        rounds_ahead=3 if loaded.head else 2,  # drafts are written below a root that is itself not yet known
+        mixed_chunk_tokens=config.mixed_chunk_tokens,
+    )
+    return loaded, _Core(device.runner, device.pools, None, limits, device.slowest_step_s)
+
+
+def _parts(loaded: Loaded, core: _Core) -> Parts:
+    """The engine around its core: scheduler, cache, leases, pulls."""
+    config, pools, pool = loaded.config, core.pools, core.pools[0]
+    pages = PagePool(pool.shape.pages)
+    cache = PrefixCache(pages, config.page_size, lookahead=len(pools) - 1)
     outbox = Outbox()
-    slowest = _warm_up(runner, config)
-    groups = [Group.TARGET, *([Group.DRAFT] if draft_runner else [])]
-    copier = Copier(_mover(loaded, Group.TARGET, pool), config.num_pages)
+    groups = [Group.TARGET, Group.DRAFT][: len(pools)]
+    copier = Copier(_mover(loaded, Group.TARGET, pool), pool.shape.pages)
     offered = {g: OfferedPool(str(p.path), loaded.meaning(g)) for g, p in zip(groups, pools, strict=True)}
     return Parts(
         config=config,
-        runner=runner,
+        model=loaded.target,
+        runner=core.runner,
         pools=pools,
-        scheduler=Scheduler(pages, cache, limits),
-        drafter=drafter,
+        scheduler=Scheduler(pages, cache, core.limits),
+        drafter=core.drafter,
         leases=Leases(
             Owner(config.worker, loaded.epoch, config.lease_s), pages, config.page_size, offered, outbox
         ),
         pulls=Pulls(copier, config.page_size, outbox),
         copier=copier,
         outbox=outbox,
-        ready=_ready(loaded, dict(zip(groups, pools, strict=True)), slowest),
+        ready=_ready(loaded, dict(zip(groups, pools, strict=True)), core.slowest_step_s),
     )
 
 
-def _draft_parts(loaded: _Loaded) -> DraftParts:
+def _draft_parts(loaded: Loaded) -> DraftParts:
     config = loaded.config
     if loaded.head is None:
         raise ConfigError("a draft worker needs a draft head (--draft DIR)")
@@ -214,7 +178,7 @@ def _draft_parts(loaded: _Loaded) -> DraftParts:
     )
 
 
-def _draft_runner(loaded: _Loaded, ends: Ends) -> DraftRunner:
+def _draft_runner(loaded: Loaded, ends: Ends) -> DraftRunner:
     assert loaded.head is not None
     backend = loaded.backend(Group.DRAFT)
     with loaded.weights(Group.DRAFT) as weights:
@@ -222,7 +186,7 @@ def _draft_runner(loaded: _Loaded, ends: Ends) -> DraftRunner:
     return DraftRunner(head, loaded.pool(Group.DRAFT), backend)
 
 
-def _capture(loaded: _Loaded) -> Eagle3Capture:
+def _capture(loaded: Loaded) -> Eagle3Capture:
     assert loaded.head is not None
     with loaded.weights(Group.DRAFT) as weights:
         return Eagle3Capture(loaded.head, weights)
@@ -236,7 +200,7 @@ def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size:
     return None
 
 
-def _mover(loaded: _Loaded, group: Group, pool: KvPool) -> Backend:
+def _mover(loaded: Loaded, group: Group, pool: KvPool) -> Backend:
     """What brings other workers' pages into `pool`: nothing can, into a GPU's."""
     if loaded.config.device != "cpu":
         return LocalBackend(np.empty((0, 0), np.uint8), {})
@@ -244,14 +208,14 @@ def _mover(loaded: _Loaded, group: Group, pool: KvPool) -> Backend:
     return ShmBackend(page_view(memory, loaded.geometry(group)), loaded.config.pool_dir)
 
 
-def _ready(loaded: _Loaded, pools: dict[Group, KvPool], slowest: float) -> Ready:
+def _ready(loaded: Loaded, pools: dict[Group, KvPool], slowest: float) -> Ready:
     config, target, head = loaded.config, loaded.target, loaded.head
     return Ready(
         epoch=loaded.epoch,
         model=Path(config.model).name,
         fingerprint=target.fingerprint,
         draft_fingerprint=head.fingerprint if head else "",
-        context_length=target.context_length,
+        context_length=loaded.target.context_length,
         vocab_size=target.vocab_size,
         pages_total=config.num_pages,
         meanings={group.value: loaded.meaning(group) for group in pools},

@@ -1,7 +1,8 @@
-"""The engine of a target model: one loop that receives, schedules, runs, commits and tells.
+"""The engine of a target model: one loop that receives, steps and tells.
 
-This plain loop is the specification: one step at a time, each finished before the next is composed. The
-engine owns slots, pages, leases and every request; it knows nothing of gRPC, HTTP or text.
+How a step goes is its pace's business: one at a time (`eyas.engine.plain`, the specification), or one ahead
+of the host (`eyas.engine.overlap`). The engine owns slots, pages, leases and every request; it knows nothing
+of gRPC, HTTP or text.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from eyas.common.config import EngineConfig
+from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.kv_pool import KvPool
 from eyas.engine.leases import Leases
 from eyas.engine.link import EngineLink
@@ -27,7 +29,6 @@ from eyas.engine.messages import (
     DraftDown,
     Load,
     Prefill,
-    PrefillStarted,
     PullDone,
     PullFailed,
     PullMet,
@@ -41,14 +42,17 @@ from eyas.engine.messages import (
     WatchClosed,
     WatchOpened,
 )
+from eyas.engine.model_config import ModelConfig
 from eyas.engine.outbox import Outbox
+from eyas.engine.overlap import OverlappedPace
 from eyas.engine.patience import Patience
+from eyas.engine.plain import PlainPace
 from eyas.engine.pulls import Arrival, Pulls
 from eyas.engine.requests import Admission, Requests
 from eyas.engine.rounds import Rounds
 from eyas.engine.runner import Runner
 from eyas.engine.scheduler import Scheduler
-from eyas.engine.sequence import Kind, Sequence, Work
+from eyas.engine.sequence import Sequence
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 from eyas.engine.speculation.remote import RemoteDrafter
 from kv_transfer.copier import Copier
@@ -61,10 +65,11 @@ STOP_S = 5.0  # a copy that still runs at shutdown is waited for so long
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything an engine is made of, loaded and warm."""
+    """Everything an engine is made of, loaded and warm. The runner's kind decides the pace."""
 
     config: EngineConfig
-    runner: Runner
+    model: ModelConfig
+    runner: Runner | DeviceRunner
     pools: tuple[KvPool, ...]  # target first; a colocated draft pool shares its page numbers
     scheduler: Scheduler
     drafter: Drafter | None
@@ -85,12 +90,13 @@ class Engine:
         self._drafter = parts.drafter
         self._outbox = parts.outbox
         self._patience = Patience()
-        config, model = parts.config, parts.runner.model.config
+        config = parts.config
         admission = Admission(
             context_length=parts.ready.context_length,
-            vocab_size=model.vocab_size,
+            vocab_size=parts.model.vocab_size,
             max_waiting=config.max_waiting,
             transfer_policy=config.transfer_policy,
+            travels=config.device == "cpu",
         )
         self._requests = Requests(
             scheduler=parts.scheduler,
@@ -105,21 +111,31 @@ class Engine:
         parts.pulls.destination = self._requests
         parts.scheduler.reclaim = parts.pulls.preempt
         parts.scheduler.pull_since = self._requests.pull_since
-        self._rounds = Rounds(
-            scheduler=parts.scheduler,
-            pools=parts.pools,
-            drafter=parts.drafter,
-            leases=parts.leases,
-            outbox=parts.outbox,
-            eos_ids=tuple(model.eos_token_ids),
-            new_uid=self._requests.new_uid,
-            on_end=self._requests.end,
-        )
+        self._rounds, self._pace = self._paces(parts)
         self._handlers = self._routes()
         self._stopping = False
         self._progress = 0
         self._loaded: tuple[float, Load | None] = (0.0, None)
         self._busy = False
+
+    def _paces(self, parts: Parts) -> tuple[Rounds, PlainPace | OverlappedPace]:
+        rounds = Rounds(
+            scheduler=parts.scheduler,
+            pools=parts.pools,
+            drafter=parts.drafter,
+            leases=parts.leases,
+            outbox=parts.outbox,
+            eos_ids=tuple(parts.model.eos_token_ids),
+            new_uid=self._requests.new_uid,
+            on_end=self._requests.end,
+        )
+        scheduler, leases, outbox = parts.scheduler, parts.leases, parts.outbox
+        if isinstance(parts.runner, DeviceRunner):
+            ahead = parts.config.overlap_schedule
+            return rounds, OverlappedPace(rounds, parts.runner, ahead)
+        return rounds, PlainPace(
+            scheduler, parts.runner, rounds, leases, outbox, self._patience, self._stop_drafting
+        )
 
     def _routes(self) -> dict[type, Callable[..., None]]:
         requests, leases, pulls = self._requests, self._parts.leases, self._parts.pulls
@@ -148,12 +164,8 @@ class Engine:
         try:
             while not self._stopping:
                 self._receive()
-                works = self._scheduler.schedule()
-                self._forget_preempted()
-                if works:
-                    self._step(works)
+                self._busy = self._pace.step()
                 self._look_after(time.monotonic())
-                self._busy = bool(works)
                 self._tell()
         finally:
             self._close()
@@ -174,22 +186,6 @@ class Engine:
     def _dispatch(self, commands: SequenceOf[Command]) -> None:
         for command in commands:
             self._handlers[type(command)](command)
-
-    def _step(self, works: list[Work]) -> None:
-        began = time.monotonic()
-        for work in works:
-            self._begin(work, began)
-        outputs = self._parts.runner.run(works)
-        self._patience.stepped(outputs, time.monotonic() - began)
-        self._rounds.commit(outputs)
-
-    def _begin(self, work: Work, now: float) -> None:
-        """First chunk of a request: its time starts, and a prompt for elsewhere is offered."""
-        generation = work.seq.generation
-        generation.began = generation.began or now
-        if generation.kind is Kind.PREFILL and not self._parts.leases.is_offered(generation):
-            handles = self._parts.leases.offer(generation, work.seq.pages)
-            self._outbox.add(PrefillStarted(generation.id, generation.attempt, handles))
 
     def _look_after(self, now: float) -> None:
         """Leases, pulls, free slots and deadlines."""
@@ -263,11 +259,6 @@ class Engine:
         if self._drafter is not None and seq.drafting:
             self._drafter.close(seq)
         seq.drafting = False
-
-    def _forget_preempted(self) -> None:
-        preempted, self._scheduler.preempted = self._scheduler.preempted, []
-        for seq in preempted:
-            self._stop_drafting(seq)
 
     # --- the end -------------------------------------------------------------------------------------
 

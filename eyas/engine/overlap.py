@@ -8,13 +8,11 @@ late. What it learns of a sequence that has ended, or lost its seat, changes no 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from eyas.engine.device.flight import Flight, Landed
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.kv_pool import KvPool
-from eyas.engine.outbox import Outbox
+from eyas.engine.rounds import Rounds
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence
 from eyas.engine.stopping import finish
@@ -22,40 +20,35 @@ from eyas.engine.stopping import finish
 
 @dataclass
 class OverlappedPace:
-    """Launches and lands steps. `on_end` is told of every sequence that finished."""
+    """Launches and lands steps. `plain`: what the plain loop commits with, whose parts are used here."""
 
-    scheduler: Scheduler
+    plain: Rounds
     runner: DeviceRunner
-    pools: tuple[KvPool, ...]
-    outbox: Outbox
-    eos_ids: tuple[int, ...]
-    new_uid: Callable[[], int]
-    on_end: Callable[[Sequence], None]
     ahead: bool = True  # False: every step lands before the next is composed
     _flight: Flight | None = field(default=None, init=False)
 
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.plain.scheduler
+
     def step(self) -> bool:
         """Launch what can run, then land what was launched before; False when there was neither."""
-        wait = not self.ahead or self._host_is_needed()
-        if wait:
-            self._land()
         works = self.scheduler.schedule()
         self.scheduler.preempted.clear()
+        by_host = any(work.seq.needs_host for work in works if work.sample)
+        wait = by_host or not self.ahead
+        if wait and self._flight is not None:
+            self._land()
+            works = [work for work in works if work.seq.slot >= 0]  # the others have just ended
         if not works and self._flight is None:
             return False
-        launched = self.runner.launch(works, by_host=self._host_is_needed()) if works else None
+        launched = self.runner.launch(works, by_host=by_host) if works else None
         self._note(launched)
         self._land()
         self._flight = launched
         if wait:
             self._land()
         return True
-
-    def _host_is_needed(self) -> bool:
-        """Does a sequence ask for what only the host samples (penalties, logprobs, forks, ...)?"""
-        if any(seq.needs_host for seq in self.scheduler.running):
-            return True
-        return any(seq.needs_host for seq in self.scheduler.waiting)
 
     def _note(self, flight: Flight | None) -> None:
         """The lower bounds that hold once this flight has run."""
@@ -81,17 +74,17 @@ class OverlappedPace:
     def _commit(self, landed: Landed) -> None:
         seq = landed.seq
         params = seq.generation.request.params
-        kept, why = finish(params, self.eos_ids, len(seq.output), landed.tokens)
+        kept, why = finish(params, self.plain.eos_ids, len(seq.output), landed.tokens)
         accepted, offered = landed.drafts
         drafts = (min(accepted, len(kept)), offered)
-        self.outbox.entry(seq, kept, landed.logprobs[: len(kept)], why, drafts=drafts)
+        self.plain.outbox.entry(seq, kept, landed.logprobs[: len(kept)], why, drafts=drafts)
         seq.output += kept
         if seq.seat == landed.seat:
             seq.kv_len += len(kept) - 1
             seq.draft_len = seq.kv_len
         self._fork(landed)
         if why is not None:
-            self.on_end(seq)
+            self.plain.on_end(seq)
 
     def _fork(self, landed: Landed) -> None:
         """The prompt is done: its other choices get their first token and their pages."""
@@ -99,14 +92,14 @@ class OverlappedPace:
         choices, leader.forks = leader.forks, ()
         generation = leader.generation
         for choice, (token, logprob) in zip(choices, landed.extra, strict=False):
-            kept, why = finish(generation.request.params, self.eos_ids, 0, [token])
-            follower = Sequence(self.new_uid(), generation, choice, leader.prompt, [])
-            self.outbox.entry(follower, kept, [logprob], why)
+            kept, why = finish(generation.request.params, self.plain.eos_ids, 0, [token])
+            follower = Sequence(self.plain.new_uid(), generation, choice, leader.prompt, [])
+            self.plain.outbox.entry(follower, kept, [logprob], why)
             if why is not None:
                 continue
             follower.output = list(kept)
             generation.sequences.append(follower)
             copy = self.scheduler.fork(leader, follower)
             if copy is not None:
-                for pool in self.pools:
+                for pool in self.plain.pools:
                     pool.copy_page(*copy)

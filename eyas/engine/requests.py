@@ -42,6 +42,7 @@ class Admission:
     vocab_size: int
     max_waiting: int
     transfer_policy: str  # "recompute" or "fail": what becomes of a request whose pages did not arrive
+    travels: bool = True  # can KV pages leave this worker, or come here?
 
 
 @dataclass
@@ -273,6 +274,8 @@ class Requests:
 
     def _check(self, request: GenerationRequest, kind: Kind) -> None:
         limits, params, n = self.admission, request.params, len(request.prompt_ids)
+        if kind is not Kind.LOCAL and not limits.travels:
+            raise InvalidRequest("KV pages of this worker cannot travel: it takes whole requests only")
         if n == 0:
             raise InvalidRequest("prompt must have at least one token", param="prompt")
         ids = itertools.chain(request.prompt_ids, *(choice.output_ids for choice in request.choices))

@@ -1,7 +1,7 @@
 """Which shapes have graphs, and which of them a step takes: torch-free arithmetic.
 
-A step of rounds alone takes the next larger batch; a step with a small prompt chunk takes the next larger pair
-of batch and chunk. What fits nowhere keeps its exact shape and runs without a graph.
+A step of rounds alone takes the next larger batch; a step with a small prompt chunk takes the next larger
+pair of batch and chunk. What fits nowhere keeps its exact shape and runs without a graph.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Flight:
         if self.event is not None:
             self.event.synchronize()
         result, shape = self.result.numpy(), self.shape
-        table = result[: shape.batch * (shape.width + 2)].reshape(shape.batch, -1).tolist()
+        table = result[: shape.batch * (shape.width + 2)].reshape(shape.batch, shape.width + 2).tolist()
         landed = []
         for i, ((seq, seat), (count, offered, *tokens)) in enumerate(zip(self.rounds, table, strict=False)):
             landed.append(

@@ -1,4 +1,4 @@
-"""Sampling where the whole history is known: penalties, bans, biases, logprobs, and the first tokens of forks.
+"""Sampling where all history is known: penalties, bans, biases, logprobs, and the first tokens of forks.
 
 The rules are those of `eyas.engine.sampling`, on the device's logits. It waits for the device: such a step is
 neither run ahead of nor fast, and only steps with such a sequence are like that.

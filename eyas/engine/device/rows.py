@@ -11,14 +11,16 @@ import torch
 class Rounds:
     """B sequences of `width` rows each, the first rows of a forward.
 
-    `slots`, `starts` int32 [B]: row j of sequence b stands at logical row starts[b] + j. `mask` int64 [B, width]:
-    bit r of node j says that it sees row starts[b] + r; None: chains.
+    `slots`, `starts` int32 [B]: row j of sequence b stands at logical row starts[b] + j. `mask` int64
+    [B, width]: bit r of node j says that it sees row starts[b] + r; None: chains. `extent`: rows from
+    starts[b] on that a mask may name, if there are more than `width`.
     """
 
     slots: torch.Tensor
     starts: torch.Tensor
     width: int = 1
     mask: torch.Tensor | None = None
+    extent: int = 0
 
     @property
     def rows(self) -> int:

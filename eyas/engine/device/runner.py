@@ -1,7 +1,7 @@
 """Launches the scheduler's steps on the device and keeps its tables true.
 
-It turns works into a `StepInput`, and chooses on the host where a sequence asks for what only the host knows. It
-does not decide what runs, nor what tokens mean; and it never waits for the device, except to sample.
+It turns works into a `StepInput`, and chooses on the host where a sequence asks for what only the host knows.
+It does not decide what runs, nor what tokens mean; and it never waits for the device, except to sample.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DeviceRunner:
         self._executor.begin(step)
         sampling = self._host.sample(shape, rounds, ends) if by_host else None
         result, event = self._executor.finish(step, None if sampling is None else sampling.tokens)
-        return Flight(works, shape, _seats(rounds), _seats(ends), result, event, sampling)
+        return Flight(shape, works, _seats(rounds), _seats(ends), result, event, sampling)
 
     def _tell(self, work: Work, pokes: Pokes) -> None:
         """What the tables do not yet know of the sequence: that it sits there, and its new pages."""

@@ -48,21 +48,23 @@ class StepShape:
     def sections(self) -> dict[str, tuple[int, int]]:
         """First word and number of words of each part of a step's array.
 
-        `following`: the token after each row, for the draft head. `sampled_slots`, `picked`: slot and row of
-        each row that gives a token. `tiles`: (slot, first chunk row, its position, rows), see
-        `eyas.engine.kernels.prefill`. `end_slots`, `end_positions`: of the chunks' ends.
+        `following`: the token after each chunk row, for the draft head, and a word that nobody reads.
+        `sampled_slots`, `picked`: slot and row of each row that gives a token. `tiles`: (slot, first chunk row,
+        its position, rows), see `eyas.engine.kernels.prefill`. `end_slots`, `end_positions`, `end_rows`: of the
+        chunks' ends, whose tokens stand one further; the rows counted from the first chunk row.
         """
         counts = {
             "slots": self.batch,
             "tokens": self.rows,
             "positions": self.rows,
             "kv_rows": self.rows,
-            "following": self.rows,
+            "following": self.chunk + 1,
             "picked": self.sampled,
             "sampled_slots": self.sampled,
             "tiles": 4 * self.tiles,
             "end_slots": self.ends,
             "end_positions": self.ends,
+            "end_rows": self.ends,
         }
         found, end = {}, 0
         for name, count in counts.items():
@@ -112,6 +114,7 @@ def pack(
     part["picked"][: shape.round_rows] = np.arange(shape.round_rows)
     part["picked"][shape.round_rows :] = shape.round_rows
     part["kv_rows"][:] = -1
+    part["end_rows"][:] = shape.chunk
     _pack_chunks(chunks, part, shape, layout)
     return data
 
@@ -123,7 +126,7 @@ def _pack_chunks(
     row, end, tile = shape.round_rows, 0, []
     for work in chunks:
         seq, count = work.seq, len(work.tokens)
-        here = slice(row, row + count)
+        here, inside = slice(row, row + count), row - shape.round_rows
         positions = np.arange(work.start, work.start + count, dtype=np.int32)
         part["tokens"][here] = work.tokens
         part["positions"][here] = positions
@@ -132,18 +135,17 @@ def _pack_chunks(
         part["kv_rows"][here] = pages[positions // layout.page_size - first] * layout.page_size + (
             positions % layout.page_size
         )
-        part["following"][row : row + count - 1] = work.tokens[1:]
+        part["following"][inside : inside + count - 1] = work.tokens[1:]
         for i in range(0, count, layout.tile_rows):
-            inside = row - shape.round_rows + i
-            tile.append((seq.slot, inside, work.start + i, min(layout.tile_rows, count - i)))
+            tile.append((seq.slot, inside + i, work.start + i, min(layout.tile_rows, count - i)))
         if work.sample:
             part["picked"][shape.round_rows + end] = row + count - 1
             part["sampled_slots"][shape.round_rows + end] = part["end_slots"][end] = seq.slot
             part["end_positions"][end] = work.start + count
+            part["end_rows"][end] = inside + count - 1
             end += 1
         else:
-            following = seq.tokens(work.start + count, work.start + count + 1)
-            part["following"][row + count - 1] = following[0]
+            (part["following"][inside + count - 1],) = seq.tokens(work.start + count, work.start + count + 1)
         row += count
     tile.sort(key=lambda t: -(t[2] + t[3]))  # the longest first: they bound the kernel
-    tiles[: len(tile)] = tile
+    tiles[: len(tile)] = np.array(tile, np.int32).reshape(-1, 4)

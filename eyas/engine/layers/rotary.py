@@ -21,11 +21,10 @@ class Rotary:
 
     def __init__(self, rope: Rope, head_dim: int, length: int, device: str = "cpu") -> None:
         self._half = head_dim // 2
-        places = torch.arange(length + _BEYOND, dtype=torch.float32)
-        angles = torch.outer(places, _frequencies(rope, head_dim))
-        self._cos = angles.cos().repeat(1, 2).to(device)
+        cos, sin = tables(rope, head_dim, length)
+        self._cos = cos.repeat(1, 2).to(device)
         # The sign of the rotated half is folded in, so that applying takes one roll and no concatenation.
-        self._sin = torch.cat((-angles.sin(), angles.sin()), dim=1).to(device)
+        self._sin = torch.cat((-sin, sin), dim=1).to(device)
 
     def angles(self, positions: torch.Tensor) -> Angles:
         """cos and signed sin for positions int64 [R], each [R, 1, head_dim]; once per forward."""
@@ -36,6 +35,13 @@ class Rotary:
         cos, sin = angles
         wide = x.float()
         return torch.roll(wide, self._half, -1).mul_(sin).add_(wide * cos).to(x.dtype)
+
+
+def tables(rope: Rope, head_dim: int, length: int) -> Angles:
+    """cos and sin of every position below `length` and of those of drafts just beyond, [.., head_dim / 2]."""
+    places = torch.arange(length + _BEYOND, dtype=torch.float32)
+    angles = torch.outer(places, _frequencies(rope, head_dim))
+    return angles.cos(), angles.sin()
 
 
 def _frequencies(rope: Rope, head_dim: int) -> torch.Tensor:

@@ -56,7 +56,7 @@ class Eagle3Head:
             return RmsNorm(weights.take(name, (hidden,)), eps)
 
         self.config = config
-        self.token_map = _token_map(config, weights)
+        self.token_map = token_map(config, weights)
         self._embedding = ends.embedding
         if "embed_tokens.weight" in weights:
             self._embedding = weights.take("embed_tokens.weight", (decoder.vocab_size, hidden))
@@ -97,7 +97,7 @@ class Eagle3Head:
         return self._lm_head(self._norm(hidden)).float()
 
 
-def _token_map(config: DraftConfig, weights: Weights) -> torch.Tensor | None:
+def token_map(config: DraftConfig, weights: Weights) -> torch.Tensor | None:
     """Target id of each draft id, int64 [draft vocab], from the stored offsets; None: they are the same."""
     size, vocab = config.draft_vocab_size, config.decoder.vocab_size
     if "d2t" not in weights:

@@ -1,0 +1,149 @@
+"""Does on the device what a `StepInput` says: copies it there, runs its program, copies the result back.
+
+A shape with a graph is replayed, any other is launched kernel by kernel; both are the same `Program`. It knows
+no sequences and decides nothing, so tensor-parallel ranks can run it from messages alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from eyas.engine.device.program import Machine, Program
+from eyas.engine.device.step import StepInput, StepShape
+from eyas.engine.device.tables import Tables
+
+IN_FLIGHT = 3  # steps whose host buffers may be in use at once: one running, one launched, one being written
+WORDS = 1 << 16  # of a step's array, and of one portion of pokes, at least
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A program whose launches are recorded: the forward, and everything after it."""
+
+    program: Program
+    forward: torch.cuda.CUDAGraph
+    rest: torch.cuda.CUDAGraph
+
+
+class Executor:
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._captured: dict[StepShape, Captured] = {}
+        self._program: Program | None = None
+        self._inputs = torch.zeros(WORDS, dtype=torch.int32, device=machine.device)
+        self._results = torch.zeros(WORDS, dtype=torch.int32, device=machine.device)
+        self._outgoing = [_host(WORDS, machine.device) for _ in range(IN_FLIGHT)]
+        self._incoming = [_host(WORDS, machine.device) for _ in range(IN_FLIGHT)]
+        self._turn = 0
+
+    @property
+    def tables(self) -> Tables:
+        return self.machine.tables
+
+    # --- a step ----------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def begin(self, step: StepInput) -> None:
+        """Everything up to the logits."""
+        self._turn = (self._turn + 1) % IN_FLIGHT
+        self._send(step)
+        captured = self._captured.get(step.shape)
+        if captured is None:
+            self._program = Program(self.machine, step.shape, self._inputs, self._results)
+            self._program.forward()
+        else:
+            self._program = captured.program
+            captured.forward.replay()
+
+    @torch.inference_mode()
+    def finish(
+        self, step: StepInput, tokens: np.ndarray | None = None
+    ) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """The rest. `tokens`: what the host chose. Returns the result's copy on the host, and its event."""
+        assert self._program is not None
+        captured = self._captured.get(step.shape)
+        if tokens is not None:
+            self._program.rest(torch.from_numpy(tokens).to(self.machine.device))
+        elif captured is None:
+            self._program.rest(self._program.choose())
+        else:
+            captured.rest.replay()
+        return self._fetch(self._program.result_words)
+
+    def _send(self, step: StepInput) -> None:
+        words, pokes = step.data.shape[0], step.pokes
+        if words > self._inputs.shape[0]:
+            raise ValueError(f"a step of {words} words; {self._inputs.shape[0]} is the most")
+        out = self._outgoing[self._turn]
+        out[:words] = torch.from_numpy(step.data)
+        self._inputs[:words].copy_(out[:words], non_blocking=True)
+        if pokes.shape[1]:
+            self.tables.apply(_pinned(pokes, self.machine.device).to(self.machine.device, non_blocking=True))
+
+    def _fetch(self, words: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        host = self._incoming[self._turn][:words]
+        host.copy_(self._results[:words], non_blocking=True)
+        if self.machine.device == "cpu":
+            return host, None
+        event = torch.cuda.Event()
+        event.record()
+        return host, event
+
+    # --- what the host asks for, waiting -----------------------------------------------------------------
+
+    @torch.inference_mode()
+    def logits(self, places: SequenceOf[int]) -> torch.Tensor:
+        """Float32 [len(places), vocab]: the sampled rows of the step that was begun."""
+        assert self._program is not None
+        return self._program.logits[torch.tensor(places, device=self.machine.device)]
+
+    def drafts(self, slots: SequenceOf[int]) -> list[tuple[list[int], list[int]]]:
+        """Tokens and parents of each slot's drafts, as far as the tables are wide."""
+        wanted = torch.tensor(slots, device=self.machine.device)
+        tokens, parents = self.tables.drafts[wanted].tolist(), self.tables.parents[wanted].tolist()
+        return list(zip(tokens, parents, strict=True))
+
+    # --- before the first step -----------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def rehearse(self, shape: StepShape) -> Program:
+        """Run a step in which every row is padding, without a graph."""
+        program = Program(self.machine, shape, self._inputs, self._results)
+        program.blank()
+        program.forward()
+        program.rest(program.choose())
+        if self.machine.device != "cpu":
+            torch.cuda.synchronize()
+        return program
+
+    @torch.inference_mode()
+    def capture(self, shapes: SequenceOf[StepShape]) -> None:
+        """Record a graph for each shape, all in one pool of memory."""
+        if not shapes:
+            return
+        pool = torch.cuda.graph_pool_handle()
+        for shape in track(
+            shapes, description="capturing graphs", console=Console(stderr=True), transient=True
+        ):
+            program = self.rehearse(shape)
+            forward, rest = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(forward, pool=pool):
+                program.forward()
+            with torch.cuda.graph(rest, pool=pool):
+                program.rest(program.choose())
+            self._captured[shape] = Captured(program, forward, rest)
+
+
+def _host(words: int, device: str) -> torch.Tensor:
+    return torch.zeros(words, dtype=torch.int32, pin_memory=device != "cpu")
+
+
+def _pinned(array: np.ndarray, device: str) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if device == "cpu" else tensor.pin_memory()

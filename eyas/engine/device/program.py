@@ -1,0 +1,145 @@
+"""The launches of one step's shape, in order: rows, forward, tokens, verdict, drafts.
+
+Launching is all it does: no value of the device is read here, so the same calls run eagerly and into a graph.
+The plain twin is `eyas.engine.runner` with `eyas.engine.rounds` and `eyas.engine.speculation.draft_runner`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from eyas.engine.device.rows import Rounds, Rows
+from eyas.engine.device.step import StepShape
+from eyas.engine.device.tables import Tables
+from eyas.engine.kernels import paths, sample
+from eyas.engine.kernels import rounds as round_kernels
+from eyas.engine.kv_pool import KvPool
+from eyas.engine.models.fused import FusedLlama
+from eyas.engine.speculation.device import CertainChunk, DeviceDrafter
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Everything on the device that steps share. `drafter`: proposes in the same step, if there is one."""
+
+    model: FusedLlama
+    pool: KvPool
+    tables: Tables
+    drafter: DeviceDrafter | None
+    synthetic: torch.Tensor | None = None  # chances of acceptance, for benchmarks
+    pdl: bool = False
+
+    @property
+    def trees(self) -> bool:
+        """May drafts branch? Chains need neither masks nor rows moved."""
+        return self.drafter is not None and self.drafter.trees
+
+    @property
+    def path_rows(self) -> int:
+        """Rows of the longest path that a round can accept, its root included."""
+        return 1 if self.drafter is None else self.drafter.path_rows
+
+    @property
+    def device(self) -> str:
+        return self.pool.shape.device
+
+
+class Program:
+    """One shape's launches, on fixed parts of the step's input and result memory."""
+
+    def __init__(
+        self, machine: Machine, shape: StepShape, inputs: torch.Tensor, results: torch.Tensor
+    ) -> None:
+        self._machine = machine
+        self._shape = shape
+        self._part = {name: inputs[first : first + count] for name, (first, count) in shape.sections.items()}
+        table = shape.batch * (shape.width + 2)
+        self.result_words = table + shape.ends
+        self._table = results[:table].view(shape.batch, shape.width + 2)
+        self._ends = results[table : self.result_words]
+
+    def blank(self) -> None:
+        """Inputs of a step in which every row is padding."""
+        padding = self._machine.tables.padding_slot
+        for name, value in (
+            ("slots", padding),
+            ("sampled_slots", padding),
+            ("end_slots", padding),
+            ("kv_rows", -1),
+        ):
+            self._part[name].fill_(value)
+
+    def forward(self) -> None:
+        """Up to the logits of the rows that give a token: float32 [sampled, vocab]."""
+        shape, part, machine = self._shape, self._part, self._machine
+        count = shape.round_rows
+        rounds = None
+        if shape.batch:
+            starts = part["slots"].new_empty(shape.batch)
+            mask = torch.empty(shape.batch, shape.width, dtype=torch.int64, device=starts.device)
+            first = (part[name][:count] for name in ("tokens", "positions", "kv_rows"))
+            round_kernels.prepare(self._batch, round_kernels.RoundRows(*first, starts), mask)
+            rounds = Rounds(part["slots"], starts, shape.width, mask if machine.trees else None)
+        tiles = part["tiles"].view(-1, 4) if shape.chunk else None
+        rows = Rows(part["tokens"], part["positions"], part["kv_rows"], rounds, tiles)
+        layers = machine.drafter.capture_layers if machine.drafter else ()
+        x, self._captured = machine.model.forward(rows, machine.pool, layers)
+        self._rows = rows
+        self.logits = machine.model.logits(x, part["picked"] if shape.chunk else None)
+
+    def choose(self) -> torch.Tensor:
+        """The token of each sampled row, int32 [sampled]."""
+        shape, part = self._shape, self._part
+        positions = part["positions"][: shape.round_rows] + 1
+        if shape.ends:
+            positions = torch.cat((positions, part["end_positions"]))
+        chosen = part["sampled_slots"].new_empty(shape.sampled)
+        rows = sample.Rows(part["sampled_slots"], positions)
+        sample.choose(self.logits, rows, self._machine.tables, chosen, pdl=self._machine.pdl)
+        return chosen
+
+    def rest(self, chosen: torch.Tensor) -> None:
+        """The verdict on `chosen`, which becomes the result; then the next drafts."""
+        shape, machine = self._shape, self._machine
+        verdicts = None
+        if shape.batch:
+            verdicts = self._verdict(chosen[: shape.round_rows])
+        if shape.ends:
+            self._land(chosen[shape.round_rows :])
+        if machine.drafter is not None:
+            batch = self._batch if shape.batch else None
+            machine.drafter.follow(self._captured, batch, verdicts, self._chunk())
+
+    def _verdict(self, chosen: torch.Tensor) -> round_kernels.Verdicts:
+        machine, shape = self._machine, self._shape
+        path = chosen.new_empty(shape.batch, machine.path_rows)
+        verdicts = round_kernels.Verdicts(self._table, path)
+        round_kernels.verdict(self._batch, chosen, verdicts, machine.synthetic)
+        if machine.trees:
+            paths.compact(self._batch, verdicts, machine.pool.tensor)
+        return verdicts
+
+    def _land(self, chosen: torch.Tensor) -> None:
+        """Prompts that ended here have their first token, and are rounds from now on."""
+        part, tables = self._part, self._machine.tables
+        self._ends.copy_(chosen)
+        slots = part["end_slots"].long()
+        tables.root.index_copy_(0, slots, chosen)
+        tables.length.index_copy_(0, slots, part["end_positions"])
+        part["following"].index_copy_(0, part["end_rows"].long(), chosen)
+
+    def _chunk(self) -> CertainChunk | None:
+        shape, part, rows = self._shape, self._part, self._rows
+        if not shape.chunk:
+            return None
+        own = slice(shape.round_rows, None)
+        mine = Rows(rows.tokens[own], rows.positions[own], rows.kv_rows[own], None, rows.tiles)
+        ends = part["end_rows"].clamp(max=shape.chunk - 1)  # of padding: any row
+        return CertainChunk(mine, part["following"][: shape.chunk], ends, part["end_slots"])
+
+    @property
+    def _batch(self) -> round_kernels.Batch:
+        machine = self._machine
+        return round_kernels.Batch(machine.tables, self._part["slots"], machine.pool.page_size, machine.pdl)

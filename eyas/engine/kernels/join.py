@@ -1,0 +1,56 @@
+"""What an EAGLE-3 head's layer reads: [normalised token embedding ; normalised feature], one row a program.
+
+Gains are folded into the projection that follows. Source: EAGLE-3 (arXiv 2503.01840), section 3.1.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+def join(
+    tokens: torch.Tensor, embedding: torch.Tensor, features: torch.Tensor, eps: float, pdl: bool
+) -> torch.Tensor:
+    """tokens int32 [m], embedding [vocab, hidden], features [m, hidden] -> [m, 2 * hidden]."""
+    rows, hidden = features.shape
+    out = features.new_empty(rows, 2 * hidden)
+    _join[(rows, 2)](
+        tokens,
+        embedding,
+        features,
+        out,
+        eps,
+        HIDDEN=hidden,
+        BLOCK=triton.next_power_of_2(hidden),
+        PDL=pdl,
+        num_warps=8 if hidden > 1024 else 4,
+        launch_pdl=pdl,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["eps"])
+def _join(
+    tokens,
+    embedding,
+    features,
+    out,
+    eps,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row, half = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.arange(0, BLOCK)
+    inside = column < HIDDEN
+    source = features + row * HIDDEN
+    if half == 0:
+        source = embedding + tl.load(tokens + row).to(tl.int64) * HIDDEN
+    x = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x) / HIDDEN + eps)
+    tl.store(out + (row * 2 + half) * HIDDEN + column, (x * scale).to(out.dtype.element_ty), mask=inside)

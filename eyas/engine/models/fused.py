@@ -1,0 +1,229 @@
+"""The Llama family on a GPU: the equations of `eyas.engine.models.llama`, whose results are its test, in few kernels.
+
+Two ways through a layer. Narrow, up to 64 rows: four products with everything small fused into them
+(`eyas.engine.kernels.skinny`), bound by reading the weights. Wide: cuBLAS products with row kernels between
+them. Norm gains are folded into the weights that follow them. It knows rows and weights; where a step's rows
+come from is `eyas.engine.device`'s business, how they attend is the attention's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from eyas.engine.device.rows import Rows
+from eyas.engine.kernels import rows as row_kernels
+from eyas.engine.kernels import skinny
+from eyas.engine.kv_pool import KvPool
+from eyas.engine.layers.rotary import tables as rotary_tables
+from eyas.engine.model_config import ModelConfig
+from eyas.engine.weights import Weights
+
+
+class RowAttention(Protocol):
+    """Attention of a forward's rows over one layer of the pool."""
+
+    def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim] -> [m, heads * dim]."""
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What the layers of one engine share: the launches' scratch memory, attention, and the rotary tables."""
+
+    launch: skinny.Launch
+    attention: RowAttention
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    @classmethod
+    def on(cls, device: str, config: ModelConfig, launch: skinny.Launch, attention: RowAttention) -> Fabric:
+        cos, sin = rotary_tables(config.rope, config.head_dim, config.context_length)
+        return cls(launch, attention, cos.to(device), sin.to(device))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The residual rows [m, hidden], and (narrow) parts of their squares' sums, float32 [parts, 64]."""
+
+    x: torch.Tensor
+    sums: torch.Tensor | None
+
+
+class FusedLayer:
+    """One decoder layer. `width`: columns of what its attention reads (a draft head joins two rows)."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, prefix: str, width: int | None = None) -> None:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.config = config
+        attention = f"{prefix}.self_attn"
+        dim = config.head_dim
+        counts = [config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim]
+        names = [f"{attention}.{p}_proj" for p in "qkv"]
+        qkv = weights.stack([f"{n}.weight" for n in names], counts, width or hidden)
+        if width is None:
+            qkv = _folded(qkv, weights.take(f"{prefix}.input_layernorm.weight", (hidden,)))
+        self.qkv = qkv
+        self.qkv_bias = self.q_gain = self.k_gain = self.out_bias = None
+        if config.qkv_bias:
+            pairs = zip(names, counts, strict=True)
+            self.qkv_bias = torch.cat([weights.take(f"{n}.bias", (c,)) for n, c in pairs])
+        if config.output_bias:
+            self.out_bias = weights.take(f"{attention}.o_proj.bias", (hidden,))
+        if config.qk_norm:
+            self.q_gain, self.k_gain = (weights.take(f"{attention}.{p}_norm.weight", (dim,)) for p in "qk")
+        self.out = weights.take(f"{attention}.o_proj.weight", (hidden, counts[0]))
+        mlp = [f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"]
+        gain = weights.take(f"{prefix}.post_attention_layernorm.weight", (hidden,))
+        self.gate_up = _folded(weights.stack(mlp, [inner, inner], hidden), gain)
+        self.down = weights.take(f"{prefix}.mlp.down_proj.weight", (hidden, inner))
+
+    @property
+    def plain(self) -> bool:
+        """Do its projections have neither biases nor head norms? Only those are fused."""
+        return self.qkv_bias is None and self.out_bias is None and self.q_gain is None
+
+    # --- narrow ----------------------------------------------------------------------------------------
+
+    def narrow(self, source: skinny.Source, x: torch.Tensor, layer: torch.Tensor, step: Forward) -> Stream:
+        """Attention reads `source`; x [m, hidden] is the residual."""
+        config, launch = self.config, step.fabric.launch
+        q = x.new_empty(x.shape[0], config.num_heads, config.head_dim)
+        skinny.qkv_rope(source, self.qkv, q, step.rotation, skinny.KvRows(layer, step.rows.kv_rows), launch)
+        attended = step.fabric.attention(q, layer, step.rows)
+        stream = _narrow_linear(attended, self.out, x, launch)
+        inner = x.new_empty(x.shape[0], config.intermediate_size)
+        skinny.gated(_source(stream, config.norm_eps), self.gate_up, inner, launch)
+        return _narrow_linear(inner, self.down, stream.x, launch)
+
+    # --- wide ------------------------------------------------------------------------------------------
+
+    def wide(self, normed: torch.Tensor, x: torch.Tensor, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+        """The attention half and the feed-forward half: the latter's output, not yet added to x [m, hidden].
+
+        x is updated in place by the attention's.
+        """
+        config = self.config
+        qkv = _product(normed, self.qkv, self.qkv_bias)
+        heads = row_kernels.Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        q = x.new_empty(x.shape[0], config.num_heads, config.head_dim)
+        norms = None
+        if self.q_gain is not None and self.k_gain is not None:
+            norms = row_kernels.HeadNorms(self.q_gain, self.k_gain, config.norm_eps)
+        row_kernels.rope_write(qkv, heads, q, step.rotation, skinny.KvRows(layer, step.rows.kv_rows), norms)
+        attended = step.fabric.attention(q, layer, step.rows)
+        normed = row_kernels.add_norm(_product(attended, self.out, self.out_bias), x, config.norm_eps)
+        return _product(row_kernels.silu_mul(_product(normed, self.gate_up)), self.down)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What every layer of one forward shares."""
+
+    rows: Rows
+    fabric: Fabric
+
+    @property
+    def rotation(self) -> skinny.Rotation:
+        return skinny.Rotation(self.fabric.cos, self.fabric.sin, self.rows.positions)
+
+
+class FusedLlama:
+    """A decoder on one GPU (or one rank's part of it)."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, fabric: Fabric) -> None:
+        self.config = config
+        self._fabric = fabric
+        shape = (config.vocab_size, config.hidden_size)
+        self.embedding = weights.take("model.embed_tokens.weight", shape)
+        self.lm_head = self.embedding if config.tied_head else weights.take("lm_head.weight", shape)
+        self.layers = [FusedLayer(config, weights, f"model.layers.{i}") for i in range(config.num_layers)]
+        self._gain = weights.take("model.norm.weight", (config.hidden_size,))
+
+    def forward(
+        self, rows: Rows, pool: KvPool, capture: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual rows leaving the last layer [m, hidden], and [m, len(capture) * hidden].
+
+        The latter: the rows entering each captured layer (past the last: leaving it).
+        """
+        step = Forward(rows, self._fabric)
+        captured = self.embedding.new_empty(rows.count, len(capture), self.config.hidden_size)
+        run = self._narrow if rows.count <= skinny.MAX_ROWS and self.layers[0].plain else self._wide
+        x = run(step, pool, capture, captured)
+        _keep(captured, capture, len(self.layers), x)
+        return x, captured.view(rows.count, -1)
+
+    def logits(self, x: torch.Tensor, picked: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows as `forward` gave them, all or those `picked` (int32 [n]) -> float32 [n, vocab]."""
+        if picked is not None:
+            x = row_kernels.gather_rows(x, picked, pdl=self._pdl)
+        normed = row_kernels.norm(x, self.config.norm_eps, self._gain, pdl=self._pdl)
+        return head_product(normed, self.lm_head, self._fabric.launch)
+
+    @property
+    def _pdl(self) -> bool:
+        return self._fabric.launch.pdl
+
+    def _narrow(
+        self, step: Forward, pool: KvPool, capture: tuple[int, ...], captured: torch.Tensor
+    ) -> torch.Tensor:
+        stream = Stream(*row_kernels.embed(step.rows.tokens, self.embedding, sums=True, pdl=self._pdl))
+        for i, layer in enumerate(self.layers):
+            _keep(captured, capture, i, stream.x)
+            stream = layer.narrow(_source(stream, self.config.norm_eps), stream.x, pool.layer(i), step)
+        return stream.x
+
+    def _wide(
+        self, step: Forward, pool: KvPool, capture: tuple[int, ...], captured: torch.Tensor
+    ) -> torch.Tensor:
+        eps = self.config.norm_eps
+        x, _ = row_kernels.embed(step.rows.tokens, self.embedding)
+        added = torch.zeros_like(x)
+        for i, layer in enumerate(self.layers):
+            normed = row_kernels.add_norm(added, x, eps)
+            _keep(captured, capture, i, x)
+            added = layer.wide(normed, x, pool.layer(i), step)
+        return x.add_(added)
+
+
+def head_product(x: torch.Tensor, weight: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
+    """x [n, hidden] -> float32 [n, vocab]."""
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    if x.shape[0] <= skinny.MAX_ROWS:
+        skinny.linear(skinny.Source(x), weight, out, launch)
+        return out
+    if x.is_cuda:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return torch.mm(x, weight.t()).float()
+
+
+def _source(stream: Stream, eps: float) -> skinny.Source:
+    return skinny.Source(stream.x, stream.sums, eps)
+
+
+def _narrow_linear(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, launch: skinny.Launch
+) -> Stream:
+    source, out = skinny.Source(x), torch.empty_like(residual)
+    parts = skinny.linear_parts(source, weight, launch)
+    sums = torch.empty(parts, skinny.MAX_ROWS, dtype=torch.float32, device=x.device)
+    skinny.linear(source, weight, out, launch, residual, sums)
+    return Stream(out, sums)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+
+
+def _folded(weight: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    """The weight whose product with plainly normalised rows is that with rows times the gain."""
+    return weight.mul_(gain)
+
+
+def _keep(captured: torch.Tensor, capture: tuple[int, ...], layer: int, x: torch.Tensor) -> None:
+    for place, wanted in enumerate(capture):
+        if wanted == layer:
+            captured[:, place].copy_(x)

@@ -1,0 +1,138 @@
+"""Drafting inside the step: the head runs over what a round has made certain, then proposes into the tables.
+
+The plain twin is `eyas.engine.speculation.draft_runner`, driven by `eyas.engine.speculation.colocated`. Everything
+is launched blindly: which rows were accepted is known on the device alone. Draft KV lies in a pool of its own
+under the target's page numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from eyas.common.config import SpeculationConfig
+from eyas.engine.device.rows import Rounds, Rows
+from eyas.engine.device.tables import Tables
+from eyas.engine.kernels import paths, sample, trees
+from eyas.engine.kernels import rounds as round_kernels
+from eyas.engine.kv_pool import KvPool
+from eyas.engine.models.fused_eagle3 import FusedEagle3
+
+
+@dataclass(frozen=True)
+class CertainChunk:
+    """The step's prompt rows: `rows` as the target's forward had them, and the token after each, int32 [C].
+
+    `ends` int32 [E]: rows (of the chunk) that end a prompt, `end_slots` whose they are.
+    """
+
+    rows: Rows
+    following: torch.Tensor
+    ends: torch.Tensor
+    end_slots: torch.Tensor
+
+
+class DeviceDrafter:
+    def __init__(
+        self, head: FusedEagle3, pool: KvPool, tables: Tables, spec: SpeculationConfig, *, pdl: bool
+    ) -> None:
+        self.capture_layers = head.capture_layers
+        self.pool = pool
+        self._head = head
+        self._tables = tables
+        self._spec = spec
+        self._pdl = pdl
+
+    @property
+    def path_rows(self) -> int:
+        """Rows of the longest path that a round can accept, its root included."""
+        return self._spec.steps + 1
+
+    @property
+    def trees(self) -> bool:
+        return self._spec.topk > 1
+
+    def follow(
+        self,
+        captured: torch.Tensor,
+        batch: round_kernels.Batch | None,
+        verdicts: round_kernels.Verdicts | None,
+        chunk: CertainChunk | None,
+    ) -> None:
+        """captured [m, layers * hidden] of the step's rows: extend by what is certain, propose below it."""
+        features = self._head.features(captured)
+        parts, rounds = [], None
+        if batch is not None and verdicts is not None:
+            count = captured.shape[0] - (0 if chunk is None else chunk.rows.count)
+            extension = self._extension(batch, features)
+            paths.gather_path(batch, verdicts, features[:count], extension)
+            rounds = Rounds(batch.slots, extension.rows.starts, self.path_rows)
+            own = extension.rows
+            parts.append(
+                (extension.features, own.tokens, own.positions, own.kv_rows, extension.last_row, batch.slots)
+            )
+        if chunk is not None:
+            own, before = chunk.rows, 0 if rounds is None else rounds.rows
+            rest = features[captured.shape[0] - own.count :]
+            parts.append(
+                (rest, chunk.following, own.positions, own.kv_rows, chunk.ends + before, chunk.end_slots)
+            )
+        joined, tokens, positions, kv_rows, last, slots = (_cat(list(p)) for p in zip(*parts, strict=True))
+        rows = Rows(tokens, positions, kv_rows, rounds, None if chunk is None else chunk.rows.tiles)
+        hidden = self._head.forward(joined, tokens, rows, self.pool)
+        self._propose(hidden.index_select(0, last), slots)
+
+    def _extension(self, batch: round_kernels.Batch, features: torch.Tensor) -> paths.Extension:
+        count = batch.size * self.path_rows
+        rows, last = _round_rows(batch.slots, count), batch.slots.new_empty(batch.size)
+        return paths.Extension(features.new_empty(count, features.shape[1]), rows, last)
+
+    def _propose(self, hidden: torch.Tensor, slots: torch.Tensor) -> None:
+        """Drafts for each slot; `hidden` [N, width] is its newest row's output."""
+        batch = round_kernels.Batch(self._tables, slots, self.pool.page_size, self._pdl)
+        if self.trees:
+            self._tree(hidden, batch)
+        else:
+            self._chain(hidden, batch)
+
+    def _chain(self, hidden: torch.Tensor, batch: round_kernels.Batch) -> None:
+        rows = _round_rows(batch.slots, batch.size)
+        places = self._tables.length.index_select(0, batch.slots)
+        for step in range(self._spec.steps):
+            best = batch.slots.new_empty(batch.size)
+            who = sample.Rows(batch.slots, places + (1 + step))
+            sample.propose(
+                self._head.logits(hidden), who, self._tables, best, self._head.token_map, pdl=self._pdl
+            )
+            round_kernels.propose_rows(batch, best, step, rows)
+            if step + 1 < self._spec.steps:
+                hidden = self._run(hidden, rows, Rounds(batch.slots, rows.starts))
+
+    def _tree(self, hidden: torch.Tensor, batch: round_kernels.Batch) -> None:
+        """EAGLE-2: every level runs the k best nodes of each sequence."""
+        spec, k = self._spec, self._spec.topk
+        growth = trees.new_growth(spec, batch.size, self._head.token_map, str(hidden.device))
+        for level in range(spec.steps):
+            best, ids = self._head.logits(hidden).softmax(-1).topk(k)
+            below = None
+            if level + 1 < spec.steps:
+                rows = _round_rows(batch.slots, batch.size * k)
+                below = trees.Frontier(rows, batch.slots.new_empty(batch.size * k))
+            trees.grow(batch, growth, level, best, ids, below)
+            if below is not None:
+                sees = Rounds(batch.slots, below.rows.starts, k, growth.visible[level], (level + 1) * k)
+                hidden = self._run(hidden.index_select(0, below.sources), below.rows, sees)
+        trees.select(batch, growth)
+
+    def _run(self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: Rounds) -> torch.Tensor:
+        forward = Rows(rows.tokens, rows.positions, rows.kv_rows, rounds)
+        return self._head.forward(features, rows.tokens, forward, self.pool)
+
+
+def _round_rows(like: torch.Tensor, count: int) -> round_kernels.RoundRows:
+    return round_kernels.RoundRows(*(like.new_empty(count) for _ in range(4)))
+
+
+def _cat(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
