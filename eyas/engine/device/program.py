@@ -63,6 +63,7 @@ class Program:
     def blank(self) -> None:
         """Inputs of a step in which every row is padding."""
         padding = self._machine.tables.padding_slot
+        self._part["all"].zero_()
         for name, value in (
             ("slots", padding),
             ("sampled_slots", padding),
@@ -87,7 +88,8 @@ class Program:
         layers = machine.drafter.capture_layers if machine.drafter else ()
         x, self._captured = machine.model.forward(rows, machine.pool, layers)
         self._rows = rows
-        self.logits = machine.model.logits(x, part["picked"] if shape.chunk else None)
+        if shape.sampled:
+            self.logits = machine.model.logits(x, part["picked"] if shape.chunk else None)
 
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""
@@ -96,6 +98,8 @@ class Program:
         if shape.ends:
             positions = torch.cat((positions, part["end_positions"]))
         chosen = part["sampled_slots"].new_empty(shape.sampled)
+        if not shape.sampled:  # the middle of a prompt
+            return chosen
         rows = sample.Rows(part["sampled_slots"], positions)
         sample.choose(self.logits, rows, self._machine.tables, chosen, pdl=self._machine.pdl)
         return chosen

@@ -18,13 +18,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.paged import PagedKv, pages_of
 
-# (up to so many rows a key head, (rows, keys, warps, stages) of the tiling)
-_CUTS = (
-    (16, (16, 64, 4, 3)),
-    (32, (32, 64, 4, 3)),
-    (512, (64, 64, 4, 3)),
-)
-_PROGRAMS = 528  # four for each of 132 multiprocessors
+# For up to so many programs without parts: (keys, warps, stages) and the parts. As measured on an H200.
+_NARROW_CUTS = ((16, (32, 2, 3), 16), (128, (32, 2, 3), 8), (256, (32, 2, 4), 2), (700, (32, 2, 4), 1))
+_RAGGED = (64, 4, 3), 4  # of more programs some are long: parts let the others help
+_PROGRAMS = 512  # of wide tiles, about four for each of 132 multiprocessors
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
 
@@ -62,10 +59,15 @@ class Tiling:
 
 def tiling_of(batch: int, rows: int, kv_heads: int) -> Tiling:
     """For `batch` sequences of `rows` = width * group rows a key head."""
-    tile, keys, warps, stages = next(cut for most, cut in _CUTS if rows <= most)
+    if rows <= 16:
+        programs = batch * kv_heads
+        found = ((cut, parts) for most, cut, parts in _NARROW_CUTS if programs <= most)
+        (keys, warps, stages), parts = next(found, _RAGGED)
+        return Tiling(16, keys, parts, warps, stages)
+    tile = 32 if rows <= 32 else 64 if batch * triton.cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
     programs = batch * kv_heads * triton.cdiv(rows, tile)
     parts = min(most_parts(tile), triton.next_power_of_2(triton.cdiv(_PROGRAMS, programs)))
-    return Tiling(tile, keys, parts, warps, stages)
+    return Tiling(tile, 32 if tile == 128 else 64, parts, 8 if tile == 128 else 4, 3)
 
 
 def most_parts(tile: int) -> int:
@@ -261,6 +263,8 @@ def _part_of(tables, table_stride, slots, starts, layout: tl.constexpr):
     Parts beyond that have nothing to do, and nobody waits for them.
     """
     start = tl.load(starts + tl.program_id(2), volatile=True)  # both at once, and again after a wait
+    # Before the wait this may be anything, and must still lead to a page that exists.
+    start = tl.minimum(tl.maximum(start, 0), table_stride * layout.page_size - layout.extent)
     slot = tl.load(slots + tl.program_id(2), volatile=True)
     end = start + layout.extent
     length = tl.cdiv(tl.cdiv(end, tl.num_programs(1)), layout.keys) * layout.keys

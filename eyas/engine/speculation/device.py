@@ -81,7 +81,8 @@ class DeviceDrafter:
         joined, tokens, positions, kv_rows, last, slots = (_cat(list(p)) for p in zip(*parts, strict=True))
         rows = Rows(tokens, positions, kv_rows, rounds, None if chunk is None else chunk.rows.tiles)
         hidden = self._head.forward(joined, tokens, rows, self.pool)
-        self._propose(hidden.index_select(0, last), slots)
+        if slots.shape[0]:
+            self._propose(hidden.index_select(0, last), slots)
 
     def _extension(self, batch: round_kernels.Batch, features: torch.Tensor) -> paths.Extension:
         count = batch.size * self.path_rows
