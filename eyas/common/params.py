@@ -39,7 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def reads_history(self) -> bool:
-        """Does a token's distribution depend on more than the model's row, or is more asked than the token?"""
+        """Does a token depend on more than the model's row, or is more asked for than the token?"""
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
         return any(penalties) or bool(self.logit_bias) or self.logprobs is not None
 

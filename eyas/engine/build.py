@@ -28,8 +28,8 @@ from eyas.engine.engine import Engine, Parts
 from eyas.engine.kv_pool import KvPool, sweep_stale
 from eyas.engine.leases import Leases, OfferedPool
 from eyas.engine.link import EngineLink
-from eyas.engine.messages import Ready
 from eyas.engine.loaded import Loaded
+from eyas.engine.messages import Ready
 from eyas.engine.model_config import DraftConfig, ModelConfig
 from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
 from eyas.engine.models.llama import Ends
@@ -51,7 +51,6 @@ from kv_transfer.backends.local import LocalBackend
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.copier import Copier
 from kv_transfer.owner import Owner
-
 
 PLAIN_PAGES = 2048
 """Of the torch backend, where nobody says how many: it is a specification, whatever the device."""

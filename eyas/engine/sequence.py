@@ -114,7 +114,8 @@ class Work:
 
     A prompt chunk has no tree; `sample` says that its last row gives a token. A round (a plain or a verify
     row) has the sequence's last token followed by the nodes of `tree`, and samples at every node; where the
-    device keeps the drafts, `tokens` holds the root alone, and while a step is in flight not even that is right.
+    device keeps the drafts, `tokens` holds the root alone, and while a step is in flight not even that is
+    right.
     """
 
     seq: Sequence

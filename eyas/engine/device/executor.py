@@ -1,7 +1,7 @@
 """Does on the device what a `StepInput` says: copies it there, runs its program, copies the result back.
 
-A shape with a graph is replayed, any other is launched kernel by kernel; both are the same `Program`. It knows
-no sequences and decides nothing, so tensor-parallel ranks can run it from messages alone.
+A shape with a graph is replayed, any other is launched kernel by kernel; both are the same `Program`. It
+knows no sequences and decides nothing, so tensor-parallel ranks can run it from messages alone.
 """
 
 from __future__ import annotations

@@ -49,9 +49,9 @@ class StepShape:
         """First word and number of words of each part of a step's array.
 
         `following`: the token after each chunk row, for the draft head, and a word that nobody reads.
-        `sampled_slots`, `picked`: slot and row of each row that gives a token. `tiles`: (slot, first chunk row,
-        its position, rows), see `eyas.engine.kernels.prefill`. `end_slots`, `end_positions`, `end_rows`: of the
-        chunks' ends, whose tokens stand one further; the rows counted from the first chunk row.
+        `sampled_slots`, `picked`: slot and row of each row that gives a token. `tiles`: (slot, first chunk
+        row, its position, rows), see `eyas.engine.kernels.prefill`. `end_slots`, `end_positions`, `end_rows`:
+        of the chunks' ends, whose tokens stand one further; the rows counted from the first chunk row.
         """
         counts = {
             "slots": self.batch,

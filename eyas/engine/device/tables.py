@@ -1,8 +1,8 @@
 """Device tables: what is true of every running sequence, indexed by slot.
 
 All tables lie in one block of int32 memory, so the host changes any entry of any table by (place, word)
-pairs. The last slot belongs to nobody: padding rows read and write it. It knows names and shapes; what an entry
-means is said beside it here, who may change it is the business of `eyas.engine.device.executor`.
+pairs. The last slot belongs to nobody: padding rows read and write it. It knows names and shapes; what an
+entry means is said beside it here, who may change it is the business of `eyas.engine.device.executor`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The Llama family on a GPU: the equations of `eyas.engine.models.llama`, whose results are its test, in few kernels.
+"""The Llama family on a GPU: the equations of `eyas.engine.models.llama` in few kernels.
 
-Two ways through a layer. Narrow, up to 64 rows: four products with everything small fused into them
-(`eyas.engine.kernels.skinny`), bound by reading the weights. Wide: cuBLAS products with row kernels between
-them. Norm gains are folded into the weights that follow them. It knows rows and weights; where a step's rows
-come from is `eyas.engine.device`'s business, how they attend is the attention's.
+The results of that one are its test. Two ways through a layer. Narrow, up to 64 rows: four products with
+everything small fused into them (`eyas.engine.kernels.skinny`), bound by reading the weights. Wide: cuBLAS
+products with row kernels between them. Norm gains are folded into the weights that follow them. It knows rows
+and weights; where a step's rows come from is `eyas.engine.device`'s business, how they attend is the
+attention's.
 """
 
 from __future__ import annotations

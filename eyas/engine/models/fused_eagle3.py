@@ -1,4 +1,4 @@
-"""EAGLE-3 heads on a GPU: the equations of `eyas.engine.models.eagle3`, whose results are its test, in few kernels."""
+"""EAGLE-3 heads on a GPU: the equations of `eyas.engine.models.eagle3`, whose results are its test."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Drafting inside the step: the head runs over what a round has made certain, then proposes into the tables.
 
-The plain twin is `eyas.engine.speculation.draft_runner`, driven by `eyas.engine.speculation.colocated`. Everything
-is launched blindly: which rows were accepted is known on the device alone. Draft KV lies in a pool of its own
-under the target's page numbers.
+The plain twin is `eyas.engine.speculation.draft_runner`, driven by `eyas.engine.speculation.colocated`.
+Everything is launched blindly: which rows were accepted is known on the device alone. Draft KV lies in a pool
+of its own under the target's page numbers.
 """
 
 from __future__ import annotations
