@@ -1,19 +1,53 @@
-"""Triton's interpreter as these tests need it: numbers read from memory may bound a loop.
+"""Triton's interpreter as these tests need it: numbers read from memory may bound a loop, and it hurries.
 
-The interpreter's numbers are arrays of one element, and numpy >= 2.4 takes none of those as an index.
+The interpreter's numbers are arrays of one element, and numpy >= 2.4 takes none of those as an index. It
+replaces the language by its own for every call of a function, also within a kernel where that is done; and
+it computes overflows that it then does not look at.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from types import ModuleType
+
+import triton.language as tl
 from triton.runtime import interpreter
 
-_patch_as_shipped = interpreter._patch_lang_tensor
+_patch_tensor = interpreter._patch_lang_tensor
+_patch = interpreter._patch_lang
+_patched: set[ModuleType] = set()
 
 
-def _patch(tensor: type, scope: interpreter._LangPatchScope) -> None:
-    _patch_as_shipped(tensor, scope)
+class _Scope(interpreter._LangPatchScope):
+    """Modules replaced until the kernel ends."""
+
+    def __init__(self, replaced: set[ModuleType], restore: Callable[[], None]) -> None:
+        super().__init__()
+        self._replaced = replaced
+        self._restore = restore
+
+    def restore(self) -> None:
+        self._restore()
+        _patched.difference_update(self._replaced)
+
+
+def _patch_with_index(tensor: type, scope: interpreter._LangPatchScope) -> None:
+    _patch_tensor(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
 
+def _patch_once(kernel: Callable[..., None]) -> interpreter._LangPatchScope:
+    modules = {lang for lang in (tl, tl.core) if any(lang is value for value in kernel.__globals__.values())}
+    if modules <= _patched:
+        return interpreter._LangPatchScope()
+    _patched.update(modules)
+    return _Scope(modules, _patch(kernel).restore)
+
+
 def install() -> None:
-    interpreter._patch_lang_tensor = _patch
+    """From now on, in this process."""
+    interpreter._patch_lang_tensor = _patch_with_index
+    interpreter._patch_lang = _patch_once
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)

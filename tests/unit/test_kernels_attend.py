@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from triton.runtime import interpreter
 
 from eyas.engine.kernels.attend import Launch, Queries, Tiling, attend, tiling_of
 from eyas.engine.kernels.paged import PagedKv
@@ -13,18 +12,6 @@ from eyas.engine.kernels.prefill import ChunkTiling, attend_chunks, tile_rows
 PAGE = 16
 LAYER = 1
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-@pytest.fixture(autouse=True)
-def bounds_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter's numbers are arrays of one element; numpy >= 2.4 takes none as a loop's bound."""
-    patch = interpreter._patch_lang_tensor
-
-    def patch_index(tensor: type, scope: interpreter._LangPatchScope) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_index)
 
 
 class Scene:
