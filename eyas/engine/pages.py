@@ -15,6 +15,7 @@ class PagePool:
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, -1, -1))
         self._refs = [0] * num_pages
+        self.drops = 0  # ever
         self.claims = 0  # owners of all pages together: 0 if and only if nothing is held
 
     @property
@@ -50,6 +51,7 @@ class PagePool:
                 raise AssertionError(f"page {page} was already free")
             self._refs[page] -= 1
             self.claims -= 1
+            self.drops += 1
             if self._refs[page] == 0:
                 self._free.append(page)
 

@@ -34,6 +34,9 @@ class PrefixCache:
         self.lookahead = lookahead
         self._root = _Node(None, (), -1)
         self._clock = itertools.count(1)
+        self._leaves: list[tuple[int, int, _Node]] = []  # heap of (used, serial, node), checked when taken
+        self._serials = itertools.count()
+        self._fruitless = -1  # pages that had been dropped when a search of the whole tree found nothing
         self.held = 0  # pages the cache keeps alive
 
     def match(self, tokens: Sequence[int]) -> list[int]:
@@ -62,23 +65,43 @@ class PrefixCache:
                 self.held += 1
             child.used = now
             node = child
+        self._offer(node)
 
     def evict(self, count: int) -> int:
-        """Free up to `count` pages that nobody else uses, oldest first; returns how many were freed."""
-        leaves = [(n.used, id(n), n) for n in self._nodes() if self._evictable(n)]
-        heapq.heapify(leaves)
+        """Free up to `count` pages that nobody else uses, oldest first; returns how many were freed.
+
+        Leaves are offered when a sequence leaves them behind. One that was in use when its turn came is offered
+        again by whoever used it; should it not be, a search of the whole tree finds it.
+        """
+        freed = self._evict_offered(count)
+        if freed < count and self._fruitless != self._pool.drops:
+            for node in self._nodes():
+                self._offer(node)
+            freed += self._evict_offered(count - freed)
+            self._fruitless = self._pool.drops if freed < count else -1
+        return freed
+
+    def _evict_offered(self, count: int) -> int:
         freed = 0
-        while leaves and freed < count:
-            _, _, node = heapq.heappop(leaves)
-            parent = node.parent
-            assert parent is not None
+        while freed < count and self._leaves:
+            used, _, node = heapq.heappop(self._leaves)
+            if node.parent is None or not self._evictable(node):
+                continue  # it is gone, or in use, or no longer a leaf
+            if node.used != used:
+                self._offer(node)
+                continue
+            parent, node.parent = node.parent, None
             del parent.children[node.key]
             self._pool.drop([node.page])
             self.held -= 1
             freed += 1
-            if parent is not self._root and self._evictable(parent):
-                heapq.heappush(leaves, (parent.used, id(parent), parent))
+            self._offer(parent)
         return freed
+
+    def _offer(self, node: _Node) -> None:
+        """A candidate for eviction, if it is a leaf."""
+        if node is not self._root and not node.children:
+            heapq.heappush(self._leaves, (node.used, next(self._serials), node))
 
     def _keys(self, tokens: Sequence[int], rows: int) -> list[tuple[int, ...]]:
         """Keys of the whole pages below row `rows` whose look-ahead token is known."""

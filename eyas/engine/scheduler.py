@@ -30,7 +30,8 @@ class Limits:
 
     `rounds_ahead`: for how many rounds a running sequence has pages, this one included: one more where the
     next round is launched before this one's result is known. `mixed_chunk_tokens`: prompt rows beside decode
-    rows, while few prompt tokens wait (0: as many as in a step of prompts alone).
+    rows, while few prompt tokens wait (0: as many as in a step of prompts alone). `yield_tokens_per_s`: a prompt
+    of n tokens lets shorter ones go first that come within n / yield_tokens_per_s seconds (0: nobody yields).
     """
 
     page_size: int
@@ -39,6 +40,7 @@ class Limits:
     round_rows: int
     rounds_ahead: int = 2
     mixed_chunk_tokens: int = 0
+    yield_tokens_per_s: float = 0.0
 
     @property
     def rows_ahead(self) -> int:
@@ -135,12 +137,19 @@ class Scheduler:
             if seq.missing > 1 and budget > 0:
                 works.append(self._chunk(seq, budget))
                 budget -= len(works[-1].tokens)
-        while budget > 0 and self.waiting and self._admit(self.waiting[0]):
-            seq = self.waiting.popleft()
+        while budget > 0 and self.waiting and self._admit(seq := self._next_waiting()):
+            self.waiting.remove(seq)
             self._sit_down(seq)
             works.append(self._chunk(seq, budget))
             budget -= len(works[-1].tokens)
         return works
+
+    def _next_waiting(self) -> Sequence:
+        """Who is admitted next: the first, or whoever came early for how little there is to compute."""
+        rate = self.limits.yield_tokens_per_s
+        if not rate or self.waiting[0].output:  # one that was preempted goes first
+            return self.waiting[0]
+        return min(self.waiting, key=lambda seq: seq.generation.arrived + len(seq.prompt) / rate)
 
     def _may_decode(self, seq: Sequence) -> bool:
         # `running` may have lost this sequence to a preemption earlier in the same step

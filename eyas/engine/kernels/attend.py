@@ -19,8 +19,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from eyas.engine.kernels.paged import PagedKv, pages_of
 
 # For up to so many programs without parts: (keys, warps, stages) and the parts. As measured on an H200.
-_NARROW_CUTS = ((16, (32, 2, 3), 16), (128, (32, 2, 3), 8), (256, (32, 2, 4), 2), (700, (32, 2, 4), 1))
-_RAGGED = (64, 4, 3), 4  # of more programs some are long: parts let the others help
+_NARROW_CUTS = ((16, (32, 2, 3), 16), (128, (32, 2, 3), 8), (256, (32, 2, 4), 2))
+_RAGGED = (64, 4, 3), 4  # of many sequences some are long: with parts the others' programs help
 _PROGRAMS = 512  # of wide tiles, about four for each of 132 multiprocessors
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
