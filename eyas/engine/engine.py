@@ -175,6 +175,8 @@ class Engine:
         """Take commands; wait for drafts while that is worth it, and nap when there is nothing to do."""
         nap = 0.0 if self._busy else COPYING_S if self._parts.pulls.active else IDLE_S
         self._dispatch(self._link.recv(nap))
+        while self._busy and (left := self._pace.spare_s) > 0:
+            self._dispatch(self._link.recv(left))
         if self._drafter is None:
             return
         deadline = time.monotonic() + self._patience.draft_wait_s
@@ -266,6 +268,8 @@ class Engine:
         self._stopping = True
 
     def _close(self) -> None:
+        if isinstance(self._parts.runner, DeviceRunner):
+            self._parts.runner.close()
         if self._parts.copier.close(time.monotonic() + STOP_S):
             for pool in self._parts.pools:
                 pool.close()

@@ -15,6 +15,7 @@ from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.rounds import Rounds
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence
+from eyas.engine.step_clock import StepClock
 from eyas.engine.stopping import finish
 
 
@@ -26,6 +27,12 @@ class OverlappedPace:
     runner: DeviceRunner
     ahead: bool = True  # False: every step lands before the next is composed
     _flight: Flight | None = field(default=None, init=False)
+    _clock: StepClock = field(default_factory=StepClock, init=False)
+
+    @property
+    def spare_s(self) -> float:
+        """How long the loop may still listen before the next step has to be composed."""
+        return self._clock.spare_s if self.ahead else 0.0
 
     @property
     def scheduler(self) -> Scheduler:
@@ -33,6 +40,7 @@ class OverlappedPace:
 
     def step(self) -> bool:
         """Launch what can run, then land what was launched before; False when there was neither."""
+        began = time.monotonic()
         works = self.scheduler.schedule()
         self.scheduler.preempted.clear()
         by_host = any(work.seq.needs_host for work in works if work.sample)
@@ -44,10 +52,15 @@ class OverlappedPace:
             return False
         launched = self.runner.launch(works, by_host=by_host) if works else None
         self._note(launched)
+        self._clock.composed(began)
+        if self._flight is None:
+            self._clock.runs(None)
         self._land()
         self._flight = launched
+        self._clock.runs(None if launched is None else launched.shape)
         if wait:
             self._land()
+            self._clock.runs(None)
         return True
 
     def _note(self, flight: Flight | None) -> None:
@@ -101,5 +114,4 @@ class OverlappedPace:
             generation.sequences.append(follower)
             copy = self.scheduler.fork(leader, follower)
             if copy is not None:
-                for pool in self.plain.pools:
-                    pool.copy_page(*copy)
+                self.runner.copy_page(*copy)

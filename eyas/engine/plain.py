@@ -28,6 +28,11 @@ class PlainPace:
     patience: Patience
     stop_drafting: Callable[[Sequence], None]
 
+    @property
+    def spare_s(self) -> float:
+        """Nothing runs between the steps of this loop: the next begins at once."""
+        return 0.0
+
     def step(self) -> bool:
         """One step; False when nothing can run."""
         works = self.scheduler.schedule()
