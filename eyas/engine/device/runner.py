@@ -7,6 +7,7 @@ It does not decide what runs, nor what tokens mean; and it never waits for the d
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
@@ -17,13 +18,23 @@ from eyas.engine.device.tables import Pokes
 from eyas.engine.sequence import Sequence, Work
 
 
+@dataclass
+class _Told:
+    """What the tables know of who sits in a slot: how many pages, and whether they follow its growth."""
+
+    seat: int
+    choice: int
+    pages: int = 0
+    grows: bool = False
+
+
 class DeviceRunner:
     def __init__(self, executor: Executor, buckets: Buckets, layout: Layout, host: HostSampler) -> None:
         self._executor = executor
         self._buckets = buckets
         self._layout = layout
         self._host = host
-        self._seated: dict[int, tuple[int, int]] = {}  # by slot: seat, and how many of its pages are told
+        self._seated: dict[int, _Told] = {}  # by slot
 
     def launch(self, works: SequenceOf[Work], *, by_host: bool) -> Flight:
         rounds = [work.seq for work in works if work.round]
@@ -42,20 +53,19 @@ class DeviceRunner:
 
     def _tell(self, work: Work, pokes: Pokes) -> None:
         """What the tables do not yet know of the sequence: that it sits there, and its new pages."""
-        seq = work.seq
-        seat, told = self._seated.get(seq.slot, (-1, 0))
-        if seat != seq.seat:
-            generation = seq.generation
-            pokes.seat(
-                seq.slot, generation.request.params, seq.choice, speculative=generation.request.speculative
-            )
-            if work.round:
-                pokes.put("length", seq.slot, (work.start,))
-                pokes.put("root", slot=seq.slot, words=work.tokens[:1])
-            told = 0
-        if told < len(seq.pages):
-            pokes.put("pages", seq.slot, seq.pages[told:], start=told)
-        self._seated[seq.slot] = (seq.seat, len(seq.pages))
+        seq, generation = work.seq, work.seq.generation
+        told = self._seated.get(seq.slot)
+        if told is None or (told.seat, told.choice) != (seq.seat, seq.choice):
+            params, speculative = generation.request.params, generation.request.speculative
+            pokes.seat(seq.slot, params, seq.choice, speculative=speculative)
+            told = self._seated[seq.slot] = _Told(seq.seat, seq.choice)
+        if work.round and not told.grows:  # its prompt came from elsewhere, or all but its last row is done
+            pokes.put("length", seq.slot, (work.start,))
+            pokes.put("root", seq.slot, work.tokens[:1])
+        told.grows = told.grows or work.sample
+        if told.pages < len(seq.pages):
+            pokes.put("pages", seq.slot, seq.pages[told.pages :], start=told.pages)
+            told.pages = len(seq.pages)
 
 
 def _seats(sequences: SequenceOf[Sequence]) -> list[tuple[Sequence, int]]:
