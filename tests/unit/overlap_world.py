@@ -1,0 +1,214 @@
+"""Random requests on the overlapped pace over a `PaperDevice`, and what the plain rule gives each of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+import msgspec
+from engine_rig import PAGE, Rig
+from paper_device import VOCAB, PaperDevice, Pool, logits_after
+
+from eyas.common.params import SamplingParams
+from eyas.common.types import Choice, Entry, Finish, GenerationRequest
+from eyas.engine.device.buckets import Buckets
+from eyas.engine.device.flight import Flight
+from eyas.engine.device.hostsample import HostSampler
+from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.device.step import Layout
+from eyas.engine.device.tables import Tables, TableSizes
+from eyas.engine.messages import Cancel, Step
+from eyas.engine.overlap import OverlappedPace
+from eyas.engine.rounds import Rounds
+from eyas.engine.sampling.sampler import Row, sample
+from eyas.engine.scheduler import Limits
+from eyas.engine.sequence import Sequence, Work
+from eyas.engine.stopping import banned_ids, finish
+
+EOS = (23,)
+TILE = 3
+LONGEST = 40  # rows of a request
+HISTORY = ({"logprobs": 2}, {"frequency_penalty": 0.7}, {"min_tokens": 4, "max_tokens": 9})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`width`: rows of a round; `pages` of the pool, of 4 rows; `ahead`: as the pace takes it."""
+
+    width: int = 3
+    pages: int = 48
+    max_running: int = 4
+    ahead: bool = True
+
+    @property
+    def limits(self) -> Limits:
+        ahead = 3 if self.width > 1 else 2
+        return Limits(PAGE, self.max_running, 8, self.width, rounds_ahead=ahead, mixed_chunk_tokens=4)
+
+
+class WatchedRunner(DeviceRunner):
+    """Launches only what may still run."""
+
+    ahead = 0  # rounds launched before the one before them had landed
+
+    def launch(self, works: SequenceOf[Work], *, by_host: bool) -> Flight:
+        assert works
+        for work in works:
+            assert work.seq in work.seq.generation.sequences and work.seq.slot >= 0, "it has ended"
+            self.ahead += work.round and work.seq.in_flight > 0
+        return super().launch(works, by_host=by_host)
+
+
+@dataclass
+class Story:
+    """One request: what came of each choice, and which of them were given up."""
+
+    request: GenerationRequest
+    tokens: dict[int, list[int]]
+    finishes: dict[int, Finish] = field(default_factory=dict)
+    cancelled: set[int] = field(default_factory=set)
+
+    @property
+    def ended(self) -> bool:
+        return all(c.index in self.finishes or c.index in self.cancelled for c in self.request.choices)
+
+
+class World:
+    """`run` plays until every request has ended. Raises AssertionError for what must not be."""
+
+    def __init__(self, seed: int, setting: Setting) -> None:
+        self.random = random.Random(seed)
+        rows = LONGEST + 3 * setting.width
+        self.tables = Tables(TableSizes(setting.max_running + 1, rows // PAGE + 1, setting.width), "cpu")
+        self.rig = Rig(setting.pages, lookahead=int(setting.width > 1), max_running=setting.max_running)
+        self.rig.scheduler.limits = setting.limits
+        pool = Pool(PAGE)
+        self.device = PaperDevice(self.tables, pool, seed)
+        buckets = Buckets(setting.width, TILE, (2, setting.max_running), (2,), (4,))
+        layout = Layout(PAGE, self.tables.padding_slot, TILE)
+        self.runner = WatchedRunner(self.device, buckets, layout, HostSampler(self.device, EOS))
+        self.pace = OverlappedPace(self._rounds(pool), self.runner, setting.ahead)
+        self.stories: dict[str, Story] = {}
+        self.seen: dict[int, Sequence] = {}
+
+    def _rounds(self, pool: Pool) -> Rounds:
+        requests = self.rig.requests
+        return Rounds(
+            scheduler=self.rig.scheduler,
+            pools=(pool,),  # type: ignore[arg-type]
+            drafter=None,
+            leases=self.rig.leases,
+            outbox=self.rig.outbox,
+            eos_ids=EOS,
+            new_uid=requests.new_uid,
+            on_end=requests.end,
+        )
+
+    def run(self, requests: SequenceOf[GenerationRequest], *, cancels: float = 0.0) -> None:
+        coming, idle = list(requests), 0
+        while coming or not all(story.ended for story in self.stories.values()):
+            while coming and len(self.rig.requests.table) < 8 and self.random.random() < 0.5:
+                self.submit(coming.pop(0))
+            if self.random.random() < cancels:
+                self._cancel_any()
+            idle = 0 if self.step() else idle + 1
+            assert idle < 20, "nothing runs"
+        while self.step():
+            pass
+        self._judge()
+
+    def submit(self, request: GenerationRequest) -> None:
+        begun = {choice.index: list(choice.output_ids) for choice in request.choices}
+        self.stories[request.id] = Story(request, begun)
+        self.rig.submit(request)
+
+    def cancel(self, story: Story, choice: int | None) -> None:
+        """Somebody gives up one choice, or (None) all of them."""
+        story.cancelled |= {c.index for c in story.request.choices} if choice is None else {choice}
+        self.rig.requests.cancel(Cancel(story.request.id, choice))
+
+    def _cancel_any(self) -> None:
+        live = [story for story in self.stories.values() if not story.ended]
+        if live:
+            story = self.random.choice(live)
+            self.cancel(story, self.random.choice([None, *(c.index for c in story.request.choices)]))
+
+    def step(self) -> bool:
+        """False when there was nothing to do."""
+        busy = self.pace.step()
+        self.seen |= {id(seq): seq for seq in self.rig.scheduler.running}
+        entries = [entry for step in self.rig.said(Step) for entry in step.entries]
+        assert busy or not entries, "it would nap although there was something to do"
+        for entry in entries:
+            self._told(entry)
+        return busy
+
+    def _told(self, entry: Entry) -> None:
+        story = self.stories[entry.id]
+        have = story.tokens[entry.choice]
+        assert entry.index == len(have) and entry.choice not in story.finishes
+        assert entry.tokens and 0 <= entry.accepted <= entry.offered
+        have += entry.tokens
+        if story.request.params.logprobs is not None:
+            assert len(entry.logprobs) == len(entry.tokens)
+        if entry.finish is not None:
+            story.finishes[entry.choice] = entry.finish
+
+    def _judge(self) -> None:
+        for story in self.stories.values():
+            for choice in story.request.choices:
+                expected, why = plain_rule(story.request, choice)
+                found = story.tokens[choice.index]
+                if choice.index in story.cancelled and choice.index not in story.finishes:
+                    expected, why = expected[: len(found)], None
+                assert (found, story.finishes.get(choice.index)) == (expected, why), story.request
+        assert not self.rig.requests.table and not self.rig.scheduler.running
+        assert self.rig.held() == 0, "pages are left"
+        assert all(seq.in_flight == 0 for seq in self.seen.values())
+
+
+def plain_rule(request: GenerationRequest, choice: Choice) -> tuple[list[int], Finish | None]:
+    """One token after the other, from all ids so far."""
+    output, params = list(choice.output_ids), request.params
+    while True:
+        ids = [*request.prompt_ids, *output]
+        banned = banned_ids(params, EOS, len(output))
+        row = Row(params, choice.index, len(ids), request.prompt_ids, tuple(output), (), banned)
+        (token,) = sample(logits_after(ids)[None], [row]).tokens
+        _, why = finish(params, EOS, len(output), [token])
+        output.append(token)
+        if why is not None:
+            return output, why
+
+
+def some_requests(
+    seed: int, count: int, *, host: float = 0.15, many: float = 0.15
+) -> list[GenerationRequest]:
+    """`host`: the share that only the host can sample; `many`: with several choices."""
+    pick = random.Random(seed)
+    stem = tuple(pick.choices(range(VOCAB), k=12))  # of prompts that are alike
+    made = []
+    for i in range(count):
+        prompt = (*stem[: pick.choice((0, 0, 8, 12))], *pick.choices(range(VOCAB), k=pick.randint(1, 14)))
+        params = _params(pick)
+        if pick.random() < host:
+            params = msgspec.structs.replace(params, **pick.choice(HISTORY))
+        begun = tuple(pick.choices(range(4, VOCAB - 1), k=2)) if params.max_tokens > 3 else ()
+        choices = (Choice(pick.randint(0, 3), begun if pick.random() < 0.1 else ()),)
+        if pick.random() < many:
+            choices = tuple(Choice(index) for index in pick.sample(range(5), pick.randint(2, 3)))
+        made.append(GenerationRequest(f"r{i}", prompt, params, choices, speculative=pick.random() < 0.8))
+    return made
+
+
+def _params(pick: random.Random) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=pick.randint(1, 14),
+        temperature=pick.choice((0.0, 0.7, 1.0)),
+        top_k=pick.choice((0, 0, 5)),
+        top_p=pick.choice((1.0, 1.0, 0.8)),
+        seed=pick.getrandbits(64),
+        ignore_eos=pick.random() < 0.3,
+        stop_token_ids=(3,) if pick.random() < 0.3 else (),
+    )

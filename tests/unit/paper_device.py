@@ -1,0 +1,196 @@
+"""A device in plain Python: does what a `StepInput` says on a KV pool of token ids, and samples from those.
+
+A token depends on every id that a sequence's page table leads to, so a page that was lost, given away too
+early or never told changes the text. Drafts are chains, right as often as chance has it. It keeps no more
+than a device does: what it knows of a sequence, the tables and the pool say.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from eyas.common.params import SamplingParams
+from eyas.engine.device.step import StepInput
+from eyas.engine.device.tables import Tables
+from eyas.engine.sampling.sampler import Row, sample
+
+VOCAB = 24
+
+
+def logits_after(ids: SequenceOf[int]) -> torch.Tensor:
+    """The model: float32 [VOCAB], made of all ids so far."""
+    seed = zlib.crc32(np.array(ids, np.int64).tobytes())
+    return 2 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass
+class Pool:
+    """Physical row -> (position, id) of the row that was last written there."""
+
+    page_size: int
+    rows: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def copy_page(self, source: int, target: int) -> None:
+        for row in range(self.page_size):
+            found = self.rows.get(source * self.page_size + row)
+            if found is not None:
+                self.rows[target * self.page_size + row] = found
+
+
+@dataclass
+class _Round:
+    """One sequence of a step: its root and drafts, as they stood when the step began."""
+
+    slot: int
+    nodes: list[int]
+    ids: list[int]  # up to the root
+
+
+class PaperDevice:
+    """Twin of `eyas.engine.device.executor.Executor`."""
+
+    def __init__(self, tables: Tables, pool: Pool, seed: int) -> None:
+        self.machine = SimpleNamespace(prompts=None)
+        self.tables = tables
+        self.pool = pool
+        self.accepted = 0
+        self._random = random.Random(seed)
+
+    # --- as the executor -----------------------------------------------------------------------------
+
+    def begin(self, step: StepInput) -> None:
+        self._stand_up(step.pokes[0].tolist())
+        self.tables.apply(torch.from_numpy(step.pokes))
+        part = {
+            name: step.data[first : first + count] for name, (first, count) in step.shape.sections.items()
+        }
+        self._shape, self._part = step.shape, part
+        for row, token, position in zip(part["kv_rows"], part["tokens"], part["positions"], strict=True):
+            if row >= 0:
+                self.pool.rows[int(row)] = int(position), int(token)
+        self._rounds = [self._round(int(slot)) for slot in part["slots"]]
+        self._contexts = [context for one in self._rounds for context in self._nodes(one)]
+        for slot, length in zip(*self._ends(), strict=True):
+            self._contexts.append((slot, self._read(slot, length) if self._is_real(slot) else []))
+
+    def logits(self, places: SequenceOf[int]) -> torch.Tensor:
+        return torch.stack([logits_after(self._contexts[place][1]) for place in places])
+
+    def drafts(self, slots: SequenceOf[int]) -> list[tuple[list[int], list[int]]]:
+        tables = self.tables
+        return [(tables.drafts[slot].tolist(), tables.parents[slot].tolist()) for slot in slots]
+
+    def finish(self, step: StepInput, tokens: np.ndarray | None = None) -> tuple[torch.Tensor, None]:
+        chosen = [self._token(*context) for context in self._contexts] if tokens is None else tokens.tolist()
+        width, shape = step.shape.width, step.shape
+        result = [
+            word
+            for i, one in enumerate(self._rounds)
+            for word in self._verdict(one, chosen[i * width : (i + 1) * width])
+        ]
+        ends = chosen[shape.round_rows :]
+        landing = zip(
+            self._part["end_slots"].tolist(), self._part["end_positions"].tolist(), ends, strict=True
+        )
+        for slot, length, token in landing:
+            if self._is_real(slot):
+                self._settle(slot, length, token)
+        return torch.tensor([*result, *ends], dtype=torch.int32), None
+
+    def copy_page(self, source: int, target: int) -> None:
+        self.pool.copy_page(source, target)
+
+    def _ends(self) -> tuple[list[int], list[int]]:
+        """Slots of the prompts that end here, and their lengths."""
+        return self._part["end_slots"].tolist(), self._part["end_positions"].tolist()
+
+    # --- a round ---------------------------------------------------------------------------------------
+
+    def _round(self, slot: int) -> _Round:
+        if not self._is_real(slot):
+            return _Round(slot, [], [])
+        length, root = int(self.tables.length[slot]), int(self.tables.root[slot])
+        drafts = [token for token in self.tables.drafts[slot].tolist() if token >= 0][: self._shape.width - 1]
+        for node, token in enumerate((root, *drafts)):
+            self.pool.rows[self._row(slot, length + node)] = length + node, token
+        return _Round(slot, [root, *drafts], self._read(slot, length + 1))
+
+    def _nodes(self, one: _Round) -> list[tuple[int, list[int]]]:
+        """The context of every row, also of those without a node."""
+        count = self._shape.width
+        found = [(one.slot, [*one.ids, *one.nodes[1 : 1 + node]]) for node in range(len(one.nodes))]
+        return found + [(self.tables.padding_slot, [])] * (count - len(found))
+
+    def _verdict(self, one: _Round, chosen: list[int]) -> list[int]:
+        """A row of the result: tokens emitted, drafts offered, the tokens."""
+        width = self._shape.width
+        if not one.nodes:
+            return [1, 0, *[-1] * width]
+        accepted = 0
+        while accepted + 1 < len(one.nodes) and one.nodes[accepted + 1] == chosen[accepted]:
+            accepted += 1
+        self.accepted += accepted
+        length = int(self.tables.length[one.slot]) + accepted + 1
+        self._settle(one.slot, length, chosen[accepted])
+        tokens = chosen[: accepted + 1]
+        return [accepted + 1, len(one.nodes) - 1, *tokens, *[-1] * (width - len(tokens))]
+
+    def _settle(self, slot: int, length: int, root: int) -> None:
+        """What is certain now; and drafts below it, of which chance says how many are right."""
+        self.tables.length[slot], self.tables.root[slot] = length, root
+        self.tables.drafts[slot] = -1
+        drafts = self.tables.sizes.width - 1
+        if not self.tables.speculative[slot] or not drafts:
+            return
+        ids = [*self._read(slot, length), root]
+        right = self._random.randint(0, drafts)
+        for i in range(drafts):
+            token = self._token(slot, ids)
+            token = token if i < right else (token + 1) % VOCAB
+            self.tables.drafts[slot, i] = token
+            self._row(slot, length + i)  # the draft head writes there
+            ids.append(token)
+
+    # --- the tables ------------------------------------------------------------------------------------
+
+    def _stand_up(self, poked: SequenceOf[int]) -> None:
+        """A slot gets somebody new, who must be told of his own pages."""
+        for slot in range(self.tables.padding_slot):
+            if self.tables.places("seed", slot, 0, 1)[0] in poked:
+                self.tables.pages[slot] = -1
+
+    def _token(self, slot: int, ids: list[int]) -> int:
+        if not self._is_real(slot):
+            return 0
+        tables = self.tables
+        params = SamplingParams(
+            temperature=float(tables.temperature[slot]),
+            top_k=int(tables.top_k[slot]),
+            top_p=float(tables.top_p[slot]),
+            min_p=float(tables.min_p[slot]),
+            seed=int(tables.seed[slot]) % 2**64,
+        )
+        row = Row(params, int(tables.choice[slot]), len(ids), ids, (), ())
+        return sample(logits_after(ids)[None], [row]).tokens[0]
+
+    def _read(self, slot: int, count: int) -> list[int]:
+        """The ids at positions 0 .. count - 1, as the pool has them."""
+        found = [self.pool.rows.get(self._row(slot, row), (-1, -1)) for row in range(count)]
+        assert [position for position, _ in found] == list(range(count)), "a row that was never written"
+        return [token for _, token in found]
+
+    def _row(self, slot: int, logical: int) -> int:
+        page, place = divmod(logical, self.pool.page_size)
+        number = int(self.tables.pages[slot, page])
+        assert number >= 0, "a row beyond the pages that were told"
+        return number * self.pool.page_size + place
+
+    def _is_real(self, slot: int) -> bool:
+        return slot != self.tables.padding_slot
