@@ -112,6 +112,9 @@ def _check_device(config: EngineConfig) -> None:
     if config.device != "cpu":
         if config.device.partition(":")[0] != "cuda":
             raise ConfigError(f"--device: {config.device!r} is neither cpu nor cuda", param="device")
+        if config.tensor_parallel_size > 1 and config.attention_backend == "torch":
+            flag = "tensor-parallel-size"
+            raise ConfigError(f"--{flag}: --attention-backend torch runs on one GPU", param=flag)
         return
     rules = {
         "dtype": config.dtype == "float32",

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -16,22 +17,39 @@ from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.kv_pool import KvPool, PoolShape, new_pool_path
 from eyas.engine.model_config import DraftConfig, ModelConfig, strip_prefix
+from eyas.engine.parallel.shards import config_of_rank
 from eyas.engine.weights import DummyWeights, FolderWeights, Placement, Weights
 from kv_transfer.layout import Geometry, Meaning
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What is known before any weight is read."""
+    """What is known before any weight is read. `rank`: which of the ranks that share the model this is."""
 
     config: EngineConfig
     target: ModelConfig
     head: DraftConfig | None
     epoch: int
+    rank: int = 0
 
-    def with_pages(self, num_pages: int) -> Loaded:
+    @classmethod
+    def of(cls, config: EngineConfig, epoch: int = 0) -> Self:
+        """As the models' folders say. Raises ConfigError in one sentence if they cannot be served."""
+        target = ModelConfig.from_folder(config.model, config.load_format).limited_to(config.context_length)
+        head = None
+        if config.draft is not None:
+            head = DraftConfig.from_folder(config.draft, target, config.load_format)
+        return cls(config, target, head, epoch)
+
+    def with_pages(self, num_pages: int) -> Self:
         """The same, now that it is known how many pages fit."""
         return dataclasses.replace(self, config=dataclasses.replace(self.config, num_pages=num_pages))
+
+    def of_rank(self, rank: int) -> Self:
+        """The same for one of several ranks, whose GPUs follow each other from the configured one on."""
+        kind, _, first = self.config.device.partition(":")
+        device = kind if kind == "cpu" else f"{kind}:{int(first or 0) + rank}"
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, device=device), rank=rank)
 
     def backend(self, group: Group) -> AttentionBackend:
         return TorchAttention(self.decoder(group).num_heads, self.shape(group))
@@ -50,7 +68,8 @@ class Loaded:
 
     @property
     def placement(self) -> Placement:
-        return Placement(self.config.device, getattr(torch, self.config.dtype))
+        config = self.config
+        return Placement(config.device, getattr(torch, config.dtype), self.rank, config.tensor_parallel_size)
 
     def pool(self, group: Group) -> KvPool:
         """On a CPU a file that other engines map; a GPU's pool is its own."""
@@ -60,7 +79,7 @@ class Loaded:
         return KvPool(shape, new_pool_path(group.value, Path(self.config.pool_dir)))
 
     def shape(self, group: Group) -> PoolShape:
-        decoder = self.decoder(group)
+        decoder = self.share(group)
         assert self.config.num_pages is not None
         return PoolShape(
             pages=self.config.num_pages,
@@ -94,6 +113,10 @@ class Loaded:
         assert self.head is not None
         return self.head.decoder
 
+    def share(self, group: Group) -> ModelConfig:
+        """The decoder with this rank's heads. Raises ConfigError if the ranks cannot divide it."""
+        return config_of_rank(self.decoder(group), self.config.tensor_parallel_size)
+
     def geometry(self, group: Group) -> Geometry:
         shape = self.shape(group)
         return Geometry(
@@ -115,7 +138,7 @@ class Loaded:
             group=group,
             dtype=geometry.dtype,
             layers=geometry.layers,
-            kv_heads=geometry.kv_heads,
+            kv_heads=decoder.num_kv_heads,
             head_dim=geometry.head_dim,
             rope=str(decoder.rope),
         ).hash()

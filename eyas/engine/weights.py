@@ -62,12 +62,11 @@ class Weights(ABC):
 
     def take_rows(self, name: str, shape: Shape) -> torch.Tensor:
         """This rank's share of dimension 0: [shape[0] / ranks, ...]."""
-        return self._load(name, shape, (self._share(name, shape[0]),), self.placement.dtype)
+        return self._load(name, shape, self._share(name, shape, 0), self.placement.dtype)
 
     def take_columns(self, name: str, shape: Shape) -> torch.Tensor:
         """This rank's share of dimension 1: [shape[0], shape[1] / ranks, ...]."""
-        part = (slice(None), self._share(name, shape[1]))
-        return self._load(name, shape, part, self.placement.dtype)
+        return self._load(name, shape, self._share(name, shape, 1), self.placement.dtype)
 
     def stack(self, names: list[str], rows: list[int], columns: int) -> torch.Tensor:
         """Matrices of the same width fused into one, [sum(rows), columns], in the order of `names`."""
@@ -77,11 +76,14 @@ class Weights(ABC):
         """This rank's rows of each matrix, fused: [sum(rows) / ranks, columns], in the order of `names`."""
         return torch.cat([self.take_rows(n, (r, columns)) for n, r in zip(names, rows, strict=True)])
 
-    def _share(self, name: str, size: int) -> slice:
-        rank, ranks = self.placement.rank, self.placement.ranks
+    def _share(self, name: str, shape: Shape, dimension: int) -> Part:
+        size, rank, ranks = shape[dimension], self.placement.rank, self.placement.ranks
+        if ranks == 1:
+            return ()
         if size % ranks:
             raise ConfigError(f"tensor {name}: its {size} rows or columns cannot be divided by {ranks} ranks")
-        return slice(size // ranks * rank, size // ranks * (rank + 1))
+        mine = slice(size // ranks * rank, size // ranks * (rank + 1))
+        return (slice(None),) * dimension + (mine,)
 
 
 CPU = Placement()

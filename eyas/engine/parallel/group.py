@@ -7,21 +7,22 @@ the model knows. A group of one rank holds nothing and costs nothing.
 **Same bits everywhere.** A sum comes out equal to the bit on every rank, so ranks that sample from the same
 joined logits with the same keyed noise agree on every token without exchanging one.
 
-**CUDA graphs.** Everything but `barrier` and `close` may be captured. NCCL makes its communicators and
-buffers at the first call of a kind, which a capture does not allow: run what will be captured once before, on
-every rank, then synchronise. NCCL's own threads look at events meanwhile, so capture with
+**CUDA graphs.** Sums and joins may be captured. NCCL makes its communicators and buffers at the first call of
+a kind, which a capture does not allow: run what will be captured once before, on every rank, then
+synchronise. NCCL's own threads look at events meanwhile, so capture with
 `capture_error_mode="thread_local"`. All ranks capture and replay the same graphs in the same order, and drop
 them before `close`.
 
-**Deadlines.** Setting up and `barrier` raise EngineError after `timeout_s`. A captured NCCL collective whose
-peer is gone waits for ever on the device, unseen by NCCL's watchdog: whoever waits for a step's result looks
-after `Followers.check` meanwhile, and the end of rank 0 ends every follower.
+**Deadlines.** Setting up, `least` and `barrier` raise EngineError after `timeout_s`. A captured NCCL
+collective whose peer is gone waits for ever on the device, unseen by NCCL's watchdog: whoever waits for a
+step's result looks after `Followers.check` meanwhile, and the end of rank 0 ends every follower.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -32,18 +33,24 @@ from eyas.engine.parallel.one_shot import OneShot
 from eyas.engine.parallel.peer_memory import PeerMemory
 from eyas.engine.parallel.ranks import Seat
 
+LOOK_S = 0.002  # while a host waits for the others, it looks for them so often
+
 
 class Group:
     """One rank's membership; made on all ranks at about the same time, by the thread that runs the steps.
 
-    `device`: "cpu" (gloo) or "cuda:N" (NCCL; becomes the current device). Raises EngineError if a rank has
+    `device`: "cpu" (gloo) or "cuda:N" (NCCL; becomes the current device). `check` is called while this host
+    waits for the others in `least` and `barrier`, and raises if one is gone. Raises EngineError if a rank has
     not come within `timeout_s`.
     """
 
-    def __init__(self, seat: Seat, device: str, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, seat: Seat, device: str, timeout_s: float = 120.0, check: Callable[[], None] = lambda: None
+    ) -> None:
         self.rank, self.ranks = seat.rank, seat.ranks
         self._timeout = datetime.timedelta(seconds=timeout_s)
-        self._barriers = 0
+        self._check = check
+        self._meetings = 0
         self._memory: PeerMemory | None = None
         self._one_shot: OneShot | None = None
         if self.ranks == 1:
@@ -112,19 +119,35 @@ class Group:
         dist.all_gather_into_tensor(parts, tensor.contiguous())
         return parts.view(self.ranks, rows, columns).transpose(0, 1).reshape(rows, self.ranks * columns)
 
+    def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's share of a tensor that every rank holds, [ranks * n, ...]: a view [n, ...]."""
+        return tensor.chunk(self.ranks)[self.rank]
+
     def barrier(self) -> None:
         """Waits on the host until every rank's host is here; devices may still be busy.
 
         Raises EngineError if one is missing after the group's timeout.
         """
+        self.least(0)
+
+    def least(self, number: int) -> int:
+        """The smallest of the ranks' numbers; waits on the host until every rank's host has told its own.
+
+        Raises EngineError if one is missing after the group's timeout.
+        """
         if self.ranks == 1:
-            return
-        self._barriers += 1
-        self._store.set(f"barrier {self._barriers} {self.rank}", "")
+            return number
+        self._meetings += 1
+        names = [f"meeting {self._meetings} {rank}" for rank in range(self.ranks)]
+        self._store.set(names[self.rank], str(number))
+        deadline = time.monotonic() + self._timeout.total_seconds()
         with self._in_plain_words("waiting for the others"):
-            self._store.wait(
-                [f"barrier {self._barriers} {rank}" for rank in range(self.ranks)], self._timeout
-            )
+            while not self._store.check(names):
+                self._check()
+                if time.monotonic() > deadline:
+                    raise RuntimeError("not all of them have come")
+                time.sleep(LOOK_S)
+            return min(int(self._store.get(name)) for name in names)
 
     def close(self) -> None:
         """Leaves the group, on all ranks together, after their last step. Twice is once.

@@ -10,7 +10,8 @@
 | lm_head | its rows of the vocabulary | logits joined by columns |
 
 So a layer has two sums, and a rank's KV pool holds the rank's heads only. A draft head is one layer of the
-same kind. Biases: those of q, k and v go with their rows; one of o is added after the sum. It knows sizes;
+same kind; its fc is whole on every rank. Biases: those of q, k and v go with their rows; one of o is rank 0's
+to add, and so once in the sum. It knows sizes;
 tensors are divided by `eyas.engine.weights`, sums and joins are `Group`'s.
 """
 
