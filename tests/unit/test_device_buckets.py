@@ -1,0 +1,52 @@
+"""Every step finds the smallest captured shape that holds it, or keeps its own."""
+
+from __future__ import annotations
+
+import itertools
+
+from eyas.engine.device.buckets import MAX_ENDS, Buckets, default_batches
+from eyas.engine.device.step import StepShape
+
+BUCKETS = Buckets(3, 4, batches=(1, 2, 4, 8), mixed_batches=(4, 8), chunks=(8, 16))
+CAPTURED = list(BUCKETS.captured())
+
+
+def holds(shape: StepShape, batch: int, chunk: int, tiles: int, ends: int) -> bool:
+    """Rounds alone take a graph of rounds alone: rows of a chunk would be computed for nothing."""
+    if bool(shape.chunk) != bool(chunk):
+        return False
+    return shape.batch >= batch and shape.chunk >= chunk and shape.tiles >= tiles and shape.ends >= ends
+
+
+def test_a_step_takes_the_smallest_graph_that_holds_it() -> None:
+    exact = 0
+    for batch, chunk, ends in itertools.product(range(10), range(19), (0, 1, MAX_ENDS, MAX_ENDS + 1)):
+        if not batch and not chunk or ends > chunk:
+            continue
+        for tiles in {-(-chunk // 4), -(-chunk // 4) + MAX_ENDS - 1 if chunk else 0, chunk}:
+            shape = BUCKETS.shape(batch, chunk, tiles, ends)
+            fitting = [s for s in CAPTURED if holds(s, batch, chunk, tiles, ends)]
+            if fitting:
+                assert shape == min(fitting, key=lambda s: (s.rows, s.batch))
+            else:
+                assert shape == StepShape(batch, 3, chunk, tiles, ends)
+                exact += 1
+    assert exact
+
+
+def test_graphs_are_captured_from_the_largest_down() -> None:
+    assert len(set(CAPTURED)) == len(CAPTURED) == 4 + 2 * 2
+    rows = [shape.rows for shape in CAPTURED]
+    assert rows == sorted(rows, reverse=True)
+
+
+def test_without_graphs_every_shape_is_exact() -> None:
+    assert Buckets(1, 4, ()).shape(5, 0, 0, 0) == StepShape(5, 1)
+    assert list(Buckets(1, 4, ()).captured()) == []
+
+
+def test_default_batches_end_at_the_most() -> None:
+    for most in range(1, 300):
+        batches = default_batches(most)
+        assert batches[-1] == most and list(batches) == sorted(set(batches)) and batches[0] == 1
+        assert all(b - a <= max(8, a // 2) for a, b in itertools.pairwise(batches))

@@ -1,0 +1,89 @@
+"""Tables in one block: each entry has its own words, and the host's pokes reach exactly those it names."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+from eyas.common.params import SamplingParams
+from eyas.engine.device.tables import Pokes, Tables, TableSizes
+
+SIZES = TableSizes(slots=5, max_pages=7, width=4)
+NAMES = ("seed", "mask", "pages", "length", "root", "drafts", "parents", "depth", "speculative", "choice")
+NAMES += ("top_k", "temperature", "top_p", "min_p")
+
+
+def apply(tables: Tables, pokes: Pokes) -> None:
+    tables.apply(torch.from_numpy(pokes.array()))
+
+
+def test_no_two_entries_share_a_word() -> None:
+    for width in range(1, 6):
+        tables = Tables(TableSizes(5, 7, width), "cpu")
+        base, owner = tables.memory.data_ptr(), np.zeros(tables.memory.shape[0], int)
+        for name in NAMES:
+            column = getattr(tables, name)
+            assert column.shape[0] == 5 and column.is_contiguous()
+            assert column.data_ptr() % column.element_size() == 0
+            words = column.numel() * column.element_size() // 4
+            first = (column.data_ptr() - base) // 4
+            owner[first : first + words] += 1
+        assert owner.max() == 1 and (owner == 0).sum() < len(NAMES)
+
+
+def test_a_poke_reaches_its_entry_and_no_other() -> None:
+    pick, tables = random.Random(1), Tables(SIZES, "cpu")
+    tables.memory.copy_(torch.arange(tables.memory.shape[0]))
+    expected = {name: getattr(tables, name).clone() for name in NAMES}
+    for name in ("pages", "length", "root", "drafts", "choice", "top_k"):
+        column = expected[name].view(5, -1)
+        slot, start = pick.randrange(5), pick.randrange(column.shape[1])
+        words = [pick.randrange(-(2**31), 2**31) for _ in range(column.shape[1] - start)]
+        pokes = Pokes(tables)
+        pokes.put(name, slot, words, start)
+        apply(tables, pokes)
+        column[slot, start:] = torch.tensor(words)
+    for name in NAMES:
+        assert torch.equal(getattr(tables, name).view(torch.int32), expected[name].view(torch.int32)), name
+
+
+def test_a_seat_takes_every_bit_of_its_parameters() -> None:
+    for seed in (0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1, 0x0123_4567_89AB_CDEF, 0xFEDC_BA98_7654_3210):
+        tables, pokes = Tables(SIZES, "cpu"), None
+        params = SamplingParams(temperature=0.7, top_p=0.9, min_p=0.1, top_k=40, seed=seed)
+        tables.drafts.fill_(3)
+        before = {name: getattr(tables, name).clone() for name in NAMES}
+        pokes = Pokes(tables)
+        pokes.seat(2, params, choice=6, speculative=True)
+        apply(tables, pokes)
+        assert int(tables.seed[2]) % 2**64 == seed
+        floats = (tables.temperature[2], tables.top_p[2], tables.min_p[2])
+        assert [float(x) for x in floats] == np.float32([0.7, 0.9, 0.1]).tolist()
+        assert (int(tables.top_k[2]), int(tables.choice[2]), int(tables.speculative[2])) == (40, 6, 1)
+        assert tables.drafts[2].tolist() == [-1] * 3
+        for name in NAMES:
+            others = [0, 1, 3, 4]
+            assert torch.equal(getattr(tables, name)[others], before[name][others]), name
+
+
+def test_top_k_of_nothing_is_off_and_of_everything_fits() -> None:
+    tables = Tables(SIZES, "cpu")
+    pokes = Pokes(tables)
+    for slot, top_k in enumerate((0, 2**40, 5)):
+        pokes.seat(slot, SamplingParams(top_k=top_k), 0, speculative=False)
+    apply(tables, pokes)
+    assert tables.top_k[:3].tolist() == [0, 2**31 - 1, 5] and not tables.speculative.any()
+
+
+def test_tables_begin_with_a_chain_and_no_drafts() -> None:
+    tables = Tables(SIZES, "cpu")
+    assert tables.mask[0].tolist() == [0b1, 0b11, 0b111, 0b1111]
+    assert tables.depth[0].tolist() == [0, 1, 2, 3] and tables.parents[0].tolist() == [-1, 0, 1]
+    assert (tables.drafts == -1).all() and tables.padding_slot == 4
+    assert Tables(TableSizes(2, 3, 64), "cpu").mask[0, 63] == -1, "all bits of the widest round"
+
+
+def test_no_pokes_are_an_empty_array() -> None:
+    assert Pokes(Tables(SIZES, "cpu")).array().shape == (2, 0)
