@@ -20,7 +20,7 @@ from eyas.engine.kernels.paged import PagedKv, pages_of
 
 # For up to so many programs without parts: (keys, warps, stages) and the parts. As measured on an H200.
 _NARROW_CUTS = ((16, (32, 2, 3), 16), (128, (32, 2, 3), 8), (256, (32, 2, 4), 2))
-_RAGGED = (64, 4, 3), 8, 256  # of many sequences some are long: parts of a like length share the work evenly
+_RAGGED = (64, 4, 3), 4  # of many sequences some are long: with parts the others' programs help
 _PROGRAMS = 512  # of wide tiles, about four for each of 132 multiprocessors
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
@@ -48,23 +48,22 @@ class Queries:
 @dataclass(frozen=True)
 class Tiling:
     """How a launch is cut: a program takes `rows` rows (queries times heads of one key head) and goes through
-    its keys `keys` at a time; at most `parts` programs share a sequence's keys, each with `least` or more."""
+    its keys `keys` at a time; at most `parts` programs share a sequence's keys."""
 
     rows: int
     keys: int
     parts: int
     warps: int
     stages: int
-    least: int = 1
 
 
 def tiling_of(batch: int, rows: int, kv_heads: int) -> Tiling:
     """For `batch` sequences of `rows` = width * group rows a key head."""
     if rows <= 16:
         programs = batch * kv_heads
-        found = ((cut, parts, 1) for most, cut, parts in _NARROW_CUTS if programs <= most)
-        (keys, warps, stages), parts, least = next(found, _RAGGED)
-        return Tiling(16, keys, parts, warps, stages, least)
+        found = ((cut, parts) for most, cut, parts in _NARROW_CUTS if programs <= most)
+        (keys, warps, stages), parts = next(found, _RAGGED)
+        return Tiling(16, keys, parts, warps, stages)
     tile = 32 if rows <= 32 else 64 if batch * triton.cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
     programs = batch * kv_heads * triton.cdiv(rows, tile)
     parts = min(most_parts(tile), triton.next_power_of_2(triton.cdiv(_PROGRAMS, programs)))
@@ -123,7 +122,6 @@ class _Layout:
     page_stride: int
     tile: int
     keys: int
-    least: int
     pdl: bool
 
     @property
@@ -169,7 +167,6 @@ def attend(
         page_stride=kv.pool.stride(0),
         tile=tiling.rows,
         keys=tiling.keys,
-        least=tiling.least,
         pdl=launch.pdl,
     )
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -270,8 +267,7 @@ def _part_of(tables, table_stride, slots, starts, layout: tl.constexpr):
     start = tl.minimum(tl.maximum(start, 0), table_stride * layout.page_size - layout.extent)
     slot = tl.load(slots + tl.program_id(2), volatile=True)
     end = start + layout.extent
-    length = tl.maximum(tl.cdiv(end, tl.num_programs(1)), layout.least)
-    length = tl.cdiv(length, layout.keys) * layout.keys
+    length = tl.cdiv(tl.cdiv(end, tl.num_programs(1)), layout.keys) * layout.keys
     first = tl.program_id(1) * length
     table = tables + slot.to(tl.int64) * table_stride
     return table, start, first, tl.minimum(first + length, end), tl.cdiv(end, length)
