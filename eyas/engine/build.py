@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import secrets
 import time
 from dataclasses import dataclass
@@ -30,7 +31,6 @@ from eyas.engine.leases import Leases, OfferedPool
 from eyas.engine.link import EngineLink
 from eyas.engine.loaded import Loaded
 from eyas.engine.messages import Ready
-from eyas.engine.model_config import DraftConfig, ModelConfig
 from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
 from eyas.engine.models.llama import Ends
 from eyas.engine.models.registry import model_class
@@ -45,7 +45,7 @@ from eyas.engine.speculation.colocated import ColocatedDrafter
 from eyas.engine.speculation.draft_runner import DraftRunner
 from eyas.engine.speculation.drafter import Drafter
 from eyas.engine.speculation.remote import RemoteDrafter
-from eyas.engine.startup import Phases
+from eyas.engine.startup import Start
 from kv_transfer.backends.base import Backend, page_view
 from kv_transfer.backends.local import LocalBackend
 from kv_transfer.backends.shm import ShmBackend
@@ -56,24 +56,22 @@ PLAIN_PAGES = 2048
 """Of the torch backend, where nobody says how many: it is a specification, whatever the device."""
 
 
-def build_engine(config: EngineConfig, link: EngineLink) -> Engine | DraftEngine:
+def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = None) -> Engine | DraftEngine:
     """Load and warm an engine for `config.roles`. Raises ConfigError in one sentence if that cannot work."""
+    start = start or Start()
     sweep_stale(Path(config.pool_dir))
-    target = ModelConfig.from_folder(config.model, config.load_format).limited_to(config.context_length)
-    head = None
-    if config.draft is not None:
-        head = DraftConfig.from_folder(config.draft, target, config.load_format)
     _check_device(config)
     if config.num_pages is None and config.attention_backend == "torch":
         config = dataclasses.replace(config, num_pages=PLAIN_PAGES)
-    loaded = Loaded(config, target, head, epoch=secrets.randbits(63))
-    phases = Phases()
+    loaded = Loaded.of(config, epoch=secrets.randbits(63))
     if set(config.roles) == {Role.DRAFT}:
         return DraftEngine(_draft_parts(loaded), link)
     if config.attention_backend == "torch":
         return Engine(_parts(loaded, _plain_core(loaded)), link)
-    loaded, core = _device_core(loaded, phases)
-    return Engine(_parts(loaded, core), link)
+    loaded, core = _device_core(loaded, start)
+    parts = _parts(loaded, core)
+    logging.getLogger("eyas.engine").info(start.phases.summary())
+    return Engine(parts, link)
 
 
 def _check_device(config: EngineConfig) -> None:
@@ -116,9 +114,9 @@ def _plain_core(loaded: Loaded) -> _Core:
     )
 
 
-def _device_core(loaded: Loaded, phases: Phases) -> tuple[Loaded, _Core]:
+def _device_core(loaded: Loaded, start: Start) -> tuple[Loaded, _Core]:
     """The fast path of a GPU; `loaded` with as many pages as fit."""
-    loaded, device = build_device(loaded, phases)
+    loaded, device = build_device(loaded, start)
     config = loaded.config
     limits = Limits(
         config.page_size,

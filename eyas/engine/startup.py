@@ -1,12 +1,22 @@
-"""Where the time of a start goes: seconds by phase, from the process's first instruction on."""
+"""A start: where its time goes, and the kernels that other processes compile meanwhile.
+
+It loads without torch, so that it can begin before that is imported.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import psutil
+
+from eyas.common.config import EngineConfig
+from eyas.engine.kernels.warm import Warmup, capability_of
 
 SHOWN_S = 0.05  # less rounds to 0.0
 
@@ -38,3 +48,30 @@ class Phases:
         other = total - sum(self._seconds.values())
         phases = self._seconds | ({"other": other} if other >= SHOWN_S else {})
         return f"ready in {total:.1f} s: " + ", ".join(f"{name} {s:.1f}" for name, s in phases.items())
+
+
+@dataclass(frozen=True)
+class Start:
+    """`phases`: its stopwatch. `warmup`: the kernels, being compiled; None: each is at its first launch."""
+
+    phases: Phases = field(default_factory=Phases)
+    warmup: Warmup | None = None
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Start:
+        """Begins it. The kernels of a GPU take as long as everything else together: they go first."""
+        phases = Phases()
+        if config.device == "cpu" or config.attention_backend != "triton":
+            return cls(phases)
+        try:
+            capability = capability_of(config.device)
+        except (FileNotFoundError, subprocess.CalledProcessError):  # no GPU, or one that cannot be asked
+            return cls(phases)
+        nowhere = dataclasses.replace(config, worker="", draft_workers=(), num_pages=1)
+        recipe, processes = "eyas.engine.device.recipe:launches", len(os.sched_getaffinity(0))
+        return cls(phases, Warmup(recipe, (nowhere,), capability, processes))
+
+    def wait_for_kernels(self) -> None:
+        """Raises RuntimeError if one does not compile."""
+        if self.warmup is not None:
+            self.warmup.wait()

@@ -14,6 +14,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
 from eyas.engine.link import EngineLink
 from eyas.engine.messages import Failure, Stopped
+from eyas.engine.startup import Start
 from eyas.worker.lifeline import signal_on_parent_death
 from eyas.worker.link import ZmqEngine
 
@@ -43,12 +44,13 @@ def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
 
 
 def _run(config: EngineConfig, link: EngineLink) -> None:
-    import torch
+    start = Start.of(config)
+    with start.phases("import"):
+        import torch
 
-    from eyas.engine.build import build_engine
-
+        from eyas.engine.build import build_engine
     torch.set_num_threads(config.threads)
-    build_engine(config, link).run()
+    build_engine(config, link, start).run()
 
 
 def _failure(error: Exception) -> Failure:

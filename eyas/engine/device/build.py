@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.common.errors import ConfigError
 from eyas.common.types import Group
+from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.device.buckets import MAX_ENDS, Buckets, default_batches
 from eyas.engine.device.executor import Executor
@@ -21,13 +23,14 @@ from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout, StepShape
 from eyas.engine.device.tables import Tables, TableSizes
 from eyas.engine.kernels import skinny
+from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kv_pool import KvPool
 from eyas.engine.loaded import Loaded
 from eyas.engine.memory import Demand, DeviceMemory, pool_pages
 from eyas.engine.models.fused import Fabric, FusedLlama
 from eyas.engine.models.fused_eagle3 import FusedEagle3
 from eyas.engine.speculation.device import DeviceDrafter
-from eyas.engine.startup import Phases
+from eyas.engine.startup import Phases, Start
 from kv_transfer.layout import pages_for
 
 BEYOND = 256
@@ -48,25 +51,50 @@ class Device:
     slowest_step_s: float
 
 
-def build_device(loaded: Loaded, phases: Phases) -> tuple[Loaded, Device]:
+def build_device(loaded: Loaded, start: Start) -> tuple[Loaded, Device]:
     """Raises ConfigError if the model and its KV pages do not fit."""
+    with start.phases("import"):
+        prompts = _prompts(loaded)
+    loaded, machine = build_machine(loaded, start.phases, prompts)
+    executor, buckets = Executor(machine), buckets_of(loaded)
+    layout = Layout(loaded.config.page_size, machine.tables.padding_slot, buckets.tile_rows)
+    runner = DeviceRunner(executor, buckets, layout, HostSampler(executor, loaded.target.eos_token_ids))
+    with start.phases("kernels"):
+        start.wait_for_kernels()
+        slowest = _warm_up(executor, rehearsed(loaded, buckets))
+    with start.phases("capture"):
+        executor.capture(list(buckets.captured()))
+    return loaded, Device(runner, machine.pools, slowest)
+
+
+def build_machine(
+    loaded: Loaded, phases: Phases, prompts: PromptAttention | None = None
+) -> tuple[Loaded, Machine]:
+    """Everything that steps share, and `loaded` with as many pages as fit, if it did not say how many."""
     groups = [Group.TARGET] if loaded.head is None else [Group.TARGET, Group.DRAFT]
     tables = Tables(_sizes(loaded), loaded.config.device)
-    attentions = {group: _attention(loaded, group, tables) for group in groups}
+    attentions = {group: _attention(loaded, group, tables, prompts) for group in groups}
     with phases("weights"):
         models = _models(loaded, attentions)
     if loaded.config.num_pages is None:
         loaded = loaded.with_pages(_pages(loaded, groups))
     pools = tuple(KvPool(loaded.shape(group)) for group in groups)
-    executor = Executor(_machine(loaded, models, tables, pools))
-    buckets = _buckets(loaded, attentions[Group.TARGET].tile_rows)
-    layout = Layout(loaded.config.page_size, tables.padding_slot, buckets.tile_rows)
-    runner = DeviceRunner(executor, buckets, layout, HostSampler(executor, loaded.target.eos_token_ids))
-    with phases("kernels"):
-        slowest = _warm_up(executor, _rehearsed(loaded, buckets))
-    with phases("capture"):
-        executor.capture(list(buckets.captured()))
-    return loaded, Device(runner, pools, slowest)
+    return loaded, _machine(loaded, models, tables, pools, prompts)
+
+
+def _prompts(loaded: Loaded) -> PromptAttention | None:
+    """FA3, if it is asked for: the build of its kernels begins here and goes on behind everything else."""
+    config, target = loaded.config, loaded.target
+    if config.prefill_attention_backend != "flashinfer":
+        return None
+    try:
+        from eyas.engine.attention.flashinfer_backend import Fa3Build, PrefillAttention
+    except ImportError as error:
+        flag = "prefill-attention-backend"
+        raise ConfigError(f"--{flag} flashinfer: it cannot be imported ({error})", param=flag) from None
+    shape = loaded.with_pages(1).shape(Group.TARGET)
+    build = Fa3Build(shape.dtype, shape.head_dim, config.device)
+    return PromptAttention(PrefillAttention(target.num_heads, shape, build))
 
 
 def _pages(loaded: Loaded, groups: list[Group]) -> int:
@@ -90,11 +118,20 @@ def _sizes(loaded: Loaded) -> TableSizes:
     )
 
 
-def _attention(loaded: Loaded, group: Group, tables: Tables) -> PagedAttention:
-    config = loaded.config
+def _attention(
+    loaded: Loaded, group: Group, tables: Tables, prompts: PromptAttention | None
+) -> PagedAttention:
+    """`prompts` is planned for the target's heads: a draft head with others does without it."""
+    config, heads = loaded.config, _heads(loaded, group)
     most = Most(config.max_running + MAX_ENDS, max(loaded.width, config.speculation.topk))
     shape = loaded.with_pages(1).shape(group)
-    return PagedAttention(tables.pages, loaded.decoder(group).num_heads, shape, most, pdl=_pdl(loaded))
+    prompts = prompts if heads == _heads(loaded, Group.TARGET) else None
+    return PagedAttention(tables.pages, heads[0], shape, most, pdl=_pdl(loaded), prompts=prompts)
+
+
+def _heads(loaded: Loaded, group: Group) -> tuple[int, int, int]:
+    decoder = loaded.decoder(group)
+    return decoder.num_heads, decoder.num_kv_heads, decoder.head_dim
 
 
 def _pdl(loaded: Loaded) -> bool:
@@ -120,29 +157,30 @@ def _machine(
     models: tuple[FusedLlama, FusedEagle3 | None],
     tables: Tables,
     pools: tuple[KvPool, ...],
+    prompts: PromptAttention | None,
 ) -> Machine:
     (model, head), spec = models, loaded.config.speculation
     drafter = None if head is None else DeviceDrafter(head, pools[1], tables, spec, pdl=_pdl(loaded))
     synthetic = None
     if drafter is not None and spec.synthetic_rates:
         synthetic = torch.tensor(spec.synthetic_rates, device=loaded.config.device)
-    return Machine(model, pools[0], tables, drafter, synthetic, pdl=_pdl(loaded))
+    return Machine(model, pools[0], tables, drafter, synthetic, pdl=_pdl(loaded), prompts=prompts)
 
 
-def _buckets(loaded: Loaded, tile_rows: int) -> Buckets:
+def buckets_of(loaded: Loaded) -> Buckets:
     """Graphs for rounds, and for rounds beside a small chunk, as far as the configuration wants graphs."""
     config = loaded.config
     most, chunk = config.cuda_graph_max_bs, config.mixed_chunk_tokens
+    decoders = [loaded.target] if loaded.head is None else [loaded.target, loaded.head.decoder]
+    rows = min(tile_rows(decoder.num_heads, decoder.num_kv_heads) for decoder in decoders)
     if not most:
-        return Buckets(loaded.width, tile_rows, ())
+        return Buckets(loaded.width, rows, ())
     batches = config.cuda_graph_bs or default_batches(most)
     mixed = tuple(b for b in MIXED_BATCHES if b < most) + (most,)
-    return Buckets(
-        loaded.width, tile_rows, batches, mixed if chunk else (), (chunk // 2, chunk) if chunk else ()
-    )
+    return Buckets(loaded.width, rows, batches, mixed if chunk else (), (chunk // 2, chunk) if chunk else ())
 
 
-def _rehearsed(loaded: Loaded, buckets: Buckets) -> Iterator[StepShape]:
+def rehearsed(loaded: Loaded, buckets: Buckets) -> Iterator[StepShape]:
     """Steps that may run without a graph: the largest prompt chunk, alone and beside rounds; and a round."""
     chunk = min(loaded.config.chunk_tokens, loaded.target.context_length)
     tiles = -(-chunk // buckets.tile_rows)

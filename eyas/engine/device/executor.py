@@ -55,7 +55,8 @@ class Executor:
         self._send(step)
         captured = self._captured.get(step.shape)
         if captured is None:
-            self._program = Program(self.machine, step.shape, self._inputs, self._results)
+            planned = self.machine.prompts is not None and self.machine.prompts.plan(step.spans)
+            self._program = Program(self.machine, step.shape, self._inputs, self._results, planned)
             self._program.forward()
         else:
             self._program = captured.program

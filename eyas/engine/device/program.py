@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.device.rows import Rounds, Rows
 from eyas.engine.device.step import StepShape
 from eyas.engine.device.tables import Tables
@@ -22,7 +23,11 @@ from eyas.engine.speculation.device import CertainChunk, DeviceDrafter
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything on the device that steps share. `drafter`: proposes in the same step, if there is one."""
+    """Everything on the device that steps share.
+
+    `drafter`: proposes in the same step, if there is one. `prompts`: attends the chunks that it plans, if
+    there is one; all others, and those of every graph, the tile kernel does.
+    """
 
     model: FusedLlama
     pool: KvPool
@@ -30,11 +35,17 @@ class Machine:
     drafter: DeviceDrafter | None
     synthetic: torch.Tensor | None = None  # chances of acceptance, for benchmarks
     pdl: bool = False
+    prompts: PromptAttention | None = None
 
     @property
     def trees(self) -> bool:
         """May drafts branch? Chains need neither masks nor rows moved."""
         return self.drafter is not None and self.drafter.trees
+
+    @property
+    def pools(self) -> tuple[KvPool, ...]:
+        """The target's, then the draft head's, under the same page numbers."""
+        return (self.pool,) if self.drafter is None else (self.pool, self.drafter.pool)
 
     @property
     def path_rows(self) -> int:
@@ -47,13 +58,22 @@ class Machine:
 
 
 class Program:
-    """One shape's launches, on fixed parts of the step's input and result memory."""
+    """One shape's launches, on fixed parts of the step's input and result memory.
+
+    `planned`: the machine's `prompts` has been planned for this step's chunks.
+    """
 
     def __init__(
-        self, machine: Machine, shape: StepShape, inputs: torch.Tensor, results: torch.Tensor
+        self,
+        machine: Machine,
+        shape: StepShape,
+        inputs: torch.Tensor,
+        results: torch.Tensor,
+        planned: bool = False,
     ) -> None:
         self._machine = machine
         self._shape = shape
+        self._planned = planned
         self._part = {name: inputs[first : first + count] for name, (first, count) in shape.sections.items()}
         table = shape.batch * (shape.width + 2)
         self.result_words = table + shape.ends
@@ -84,7 +104,7 @@ class Program:
             round_kernels.prepare(self._batch, round_kernels.RoundRows(*first, starts), mask)
             rounds = Rounds(part["slots"], starts, shape.width, mask if machine.trees else None)
         tiles = part["tiles"].view(-1, 4) if shape.chunk else None
-        rows = Rows(part["tokens"], part["positions"], part["kv_rows"], rounds, tiles)
+        rows = Rows(part["tokens"], part["positions"], part["kv_rows"], rounds, tiles, self._planned)
         layers = machine.drafter.capture_layers if machine.drafter else ()
         x, self._captured = machine.model.forward(rows, machine.pool, layers)
         self._rows = rows
@@ -139,7 +159,7 @@ class Program:
         if not shape.chunk:
             return None
         own = slice(shape.round_rows, None)
-        mine = Rows(rows.tokens[own], rows.positions[own], rows.kv_rows[own], None, rows.tiles)
+        mine = Rows(rows.tokens[own], rows.positions[own], rows.kv_rows[own], None, rows.tiles, self._planned)
         ends = part["end_rows"].clamp(max=shape.chunk - 1)  # of padding: any row
         return CertainChunk(mine, part["following"][: shape.chunk], ends, part["end_slots"])
 

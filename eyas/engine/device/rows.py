@@ -32,6 +32,7 @@ class Rows:
     """m rows. `tokens`, `positions`, `kv_rows` int32 [m] (-1: writes nothing); then their two kinds.
 
     `tiles` int32 [T, 4]: (slot, first row counted from the first chunk row, its logical row, count).
+    `planned`: the chunk rows are those that the prompts' attention was last planned for.
     """
 
     tokens: torch.Tensor
@@ -39,6 +40,7 @@ class Rows:
     kv_rows: torch.Tensor
     rounds: Rounds | None = None
     tiles: torch.Tensor | None = None
+    planned: bool = False
 
     @property
     def count(self) -> int:

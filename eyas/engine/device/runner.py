@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+from eyas.engine.attention.base import Span
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.flight import Flight
@@ -45,11 +46,17 @@ class DeviceRunner:
         pokes = Pokes(self._executor.tables)
         for work in works:
             self._tell(work, pokes)
-        step = StepInput(shape, pack(rounds, chunks, shape, self._layout), pokes.array(), by_host)
+        data, spans = pack(rounds, chunks, shape, self._layout), self._spans(chunks)
+        step = StepInput(shape, data, pokes.array(), by_host, spans)
         self._executor.begin(step)
         sampling = self._host.sample(shape, rounds, ends) if by_host else None
         result, event = self._executor.finish(step, None if sampling is None else sampling.tokens)
         return Flight(shape, works, _seats(rounds), _seats(ends), result, event, sampling)
+
+    def _spans(self, chunks: SequenceOf[Work]) -> SequenceOf[Span]:
+        if self._executor.machine.prompts is None:
+            return ()
+        return [Span(work.seq.pages, work.start, len(work.tokens)) for work in chunks]
 
     def _tell(self, work: Work, pokes: Pokes) -> None:
         """What the tables do not yet know of the sequence: that it sits there, and its new pages."""

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from eyas.engine.attention.base import Span
 from eyas.engine.sequence import Sequence, Work
 from kv_transfer.layout import pages_for
 
@@ -78,13 +79,15 @@ class StepShape:
 class StepInput:
     """`data`: int32, the parts of `shape.sections`. `pokes`: int32 [2, n] for `Tables.apply`.
 
-    `by_host`: the tokens are not chosen on the device; the host will send them.
+    `by_host`: the tokens are not chosen on the device; the host will send them. `spans`: the chunks, in the
+    order of their rows, where their attention may be planned on the host.
     """
 
     shape: StepShape
     data: np.ndarray
     pokes: np.ndarray
     by_host: bool = False
+    spans: SequenceOf[Span] = ()
 
 
 @dataclass(frozen=True)

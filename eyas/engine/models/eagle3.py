@@ -104,9 +104,7 @@ def token_map(config: DraftConfig, weights: Weights) -> torch.Tensor | None:
         if size != vocab:
             raise ConfigError(f"draft head {config.folder} has {size} outputs but no d2t map to {vocab} ids")
         return None
-    token_map = torch.arange(size, device=weights.placement.device) + weights.take(
-        "d2t", (size,), torch.int64
-    )
+    token_map = torch.arange(size) + weights.take("d2t", (size,), torch.int64).cpu()
     if not bool(((token_map >= 0) & (token_map < vocab)).all()):
         raise ConfigError(f"d2t of draft head {config.folder} maps outside the target's {vocab} ids")
-    return token_map
+    return token_map.to(weights.placement.device)

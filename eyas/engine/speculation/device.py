@@ -7,7 +7,7 @@ of its own under the target's page numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -79,7 +79,9 @@ class DeviceDrafter:
                 (rest, chunk.following, own.positions, own.kv_rows, chunk.ends + before, chunk.end_slots)
             )
         joined, tokens, positions, kv_rows, last, slots = (_cat(list(p)) for p in zip(*parts, strict=True))
-        rows = Rows(tokens, positions, kv_rows, rounds, None if chunk is None else chunk.rows.tiles)
+        rows = Rows(tokens, positions, kv_rows, rounds)
+        if chunk is not None:
+            rows = replace(rows, tiles=chunk.rows.tiles, planned=chunk.rows.planned)
         hidden = self._head.forward(joined, tokens, rows, self.pool)
         if slots.shape[0]:
             self._propose(hidden.index_select(0, last), slots)

@@ -1,0 +1,60 @@
+"""Prompt attention by kernels that may still be being built: whoever asks is told whether they take a step.
+
+It knows spans and readiness. What the kernels are, and who attends until they are there, it does not know.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from eyas.common.errors import ConfigError
+from eyas.engine.attention.base import Span
+
+
+class PlannedAttention(Protocol):
+    """Causal attention that is planned on the host, such as `flashinfer_backend.PrefillAttention`."""
+
+    def ready(self) -> bool: ...
+
+    def plan(self, spans: Sequence[Span]) -> None: ...
+
+    def run(self, q: torch.Tensor, layer_pool: torch.Tensor, out: torch.Tensor) -> None: ...
+
+
+class PromptAttention:
+    """Offers `attention` to every step; declines until it is ready, and for good if it cannot be built."""
+
+    def __init__(self, attention: PlannedAttention) -> None:
+        self._attention = attention
+        self._usable: bool | None = None  # not known yet
+
+    def plan(self, spans: Sequence[Span]) -> bool:
+        """Lays out a step whose prompt rows are those of `spans`, in order. False: others must attend."""
+        if self._usable is None:
+            self._usable = self._found()
+        if not spans or not self._usable:
+            return False
+        self._attention.plan(spans)
+        return True
+
+    def run(self, q: torch.Tensor, layer: torch.Tensor) -> torch.Tensor:
+        """q [C, heads, dim] of the planned rows over [pages, 2, page_size, kv_heads, dim] -> as q."""
+        out = torch.empty_like(q)
+        self._attention.run(q, layer, out)
+        return out
+
+    def _found(self) -> bool | None:
+        """A server that already answers does not end because its prompts will stay slower."""
+        log = logging.getLogger("eyas.engine")
+        try:
+            if not self._attention.ready():
+                return None
+        except ConfigError as error:
+            log.error("prompts stay with the triton kernel: %s", error)
+            return False
+        log.info("prompts attend by flashinfer from now on")
+        return True
