@@ -41,11 +41,9 @@ class PromptAttention:
         self._attention.plan(spans)
         return True
 
-    def run(self, q: torch.Tensor, layer: torch.Tensor) -> torch.Tensor:
-        """q [C, heads, dim] of the planned rows over [pages, 2, page_size, kv_heads, dim] -> as q."""
-        out = torch.empty_like(q)
+    def run(self, q: torch.Tensor, layer: torch.Tensor, out: torch.Tensor) -> None:
+        """q [C, heads, dim] of the planned rows over [pages, 2, page_size, kv_heads, dim] -> out, as q."""
         self._attention.run(q, layer, out)
-        return out
 
     def _found(self) -> bool | None:
         """A server that already answers does not end because its prompts will stay slower."""

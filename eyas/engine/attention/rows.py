@@ -49,14 +49,13 @@ class PagedAttention:
 
     def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim] -> [m, heads * dim]."""
-        paged, parts, first = PagedKv(layer, self._tables), [], 0
+        paged, out, first = PagedKv(layer, self._tables), torch.empty_like(q), 0
         if rows.rounds is not None:
             rounds, first = rows.rounds, rows.rounds.rows
             queries = Queries(rounds.slots, rounds.starts, rounds.width, rounds.mask, rounds.extent)
-            parts.append(attend(q[:first], paged, queries, self._launch))
+            attend(q[:first], paged, queries, self._launch, out=out[:first])
         if rows.planned and self._prompts is not None:
-            parts.append(self._prompts.run(q[first:], layer))
+            self._prompts.run(q[first:], layer, out[first:])
         elif rows.tiles is not None:
-            parts.append(attend_chunks(q[first:], paged, rows.tiles))
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+            attend_chunks(q[first:], paged, rows.tiles, out=out[first:])
         return out.view(q.shape[0], -1)

@@ -151,9 +151,14 @@ class _Layout:
 
 
 def attend(
-    q: torch.Tensor, kv: PagedKv, queries: Queries, launch: Launch, tiling: Tiling | None = None
+    q: torch.Tensor,
+    kv: PagedKv,
+    queries: Queries,
+    launch: Launch,
+    tiling: Tiling | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(q k / sqrt(dim)) v of q [B * width, heads, dim], strided by row at most -> the same shape."""
+    """softmax(q k / sqrt(dim)) v of q [B * width, heads, dim], strided by row at most -> `out`, if given."""
     batch, heads = queries.slots.shape[0], q.shape[1]
     tiling = tiling or tiling_of(batch, queries.width * heads // kv.kv_heads, kv.kv_heads)
     layout = _Layout(
@@ -169,7 +174,8 @@ def attend(
         keys=tiling.keys,
         pdl=launch.pdl,
     )
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     args = (
         q,
         q.stride(0),

@@ -64,8 +64,9 @@ def attend_chunks(
     tiles: torch.Tensor,
     tiling: ChunkTiling = CHUNK_TILING,
     compile_only: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(q k / sqrt(dim)) v of q [C, heads, dim], strided by row at most -> [C, heads, dim].
+    """softmax(q k / sqrt(dim)) v of q [C, heads, dim], strided by row at most -> `out`, or a new one like it.
 
     tiles int32 [T, 4]: (slot, first row within q, logical row of that first query, count <= tile_rows). A
     query sees its slot's rows up to its own, which are already in the pool. A tile of count 0 does nothing;
@@ -81,7 +82,8 @@ def attend_chunks(
         tile=tiling.rows,
         keys=tiling.keys,
     )
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     args = (
         q,
         q.stride(0),
