@@ -1,4 +1,4 @@
-"""When the step in flight will have ended: so that the next is composed late, with whoever has come meanwhile.
+"""When the step in flight will have ended, so that the next is composed late, with all who have come.
 
 A step composed as soon as the one before has landed would keep every newcomer waiting for two whole steps. It
 knows shapes and seconds only.
