@@ -48,8 +48,8 @@ class EngineConfig:
     tensor_parallel_size: int = 1  # GPUs that share the model
     load_format: str = "auto"  # or "dummy": random weights of the configured shape
     dtype: str = "float32"  # of weights and KV: "bfloat16", "float16" or "float32"
-    attention_backend: str = "torch"  # of decode and verify rows: "torch", "triton" or "flashinfer"
-    prefill_attention_backend: str = "torch"  # of prompt rows: the same three
+    attention_backend: str = "torch"  # of decode and verify rows: "torch" or "triton"
+    prefill_attention_backend: str = "torch"  # of prompts: the same, or beside triton "flashinfer"
     threads: int = 1
     page_size: int = 16  # rows a page
     num_pages: int | None = 2048  # None: what mem_fraction_static leaves beside the weights
@@ -73,7 +73,6 @@ class EngineConfig:
 
 ATTENTION_BACKENDS = ("torch", "triton", "flashinfer")
 DTYPES = ("bfloat16", "float16", "float32")
-_HAS_FLASHINFER = importlib.util.find_spec("flashinfer") is not None
 _ON_GPU = {
     "dtype": "bfloat16",
     "attention_backend": "triton",
@@ -95,6 +94,8 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
     naming the flag, for what the device cannot do.
     """
     defaults = EngineConfig() if device == "cpu" else GPU_DEFAULTS
+    if asked.get("attention_backend") == "torch":  # which attends prompts as well
+        defaults = dataclasses.replace(defaults, prefill_attention_backend="torch")
     left = {name for name in _ON_GPU if asked.get(name) in (None, "auto")}
     chosen = {name: value for name, value in asked.items() if name not in left}
     config = dataclasses.replace(defaults, device=device, **chosen)
@@ -115,6 +116,7 @@ def _check_device(config: EngineConfig) -> None:
         if config.tensor_parallel_size > 1 and config.attention_backend == "torch":
             flag = "tensor-parallel-size"
             raise ConfigError(f"--{flag}: --attention-backend torch runs on one GPU", param=flag)
+        _check_attention(config.attention_backend, config.prefill_attention_backend)
         return
     rules = {
         "dtype": config.dtype == "float32",
@@ -128,6 +130,17 @@ def _check_device(config: EngineConfig) -> None:
         if not holds:
             value = getattr(config, flag.replace("-", "_"))
             raise ConfigError(f"--{flag}: {value} needs a GPU (--device cuda)", param=flag)
+
+
+def _check_attention(rounds: str, prompts: str) -> None:
+    """Which backends go together on a GPU."""
+    if rounds == "flashinfer":
+        flag = "attention-backend"
+        advice = "take it for prompts (--prefill-attention-backend flashinfer)"
+        raise ConfigError(f"--{flag}: flashinfer wants lengths that only the GPU knows; {advice}", param=flag)
+    if (rounds == "torch") != (prompts == "torch"):
+        flag = "prefill-attention-backend"
+        raise ConfigError(f"--{flag}: {prompts} does not go with --attention-backend {rounds}", param=flag)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The engine on a GPU, for each attention backend: the model's own tokens, drafted or not.
 
+"flashinfer" stands for prompts by flashinfer, once it is built, beside triton's rounds.
+
 bf16 rounds, so tokens are equal up to near-ties. The rule: a token of a greedy answer is right if the model
 itself, computed by transformers in float32 along that answer, gives no other token a logit higher by more
 than `SLACK`; how many answers are equal to the last token is told, and bounded too.
@@ -8,6 +10,7 @@ than `SLACK`; how many answers are equal to the last token is told, and bounded 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +24,7 @@ from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
+from eyas.engine.model_config import ModelConfig
 from eyas.evals.heldout import held_out_prompts
 from gateway.tokenizer import Tokenizer
 from tests.unit.loopback import Loopback, Result, wait_all
@@ -43,10 +47,13 @@ WAIT_S = 240.0
 
 
 def on_gpu(backend: str, **changes: Any) -> EngineConfig:
-    """A worker whose attention is all by `backend`; skips the test where that cannot be imported."""
+    """A worker with such attention; skips the test where that cannot be imported."""
     if backend != "torch":
         pytest.importorskip(backend, reason=f"{backend} cannot be imported", exc_type=ImportError)
-    backends = {"attention_backend": backend, "prefill_attention_backend": backend}
+    rounds = "triton" if backend == "flashinfer" else backend
+    backends = {"attention_backend": rounds, "prefill_attention_backend": backend}
+    if backend == "flashinfer":  # a prompt's step has no graph then: in a graph they are triton's
+        changes = {"mixed_chunk_tokens": 0} | changes
     return resolve_engine("cuda", **({"num_pages": 1024, "worker": "gpu"} | backends | changes))
 
 
@@ -113,6 +120,13 @@ def test_acceptance_is_that_of_the_cpu(cpu_results: list[Result], backend: str) 
     assert equal >= EQUAL["bfloat16"] * CPU_CHATS
 
 
+def test_prompts_go_over_to_flashinfer(caplog: pytest.LogCaptureFixture) -> None:
+    """In all tests of it here, before the first prompt."""
+    caplog.set_level(logging.INFO, "eyas.engine")
+    _run(on_gpu("flashinfer"), chats(2))
+    assert "prompts attend by flashinfer from now on" in caplog.messages
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("draft", [None, CPU.draft], ids=["plain", "drafted"])
 def test_time_of_a_step(backend: str, draft: str | None) -> None:
@@ -166,11 +180,21 @@ def _run(config: EngineConfig, requests: Sequence[GenerationRequest]) -> list[Re
 def _cluster(config: EngineConfig) -> Loopback:
     """Skips the test where flashinfer has no kernel for the model's heads or for this GPU, and says so."""
     try:
+        if config.prefill_attention_backend == "flashinfer":
+            _build_flashinfer(config)
         return Loopback(config)
     except ConfigError as refusal:
-        if config.attention_backend != "flashinfer":
+        if config.prefill_attention_backend != "flashinfer":
             raise
         pytest.skip(str(refusal))
+
+
+def _build_flashinfer(config: EngineConfig) -> None:
+    """What was built once in a process stays: the engine's own build then ends at once."""
+    from eyas.engine.attention.flashinfer_backend import Fa3Build
+
+    head_dim = ModelConfig.from_folder(config.model, config.load_format).head_dim
+    Fa3Build(getattr(torch, config.dtype), head_dim, config.device).wait()
 
 
 @dataclass

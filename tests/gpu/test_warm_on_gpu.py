@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.common.config import SpeculationConfig, resolve_engine
 from eyas.engine.kernels.warm import Warmup
+from eyas.engine.startup import Start
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,6 +35,58 @@ x = torch.ones(64, device="cuda")
 scale(x, 7, block=32)
 print(json.dumps([hits, new, float(x.sum())]))
 """
+
+
+ENGINE = """
+import json, triton
+from eyas.common.config import SpeculationConfig, resolve_engine
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from eyas.engine.kernels.warm import use_cache
+from tests.unit.loopback import Loopback, wait_all
+
+import torch
+major, minor = torch.cuda.get_device_capability()
+use_cache(10 * major + minor)
+missed = []
+def listen(*, src, cache_hit, **_):
+    if not cache_hit:
+        missed.append(src.name)
+triton.knobs.compilation.listener = listen
+cluster = Loopback(resolve_engine("cuda", **ASKED))
+try:
+    for batch, tokens, warm in ((1, 20, 0.0), (3, 700, 0.8), (40, 3000, 0.0)):
+        params = SamplingParams(temperature=warm, max_tokens=20, ignore_eos=True)
+        ids = tuple(range(tokens // batch))
+        requests = [GenerationRequest(f"{batch}-{i}", ids, params) for i in range(batch)]
+        wait_all([cluster.submit(request, split=False) for request in requests], 120)
+finally:
+    cluster.close()
+print(json.dumps(missed))
+"""
+ROUNDS = {
+    "plain": {"draft": None},
+    "chain": {"speculation": SpeculationConfig(3, 1, 4)},
+    "tree": {"speculation": SpeculationConfig(4, 4, 16)},
+    "no graphs": {"cuda_graph_max_bs": 0},
+}
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_an_engine_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: str) -> None:
+    """Neither when it starts, nor in steps of rounds, of prompts, and of both."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    asked = {"worker": "gpu", "num_pages": 2048, "max_running": 48, "prefill_attention_backend": "triton"}
+    asked |= ROUNDS[rounds]
+    start = Start.of(resolve_engine("cuda", **asked))
+    assert start.warmup is not None
+    compiled = start.warmup.wait()
+    print(f"\n{rounds}: {compiled.kernels} kernels in {compiled.seconds:.1f} s")
+    code = ENGINE.replace("ASKED", repr(asked))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
 def test_launches_compile_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from eyas.common.config import (
 from eyas.common.types import Role
 from eyas.worker.plan import gateway_argv, worker_argv
 
+ON_GPU = ("serve", "--device", "cuda")
+
 
 def eyas(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -59,6 +61,11 @@ def test_help_is_quick() -> None:
         (["serve", "--device", "gpu"], "--device: 'gpu' is neither cpu nor cuda"),
         (["serve", "--dtype", "bfloat16"], "--dtype: bfloat16 needs a GPU"),
         (["serve", "--attention-backend", "triton"], "--attention-backend: triton needs a GPU"),
+        ([*ON_GPU, "--attention-backend", "flashinfer"], "(--prefill-attention-backend flashinfer)"),
+        (
+            [*ON_GPU, "--prefill-attention-backend", "torch"],
+            "--prefill-attention-backend: torch does not go with --attention-backend triton",
+        ),
         (["serve", "--tp", "2"], "--tensor-parallel-size: 2 needs a GPU"),
         (["serve", "--cuda-graph-max-bs", "8"], "--cuda-graph-max-bs: 8 needs a GPU"),
         (["serve", "--synthetic-acceptance-length", "3"], "--synthetic-acceptance-length: needs --rejection"),
@@ -198,7 +205,8 @@ def test_synthetic_acceptance_is_resolved_for_every_step() -> None:
         ["--cuda-graph-bs", "1", "8"],
         ["--disable-cuda-graph", "--disable-overlap-schedule"],
         ["--num-pages", "9", "--mem-fraction-static", "0.5", "--dtype", "float16", "--tp", "4"],
-        ["--attention-backend", "flashinfer", "--prefill-attention-backend", "torch"],
+        ["--attention-backend", "torch"],
+        ["--prefill-attention-backend", "flashinfer"],
         ["--spec-steps", "3", "--rejection-sample-method", "synthetic", "--synthetic-acceptance-length", "3"],
     ],
 )

@@ -38,9 +38,9 @@ class Fa3Build:
 
     def __init__(self, dtype: torch.dtype, head_dim: int, device: str) -> None:
         if torch.cuda.get_device_capability(device)[0] != 9:
-            raise ConfigError("flashinfer's FA3 template needs a GPU of compute capability 9")
+            raise _refusal("needs a GPU of compute capability 9")
         if dtype not in (torch.bfloat16, torch.float16) or head_dim not in HEAD_DIMS:
-            raise ConfigError(f"flashinfer's FA3 template has no {dtype} heads of {head_dim}")
+            raise _refusal(f"has no {dtype} heads of {head_dim}")
         self.dtype = dtype
         self.head_dim = head_dim
         self.seconds = 0.0
@@ -126,6 +126,11 @@ class PrefillAttention:
         """
         rows = self._rows
         self._wrappers[self._turn].run(q[:rows], layer_pool, out=out[:rows], enable_pdl=False)
+
+
+def _refusal(why: str) -> ConfigError:
+    flag = "prefill-attention-backend"
+    return ConfigError(f"flashinfer's FA3 template {why}: take --{flag} triton", param=flag)
 
 
 def _pinned(array: np.ndarray) -> torch.Tensor:
