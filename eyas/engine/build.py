@@ -22,7 +22,9 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Group, Role
+from eyas.engine.device import follower
 from eyas.engine.device.build import build_device
+from eyas.engine.device.lead import Lead
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.draft_engine import DraftEngine, DraftParts
 from eyas.engine.engine import Engine, Parts
@@ -82,6 +84,10 @@ def _check_device(config: EngineConfig) -> None:
     if set(config.roles) != set(Role):
         raise ConfigError("a GPU worker takes all roles in this version: KV pages of a GPU cannot travel yet")
 
+    first, ranks = torch.device(config.device).index or 0, config.tensor_parallel_size
+    if (there := torch.cuda.device_count()) < first + ranks:
+        message = f"--tensor-parallel-size: {ranks} GPUs from number {first} on, of {there}"
+        raise ConfigError(message, param="tensor-parallel-size")
 
 @dataclass(frozen=True)
 class _Core:
@@ -116,7 +122,12 @@ def _plain_core(loaded: Loaded) -> _Core:
 
 def _device_core(loaded: Loaded, start: Start) -> tuple[Loaded, _Core]:
     """The fast path of a GPU; `loaded` with as many pages as fit."""
-    loaded, device = build_device(loaded, start)
+    lead = None
+    if loaded.config.tensor_parallel_size > 1:
+        with start.phases("ranks"):
+            lead = Lead(follower.main, loaded)
+        loaded = loaded.of_rank(0)
+    loaded, device = build_device(loaded, start, lead)
     config = loaded.config
     limits = Limits(
         config.page_size,

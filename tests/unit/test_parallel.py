@@ -84,8 +84,13 @@ class Member:
         time.sleep(call.numbers[self.group.rank] / 1000)
         self.group.barrier()
 
+    def fewest(self, call: Call) -> torch.Tensor:
+        return self.group.all_gather_columns(
+            torch.tensor([[self.group.least(call.numbers[self.group.rank])]])
+        )
+
     def calls(self) -> dict:
-        names = ("sum", "sum_add", "burst", "one_add", "jump", "layer", "meet")
+        names = ("sum", "sum_add", "burst", "one_add", "jump", "layer", "meet", "fewest")
         return {name: getattr(self, name) for name in names}
 
 
@@ -208,6 +213,11 @@ def test_one_shot_takes_small_16_bit_tensors_only() -> None:
     assert not OneShot.takes(torch.empty(1, 4096))
     assert not OneShot.takes(torch.empty(1, 4080, dtype=torch.float16))
     assert 64 * 4096 // 2 == CAPACITY
+
+
+@pytest.mark.parametrize("numbers", [(7, 1 << 40), (1 << 40, 7), (7, 7)])
+def test_least_of_the_ranks_numbers(pair: Pair, numbers: tuple[int, int]) -> None:
+    assert pair.both("fewest", *numbers).tolist() == [[7, 7]]
 
 
 def test_barrier_waits_for_the_last(pair: Pair) -> None:

@@ -6,8 +6,9 @@ The order matters: weights first, then as many KV pages as memory has left, then
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -18,6 +19,7 @@ from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.device.buckets import MAX_ENDS, Buckets, default_batches
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.hostsample import HostSampler
+from eyas.engine.device.lead import Lead, LedExecutor
 from eyas.engine.device.program import Machine
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout, StepShape
@@ -29,6 +31,8 @@ from eyas.engine.loaded import Loaded
 from eyas.engine.memory import Demand, DeviceMemory, pool_pages
 from eyas.engine.models.fused import Fabric, FusedLlama
 from eyas.engine.models.fused_eagle3 import FusedEagle3
+from eyas.engine.parallel.group import Group as Ranks
+from eyas.engine.parallel.ranks import Seat
 from eyas.engine.speculation.device import DeviceDrafter
 from eyas.engine.startup import Phases, Start
 from kv_transfer.layout import pages_for
@@ -51,40 +55,64 @@ class Device:
     slowest_step_s: float
 
 
-def build_device(loaded: Loaded, start: Start) -> tuple[Loaded, Device]:
-    """Raises ConfigError if the model and its KV pages do not fit."""
+@dataclass(frozen=True)
+class Rank:
+    """One rank, warm. `loaded`: with as many pages as fit into every rank."""
+
+    loaded: Loaded
+    executor: Executor
+    buckets: Buckets
+    slowest_step_s: float
+
+
+def build_device(loaded: Loaded, start: Start, lead: Lead | None = None) -> tuple[Loaded, Device]:
+    """`lead`: over the other ranks, if there are any. Raises ConfigError if model and KV pages do not fit."""
+    if lead is None:
+        rank = build_rank(loaded, start, Ranks(Seat(), loaded.config.device), Executor)
+    else:
+        rank = build_rank(loaded, start, lead.group, partial(LedExecutor, lead=lead))
+    loaded, executor, machine = rank.loaded, rank.executor, rank.executor.machine
+    layout = Layout(loaded.config.page_size, machine.tables.padding_slot, rank.buckets.tile_rows)
+    host = HostSampler(executor, loaded.target.eos_token_ids)
+    runner = DeviceRunner(executor, rank.buckets, layout, host)
+    return loaded, Device(runner, machine.pools, rank.slowest_step_s)
+
+
+def build_rank(
+    loaded: Loaded, start: Start, ranks: Ranks, executor_of: Callable[[Machine], Executor]
+) -> Rank:
+    """The same on every rank, at about the same time."""
     with start.phases("import"):
         prompts = _prompts(loaded)
-    loaded, machine = build_machine(loaded, start.phases, prompts)
-    executor, buckets = Executor(machine), buckets_of(loaded)
-    layout = Layout(loaded.config.page_size, machine.tables.padding_slot, buckets.tile_rows)
-    runner = DeviceRunner(executor, buckets, layout, HostSampler(executor, loaded.target.eos_token_ids))
+    loaded, machine = build_machine(loaded, ranks, start.phases, prompts)
+    executor, buckets = executor_of(machine), buckets_of(loaded)
     with start.phases("kernels"):
         start.wait_for_kernels()
+        ranks.barrier()  # from here on they wait for each other's kernels
         slowest = _warm_up(executor, rehearsed(loaded, buckets))
     with start.phases("capture"):
         executor.capture(list(buckets.captured()))
-    return loaded, Device(runner, machine.pools, slowest)
+    return Rank(loaded, executor, buckets, slowest)
 
 
 def build_machine(
-    loaded: Loaded, phases: Phases, prompts: PromptAttention | None = None
+    loaded: Loaded, ranks: Ranks, phases: Phases, prompts: PromptAttention | None = None
 ) -> tuple[Loaded, Machine]:
     """Everything that steps share, and `loaded` with as many pages as fit, if it did not say how many."""
     groups = [Group.TARGET] if loaded.head is None else [Group.TARGET, Group.DRAFT]
     tables = Tables(_sizes(loaded), loaded.config.device)
     attentions = {group: _attention(loaded, group, tables, prompts) for group in groups}
     with phases("weights"):
-        models = _models(loaded, attentions)
+        models = _models(loaded, ranks, attentions)
     if loaded.config.num_pages is None:
-        loaded = loaded.with_pages(_pages(loaded, groups))
+        loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
     pools = tuple(KvPool(loaded.shape(group)) for group in groups)
     return loaded, _machine(loaded, models, tables, pools, prompts)
 
 
 def _prompts(loaded: Loaded) -> PromptAttention | None:
     """FA3, if it is asked for: the build of its kernels begins here and goes on behind everything else."""
-    config, target = loaded.config, loaded.target
+    config, target = loaded.config, loaded.share(Group.TARGET)
     if config.prefill_attention_backend != "flashinfer":
         return None
     try:
@@ -130,7 +158,7 @@ def _attention(
 
 
 def _heads(loaded: Loaded, group: Group) -> tuple[int, int, int]:
-    decoder = loaded.decoder(group)
+    decoder = loaded.share(group)
     return decoder.num_heads, decoder.num_kv_heads, decoder.head_dim
 
 
@@ -139,16 +167,18 @@ def _pdl(loaded: Loaded) -> bool:
     return loaded.config.device != "cpu"
 
 
-def _models(loaded: Loaded, attentions: dict[Group, PagedAttention]) -> tuple[FusedLlama, FusedEagle3 | None]:
+def _models(
+    loaded: Loaded, ranks: Ranks, attentions: dict[Group, PagedAttention]
+) -> tuple[FusedLlama, FusedEagle3 | None]:
     device = loaded.config.device
     launch = skinny.Launch.on(device, pdl=_pdl(loaded))
     with loaded.weights(Group.TARGET) as weights:
-        fabric = Fabric.on(device, loaded.target, launch, attentions[Group.TARGET])
+        fabric = Fabric.on(device, loaded.target, ranks, launch, attentions[Group.TARGET])
         model = FusedLlama(loaded.target, weights, fabric)
     if loaded.head is None:
         return model, None
     with loaded.weights(Group.DRAFT) as weights:
-        fabric = Fabric.on(device, loaded.head.decoder, launch, attentions[Group.DRAFT])
+        fabric = Fabric.on(device, loaded.head.decoder, ranks, launch, attentions[Group.DRAFT])
         return model, FusedEagle3(loaded.head, weights, model, fabric)
 
 

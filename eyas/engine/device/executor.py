@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,7 +20,14 @@ from eyas.engine.device.step import StepInput, StepShape
 from eyas.engine.device.tables import Tables
 
 IN_FLIGHT = 3  # steps whose host buffers may be in use at once: one running, one launched, one being written
+CAPTURE = "thread_local"  # other threads may do as they like: NCCL's look at its events all the time
 WORDS = 1 << 16  # of a step's array, and of one portion of pokes, at least
+
+
+class Event(Protocol):
+    """What passes when the device has done a step, such as a torch.cuda.Event."""
+
+    def synchronize(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -63,9 +71,7 @@ class Executor:
             captured.forward.replay()
 
     @torch.inference_mode()
-    def finish(
-        self, step: StepInput, tokens: np.ndarray | None = None
-    ) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    def finish(self, step: StepInput, tokens: np.ndarray | None = None) -> tuple[torch.Tensor, Event | None]:
         """The rest. `tokens`: what the host chose. Returns the result's copy on the host, and its event."""
         assert self._program is not None
         captured = self._captured.get(step.shape)
@@ -76,6 +82,11 @@ class Executor:
         else:
             captured.rest.replay()
         return self._fetch(self._program.result_words)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """In every pool, after the steps before it and before those after it."""
+        for pool in self.machine.pools:
+            pool.copy_page(source, target)
 
     def _send(self, step: StepInput) -> None:
         words, pokes = step.data.shape[0], step.pokes
@@ -119,9 +130,13 @@ class Executor:
         program.blank()
         program.forward()
         program.rest(program.choose())
+        self.wait()
+        return program
+
+    def wait(self) -> None:
+        """Until the device has done all that was launched."""
         if self.machine.device != "cpu":
             torch.cuda.synchronize()
-        return program
 
     @torch.inference_mode()
     def capture(self, shapes: SequenceOf[StepShape]) -> None:
@@ -134,11 +149,18 @@ class Executor:
         ):
             program = self.rehearse(shape)
             forward, rest = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(forward, pool=pool):
+            with torch.cuda.graph(forward, pool=pool, capture_error_mode=CAPTURE):
                 program.forward()
-            with torch.cuda.graph(rest, pool=pool):
+            with torch.cuda.graph(rest, pool=pool, capture_error_mode=CAPTURE):
                 program.rest(program.choose())
             self._captured[shape] = Captured(program, forward, rest)
+
+    # --- after the last step -------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Gives up the graphs."""
+        self._program = None
+        self._captured.clear()
 
 
 def _host(words: int, device: str) -> torch.Tensor:

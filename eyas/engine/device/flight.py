@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from eyas.common.types import TokenLogprob
+from eyas.engine.device.executor import Event
 from eyas.engine.device.step import StepShape
 from eyas.engine.sequence import Sequence, Work
 
@@ -51,7 +52,7 @@ class Flight:
     rounds: SequenceOf[tuple[Sequence, int]]  # with their seats
     ends: SequenceOf[tuple[Sequence, int]]
     result: torch.Tensor
-    event: torch.cuda.Event | None
+    event: Event | None
     sampling: Sampling | None = None
 
     def land(self) -> list[Landed]:

@@ -20,6 +20,8 @@ from eyas.engine.device.executor import WORDS
 from eyas.engine.device.program import Program
 from eyas.engine.device.step import StepShape
 from eyas.engine.loaded import Loaded
+from eyas.engine.parallel.group import Group as Ranks
+from eyas.engine.parallel.ranks import Seat
 from eyas.engine.startup import Phases
 from eyas.engine.weights import Part, Shape, Weights
 
@@ -28,13 +30,30 @@ from eyas.engine.weights import Part, Shape, Weights
 def launches(config: EngineConfig) -> None:
     """Launches what an engine with `config`, for a GPU, may launch; its pages do not matter."""
     nowhere = dataclasses.replace(config, device="meta", num_pages=1)
-    loaded, machine = build_machine(_Unread.of(nowhere), Phases())
+    loaded, machine = build_machine(_Unread.of(nowhere), _Absent(config.tensor_parallel_size), Phases())
     del machine.model.layers[2:]  # they launch what the second does, which the first does not quite
     inputs, results = (torch.empty(WORDS, dtype=torch.int32, device="meta") for _ in range(2))
     for shape in dict.fromkeys(_shapes(loaded)):
         program = Program(machine, shape, inputs, results)
         program.forward()
         program.rest(program.choose())
+
+
+class _Absent(Ranks):
+    """A group whose other ranks are not there: nothing is summed, and joins have no values."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(Seat(), "meta")
+        self.ranks = ranks
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        pass
+
+    def all_reduce_add(self, tensor: torch.Tensor, residual: torch.Tensor, sums: torch.Tensor) -> None:
+        pass
+
+    def all_gather_columns(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.new_empty(tensor.shape[0], self.ranks * tensor.shape[1])
 
 
 def _shapes(loaded: Loaded) -> Iterator[StepShape]:

@@ -58,6 +58,14 @@ class DeviceRunner:
             return ()
         return [Span(work.seq.pages, work.start, len(work.tokens)) for work in chunks]
 
+    def copy_page(self, source: int, target: int) -> None:
+        """Between the steps launched before and those after."""
+        self._executor.copy_page(source, target)
+
+    def close(self) -> None:
+        """After the last step."""
+        self._executor.close()
+
     def _tell(self, work: Work, pokes: Pokes) -> None:
         """What the tables do not yet know of the sequence: that it sits there, and its new pages."""
         seq, generation = work.seq, work.seq.generation

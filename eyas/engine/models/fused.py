@@ -2,9 +2,10 @@
 
 The results of that one are its test. Two ways through a layer. Narrow, up to 64 rows: four products with
 everything small fused into them (`eyas.engine.kernels.skinny`), bound by reading the weights. Wide: cuBLAS
-products with row kernels between them. Norm gains are folded into the weights that follow them. It knows rows
-and weights; where a step's rows come from is `eyas.engine.device`'s business, how they attend is the
-attention's.
+products with row kernels between them. Norm gains are folded into the weights that follow them. Of several
+ranks each computes with its share of the weights (`eyas.engine.parallel.shards`); residual rows and logits
+are the same on all. It knows rows and weights; where a step's rows come from is `eyas.engine.device`'s
+business, how they attend is the attention's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from eyas.engine.kernels import skinny
 from eyas.engine.kv_pool import KvPool
 from eyas.engine.layers.rotary import tables as rotary_tables
 from eyas.engine.model_config import ModelConfig
+from eyas.engine.parallel.group import Group
+from eyas.engine.parallel.shards import config_of_rank
 from eyas.engine.weights import Weights
 
 
@@ -32,17 +35,20 @@ class RowAttention(Protocol):
 
 @dataclass(frozen=True)
 class Fabric:
-    """What the layers of one engine share: the launches' scratch memory, attention, and the rotary tables."""
+    """What a rank's layers share: the other ranks, launches' scratch memory, attention, the rotary tables."""
 
+    group: Group
     launch: skinny.Launch
     attention: RowAttention
     cos: torch.Tensor
     sin: torch.Tensor
 
     @classmethod
-    def on(cls, device: str, config: ModelConfig, launch: skinny.Launch, attention: RowAttention) -> Fabric:
+    def on(
+        cls, device: str, config: ModelConfig, group: Group, launch: skinny.Launch, attention: RowAttention
+    ) -> Fabric:
         cos, sin = rotary_tables(config.rope, config.head_dim, config.context_length)
-        return cls(launch, attention, cos.to(device), sin.to(device))
+        return cls(group, launch, attention, cos.to(device), sin.to(device))
 
 
 @dataclass(frozen=True)
@@ -54,37 +60,41 @@ class Stream:
 
 
 class FusedLayer:
-    """One decoder layer. `width`: columns of what its attention reads (a draft head joins two rows)."""
+    """One decoder layer, or a rank's share of it, whose sizes are `config`'s.
+
+    `width`: columns of what its attention reads (a draft head joins two rows).
+    """
 
     def __init__(self, config: ModelConfig, weights: Weights, prefix: str, width: int | None = None) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.config = config
+        self.config = config_of_rank(config, weights.placement.ranks)
         attention = f"{prefix}.self_attn"
         dim = config.head_dim
         counts = [config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim]
         names = [f"{attention}.{p}_proj" for p in "qkv"]
-        qkv = weights.stack([f"{n}.weight" for n in names], counts, width or hidden)
+        qkv = weights.stack_rows([f"{n}.weight" for n in names], counts, width or hidden)
         if width is None:
             qkv = _folded(qkv, weights.take(f"{prefix}.input_layernorm.weight", (hidden,)))
         self.qkv = qkv
         self.qkv_bias = self.q_gain = self.k_gain = self.out_bias = None
         if config.qkv_bias:
             pairs = zip(names, counts, strict=True)
-            self.qkv_bias = torch.cat([weights.take(f"{n}.bias", (c,)) for n, c in pairs])
-        if config.output_bias:
+            self.qkv_bias = torch.cat([weights.take_rows(f"{n}.bias", (c,)) for n, c in pairs])
+        if config.output_bias and weights.placement.rank == 0:  # once in the sum over the ranks
             self.out_bias = weights.take(f"{attention}.o_proj.bias", (hidden,))
         if config.qk_norm:
             self.q_gain, self.k_gain = (weights.take(f"{attention}.{p}_norm.weight", (dim,)) for p in "qk")
-        self.out = weights.take(f"{attention}.o_proj.weight", (hidden, counts[0]))
+        self.out = weights.take_columns(f"{attention}.o_proj.weight", (hidden, counts[0]))
         mlp = [f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"]
         gain = weights.take(f"{prefix}.post_attention_layernorm.weight", (hidden,))
-        self.gate_up = _folded(weights.stack(mlp, [inner, inner], hidden), gain)
-        self.down = weights.take(f"{prefix}.mlp.down_proj.weight", (hidden, inner))
+        self.gate_up = _folded(weights.stack_rows(mlp, [inner, inner], hidden), gain)
+        self.down = weights.take_columns(f"{prefix}.mlp.down_proj.weight", (hidden, inner))
 
     @property
     def plain(self) -> bool:
         """Do its projections have neither biases nor head norms? Only those are fused."""
-        return self.qkv_bias is None and self.out_bias is None and self.q_gain is None
+        config = self.config
+        return not (config.qkv_bias or config.output_bias or config.qk_norm)
 
     # --- narrow ----------------------------------------------------------------------------------------
 
@@ -94,10 +104,10 @@ class FusedLayer:
         q = x.new_empty(x.shape[0], config.num_heads, config.head_dim)
         skinny.qkv_rope(source, self.qkv, q, step.rotation, skinny.KvRows(layer, step.rows.kv_rows), launch)
         attended = step.fabric.attention(q, layer, step.rows)
-        stream = _narrow_linear(attended, self.out, x, launch)
+        stream = _narrow_linear(attended, self.out, x, step.fabric)
         inner = x.new_empty(x.shape[0], config.intermediate_size)
         skinny.gated(_source(stream, config.norm_eps), self.gate_up, inner, launch)
-        return _narrow_linear(inner, self.down, stream.x, launch)
+        return _narrow_linear(inner, self.down, stream.x, step.fabric)
 
     # --- wide ------------------------------------------------------------------------------------------
 
@@ -106,7 +116,7 @@ class FusedLayer:
 
         x is updated in place by the attention's.
         """
-        config = self.config
+        config, group = self.config, step.fabric.group
         qkv = _product(normed, self.qkv, self.qkv_bias)
         heads = row_kernels.Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         q = x.new_empty(x.shape[0], config.num_heads, config.head_dim)
@@ -115,8 +125,12 @@ class FusedLayer:
             norms = row_kernels.HeadNorms(self.q_gain, self.k_gain, config.norm_eps)
         row_kernels.rope_write(qkv, heads, q, step.rotation, skinny.KvRows(layer, step.rows.kv_rows), norms)
         attended = step.fabric.attention(q, layer, step.rows)
-        normed = row_kernels.add_norm(_product(attended, self.out, self.out_bias), x, config.norm_eps)
-        return _product(row_kernels.silu_mul(_product(normed, self.gate_up)), self.down)
+        added = _product(attended, self.out, self.out_bias)
+        group.all_reduce(added)
+        normed = row_kernels.add_norm(added, x, config.norm_eps)
+        added = _product(row_kernels.silu_mul(_product(normed, self.gate_up)), self.down)
+        group.all_reduce(added)
+        return added
 
 
 @dataclass(frozen=True)
@@ -132,14 +146,16 @@ class Forward:
 
 
 class FusedLlama:
-    """A decoder on one GPU (or one rank's part of it)."""
+    """A decoder on one GPU, or one rank's share of it; `lm_head`: its rows of the vocabulary."""
 
     def __init__(self, config: ModelConfig, weights: Weights, fabric: Fabric) -> None:
         self.config = config
         self._fabric = fabric
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = weights.take("model.embed_tokens.weight", shape)
-        self.lm_head = self.embedding if config.tied_head else weights.take("lm_head.weight", shape)
+        self.lm_head = fabric.group.rows_of(self.embedding)
+        if not config.tied_head:
+            self.lm_head = weights.take_rows("lm_head.weight", shape)
         self.layers = [FusedLayer(config, weights, f"model.layers.{i}") for i in range(config.num_layers)]
         self._gain = weights.take("model.norm.weight", (config.hidden_size,))
 
@@ -162,7 +178,7 @@ class FusedLlama:
         if picked is not None:
             x = row_kernels.gather_rows(x, picked, pdl=self._pdl)
         normed = row_kernels.norm(x, self.config.norm_eps, self._gain, pdl=self._pdl)
-        return head_product(normed, self.lm_head, self._fabric.launch)
+        return head_product(normed, self.lm_head, self._fabric)
 
     @property
     def _pdl(self) -> bool:
@@ -190,10 +206,14 @@ class FusedLlama:
         return x.add_(added)
 
 
-def head_product(x: torch.Tensor, weight: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
-    """x [n, hidden] -> float32 [n, vocab]."""
-    out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+def head_product(x: torch.Tensor, weight: torch.Tensor, fabric: Fabric) -> torch.Tensor:
+    """x [n, hidden], this rank's rows of an output head -> float32 [n, vocab], the same on every rank."""
+    return fabric.group.all_gather_columns(_head_columns(x, weight, fabric.launch))
+
+
+def _head_columns(x: torch.Tensor, weight: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
     if x.shape[0] <= skinny.MAX_ROWS:
+        out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
         skinny.linear(skinny.Source(x), weight, out, launch)
         return out
     if x.is_cuda:
@@ -205,13 +225,16 @@ def _source(stream: Stream, eps: float) -> skinny.Source:
     return skinny.Source(stream.x, stream.sums, eps)
 
 
-def _narrow_linear(
-    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, launch: skinny.Launch
-) -> Stream:
-    source, out = skinny.Source(x), torch.empty_like(residual)
-    parts = skinny.linear_parts(source, weight, launch)
+def _narrow_linear(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, fabric: Fabric) -> Stream:
+    """residual + x . weight^T, over all ranks. Of one rank the product adds; of several the sum over them."""
+    source, out, alone = skinny.Source(x), torch.empty_like(residual), fabric.group.ranks == 1
+    parts = skinny.linear_parts(source, weight, fabric.launch) if alone else Group.sum_parts(out.shape[1])
     sums = torch.empty(parts, skinny.MAX_ROWS, dtype=torch.float32, device=x.device)
-    skinny.linear(source, weight, out, launch, residual, sums)
+    if alone:
+        skinny.linear(source, weight, out, fabric.launch, residual, sums)
+    else:
+        skinny.linear(source, weight, out, fabric.launch)
+        fabric.group.all_reduce_add(out, residual, sums)
     return Stream(out, sums)
 
 

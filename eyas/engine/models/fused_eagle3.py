@@ -33,7 +33,7 @@ class FusedEagle3:
         if "embed_tokens.weight" in weights:
             self._embedding = weights.take("embed_tokens.weight", (decoder.vocab_size, hidden))
         if "lm_head.weight" in weights:
-            self._lm_head = weights.take("lm_head.weight", (config.draft_vocab_size, hidden))
+            self._lm_head = weights.take_rows("lm_head.weight", (config.draft_vocab_size, hidden))
         self._layer = FusedLayer(decoder, weights, "midlayer", width=2 * hidden)
         gains = [
             weights.take(f"midlayer.{name}.weight", (hidden,)) for name in ("input_layernorm", "hidden_norm")
@@ -64,7 +64,7 @@ class FusedEagle3:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [n, hidden] as `forward` gave it -> float32 [n, draft vocab]."""
         normed = row_kernels.norm(hidden, self.config.decoder.norm_eps, self._gain)
-        return head_product(normed, self._lm_head, self._fabric.launch)
+        return head_product(normed, self._lm_head, self._fabric)
 
     def _product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > skinny.MAX_ROWS:

@@ -1,0 +1,63 @@
+"""Steps as calls to the other ranks: what rank 0's executor is asked for, as integers and bytes, and back.
+
+It knows the layout of a `StepInput` and nothing of processes or devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from eyas.engine.attention.base import Span
+from eyas.engine.device.step import StepInput, StepShape
+from eyas.engine.parallel.ranks import Call
+
+BEGIN = "begin"
+FINISH = "finish"
+COPY_PAGE = "copy_page"
+
+
+def begin(step: StepInput) -> Call:
+    """The numbers: the step's shape, then how many words of `data` are its array, its pokes, its spans."""
+    parts = (step.data, step.pokes.reshape(-1), _flat(step.spans))
+    numbers = (*dataclasses.astuple(step.shape), *(len(part) for part in parts))
+    return Call(BEGIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
+
+
+def step_of(call: Call) -> StepInput:
+    """What `begin` was made of; for the rank that was told."""
+    *sizes, words, pokes, _ = call.numbers
+    array = np.frombuffer(bytearray(call.data), np.int32)  # writable: torch takes no other
+    data, poked, spans = np.split(array, [words, words + pokes])
+    return StepInput(StepShape(*sizes), data, poked.reshape(2, -1), spans=_spans(spans.tolist()))
+
+
+def finish(tokens: np.ndarray | None) -> Call:
+    """`tokens`: int32, what the host chose; None: the device chooses."""
+    return Call(FINISH, (), b"") if tokens is None else Call(FINISH, (len(tokens),), tokens.tobytes())
+
+
+def tokens_of(call: Call) -> np.ndarray | None:
+    return np.frombuffer(bytearray(call.data), np.int32) if call.numbers else None
+
+
+def copy_page(source: int, target: int) -> Call:
+    return Call(COPY_PAGE, (source, target))
+
+
+def _flat(spans: SequenceOf[Span]) -> np.ndarray:
+    """Of each span: its start, its count, how many pages, and the pages."""
+    words = [word for span in spans for word in (span.start, span.count, len(span.pages), *span.pages)]
+    return np.array(words, np.int32)
+
+
+def _spans(words: list[int]) -> list[Span]:
+    spans, at = [], 0
+    while at < len(words):
+        start, count, pages = words[at : at + 3]
+        at += 3
+        spans.append(Span(words[at : at + pages], start, count))
+        at += pages
+    return spans

@@ -1,0 +1,131 @@
+"""Rank 0's side of an engine with several ranks: every call of its executor is made on all of them.
+
+It knows what must happen everywhere and in which order, and that a device whose peer is gone waits for ever:
+so whoever waits for it here looks after the followers too. What a step means it does not know.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from functools import partial
+
+import numpy as np
+import torch
+
+from eyas.common.errors import EngineError
+from eyas.engine.device import calls
+from eyas.engine.device.executor import Event, Executor
+from eyas.engine.device.program import Machine
+from eyas.engine.device.step import StepInput
+from eyas.engine.loaded import Loaded
+from eyas.engine.parallel.group import Group
+from eyas.engine.parallel.ranks import Call, Channel, Followers, Seat
+
+START_S = 120.0  # a follower's process may take so long to be there
+LOAD_S = 900.0  # the slowest rank may load its weights so much longer than the fastest
+STEP_S = 120.0  # a step may take so long, with kernels that it compiles
+NAP_S = 50e-6  # between two looks at a device
+CHECK_S = 0.2  # between two looks after the followers meanwhile
+
+
+class Lead:
+    """Rank 0's hold on the others: `group`, in which it is one, and their processes, until `close`.
+
+    `whole`: no follower has been lost.
+    """
+
+    def __init__(self, main: Callable[[Loaded, Seat, Channel], None], loaded: Loaded) -> None:
+        """Starts them, `main` with `loaded`, and joins them. Raises EngineError if one does not come."""
+        self._followers = Followers(partial(main, loaded), loaded.config.tensor_parallel_size)
+        self.whole = True
+        try:
+            self._followers.wait_ready(START_S)
+            device = loaded.of_rank(0).config.device
+            self.group = Group(self._followers.seat, device, LOAD_S, self._followers.check)
+        except BaseException:
+            self._followers.close()
+            raise
+
+    def tell(self, call: Call) -> None:
+        """Every follower will do `call`. Raises EngineError if one is gone."""
+        try:
+            self._followers.broadcast(call)
+        except EngineError:
+            self.whole = False
+            raise
+
+    def wait(self, event: torch.cuda.Event) -> None:
+        """Until the device has passed `event`. Raises EngineError after STEP_S, or once a follower ends."""
+        began = looked = time.monotonic()
+        try:
+            while not event.query():
+                time.sleep(NAP_S)
+                now = time.monotonic()
+                if now - looked > CHECK_S:
+                    looked = now
+                    self._followers.check()
+                if now - began > STEP_S:
+                    raise EngineError(f"the ranks have not done a step in {STEP_S:g} s")
+        except EngineError:
+            self.whole = False
+            raise
+
+    def close(self) -> None:
+        """Parts from the followers; of a group that has lost one, nothing is waited for."""
+        if self.whole:
+            self._followers.dismiss()
+            self.group.close()
+        self._followers.close()
+
+
+class LedExecutor(Executor):
+    """Rank 0's executor: what it does, the followers' `Executor`s do."""
+
+    def __init__(self, machine: Machine, lead: Lead) -> None:
+        super().__init__(machine)
+        self._lead = lead
+
+    def begin(self, step: StepInput) -> None:
+        self._lead.tell(calls.begin(step))
+        super().begin(step)
+
+    def finish(self, step: StepInput, tokens: np.ndarray | None = None) -> tuple[torch.Tensor, Event | None]:
+        self._lead.tell(calls.finish(tokens))
+        result, event = super().finish(step, tokens)
+        return result, None if event is None else Watched(event, self._lead)
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._lead.tell(calls.copy_page(source, target))
+        super().copy_page(source, target)
+
+    def logits(self, places: SequenceOf[int]) -> torch.Tensor:
+        self.wait()
+        return super().logits(places)
+
+    def drafts(self, slots: SequenceOf[int]) -> list[tuple[list[int], list[int]]]:
+        self.wait()
+        return super().drafts(slots)
+
+    def wait(self) -> None:
+        if self.machine.device != "cpu":
+            event = torch.cuda.Event()
+            event.record()
+            self._lead.wait(event)
+
+    def close(self) -> None:
+        if self._lead.whole:  # else the device may hang, and nothing there is touched any more
+            super().close()
+        self._lead.close()
+
+
+class Watched:
+    """A device's event, waited for with an eye on the followers."""
+
+    def __init__(self, event: torch.cuda.Event, lead: Lead) -> None:
+        self._event = event
+        self._lead = lead
+
+    def synchronize(self) -> None:
+        self._lead.wait(self._event)

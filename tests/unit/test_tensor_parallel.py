@@ -1,0 +1,213 @@
+"""Two ranks in Triton's interpreter, against one rank of the torch backend: the same tokens and logprobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
+from eyas.common.errors import ConfigError, EngineError
+from eyas.common.params import SamplingParams
+from eyas.common.types import Choice, GenerationRequest
+from eyas.engine.attention.base import Span
+from eyas.engine.device import calls, follower, lead
+from eyas.engine.device.lead import Lead
+from eyas.engine.device.step import StepInput, StepShape
+from eyas.engine.loaded import Loaded
+from eyas.engine.parallel.group import Group
+from eyas.engine.parallel.ranks import Call, Channel, Seat, follow
+from tests.unit.loopback import Loopback, Result, wait_all
+from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+
+RANKS = 2
+SMALL = EngineConfig(
+    draft=None, num_pages=32, max_running=4, chunk_tokens=16, context_length=128, worker="whole"
+)
+SHARED = replace(
+    SMALL,
+    attention_backend="triton",
+    prefill_attention_backend="triton",
+    overlap_schedule=True,
+    tensor_parallel_size=RANKS,
+    worker="shared",
+)
+PROMPT = tuple(range(7, 26))
+
+
+def _interpreted(loaded: Loaded, seat: Seat, channel: Channel) -> None:
+    """A follower whose kernels are interpreted as this process's are."""
+    from tests.unit import interpreted
+
+    interpreted.install()
+    follower.main(loaded, seat, channel)
+
+
+@pytest.fixture
+def followers_interpret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "main", _interpreted)
+
+
+def _answers(config: EngineConfig, requests: Sequence[GenerationRequest]) -> list[Result]:
+    cluster = Loopback(config)
+    try:
+        results = [cluster.submit(request, split=False) for request in requests]
+        wait_all(results, 90)
+    finally:
+        cluster.close()
+    return results
+
+
+def _request(name: str, tokens: int, choices: int = 1, **params: Any) -> GenerationRequest:
+    wanted = SamplingParams(**({"temperature": 0.0, "max_tokens": tokens, "ignore_eos": True} | params))
+    return GenerationRequest(name, PROMPT, wanted, tuple(Choice(i) for i in range(choices)))
+
+
+def _logprobs(result: Result) -> torch.Tensor:
+    return torch.tensor(
+        [[value for _, value in one.top] for entry in result.entries for one in entry.logprobs]
+    )
+
+
+def _dummy_with_biases(folder: Path) -> dict[str, Any]:
+    """A model of the wide path, whatever the rows; its biases are ones."""
+    write_tiny_llama(folder, layers=2)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"attention_bias": True}))
+    return {"model": str(folder), "load_format": "dummy"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["narrow", "wide"])
+def test_two_ranks_give_what_one_gives(tmp_path: Path, path: str, followers_interpret: None) -> None:
+    """Tokens chosen on the device and by the host, forked choices whose pages are copied, logprobs."""
+    model = {"model": str(write_tiny_llama(tmp_path, layers=2, tied=False))}
+    if path == "wide":
+        model = _dummy_with_biases(tmp_path / "biased")
+    requests = [_request("host", 3, logprobs=5), _request("forks", 4, choices=2, temperature=1.0, seed=3)]
+    ours, wanted = (_answers(replace(config, **model), requests) for config in (SHARED, SMALL))
+    assert [result.tokens for result in ours] == [result.tokens for result in wanted]
+    assert len(ours[1].tokens) == 2 and ours[1].tokens[0] != ours[1].tokens[1]
+    torch.testing.assert_close(_logprobs(ours[0]), _logprobs(wanted[0]), atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft_vocab", [None, 128])
+def test_two_ranks_draft_what_one_drafts(
+    tmp_path: Path, draft_vocab: int | None, followers_interpret: None
+) -> None:
+    """With the target's lm_head, tied to its embedding, and with one of the head's own.
+
+    Head and target see the same noise at a temperature, so even a random head is right now and then.
+    """
+    model = write_tiny_llama(tmp_path / "model", layers=4)
+    head = write_tiny_eagle3(tmp_path / "head", model, draft_vocab=draft_vocab)
+    changes = {"model": str(model), "draft": str(head), "speculation": SpeculationConfig(2, 1, 3)}
+    requests = [_request("drafted", 12, temperature=1.5, seed=0)]
+    (ours,), (wanted,) = (_answers(replace(config, **changes), requests) for config in (SHARED, SMALL))
+    assert ours.tokens == wanted.tokens
+    assert _accepted(ours) == _accepted(wanted)
+    assert sum(_accepted(ours).values()) > 0
+
+
+def _accepted(result: Result) -> dict[int, int]:
+    """By place, of the rounds whose drafts the end does not cut short."""
+    return {entry.index: entry.accepted for entry in result.entries if 0 < entry.index < 9}
+
+
+# --- calls -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 3])
+def test_a_step_arrives_as_it_was_sent(chunks: int) -> None:
+    numbers = np.random.default_rng(chunks)
+    shape = StepShape(5, 4, 48 * chunks, chunks, chunks)
+    data = numbers.integers(-(2**31), 2**31, shape.sections["all"][1]).astype(np.int32)
+    pokes = numbers.integers(-9, 9, (2, 7 * chunks)).astype(np.int32)
+    spans = [Span(list(range(i, 3 * i + 1)), 16 * i, 48) for i in range(chunks)]
+    found = calls.step_of(calls.begin(StepInput(shape, data, pokes, spans=spans)))
+    assert (found.shape, found.spans) == (shape, spans)
+    assert np.array_equal(found.data, data) and np.array_equal(found.pokes, pokes)
+
+
+def test_tokens_arrive_or_do_not() -> None:
+    tokens = np.array([5, 0, -1], np.int32)
+    assert np.array_equal(calls.tokens_of(calls.finish(tokens)), tokens)
+    assert calls.tokens_of(calls.finish(None)) is None
+
+
+# --- a follower that is gone -------------------------------------------------------------------------------
+
+
+def _idle(loaded: Loaded, seat: Seat, channel: Channel) -> None:
+    channel.ready()
+    group = Group(seat, "cpu")
+    follow(channel, {"die": lambda call: os.kill(os.getpid(), signal.SIGKILL)})
+    group.close()
+
+
+def _early(loaded: Loaded, seat: Seat, channel: Channel) -> None:
+    """Ends between its join and its first answer, as one does that finds no room for its weights."""
+    channel.ready()
+    Group(seat, "cpu")
+    raise ConfigError("no room for the weights")
+
+
+NEVER = SimpleNamespace(query=lambda: False)
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Iterator[Loaded]:
+    """What a lead is made with; the group that it then leaves as it stands is given up after the test."""
+    yield Loaded.of(replace(SHARED, model=str(write_tiny_llama(tmp_path, layers=1))))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_whoever_waits_for_a_device_hears_of_a_dead_follower(loaded: Loaded) -> None:
+    led = Lead(_idle, loaded)
+    led.tell(Call("die"))
+    with pytest.raises(EngineError, match="rank 1 of 2 has ended: killed by SIGKILL"):
+        led.wait(NEVER)
+    began = time.monotonic()
+    led.close()
+    assert time.monotonic() - began < 2
+
+
+def test_a_step_has_a_deadline(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lead, "STEP_S", 0.3)
+    led = Lead(_idle, loaded)
+    with pytest.raises(EngineError, match="have not done a step in 0.3 s"):
+        led.wait(NEVER)
+    led.close()
+
+
+def test_a_follower_that_cannot_load_says_why(loaded: Loaded) -> None:
+    led = Lead(_early, loaded)
+    with pytest.raises(EngineError, match="ConfigError: no room for the weights"):
+        led.group.least(5)
+    led.close()
+
+
+# --- what is refused ---------------------------------------------------------------------------------------
+
+
+def test_the_torch_backend_runs_on_one_gpu() -> None:
+    with pytest.raises(ConfigError, match="--tensor-parallel-size: --attention-backend torch"):
+        resolve_engine("cuda", attention_backend="torch", tensor_parallel_size=2)
+
+
+def test_a_cpu_has_one_rank() -> None:
+    with pytest.raises(ConfigError, match="--tensor-parallel-size: 2 needs a GPU"):
+        resolve_engine("cpu", tensor_parallel_size=2)
