@@ -1,0 +1,164 @@
+"""The fused models against the plain ones: hidden rows, captured rows, KV and logits, narrow and wide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.engine.attention.base import Span
+from eyas.engine.attention.rows import Most, PagedAttention
+from eyas.engine.device.rows import Rounds, Rows
+from eyas.engine.kernels import skinny
+from eyas.engine.kernels.prefill import tile_rows
+from eyas.engine.kv_pool import KvPool
+from eyas.engine.model_config import ModelConfig, strip_prefix
+from eyas.engine.models.fused import Fabric, FusedLlama
+from eyas.engine.models.fused_eagle3 import FusedEagle3
+from eyas.engine.parallel.group import Group
+from eyas.engine.parallel.ranks import Seat
+from eyas.engine.weights import FolderWeights
+from tests.unit.model_rig import HeadRig, Rig
+from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+
+LAYERS = 2
+CAPTURE = (1, 1, 2)  # a layer twice, and what leaves the last
+SLOTS = 4
+ERROR = 1e-4
+
+Placed = list[tuple[int, Span]]  # spans and their slots
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"layers": LAYERS, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 96, "vocab": 128}
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "target", tied=False, **sizes)
+
+
+def write_head(folder: Path, target: Path, draft_vocab: int | None) -> Path:
+    """A head that captures layers of so shallow a target."""
+    head = write_tiny_eagle3(folder, target, draft_vocab=draft_vocab)
+    config = json.loads((head / "config.json").read_text())
+    config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in CAPTURE]}
+    (head / "config.json").write_text(json.dumps(config))
+    return head
+
+
+class Twin:
+    """Pages and rows for a fused model, on the same pages as a plain one's spans."""
+
+    def __init__(self, config: ModelConfig, pool: KvPool, tables: torch.Tensor) -> None:
+        self.pool = KvPool(pool.shape)
+        self.pool.tensor.fill_(float("nan"))
+        self._tile = tile_rows(config.num_heads, config.num_kv_heads)
+        self._tables = tables
+        attention = PagedAttention(tables, config.num_heads, pool.shape, Most(SLOTS, 3), pdl=False)
+        launch = skinny.Launch.on("cpu", pdl=False)
+        self.fabric = Fabric.on("cpu", config, Group(Seat(), "cpu"), launch, attention)
+
+    def rows(self, rounds: Placed, chunks: Placed) -> Rows:
+        """Of tokens 0."""
+        size, positions, kv_rows, tiles = self.pool.page_size, [], [], []
+        for slot, span in (*rounds, *chunks):
+            self._tables[slot, : len(span.pages)] = torch.tensor(span.pages, dtype=torch.int32)
+            here = range(span.start, span.start + span.count)
+            positions += here
+            kv_rows += [span.pages[row // size] * size + row % size for row in here]
+        first = 0
+        for slot, span in chunks:
+            for i in range(0, span.count, self._tile):
+                tiles.append((slot, first + i, span.start + i, min(self._tile, span.count - i)))
+            first += span.count
+        slots, starts = int32([slot for slot, _ in rounds]), int32([span.start for _, span in rounds])
+        return Rows(
+            int32([0] * len(positions)),
+            int32(positions),
+            int32(kv_rows),
+            Rounds(slots, starts, rounds[0][1].count) if rounds else None,
+            int32(tiles) if tiles else None,
+        )
+
+
+def int32(values: Sequence[object]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def with_tokens(rows: Rows, tokens: Sequence[int]) -> Rows:
+    return Rows(int32(tokens), rows.positions, rows.kv_rows, rows.rounds, rows.tiles)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return found.shape == expected.shape and bool((found - expected).abs().max() < ERROR)
+
+
+def same_rows_written(found: KvPool, expected: KvPool) -> bool:
+    written = ~expected.tensor.isnan()
+    return torch.equal(~found.tensor.isnan(), written) and close(
+        found.tensor[written], expected.tensor[written]
+    )
+
+
+class Steps:
+    """Two prompts at once (`first` rows of the first), then rounds of both beside another prompt."""
+
+    def __init__(self, rig: Rig, first: int) -> None:
+        a, b, c = (rig.table(rows) for rows in (first + 3, 12, 6))
+        self.steps = [
+            ([], [(2, Span(a, 0, first)), (0, Span(b, 0, 9))]),
+            ([(0, Span(b, 9, 3)), (2, Span(a, first, 3))], [(1, Span(c, 0, 6))]),
+        ]
+
+    def __iter__(self) -> Iterator[tuple[Placed, Placed, list[Span], torch.Tensor]]:
+        generator = torch.Generator().manual_seed(5)
+        for rounds, chunks in self.steps:
+            spans = [span for _, span in (*rounds, *chunks)]
+            count = sum(span.count for span in spans)
+            yield rounds, chunks, spans, torch.randint(128, (count,), generator=generator)
+
+
+@pytest.mark.parametrize("first", [20, 70], ids=["narrow", "wide"])
+def test_a_llama_is_a_llama(target: Path, first: int) -> None:
+    rig = Rig(target)
+    tables = torch.zeros(SLOTS, 8, dtype=torch.int32)
+    twin = Twin(rig.config, rig.pool, tables)
+    with FolderWeights(target) as weights:
+        model = FusedLlama(rig.config, weights, twin.fabric)
+    for rounds, chunks, spans, tokens in Steps(rig, first):
+        normed, expected = rig.forward(spans, tokens.tolist(), CAPTURE)
+        rows = with_tokens(twin.rows(rounds, chunks), tokens.tolist())
+        x, captured = model.forward(rows, twin.pool, CAPTURE)
+        assert close(captured, expected[: rows.count])
+        assert torch.equal(x, captured[:, -rig.config.hidden_size :])
+        assert same_rows_written(twin.pool, rig.pool)
+        picked = [rows.count - 1, 0]
+        assert close(model.logits(x, int32(picked)), rig.model.logits(normed[picked]))
+
+
+@pytest.mark.parametrize("draft_vocab", [None, 48], ids=["shared", "own_head"])
+@pytest.mark.parametrize("first", [20, 70], ids=["narrow", "wide"])
+def test_a_head_is_a_head(target: Path, tmp_path: Path, first: int, draft_vocab: int | None) -> None:
+    rig = Rig(target)
+    folder = write_head(tmp_path / "head", target, draft_vocab)
+    plain = HeadRig(folder, rig)
+    plain.pool.tensor.fill_(float("nan"))
+    tables = torch.zeros(SLOTS, 8, dtype=torch.int32)
+    twin = Twin(plain.config.decoder, plain.pool, tables)
+    with FolderWeights(target) as weights:
+        model = FusedLlama(rig.config, weights, twin.fabric)
+    with FolderWeights(folder, strip_prefix) as weights:
+        head = FusedEagle3(plain.config, weights, model, twin.fabric)
+    assert head.capture_layers == CAPTURE
+    for rounds, chunks, spans, tokens in Steps(rig, first):
+        captured = torch.randn(len(tokens), len(CAPTURE) * rig.config.hidden_size)
+        features = plain.capture.features(captured)
+        assert close(head.features(captured), features[: len(tokens)])
+        expected = plain.forward(features[: len(tokens)], spans, tokens.tolist())
+        rows = twin.rows(rounds, chunks)
+        found = head.forward(features[: len(tokens)].contiguous(), tokens.int(), rows, twin.pool)
+        assert close(found, expected) and same_rows_written(twin.pool, plain.pool)
+        assert close(head.logits(found[:5]), plain.head.logits(expected[:5]))
+    same_map = plain.head.token_map is None or torch.equal(head.token_map, plain.head.token_map)
+    assert same_map and (head.token_map is None) == (draft_vocab is None)
