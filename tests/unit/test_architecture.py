@@ -132,6 +132,7 @@ TORCH_FREE = (
     "kv_transfer",
     "eyas.engine.messages",
     "eyas.engine.scheduler",
+    "eyas.engine.startup",
     "eyas.worker.serve",
     "eyas.worker.gateway_main",
     "eyas.worker.worker",

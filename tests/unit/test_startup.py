@@ -7,7 +7,9 @@ import time
 import psutil
 import pytest
 
-from eyas.engine.startup import Phases
+from eyas.common.config import EngineConfig, resolve_engine
+from eyas.engine import startup
+from eyas.engine.startup import Phases, Start
 
 
 class Clock:
@@ -42,3 +44,41 @@ def test_import_time_is_that_of_this_process() -> None:
     before = time.time() - psutil.Process().create_time()
     said = float(Phases().summary().removeprefix("ready in ").partition(" ")[0])
     assert before - 0.06 <= said <= time.time() - psutil.Process().create_time() + 0.06
+
+
+class Warmup:
+    """In place of the real one: what it was asked to compile."""
+
+    def __init__(self, recipe: str, args: tuple[EngineConfig], capability: int, processes: int) -> None:
+        self.asked = recipe, args, capability
+        assert processes >= 1
+
+
+@pytest.fixture
+def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "Warmup", Warmup)
+    monkeypatch.setattr(startup, "capability_of", lambda device: 90)
+
+
+def _asked(device: str, **changes: object) -> object:
+    warmup = Start.of(resolve_engine(device, draft=None, **changes)).warmup
+    return None if warmup is None else warmup.asked
+
+
+@pytest.mark.usefixtures("no_compiling")
+def test_kernels_do_not_depend_on_an_address_or_on_memory() -> None:
+    """What was compiled for one worker is found by the next."""
+    asked = _asked("cuda", worker="127.0.0.1:1")
+    assert asked == _asked("cuda", worker="127.0.0.1:2", num_pages=99)
+    assert asked != _asked("cuda", dtype="float16")
+
+
+@pytest.mark.usefixtures("no_compiling")
+def test_nothing_is_compiled_for_the_torch_backend() -> None:
+    assert _asked("cpu") is None and _asked("cuda", attention_backend="torch") is None
+
+
+def test_a_gpu_that_does_not_answer_is_somebody_elses_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine says it in one sentence, once torch is there."""
+    monkeypatch.setenv("PATH", "")
+    assert _asked("cuda") is None
