@@ -54,6 +54,9 @@ from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.copier import Copier
 from kv_transfer.owner import Owner
 
+YIELD_TOKENS_PER_S = 1000.0
+"""So many tokens of a GPU's prompt are worth a second of waiting for shorter ones."""
+
 PLAIN_PAGES = 2048
 """Of the torch backend, where nobody says how many: it is a specification, whatever the device."""
 
@@ -81,13 +84,13 @@ def _check_device(config: EngineConfig) -> None:
         return
     if not torch.cuda.is_available():
         raise ConfigError(f"device {config.device!r} is not available: PyTorch sees no GPU here")
-    if set(config.roles) != set(Role):
-        raise ConfigError("a GPU worker takes all roles in this version: KV pages of a GPU cannot travel yet")
-
     first, ranks = torch.device(config.device).index or 0, config.tensor_parallel_size
     if (there := torch.cuda.device_count()) < first + ranks:
         message = f"--tensor-parallel-size: {ranks} GPUs from number {first} on, of {there}"
         raise ConfigError(message, param="tensor-parallel-size")
+    if set(config.roles) != set(Role):
+        raise ConfigError("a GPU worker takes all roles in this version: KV pages of a GPU cannot travel yet")
+
 
 @dataclass(frozen=True)
 class _Core:
@@ -136,6 +139,7 @@ def _device_core(loaded: Loaded, start: Start) -> tuple[Loaded, _Core]:
         loaded.round_rows,
         rounds_ahead=3 if loaded.head else 2,  # drafts are written below a root that is itself not yet known
         mixed_chunk_tokens=config.mixed_chunk_tokens,
+        yield_tokens_per_s=YIELD_TOKENS_PER_S,
     )
     return loaded, _Core(device.runner, device.pools, None, limits, device.slowest_step_s)
 

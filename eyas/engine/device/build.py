@@ -207,7 +207,12 @@ def buckets_of(loaded: Loaded) -> Buckets:
         return Buckets(loaded.width, rows, ())
     batches = config.cuda_graph_bs or default_batches(most)
     mixed = tuple(b for b in MIXED_BATCHES if b < most) + (most,)
-    return Buckets(loaded.width, rows, batches, mixed if chunk else (), (chunk // 2, chunk) if chunk else ())
+    return Buckets(loaded.width, rows, batches, mixed if chunk else (), _chunks(chunk))
+
+
+def _chunks(most: int) -> tuple[int, ...]:
+    """In steps of 64: a padded prompt row costs as much as a real one."""
+    return tuple(range(64, most, 64)) + (most,) if most else ()
 
 
 def rehearsed(loaded: Loaded, buckets: Buckets) -> Iterator[StepShape]:

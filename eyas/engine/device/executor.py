@@ -113,11 +113,11 @@ class Executor:
     def logits(self, places: SequenceOf[int]) -> torch.Tensor:
         """Float32 [len(places), vocab]: the sampled rows of the step that was begun."""
         assert self._program is not None
-        return self._program.logits[torch.tensor(places, device=self.machine.device)]
+        return self._program.logits[torch.tensor(places, dtype=torch.int64, device=self.machine.device)]
 
     def drafts(self, slots: SequenceOf[int]) -> list[tuple[list[int], list[int]]]:
         """Tokens and parents of each slot's drafts, as far as the tables are wide."""
-        wanted = torch.tensor(slots, device=self.machine.device)
+        wanted = torch.tensor(slots, dtype=torch.int64, device=self.machine.device)
         tokens, parents = self.tables.drafts[wanted].tolist(), self.tables.parents[wanted].tolist()
         return list(zip(tokens, parents, strict=True))
 
