@@ -67,7 +67,7 @@ class HostSampler:
 
     def _trees(self, shape: StepShape, rounds: SequenceOf[Sequence]) -> list[DraftTree]:
         """The drafts that each round verifies, as the device's tables hold them."""
-        if shape.width == 1:
+        if shape.width == 1 or not rounds:
             return [DraftTree((), ())] * len(rounds)
         return [_tree(*found) for found in self._executor.drafts([seq.slot for seq in rounds])]
 
