@@ -5,6 +5,7 @@ The order matters: weights first, then as many KV pages as memory has left, then
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -111,7 +112,10 @@ def build_machine(
 
 
 def _prompts(loaded: Loaded) -> PromptAttention | None:
-    """FA3, if it is asked for: the build of its kernels begins here and goes on behind everything else."""
+    """FA3, if it is asked for: the build of its kernels begins here and goes on behind everything else.
+
+    A model that it has no template for is served all the same, as the log says.
+    """
     config, target = loaded.config, loaded.share(Group.TARGET)
     if config.prefill_attention_backend != "flashinfer":
         return None
@@ -121,7 +125,11 @@ def _prompts(loaded: Loaded) -> PromptAttention | None:
         flag = "prefill-attention-backend"
         raise ConfigError(f"--{flag} flashinfer: it cannot be imported ({error})", param=flag) from None
     shape = loaded.with_pages(1).shape(Group.TARGET)
-    build = Fa3Build(shape.dtype, shape.head_dim, config.device)
+    try:
+        build = Fa3Build(shape.dtype, shape.head_dim, config.device)
+    except ConfigError as error:
+        logging.getLogger("eyas.engine").warning("prompts attend by the triton kernel: %s", error.message)
+        return None
     return PromptAttention(PrefillAttention(target.num_heads, shape, build))
 
 
