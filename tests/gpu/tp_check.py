@@ -29,13 +29,14 @@ from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.messages import Event, Step
+from eyas.engine.startup import Start
 from tests.unit.loopback import Loopback, Worker, wait_all
 
 RANKS = (1, 2)
 PROMPTS, PROMPT, FORCED = 4, 300, 4  # logits are compared after so many prompts, and at tokens that are given
 BATCHES = (1, 32)
 INPUT, OUTPUT = 256, 128
-LIMIT_S = 100.0  # of one process
+LIMIT_S = 120.0  # of one process
 NOTICED_S = 30.0  # a dead follower, at most
 
 BEGAN = time.monotonic()
@@ -100,7 +101,9 @@ def _in_a_process(ranks: int, out: Path, model: Path) -> dict[str, object]:
 def measure(config: EngineConfig, out: Path) -> None:
     """Everything about one number of ranks; ends the process, whose device may hang by then."""
     ranks = config.tensor_parallel_size
-    say(f"{ranks} ranks: starting")
+    say(f"{ranks} ranks: compiling")
+    Start.of(config).wait_for_kernels()
+    say(f"{ranks} ranks: loading")
     engine = Timed(config)
     report: dict[str, object] = {"ready s": round(time.monotonic() - BEGAN, 1)}
     say(f"{ranks} ranks: ready, {engine.worker.ready.pages_total} pages")
