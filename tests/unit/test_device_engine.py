@@ -1,0 +1,129 @@
+"""The device engine against the plain one, on a CPU, kernels interpreted: the same tokens, whatever the way.
+
+A step takes a good part of a second here, so the model is small, and so is what is asked of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.params import SamplingParams
+from eyas.common.types import Choice, GenerationRequest
+from tests.unit.loopback import Loopback, Result, wait_all
+from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+
+# Few ids: random drafts are often right.
+SIZES = {"layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 64, "vocab": 16}
+PROMPT = tuple(i * i % 13 + i % 4 for i in range(33))
+PATIENCE_S = 60
+DRAFTS = {
+    "plain": None,
+    "chain": SpeculationConfig(steps=2, topk=1, draft_tokens=3),
+    "tree": SpeculationConfig(steps=2, topk=2, draft_tokens=4),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    """The plain engine's."""
+    folder = tmp_path_factory.mktemp("models")
+    target = write_tiny_llama(folder / "target", tied=False, **SIZES)
+    head = write_tiny_eagle3(folder / "head", target)
+    told = json.loads((head / "config.json").read_text())
+    told["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 0, 1]}
+    (head / "config.json").write_text(json.dumps(told))
+    return EngineConfig(
+        model=str(target),
+        draft=str(head),
+        num_pages=32,
+        chunk_tokens=16,
+        max_running=4,
+        context_length=128,
+        pool_dir=str(tmp_path_factory.mktemp("pools")),
+        worker="unified",
+    )
+
+
+def on_device(plain: EngineConfig) -> EngineConfig:
+    triton = {"attention_backend": "triton", "prefill_attention_backend": "triton"}
+    return replace(plain, overlap_schedule=True, **triton)
+
+
+def answers(config: EngineConfig, requests: list[GenerationRequest]) -> tuple[list[Result], int]:
+    """What came of the requests, and how often one was preempted. Nothing is left behind."""
+    cluster = Loopback(config)
+    try:
+        results = [cluster.submit(request, split=False) for request in requests]
+        wait_all(results, PATIENCE_S)
+        scheduler = cluster.workers["unified"].engine._scheduler
+    finally:
+        cluster.close()
+    assert scheduler.pool.claims == scheduler.cache.held and not scheduler.running
+    return results, scheduler.preemptions
+
+
+def tokens(results: list[Result]) -> list[dict[int, list[int]]]:
+    return [result.tokens for result in results]
+
+
+def requests() -> list[GenerationRequest]:
+    """A prompt of two chunks, one with a nucleus, and two choices whose history counts."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=7, ignore_eos=True)
+    seeded = SamplingParams(temperature=0.9, top_p=0.9, seed=2**63 + 7, max_tokens=6, ignore_eos=True)
+    history = SamplingParams(
+        temperature=0.8, seed=3, max_tokens=4, repetition_penalty=1.3, logprobs=2, ignore_eos=True
+    )
+    return [
+        GenerationRequest("chunks", PROMPT[:22], greedy),
+        GenerationRequest("nucleus", (5, 9, 11), seeded),
+        GenerationRequest("history", (7, 8, 7, 8, 9), history, (Choice(0), Choice(1))),
+    ]
+
+
+@pytest.mark.parametrize("drafts", DRAFTS.values(), ids=DRAFTS.keys())
+def test_tokens_are_the_plain_engines(config: EngineConfig, drafts: SpeculationConfig | None) -> None:
+    """And so are the drafts: the rounds end at the same places. (Forks begin without drafts.)"""
+    plain = replace(config, draft=None) if drafts is None else replace(config, speculation=drafts)
+    expected, _ = answers(plain, requests())
+    found, _ = answers(on_device(plain), requests())
+    assert tokens(found) == tokens(expected)
+    assert [rounds(result) for result in found[:2]] == [rounds(result) for result in expected[:2]]
+    accepted = [entry for result in found[:2] for entry in result.entries if entry.accepted]
+    assert bool(accepted) == (drafts is not None)
+    assert logprobs(found[2]) == pytest.approx(logprobs(expected[2]), abs=1e-4)
+
+
+def rounds(result: Result) -> list[tuple[int, ...]]:
+    return [entry.tokens for entry in result.entries]
+
+
+def logprobs(result: Result) -> list[float]:
+    """Of every token, and of the best at its place, by choice."""
+    entries = sorted(result.entries, key=lambda entry: (entry.choice, entry.index))
+    told = [logprob for entry in entries for logprob in entry.logprobs]
+    assert len(told) == sum(map(len, result.tokens.values()))
+    return [number for one in told for number in (one.logprob, *(value for _, value in one.top))]
+
+
+def test_preemption_changes_no_token(config: EngineConfig) -> None:
+    """Two sequences that grow over a page's end, and pages for one of them."""
+    plain = replace(config, draft=None)
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)
+    wanted = [GenerationRequest(f"r{i}", PROMPT[i : i + 28], params) for i in (0, 5)]
+    found, preemptions = answers(on_device(replace(plain, num_pages=4)), wanted)
+    assert preemptions > 0, "the pool was large enough"
+    assert tokens(found) == tokens(answers(plain, wanted)[0])
