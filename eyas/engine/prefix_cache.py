@@ -70,8 +70,8 @@ class PrefixCache:
     def evict(self, count: int) -> int:
         """Free up to `count` pages that nobody else uses, oldest first; returns how many were freed.
 
-        Leaves are offered when a sequence leaves them behind. One that was in use when its turn came is offered
-        again by whoever used it; should it not be, a search of the whole tree finds it.
+        Leaves are offered when a sequence leaves them behind. One that was in use when its turn came is
+        offered again by whoever used it; should it not be, a search of the whole tree finds it.
         """
         freed = self._evict_offered(count)
         if freed < count and self._fruitless != self._pool.drops:

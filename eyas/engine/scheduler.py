@@ -30,8 +30,9 @@ class Limits:
 
     `rounds_ahead`: for how many rounds a running sequence has pages, this one included: one more where the
     next round is launched before this one's result is known. `mixed_chunk_tokens`: prompt rows beside decode
-    rows, while few prompt tokens wait (0: as many as in a step of prompts alone). `yield_tokens_per_s`: a prompt
-    of n tokens lets shorter ones go first that come within n / yield_tokens_per_s seconds (0: nobody yields).
+    rows, while few prompt tokens wait (0: as many as in a step of prompts alone). `yield_tokens_per_s`: a
+    prompt of n tokens lets shorter ones go first that come within n / yield_tokens_per_s seconds (0: nobody
+    yields).
     """
 
     page_size: int
