@@ -202,6 +202,8 @@ def _machine(
     synthetic = None
     if drafter is not None and spec.synthetic_rates:
         synthetic = torch.tensor(spec.synthetic_rates, device=loaded.config.device)
+        log = logging.getLogger("eyas.engine")
+        log.warning("drafts are accepted by chance (synthetic acceptance): answers mean nothing")
     return Machine(model, pools[0], tables, drafter, synthetic, pdl=_pdl(loaded), prompts=prompts)
 
 
