@@ -44,12 +44,12 @@ class StandStillCopier(HandCopier):
 
 
 class FakeModel:
-    """Runner and pool in one. It computes no token, but looks at the pages that it would write."""
+    """Model, runner and pool in one. It computes no token, but looks at the pages that it would write."""
 
-    config = SimpleNamespace(vocab_size=VOCAB, eos_token_ids=())
+    vocab_size, eos_token_ids = VOCAB, ()
 
     def __init__(self, tier: Tier) -> None:
-        self.model, self._tier = self, tier
+        self._tier = tier
 
     def run(self, works: list[Work]) -> list[Output]:
         for work in works:
@@ -92,6 +92,7 @@ class Tier:
         self.copier = copier
         parts = Parts(
             config=EngineConfig(),
+            model=model,
             runner=model,
             pools=(model,),
             scheduler=self.scheduler,
