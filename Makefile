@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: install demo serve test test-gpu check lossless chaos two-hosts bench protos
+.PHONY: install demo serve test test-slow test-gpu check lossless chaos two-hosts bench protos
 
 install: $(STAMP)
 
@@ -20,6 +20,9 @@ serve: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
 
 check: $(STAMP)
 	$(BIN)/ruff check .

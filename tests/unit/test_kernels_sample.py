@@ -24,6 +24,8 @@ from eyas.engine.sampling.filters import survivors, tempered
 from eyas.engine.sampling.noise import gumbel_rows, streams
 from eyas.engine.sampling.sampler import Row, perturbed, sample
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "noise.json").read_text())
 MIXED = [

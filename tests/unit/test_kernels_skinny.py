@@ -15,6 +15,8 @@ from eyas.engine.kernels.warm import Warmup
 from eyas.engine.layers.rotary import Rotary
 from eyas.engine.model_config import Rope
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-2  # large, so that a forgotten epsilon shows
 UNWRITTEN = 77.0

@@ -21,6 +21,8 @@ from eyas.engine.parallel.shards import config_of_rank
 from eyas.engine.weights import DummyWeights, Placement
 from tests.unit.tiny import write_tiny_llama
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 LAST_TURN = 2**31 - 1
 SHAPES = [(1, 512), (1, 64), (3, 1024), (2, 96), (7, 512), (1, 512)] * 4

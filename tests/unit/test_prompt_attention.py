@@ -24,6 +24,8 @@ from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
 pytest.importorskip("triton")
 
+pytestmark = pytest.mark.slow
+
 BACKEND = "eyas.engine.attention.flashinfer_backend"
 PROMPTS = (70, 40)  # tokens: three steps, of which one has parts of both
 LAYERS = 4

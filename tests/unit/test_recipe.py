@@ -14,6 +14,8 @@ from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
 pytest.importorskip("triton")
 
+pytestmark = pytest.mark.slow
+
 RECORD = """
 import json, sys
 from dataclasses import replace

@@ -31,6 +31,8 @@ from eyas.engine.parallel.ranks import Call, Channel, Seat, follow
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 SMALL = EngineConfig(
     draft=None, num_pages=32, max_running=4, chunk_tokens=16, context_length=128, worker="whole"

@@ -14,6 +14,8 @@ from eyas.engine.kernels.warm import Compiled, Warmup, capability_of
 
 pytest.importorskip("triton")
 
+pytestmark = pytest.mark.slow
+
 RECIPE = "tests.unit.warm_kernels:recipe"
 
 LAUNCHES = """
