@@ -11,6 +11,8 @@ from eyas.engine.kernels.skinny import MAX_ROWS, KvRows, Rotation
 from eyas.engine.layers.rotary import Rotary, tables
 from eyas.engine.model_config import Rope
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-2  # large, so that a forgotten epsilon shows
 DTYPES = [torch.float32, torch.float16]

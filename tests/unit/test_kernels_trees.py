@@ -15,6 +15,8 @@ from eyas.engine.speculation.tree import DraftTree, TreeExpansion
 from eyas.engine.verify import walk
 from tests.unit.rounds_rig import DEVICE, Case, ints, new_rows, new_verdicts, random_case, visible
 
+pytestmark = pytest.mark.slow
+
 VOCAB = 50
 SHAPES = [(1, 3, 8), (2, 1, 4), (3, 2, 8), (4, 3, 8), (5, 8, 32), (3, 8, 64), (8, 3, 16), (4, 16, 40)]
 COLUMNS = ("drafts", "parents", "mask", "depth")

@@ -24,6 +24,8 @@ from eyas.engine.weights import FolderWeights
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
+pytestmark = pytest.mark.slow
+
 LAYERS = 2
 CAPTURE = (1, 1, 2)  # a layer twice, and what leaves the last
 SLOTS = 4
