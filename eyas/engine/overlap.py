@@ -57,10 +57,9 @@ class OverlappedPace:
             self._clock.runs(None)
         self._land()
         self._flight = launched
-        self._clock.runs(None if launched is None else launched.shape)
         if wait:
             self._land()
-            self._clock.runs(None)
+        self._clock.runs(None if self._flight is None else self._flight.shape)
         return True
 
     def _note(self, flight: Flight | None) -> None:

@@ -15,13 +15,14 @@ from eyas.engine.pages import PagePool
 
 
 class _Node:
-    __slots__ = ("children", "key", "page", "parent", "used")
+    __slots__ = ("children", "key", "offered", "page", "parent", "used")
 
     def __init__(self, parent: _Node | None, key: tuple[int, ...], page: int) -> None:
         self.parent = parent
         self.key = key
         self.page = page
         self.used = 0
+        self.offered = False  # it is in the heap, maybe with a use that is not its last
         self.children: dict[tuple[int, ...], _Node] = {}
 
 
@@ -85,12 +86,14 @@ class PrefixCache:
         freed = 0
         while freed < count and self._leaves:
             used, _, node = heapq.heappop(self._leaves)
-            if node.parent is None or not self._evictable(node):
-                continue  # it is gone, or in use, or no longer a leaf
+            node.offered = False
+            if not self._evictable(node):
+                continue  # it is in use, or no longer a leaf
             if node.used != used:
                 self._offer(node)
                 continue
-            parent, node.parent = node.parent, None
+            parent = node.parent
+            assert parent is not None  # the root is never offered
             del parent.children[node.key]
             self._pool.drop([node.page])
             self.held -= 1
@@ -99,8 +102,9 @@ class PrefixCache:
         return freed
 
     def _offer(self, node: _Node) -> None:
-        """A candidate for eviction, if it is a leaf."""
-        if node is not self._root and not node.children:
+        """A candidate for eviction, once, if it is a leaf."""
+        if node is not self._root and not node.children and not node.offered:
+            node.offered = True
             heapq.heappush(self._leaves, (node.used, next(self._serials), node))
 
     def _keys(self, tokens: Sequence[int], rows: int) -> list[tuple[int, ...]]:

@@ -172,7 +172,7 @@ class Scheduler:
         return Work(seq, seq.kv_len, seq.tokens(seq.kv_len, stop), None, sample=stop == len(seq))
 
     def _admit(self, seq: Sequence) -> bool:
-        """Give the head of the queue a slot and pages for all its rows, or leave it where it is."""
+        """Give a waiting sequence pages for all its rows, if there is a slot for it and its forks."""
         if len(self.running) + 1 + len(seq.forks) > self.limits.max_running:
             return False
         if seq.in_flight or self.pull_since() < seq.generation.arrived:
@@ -187,7 +187,7 @@ class Scheduler:
         return True
 
     def _reserve(self, seq: Sequence) -> bool:
-        """Pages for this step's rows and the next round's; may preempt sequences admitted later."""
+        """Pages for all rows that rounds may write meanwhile; may preempt sequences admitted later."""
         rows = seq.kv_len + self.limits.rows_ahead
         need = pages_for(rows, self.limits.page_size) - len(seq.pages)
         while need > 0 and not self._make_room(need):

@@ -12,6 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from eyas.common.types import Choice, FirstToken
 from eyas.engine.messages import Attach, Cancel, OpenPull, PullReady
+from eyas.engine.pages import PagePool
+from eyas.engine.prefix_cache import PrefixCache
 from eyas.engine.sequence import Work
 
 
@@ -72,6 +74,22 @@ def test_a_fully_cached_prompt_still_computes_its_last_row(rows: int) -> None:
         assert work.sample and work.tokens and work.start + len(work.tokens) == rows
         assert work.start == (0 if id == "a" else (rows - 1) // PAGE * PAGE)
         _apply(rig, [work])
+
+
+def test_a_page_waits_for_its_eviction_once() -> None:
+    """However often it is used: a cache that never fills up keeps nothing for each request."""
+    pool = PagePool(2)
+    cache = PrefixCache(pool, PAGE, lookahead=0)
+    for first in range(2):
+        (page,) = pool.take(1)
+        for _ in range(5):
+            cache.insert([first] * PAGE, [page], PAGE)
+        pool.drop([page])
+    assert len(cache._leaves) == 2
+    pool.drop(cache.match([0] * PAGE + [9]))
+    assert cache.evict(1) == 1
+    assert cache.match([1] * PAGE + [9]) == [], "the page of 0 was used last"
+    assert cache.evict(2) == 1 and pool.free == 2
 
 
 class _World(RuleBasedStateMachine):
