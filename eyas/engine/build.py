@@ -23,7 +23,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Group, Role
 from eyas.engine.device import follower
-from eyas.engine.device.build import build_device
+from eyas.engine.device.build import build_device, rounds_ahead
 from eyas.engine.device.lead import Lead
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.draft_engine import DraftEngine, DraftParts
@@ -137,7 +137,7 @@ def _device_core(loaded: Loaded, start: Start) -> tuple[Loaded, _Core]:
         config.max_running,
         config.chunk_tokens,
         loaded.round_rows,
-        rounds_ahead=3 if loaded.head else 2,  # drafts are written below a root that is itself not yet known
+        rounds_ahead=rounds_ahead(loaded),
         mixed_chunk_tokens=config.mixed_chunk_tokens,
         yield_tokens_per_s=YIELD_TOKENS_PER_S,
     )

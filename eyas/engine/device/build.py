@@ -18,7 +18,7 @@ from eyas.common.types import Group
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.device.buckets import MAX_ENDS, Buckets, default_batches
-from eyas.engine.device.executor import Executor
+from eyas.engine.device.executor import WORDS, Executor
 from eyas.engine.device.hostsample import HostSampler
 from eyas.engine.device.lead import Lead, LedExecutor
 from eyas.engine.device.program import Machine
@@ -39,7 +39,7 @@ from eyas.engine.startup import Phases, Start
 from kv_transfer.layout import pages_for
 
 BEYOND = 256
-"""Rows past the context that drafts may write."""
+"""Rows past the context that drafts may write, at least."""
 
 RESERVE_BYTES = 4 << 30
 """For the graphs and the widest step's activations."""
@@ -83,10 +83,12 @@ def build_rank(
     loaded: Loaded, start: Start, ranks: Ranks, executor_of: Callable[[Machine], Executor]
 ) -> Rank:
     """The same on every rank, at about the same time."""
+    buckets = buckets_of(loaded)
+    _check_words(loaded, buckets)
     with start.phases("import"):
         prompts = _prompts(loaded)
     loaded, machine = build_machine(loaded, ranks, start.phases, prompts)
-    executor, buckets = executor_of(machine), buckets_of(loaded)
+    executor = executor_of(machine)
     with start.phases("kernels"):
         start.wait_for_kernels()
         ranks.barrier()  # from here on they wait for each other's kernels
@@ -94,6 +96,27 @@ def build_rank(
     with start.phases("capture"):
         executor.capture(list(buckets.captured()))
     return Rank(loaded, executor, buckets, slowest)
+
+
+def _check_words(loaded: Loaded, buckets: Buckets) -> None:
+    """Raises ConfigError if the largest step cannot be told to the device."""
+    shape = largest(loaded, buckets)
+    words = shape.sections["all"][1]
+    if words > WORDS:
+        raise ConfigError(
+            f"steps of {shape.batch} sequences with {shape.width} rows each and {shape.chunk} prompt rows "
+            f"take {words} words, and {WORDS} is the most: lower --max-running or --chunk-tokens",
+            param="max-running",
+        )
+
+
+def largest(loaded: Loaded, buckets: Buckets) -> StepShape:
+    """No step has more of anything, with or without a graph."""
+    config = loaded.config
+    batch = max(config.max_running, config.cuda_graph_max_bs)
+    ends = max(batch, MAX_ENDS)  # a chunk's graph has room for so many, whatever the batch
+    tiles = -(-config.chunk_tokens // buckets.tile_rows) + ends  # every prompt's last one is partly empty
+    return StepShape(batch, loaded.width, config.chunk_tokens, tiles, ends)
 
 
 def build_machine(
@@ -139,14 +162,23 @@ def _pages(loaded: Loaded, groups: list[Group]) -> int:
         page_bytes=sum(loaded.with_pages(1).shape(group).page_bytes for group in groups),
         page_size=config.page_size,
         context_length=loaded.target.context_length,
-        rows_ahead=3 * loaded.round_rows,
+        rows_ahead=rounds_ahead(loaded) * loaded.round_rows,
         reserve=RESERVE_BYTES,
     )
     return pool_pages(DeviceMemory.measure(config.device), config.mem_fraction_static, demand)
 
 
+def rounds_ahead(loaded: Loaded) -> int:
+    """For how many rounds a sequence has pages.
+
+    The one in flight, the next, and the drafts that the head then writes below a root not yet known: with a
+    chain of n drafts 3 n + 1 rows, of which the host knows one. The drafts of a tree would do with 2 rounds.
+    """
+    return 2 if loaded.head is None else 3
+
+
 def _sizes(loaded: Loaded) -> TableSizes:
-    context = loaded.target.context_length + BEYOND
+    context = loaded.target.context_length + max(BEYOND, rounds_ahead(loaded) * loaded.round_rows)
     return TableSizes(
         slots=loaded.config.max_running + 1,
         max_pages=pages_for(context, loaded.config.page_size),
@@ -159,7 +191,8 @@ def _attention(
 ) -> PagedAttention:
     """`prompts` is planned for the target's heads: a draft head with others does without it."""
     config, heads = loaded.config, _heads(loaded, group)
-    most = Most(config.max_running + MAX_ENDS, max(loaded.width, config.speculation.topk))
+    batch = max(config.max_running, config.cuda_graph_max_bs)
+    most = Most(batch + MAX_ENDS, max(loaded.width, config.speculation.topk))
     shape = loaded.with_pages(1).shape(group)
     prompts = prompts if heads == _heads(loaded, Group.TARGET) else None
     return PagedAttention(tables.pages, heads[0], shape, most, pdl=_pdl(loaded), prompts=prompts)

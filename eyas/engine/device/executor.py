@@ -21,7 +21,7 @@ from eyas.engine.device.tables import Tables
 
 IN_FLIGHT = 3  # steps whose host buffers may be in use at once: one running, one launched, one being written
 CAPTURE = "thread_local"  # other threads may do as they like: NCCL's look at its events all the time
-WORDS = 1 << 16  # of a step's array, and of one portion of pokes, at least
+WORDS = 1 << 18  # of a step's array, at most
 
 
 class Event(Protocol):

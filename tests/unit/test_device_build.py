@@ -1,0 +1,63 @@
+"""What a device is built for, before any weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from eyas.common.config import GPU_DEFAULTS, EngineConfig, SpeculationConfig
+from eyas.common.errors import ConfigError
+from eyas.engine.device.build import _check_words, _sizes, buckets_of, largest, rehearsed, rounds_ahead
+from eyas.engine.device.executor import WORDS
+from eyas.engine.device.step import Layout, StepShape, tiles_for
+from eyas.engine.loaded import Loaded
+
+TREE = SpeculationConfig(steps=5, topk=8, draft_tokens=32)
+BUSHY = SpeculationConfig(steps=2, topk=64, draft_tokens=64)
+
+
+def loaded(**changes: object) -> Loaded:
+    return Loaded.of(replace(GPU_DEFAULTS, **changes))
+
+
+def words(shape: StepShape) -> int:
+    return shape.sections["all"][1]
+
+
+def test_the_usual_steps_can_be_told() -> None:
+    for made in (loaded(), loaded(draft=None), loaded(speculation=TREE)):
+        _check_words(made, buckets_of(made))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"max_running": 2048}, {"cuda_graph_max_bs": 2048, "cuda_graph_bs": (2048,)}, {"chunk_tokens": 1 << 17}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_steps_that_cannot_be_told_are_refused(changes: dict[str, object]) -> None:
+    made = loaded(speculation=TREE, **changes)
+    with pytest.raises(ConfigError, match="lower --max-running or --chunk-tokens"):
+        _check_words(made, buckets_of(made))
+
+
+@pytest.mark.parametrize("max_running", [1, 5, 64])
+def test_no_step_is_larger_than_the_largest(max_running: int) -> None:
+    made = loaded(max_running=max_running, chunk_tokens=300, cuda_graph_max_bs=max_running)
+    buckets = buckets_of(made)
+    most = largest(made, buckets)
+    layout = Layout(16, 0, buckets.tile_rows)
+    uneven = [1] * (max_running - 1) + [301 - max_running]  # prompts of one row, and a long one
+    exact = StepShape(max_running, made.width, 300, tiles_for(uneven, layout), max_running)
+    for shape in (exact, *rehearsed(made, buckets), *buckets.captured()):
+        assert words(shape) <= words(most) <= WORDS
+        assert shape.tiles <= most.tiles
+
+
+@pytest.mark.parametrize("config", [GPU_DEFAULTS, EngineConfig()], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("spec", [SpeculationConfig(), TREE, BUSHY], ids=["chain", "tree", "bushy"])
+def test_page_tables_hold_what_is_reserved(config: EngineConfig, spec: SpeculationConfig) -> None:
+    """A longer list of pages would be told into the next slot's table."""
+    made = Loaded.of(replace(config, speculation=spec))
+    reserved = made.target.context_length + rounds_ahead(made) * made.round_rows
+    assert _sizes(made).max_pages * config.page_size >= reserved
