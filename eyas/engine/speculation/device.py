@@ -46,8 +46,8 @@ class DeviceDrafter:
 
     @property
     def path_rows(self) -> int:
-        """Rows of the longest path that a round can accept, its root included."""
-        return self._spec.steps + 1
+        """Rows of the longest path that a round can accept, its root included: few drafts make short ones."""
+        return min(self._spec.steps + 1, self._tables.sizes.width)
 
     @property
     def trees(self) -> bool:

@@ -1,0 +1,283 @@
+"""No row is written, or read, beyond the pages that its sequence was given, whatever the drafts come to.
+
+The host composes a step before it knows what the one before gave, so pages are reserved by arithmetic. Here
+scheduler, pace, step and round kernels are the real ones (interpreted), and the models only look at the rows
+that they are told to write. Page tables hold a page that does not exist wherever nothing was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from engine_rig import PAGE, Rig
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.params import SamplingParams
+from eyas.common.types import Choice, Entry, GenerationRequest
+from eyas.engine.device.buckets import Buckets
+from eyas.engine.device.build import rounds_ahead
+from eyas.engine.device.executor import Executor
+from eyas.engine.device.hostsample import HostSampler
+from eyas.engine.device.program import Machine
+from eyas.engine.device.rows import Rows
+from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.device.step import Layout, StepInput
+from eyas.engine.device.tables import Tables, TableSizes
+from eyas.engine.kernels import sample
+from eyas.engine.kv_pool import KvPool, PoolShape
+from eyas.engine.loaded import Loaded
+from eyas.engine.messages import Cancel, Step
+from eyas.engine.overlap import OverlappedPace
+from eyas.engine.rounds import Rounds
+from eyas.engine.scheduler import Limits
+from eyas.engine.speculation.device import DeviceDrafter
+from kv_transfer.layout import pages_for
+
+CONTEXT = 64  # as the rig admits
+CHUNK = 8
+MAX_RUNNING = 6
+VOCAB, HIDDEN = 16, 4
+DRAFT, OTHER = 1, 15  # what is always proposed first; a token that no draft is
+
+PLAIN = None
+CHAIN = SpeculationConfig(steps=5, topk=1, draft_tokens=6)
+TREES = {
+    "tree": SpeculationConfig(steps=5, topk=8, draft_tokens=32),
+    "narrow": SpeculationConfig(steps=5, topk=2, draft_tokens=4),  # no path is as long as the head's steps
+}
+
+Agrees = Callable[[int], bool]  # does the target choose DRAFT at this position?
+Agree = Callable[[Agrees], None]
+
+
+def always(position: int) -> bool:
+    return True
+
+
+AGREEMENTS: dict[str, Agrees] = {
+    "always": always,
+    "never": lambda position: False,
+    "now and then": lambda position: position % 7 not in (2, 3),
+}
+
+
+class Watch(Executor):
+    """Sees every row of every forward; stands in for both models."""
+
+    capture_layers = (0,)
+    token_map = None
+
+    def __init__(self, rig: Rig, tables: Tables, spec: SpeculationConfig | None) -> None:
+        self._rig = rig
+        self._most_width = max(tables.sizes.width, 0 if spec is None else spec.topk)
+        self.nowhere = rig.pool.num_pages
+        pool = KvPool(PoolShape(self.nowhere + 1, 1, PAGE, 1, 16))
+        drafter = None if spec is None else DeviceDrafter(self, pool, tables, spec, pdl=False)  # type: ignore[arg-type]
+        super().__init__(Machine(self, pool, tables, drafter))  # type: ignore[arg-type]
+
+    def begin(self, step: StepInput) -> None:
+        poked = set(step.pokes[0].tolist())
+        for slot in range(self.tables.padding_slot):
+            if self.tables.places("seed", slot, 0, 1)[0] in poked:  # somebody new
+                self.tables.pages[slot] = self.nowhere
+        super().begin(step)
+
+    # --- as the target and the head --------------------------------------------------------------------
+
+    def forward(self, *args):
+        rows, tokens = next(arg for arg in args if isinstance(arg, Rows)), args[0]
+        self._look_at(rows)
+        x = torch.zeros(rows.count, HIDDEN)
+        return (x, x) if tokens is rows else x
+
+    def features(self, captured: torch.Tensor) -> torch.Tensor:
+        return captured
+
+    def logits(self, x, picked: torch.Tensor | None = None) -> torch.Tensor:
+        """Of the models; and of the executor, which the host samples from."""
+        if isinstance(x, list):
+            return super().logits(x)
+        count = x.shape[0] if picked is None else picked.shape[0]
+        return -torch.arange(VOCAB, dtype=torch.float32).sub(DRAFT).abs().repeat(count, 1)
+
+    # --- what must hold --------------------------------------------------------------------------------
+
+    def _look_at(self, rows: Rows) -> None:
+        written = [row for row in rows.kv_rows.tolist() if row >= 0]
+        assert len(set(written)) == len(written), "two write the same row"
+        for page in {row // PAGE for row in written}:
+            assert page != self.nowhere, "written beyond the pages that were told"
+            assert self._rig.pool.owners(page) == 1, "written where others read"
+        if rows.rounds is None:
+            return
+        rounds = rows.rounds
+        assert rounds.width <= self._most_width, "wider than the attention has room for"
+        for slot, start in zip(rounds.slots.tolist(), rounds.starts.tolist(), strict=False):
+            pages = pages_for(start + max(rounds.width, rounds.extent), PAGE)
+            assert pages <= self.tables.sizes.max_pages, "beyond the page table"
+            read = self.tables.pages[slot, :pages].tolist()
+            assert slot == self.tables.padding_slot or self.nowhere not in read, "read beyond the pages"
+
+
+class World:
+    """The overlapped pace on a `Watch`. `fewer`: rounds less than the engine has pages for."""
+
+    def __init__(
+        self, spec: SpeculationConfig | None, *, pages: int = 400, fewer: int = 0, padded: bool = True
+    ) -> None:
+        config = EngineConfig(context_length=CONTEXT, page_size=PAGE, speculation=spec or CHAIN)
+        loaded = Loaded.of(replace(config, draft=None) if spec is None else config)
+        ahead, rows = rounds_ahead(loaded), loaded.round_rows
+        self.rig = Rig(pages, lookahead=int(spec is not None), max_running=MAX_RUNNING)
+        self.rig.scheduler.limits = Limits(PAGE, MAX_RUNNING, CHUNK, rows, rounds_ahead=ahead - fewer)
+        longest = pages_for(CONTEXT + ahead * rows, PAGE)
+        tables = Tables(TableSizes(MAX_RUNNING + 1, longest, loaded.width), "cpu")
+        self.watch = Watch(self.rig, tables, spec)
+        layout = Layout(PAGE, tables.padding_slot, 4)
+        buckets = Buckets(loaded.width, 4, (3, MAX_RUNNING), (4,), (CHUNK,))
+        if not padded:
+            buckets = Buckets(loaded.width, 4, ())
+        self.runner = DeviceRunner(self.watch, buckets, layout, HostSampler(self.watch, ()))
+        self.pace = OverlappedPace(self._rounds(), self.runner)
+        self.tokens: dict[tuple[str, int], int] = {}
+
+    def _rounds(self) -> Rounds:
+        rig = self.rig
+        ends = rig.requests.end
+        new_uid = rig.requests.new_uid
+        return Rounds(rig.scheduler, (), None, rig.leases, rig.outbox, (), new_uid, on_end=ends)
+
+    def submit(self, name: str, prompt: int, max_tokens: int, choices: int = 1) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        ids = tuple(2 + i % 5 for i in range(prompt))
+        self.rig.submit(GenerationRequest(name, ids, params, tuple(Choice(i) for i in range(choices))))
+
+    def step(self) -> bool:
+        busy = self.pace.step()
+        for entry in (entry for step in self.rig.said(Step) for entry in step.entries):
+            self._count(entry)
+        return busy
+
+    def _count(self, entry: Entry) -> None:
+        key = entry.id, entry.choice
+        self.tokens[key] = self.tokens.get(key, 0) + len(entry.tokens)
+
+    def run(self) -> None:
+        while self.step():
+            pass
+        assert not self.rig.requests.table and self.rig.held() == 0
+
+
+@pytest.fixture
+def agree(monkeypatch: pytest.MonkeyPatch) -> Agree:
+    """How the models agree from now on: the head always says DRAFT."""
+
+    def set_to(agrees: Agrees) -> None:
+        def choose(logits, rows, tables, out, pdl=False) -> None:
+            out.copy_(torch.tensor([DRAFT if agrees(p) else OTHER for p in rows.positions.tolist()]))
+
+        def propose(logits, rows, tables, out, token_map, pdl=False) -> None:
+            out.fill_(DRAFT)
+
+        monkeypatch.setattr(sample, "choose", choose)
+        monkeypatch.setattr(sample, "propose", propose)
+
+    return set_to
+
+
+def fill_the_context(world: World) -> None:
+    """Prompts that end at each place of a page, the first with its last row as a round of its own."""
+    for i, prompt in enumerate((CHUNK + 1, 6, 7, 12)):
+        world.submit(f"r{i}", prompt, CONTEXT - prompt)
+    world.submit("short", 3, 2)
+    world.run()
+    assert [world.tokens[f"r{i}", 0] for i in range(4)] == [55, 58, 57, 52]
+
+
+@pytest.mark.parametrize(
+    "agreement", ["always", *(pytest.param(a, marks=pytest.mark.slow) for a in ("now and then", "never"))]
+)
+def test_every_row_of_a_chain_has_its_page(agreement: str, agree: Agree) -> None:
+    agree(AGREEMENTS[agreement])
+    fill_the_context(World(CHAIN))
+
+
+def test_every_row_has_its_page_without_drafts(agree: Agree) -> None:
+    agree(always)
+    fill_the_context(World(PLAIN))
+
+
+@pytest.mark.parametrize("spec", TREES.values(), ids=TREES)
+def test_every_row_of_a_tree_has_its_page(spec: SpeculationConfig, agree: Agree) -> None:
+    """One sequence at the end of its context, whose last prompt row is a round of its own."""
+    agree(always)
+    world = World(spec, padded=False)
+    world.submit("a", 5 * CHUNK + 1, 23)
+    world.run()
+    assert world.tokens == {("a", 0): 23}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agreement", AGREEMENTS)
+@pytest.mark.parametrize("spec", TREES.values(), ids=TREES)
+def test_every_row_of_many_trees_has_its_page(spec: SpeculationConfig, agreement: str, agree: Agree) -> None:
+    agree(AGREEMENTS[agreement])
+    fill_the_context(World(spec))
+
+
+@pytest.mark.parametrize(
+    ("spec", "pages"),
+    [pytest.param(PLAIN, 28, marks=pytest.mark.slow, id="plain"), pytest.param(CHAIN, 48, id="chain")],
+)
+def test_after_preemptions_forks_and_cancels(
+    spec: SpeculationConfig | None, pages: int, agree: Agree
+) -> None:
+    """A pool for two and a half of them."""
+    agree(AGREEMENTS["now and then"])
+    world = World(spec, pages=pages)
+    for i, prompt in enumerate((6, 13, 23)):
+        world.submit(f"r{i}", prompt, 30)
+    world.submit("forks", 10, 20, choices=3)
+    for _ in range(7):
+        world.step()
+    world.rig.requests.cancel(Cancel("r1", None))
+    world.run()
+    assert world.rig.scheduler.preemptions > 0, "the pool was large enough"
+    assert world.tokens.pop(("r1", 0), 0) < 30
+    assert world.tokens == {("r0", 0): 30, ("r2", 0): 30, **{("forks", i): 20 for i in range(3)}}
+
+
+# --- power: with fewer rows it fails -------------------------------------------------------------------
+
+TOO_FEW = {"plain": (PLAIN, 2), "chain": (CHAIN, 1), "tree": (TREES["tree"], 2)}
+"""Of plain rows all lengths are known, and of a tree few rows are a path: there one round would do less."""
+
+
+@pytest.mark.parametrize(("spec", "fewer"), TOO_FEW.values(), ids=TOO_FEW)
+def test_fewer_rounds_ahead_are_noticed(spec: SpeculationConfig | None, fewer: int, agree: Agree) -> None:
+    agree(always)
+    world = World(spec, fewer=fewer, padded=False)
+    world.submit("a", 8, 30)
+    with pytest.raises(AssertionError, match="beyond the pages"):
+        world.run()
+
+
+# --- any drafts ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topk", [1, 2, 3, 8, 16, 64])
+def test_rows_ahead_are_enough_for_any_drafts(topk: int) -> None:
+    """Rows after those that the host knows of. With a round of `path` rows at most in flight, one of them
+    counted already, the next begins up to path - 1 rows on; it writes its own rows, and the head's drafts
+    below it."""
+    loaded = Loaded.of(EngineConfig())
+    for steps in range(1, 64 // topk + 2):
+        for nodes in {2, steps, steps + 1, 32, 64} - {1}:
+            spec = SpeculationConfig(steps, topk, nodes if topk > 1 else steps + 1)
+            drafted = replace(loaded, config=replace(loaded.config, speculation=spec))
+            path = min(steps + 1, drafted.width)
+            verified, proposed = path - 1 + drafted.width, 2 * path - 1 + (steps - 1) * topk
+            assert max(verified, proposed) <= rounds_ahead(drafted) * drafted.round_rows, spec
