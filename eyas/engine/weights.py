@@ -112,7 +112,7 @@ class FolderWeights(Weights):
         progress = Progress(console=screen, disable=not sys.stderr.isatty(), transient=True)
         self._progress = self._open.enter_context(progress)
         self._task = progress.add_task(f"loading {folder.name}", total=len(self._home))
-        self._place: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous
+        self._place: Callable[[torch.Tensor], torch.Tensor] = _aligned
         if placement.device != "cpu":
             staging = self._open.enter_context(contextlib.closing(Staging(placement.device)))
             self._place = staging.upload
@@ -136,6 +136,12 @@ class FolderWeights(Weights):
             raise ConfigError(f"tensor {name} of {self._folder} is {found}, its config says {shape}")
         self._progress.advance(self._task)
         return self._place(mapped[part]).to(dtype)
+
+
+def _aligned(mapped: torch.Tensor) -> torch.Tensor:
+    """Contiguous, and on 16 bytes, as kernels want it; in a file it may stand anywhere."""
+    whole = mapped.contiguous()
+    return whole.clone() if whole.data_ptr() % 16 else whole
 
 
 class DummyWeights(Weights):

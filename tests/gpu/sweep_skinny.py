@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,7 +22,7 @@ import torch
 import triton
 
 from eyas.engine.kernels import skinny
-from eyas.engine.kernels.skinny_tiles import Shape, Tile, tile_for
+from eyas.engine.kernels.skinny_tiles import MEASURED, Shape, Tile, tile_for
 from tests.gpu.skinny_bench import (
     DIM,
     EAGLE,
@@ -37,32 +37,33 @@ from tests.gpu.skinny_bench import (
     weights,
 )
 
-TIMED_ROWS = {16: 8, 32: 32, 64: 64}
-ROWS = (1, 8, 16, 32, 64)
-IN_FLIGHT = (56 << 10, 104 << 10)  # bytes of shared memory a program
-COLUMNS, SPLITS, DEPTHS = (16, 32, 64, 128, 256), (1, 2, 4), (64, 128, 256)
-AHEADS = (0, 256, 512, 1024, 2048, 4096)
+TIMED_ROWS = {16: 8, 32: 32, 64: 48, 128: 128}
+ROWS = (1, 8, 16, 32, 48, 64, 96, 128)
+IN_FLIGHT = (104 << 10, 200 << 10)  # bytes of shared memory a program
+COLUMNS, SPLITS, DEPTHS = (64, 128, 256), (1, 2, 4, 8), (64, 128, 256)
+AHEADS = (0, 64, 128, 256, 512, 1024)
 SMS = 132
 Key = tuple[str, int, int, int]
 _LONG = 4 << 30  # bytes: about a millisecond
 
 
 class Sweep:
-    def __init__(self, seconds: float, out: Path) -> None:
+    def __init__(self, seconds: float, out: Path, rows: Sequence[int]) -> None:
+        self._rows = rows
         self._deadline, self._file = time.monotonic() + seconds, out / "skinny.json"
         self._launch = skinny.Launch.on("cuda", pdl=True)
         self._records: list[dict[str, Any]] = []
-        self._best: dict[Key, Tile] = {}
+        self._best: dict[Key, Tile] = dict(MEASURED)
         self._layers = {p.name: weights(p) for p in LAYER}
 
     def run(self) -> None:
-        self.chains("rule", (1, 64))
-        for rows in (16, 64, 32):
+        self.chains("known", (48,))
+        for rows in self._rows:
             self.descend(rows, {p: self.product(p, rows, self._layers[p.name]) for p in LAYER})
             self.chains("best", [m for m in ROWS if padded(m) == rows])
         for product in (LM_HEAD, *EAGLE):
             stack = weights(product)
-            for rows in (16, 64, 32):
+            for rows in self._rows:
                 self.product(product, rows, stack)
         for key, tile in self._best.items():
             print(f"    {key}: {tile},", flush=True)
@@ -76,8 +77,6 @@ class Sweep:
         at = Rows(TIMED_ROWS[rows])
         tiles = list(candidates(product, rows))
         times = self.measured(product, at, stack, tiles)
-        finer = [replace(tile, warps=12 - tile.warps) for tile in ranked(times)[:4] if tile.warps > 2]
-        times |= self.measured(product, at, stack, [t for t in finer if t not in times])
         best = ranked(times)
         if best:
             self._best[self.key(product, rows)] = best[0]
@@ -85,7 +84,7 @@ class Sweep:
                 if padded(m) == rows:
                     self.beside_cublas(product, m, stack, best[0])
         self.save()
-        return best[:6]
+        return best[:8]
 
     def measured(
         self, product: Product, at: Rows, stack: list[torch.Tensor], tiles: list[Tile]
@@ -151,8 +150,8 @@ class Sweep:
     def descend(self, rows: int, best: dict[Product, list[Tile]]) -> None:
         """Takes, product by product, the tile, and then the overlap, that makes the whole chain fastest."""
         chain = Chain(self._layers, TIMED_ROWS[rows])
-        for options in (lambda p, _: best[p], earlies, aheads):
-            known = [(p, self.key(p, rows)) for p in LAYER if self.key(p, rows) in self._best]
+        for options in (lambda p, _: best[p], aheads):
+            known = [(p, self.key(p, rows)) for p in LAYER]
             self.settle(chain, [(key, t) for p, key in known for t in options(p, self._best[key])])
         self.save()
 
@@ -193,33 +192,25 @@ class Sweep:
 
 
 def candidates(product: Product, rows: int) -> Iterable[Tile]:
-    """Tiles that give every SM something and not too much, without repeating those that fit alike."""
-    seen = set()
+    """Tiles that give most SMs something, with accumulators of at most 128 registers a thread."""
+    seen: set[Tile] = set()
     for columns, split, depth, in_flight in itertools.product(COLUMNS, SPLITS, DEPTHS, IN_FLIGHT):
+        if columns == 64 and product.kind == "gated":
+            continue
         programs = product.n // columns * split
-        if programs < 0.7 * SMS or (programs > 8 * SMS and product.n < 100_000):
+        if programs < 0.45 * SMS or (programs > 4 * SMS and product.n < 20_000):
             continue
         stages = min(8, in_flight // ((columns + rows) * depth * 2))
-        warps = 2 if columns == 16 else 8 if columns * rows >= 8192 else 4
-        near = bridge(product)
-        tile = Tile(columns, depth, warps, stages, split, max(512, near), near // 2)
-        if stages >= 3 and fits(tile, product, rows) and tile not in seen:
-            seen.add(tile)
-            yield tile
-
-
-def bridge(product: Product) -> int:
-    """Elements of each weight row that memory delivers in about 2 us, a power of two."""
-    return 1 << ((4 << 20) // product.n).bit_length() - 1
-
-
-def earlies(product: Product, tile: Tile) -> list[Tile]:
-    near = bridge(product)
-    return [replace(tile, early=early) for early in (0, near // 2, near, 4 * near, product.k)]
+        for warps in (4, 8):
+            tile = Tile(columns, depth, warps, stages, split)
+            if stages >= 3 and columns * rows * 4 <= warps << 14 and fits(tile, product, rows):
+                seen.add(tile)
+    return seen
 
 
 def aheads(product: Product, tile: Tile) -> list[Tile]:
-    return [replace(tile, ahead=ahead) for ahead in AHEADS if ahead <= product.k // tile.split]
+    longest = product.k // tile.split
+    return [replace(tile, ahead=ahead) for ahead in AHEADS if ahead <= longest]
 
 
 def fits(tile: Tile, product: Product, rows: int) -> bool:
@@ -258,9 +249,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=150)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", type=int, nargs="+", choices=TIMED_ROWS, default=list(TIMED_ROWS))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    sweep = Sweep(args.seconds, args.out)
+    sweep = Sweep(args.seconds, args.out, args.rows)
     try:
         sweep.run()
     finally:

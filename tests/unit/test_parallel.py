@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from eyas.common.errors import ConfigError, EngineError
 from eyas.engine.model_config import ModelConfig
 from eyas.engine.parallel.group import Group
-from eyas.engine.parallel.one_shot import CAPACITY, OneShot
+from eyas.engine.parallel.one_shot import CAPACITY, SUMS_ROWS, OneShot
 from eyas.engine.parallel.ranks import Call, Channel, Followers, Seat, follow
 from eyas.engine.parallel.shards import config_of_rank
 from eyas.engine.weights import DummyWeights, Placement
@@ -53,7 +53,7 @@ class Member:
         """The sum with a residual, and its sums of squares [parts, 64] below it."""
         rows, columns, seed = call.numbers
         own = matrix(rows, columns, seed, self.group.rank)
-        sums = torch.full((Group.sum_parts(columns), 64), 7.0)
+        sums = torch.full((Group.sum_parts(columns), SUMS_ROWS), 7.0)
         self.group.all_reduce_add(own, matrix(rows, columns, seed, RANKS), sums)
         return self.group.all_gather_columns(torch.cat([own.flatten(), sums.flatten()])[:, None])
 
@@ -70,7 +70,7 @@ class Member:
     def one_add(self, call: Call) -> torch.Tensor:
         rows, columns, seed = call.numbers
         own = matrix(rows, columns, seed, self.group.rank).half()
-        sums = torch.full((OneShot.parts(columns), 64), 7.0)
+        sums = torch.full((OneShot.parts(columns), SUMS_ROWS), 7.0)
         self.one_shot(own, matrix(rows, columns, seed, RANKS).half(), sums)
         return self.group.all_gather_columns(torch.cat([own.float().flatten(), sums.flatten()])[:, None])
 
@@ -163,7 +163,7 @@ def _check_result_and_sums(both: torch.Tensor, wanted: torch.Tensor) -> None:
     rows, columns = wanted.shape
     for mine in both.unbind(dim=1):
         torch.testing.assert_close(mine[: rows * columns].view(rows, columns), wanted)
-        sums = mine[rows * columns :].view(-1, 64)[:, :rows]
+        sums = mine[rows * columns :].view(-1, SUMS_ROWS)[:, :rows]
         torch.testing.assert_close(sums.sum(dim=0), wanted.square().sum(dim=1))
 
 

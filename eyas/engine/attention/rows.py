@@ -15,6 +15,7 @@ from eyas.engine.device.rows import Rows
 from eyas.engine.kernels.attend import Launch, Queries, attend
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import attend_chunks
+from eyas.engine.kernels.skinny import room
 from eyas.engine.kv_pool import PoolShape
 
 
@@ -49,7 +50,7 @@ class PagedAttention:
 
     def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim] -> [m, heads * dim]."""
-        paged, out, first = PagedKv(layer, self._tables), torch.empty_like(q), 0
+        paged, out, first = PagedKv(layer, self._tables), room(*q.shape, like=q), 0
         if rows.rounds is not None:
             rounds, first = rows.rounds, rows.rounds.rows
             queries = Queries(rounds.slots, rounds.starts, rounds.width, rounds.mask, rounds.extent)

@@ -9,13 +9,15 @@ import torch
 import triton
 import triton.language as tl
 
+from eyas.engine.kernels.skinny import room
+
 
 def join(
     tokens: torch.Tensor, embedding: torch.Tensor, features: torch.Tensor, eps: float, pdl: bool
 ) -> torch.Tensor:
     """tokens int32 [m], embedding [vocab, hidden], features [m, hidden] -> [m, 2 * hidden]."""
     rows, hidden = features.shape
-    out = features.new_empty(rows, 2 * hidden)
+    out = room(rows, 2 * hidden, like=features)
     _join[(rows, 2)](
         tokens,
         embedding,

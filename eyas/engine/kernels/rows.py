@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.skinny import MAX_ROWS, KvRows, Rotation
+from eyas.engine.kernels.skinny import MAX_ROWS, KvRows, Rotation, room
 
 _PRODUCTS = 1024  # elements of a row that a program of `silu_mul` makes
 _HEADS = 8  # heads of a row that a program of `rope_write` rotates, at most
@@ -21,7 +21,7 @@ _HEADS = 8  # heads of a row that a program of `rope_write` rotates, at most
 
 def norm(x: torch.Tensor, eps: float, gain: torch.Tensor | None = None, pdl: bool = False) -> torch.Tensor:
     """Rows x [m, hidden] over their root mean square, times gain [hidden] if there is one."""
-    out = torch.empty_like(x)
+    out = room(*x.shape, like=x)
     _norm[(x.shape[0],)](x, None, gain, out, eps, **_row(x.shape[1], pdl))
     return out
 
@@ -47,9 +47,9 @@ def embed(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """tokens int32 [m], table [vocab, hidden] -> rows [m, hidden].
 
-    With `sums` (m <= 64) also the rows' sums of squares as `skinny.Source` takes them, float32 [1, 64].
+    With `sums` (m <= 128) also the rows' sums of squares as `skinny.Source` takes them, float32 [1, 128].
     """
-    out = table.new_empty(tokens.shape[0], table.shape[1])
+    out = room(tokens.shape[0], table.shape[1], like=table)
     squares = table.new_empty(1, MAX_ROWS, dtype=torch.float32) if sums else None
     _gather[(tokens.shape[0],)](table, tokens, out, squares, **_row(table.shape[1], pdl))
     return out, squares

@@ -1,4 +1,4 @@
-"""Matrix products of at most 64 rows: reading the weight is the whole cost, so all else rides along.
+"""Matrix products of at most 128 rows: reading the weight is the whole cost, so all else rides along.
 
 A decoder layer takes four of them (`qkv_rope`, `linear`, `gated`, `linear`) and attention, nothing more.
 They are computed transposed, weight rows on the matrix unit's long side. RMSNorm costs no kernel: its gain is
@@ -8,9 +8,9 @@ whoever reads it scales the finished product by 1 / rms.
 These functions know contiguous tensors, aligned to 16 bytes, with sides that are multiples of 16. They refuse
 to know biases, head norms, models and who owns a KV row. None allocates or waits: all can be captured.
 
-Signatures: one is compiled for each (product, n, k, padded rows 16 / 32 / 64). A Llama has five products:
-qkv_rope, linear with residual and sums (o and down), gated, and a linear to float32 (the head); an EAGLE-3
-head has its own four, its lm_head and fc. Called once each, with `compile_only` or in a recipe of
+Signatures: one is compiled for each (product, n, k, padded rows 16 / 32 / 64 / 128). A Llama has five
+products: qkv_rope, linear with residual and sums (o and down), gated, and a linear to float32 (the head); an
+EAGLE-3 head has its own four, its lm_head and fc. Called once each, with `compile_only` or in a recipe of
 `compile_ahead`, they compile all that ever runs.
 """
 
@@ -21,15 +21,16 @@ from typing import Any
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.kernels.skinny_kernels import Heads, Plan, gated_kernel, linear_kernel, qkv_rope_kernel
 from eyas.engine.kernels.skinny_tiles import MEASURED, MOST_SHARES, Shape, Table, tile_for
 
-MAX_ROWS = 64
+MAX_ROWS = 128
 """Rows of the tallest product, and columns of every tensor of sums."""
 
-_LEAST_SLOTS = 128  # sums are read as one block of at least so many parts, so that their number may vary
 _LINE_BYTES = 128
+_LEAST_SLOTS = 64  # sums are read as one block of at least so many parts, so that their number may vary
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Source:
-    """Rows x [m, k], m <= 64. With `sums`, float32 [parts, 64] of their squares: RMS-normalised, no gain."""
+    """Rows x [m, k], m <= 128. With `sums`, float32 [parts, 128] of squares: RMS-normalised, no gain."""
 
     x: torch.Tensor
     sums: torch.Tensor | None = None
@@ -82,6 +83,11 @@ class KvRows:
     rows: torch.Tensor
 
 
+def room(m: int, *sizes: int, like: torch.Tensor) -> torch.Tensor:
+    """An empty [m, *sizes] that products read fast: behind it is memory for all rows of the padding."""
+    return like.new_empty(_padded(m) if m <= MAX_ROWS else m, *sizes)[:m]
+
+
 def linear(
     source: Source,
     weight: torch.Tensor,
@@ -92,7 +98,7 @@ def linear(
 ) -> None:
     """out [m, n] = source . weight [n, k]^T (+ residual [m, n]), rounded once to out's dtype.
 
-    `sums` float32 [linear_parts(...), 64] receives, for each tile of columns, the rows' sums of squares (of
+    `sums` float32 [linear_parts(...), 128] receives, for each tile of columns, the rows' sums of squares (of
     what was rounded). `out` may be `residual`. Raises ValueError for shapes that do not fit.
     """
     plan = _plan("linear", source, weight, weight.shape[0], launch)
@@ -101,7 +107,8 @@ def linear(
         _expect("residual", residual, source.x.shape[0], plan.n)
     if sums is not None:
         _expect("sums", sums, plan.n // plan.columns, MAX_ROWS)
-    args = (source.x, weight, out, residual, source.sums, sums, launch.partials, launch.tickets)
+    x, weights = _rows(source.x, plan), _blocks(weight, [plan.columns], plan)
+    args = (x, weight, weights, out, residual, source.sums, sums, launch.partials, launch.tickets)
     _start(linear_kernel, plan, (*args, *_counts(source)), launch)
 
 
@@ -115,7 +122,8 @@ def gated(source: Source, weight: torch.Tensor, out: torch.Tensor, launch: Launc
     """out [m, inner] = silu(gate) * up in float32, where [gate, up] = source . weight [2 inner, k]^T."""
     plan = _plan("gated", source, weight, weight.shape[0], launch)
     _expect("out", out, source.x.shape[0], plan.n // 2)
-    args = (source.x, weight, out, source.sums, launch.partials, launch.tickets)
+    x, weights = _rows(source.x, plan), _blocks(weight, [plan.half], plan)
+    args = (x, weight, weights, out, source.sums, launch.partials, launch.tickets)
     _start(gated_kernel, plan, (*args, *_counts(source)), launch)
 
 
@@ -133,8 +141,10 @@ def qkv_rope(
         raise ValueError(f"weight {tuple(weight.shape)} or layer {kv.layer.stride()} does not suit {heads}")
     plan = _plan("qkv", source, weight, dim, launch)
     _expect("q_out", q_out, source.x.shape[0], heads.q, dim)
-    args = (source.x, weight, q_out, kv.layer, rotation.cos, rotation.sin, rotation.positions, kv.rows)
-    args = (*args, source.sums, launch.partials, launch.tickets, *_counts(source), heads)
+    x = _rows(source.x, plan)
+    weights = _blocks(weight.view(-1, 2, dim // 2, plan.k), [1, 2, plan.half], plan)
+    args = (x, weight, weights, q_out, kv.layer, rotation.cos, rotation.sin, rotation.positions)
+    args = (*args, kv.rows, source.sums, launch.partials, launch.tickets, *_counts(source), heads)
     _start(qkv_rope_kernel, plan, args, launch)
 
 
@@ -146,9 +156,8 @@ def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: La
     if not (source.x.is_contiguous() and weight.is_contiguous()):
         raise ValueError("x and weight must be contiguous")
     itemsize, parts = source.x.element_size(), 0 if source.sums is None else source.sums.shape[0]
-    shape = Shape(kind, max(16, triton.next_power_of_2(m)), n, k, span)
+    shape = Shape(kind, _padded(m), n, k, span)
     tile = tile_for(shape, itemsize, launch.tiles)
-    line = _LINE_BYTES // itemsize
     return Plan(
         rows=shape.rows,
         n=n,
@@ -158,13 +167,31 @@ def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: La
         split=tile.split,
         warps=tile.warps,
         stages=tile.stages,
-        ahead=tile.ahead if launch.pdl and min(tile.ahead, tile.depth) >= line else 0,
-        early=tile.early,
-        line=line,
         slots=max(_LEAST_SLOTS, triton.next_power_of_2(parts)) if parts else 0,
         eps=source.eps,
         pdl=launch.pdl,
+        ahead=min(tile.ahead, k // tile.split) * itemsize // _LINE_BYTES,
+        line=_LINE_BYTES // itemsize,
     )
+
+
+def _padded(m: int) -> int:
+    return max(16, triton.next_power_of_2(m))
+
+
+def _rows(x: torch.Tensor, plan: Plan) -> TensorDescriptor:
+    """x by steps of its columns. Rows beyond m are read as they are where memory goes on, else as zeros.
+
+    The products leave them out either way; that zeros need no memory makes them slower.
+    """
+    behind = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    rows = plan.rows if behind >= plan.rows * plan.k else x.shape[0]
+    return TensorDescriptor(x, [rows, plan.k], [plan.k, 1], [plan.rows, plan.depth])
+
+
+def _blocks(weight: torch.Tensor, sizes: list[int], plan: Plan) -> TensorDescriptor:
+    """The weight [..., k] by blocks of its rows and steps of its columns."""
+    return TensorDescriptor(weight, list(weight.shape), list(weight.stride()), [*sizes, plan.depth])
 
 
 def _expect(name: str, tensor: torch.Tensor, *sizes: int) -> None:

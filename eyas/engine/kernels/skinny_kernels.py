@@ -1,7 +1,8 @@
 """The device side of `skinny`: three kernels, which differ in what they do with a finished tile.
 
 All are one story: ask L2 for the first weights while the kernel before still runs, wait for it, read what is
-small, multiply, and finish the tile in float32. They know a `Plan` and addresses, and check nothing.
+small, stream the weights through shared memory by the tensor memory accelerator, multiply, and finish the
+tile in float32. They know a `Plan`, descriptors and addresses, and check nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-SUMS_WIDTH = tl.constexpr(64)
+SUMS_WIDTH = tl.constexpr(128)
 """Columns of every tensor of sums: the rows of the tallest product."""
 
 
@@ -20,9 +21,9 @@ SUMS_WIDTH = tl.constexpr(64)
 class Plan:
     """What a kernel knows when it is compiled: x [rows, k] (padded), weight [n, k], and how they are cut.
 
-    A program owns `columns` weight rows and one of `split` parts of k, by steps of `depth`. `line` elements
-    are 128 bytes. `ahead`: how far L2 is asked in advance (0: not at all). `early`: what is left of its part
-    of k when the next kernel may start. `slots`: the most parts of sums (0: there are none).
+    A program owns `columns` weight rows and one of `split` parts of k, by steps of `depth`. `slots`: the most
+    parts of sums (0: there are none). `ahead`: lines of 128 bytes, `line` elements each, that L2 is asked for
+    in advance, of each of a program's weight rows.
     """
 
     rows: int
@@ -33,12 +34,11 @@ class Plan:
     split: int
     warps: int
     stages: int
-    ahead: int
-    early: int
-    line: int
     slots: int
     eps: float
     pdl: bool
+    ahead: int
+    line: int
 
     @property
     def half(self) -> int:
@@ -47,23 +47,6 @@ class Plan:
     @property
     def chunk(self) -> int:
         return self.k // self.split
-
-    @property
-    def early_in_loop(self) -> bool:
-        return self.pdl and 0 < self.early < self.chunk
-
-    @property
-    def early_step(self) -> int:
-        """The step at which the next kernel may start."""
-        return (self.chunk - self.early) // self.depth * self.depth
-
-    @property
-    def ahead_lines(self) -> int:
-        return self.ahead // self.line
-
-    @property
-    def depth_lines(self) -> int:
-        return self.depth // self.line
 
 
 @dataclass(frozen=True)
@@ -87,18 +70,24 @@ class Heads:
 
 
 @triton.jit(do_not_specialize=["m", "parts"])
-def linear_kernel(x, weight, out, residual, sums, sums_out, partials, tickets, m, parts, plan: tl.constexpr):
+def linear_kernel(
+    x, weight, weights, out, residual, sums, sums_out, partials, tickets, m, parts, plan: tl.constexpr
+):
     tile = tl.program_id(0)
     row = tl.arange(0, plan.rows)
     column = tile * plan.columns + tl.arange(0, plan.columns)
-    weights = _weight_rows(weight, column, plan)
-    _begin(weights, plan)
+    _begin(weight, column, plan)
     squares = _squares(sums, m, parts, plan)
     place = row[:, None] * plan.n + column[None, :]
     if residual is not None:
         added = tl.load(residual + place, mask=row[:, None] < m, other=0.0)
-    y, m = _product(x, weights, m, partials, tickets, plan)
-    y = _normed(y, squares, plan)
+    y = _product(x, weights, plan)
+    if plan.split > 1:
+        shares = _shares(partials, tl.arange(0, plan.columns), plan)
+        _leave(shares, y, m, plan)
+        m = _finisher(tickets, m, plan)
+        y = _total(shares, m, plan, plan.split)
+    y *= _scale(squares, plan)[:, None]
     if residual is not None:
         y += added.to(tl.float32)
     y = y.to(out.dtype.element_ty)
@@ -109,46 +98,57 @@ def linear_kernel(x, weight, out, residual, sums, sums_out, partials, tickets, m
 
 
 @triton.jit(do_not_specialize=["m", "parts"])
-def gated_kernel(x, weight, out, sums, partials, tickets, m, parts, plan: tl.constexpr):
-    # Gates and ups alternate in the tile, so that one split of the accumulator pairs them.
+def gated_kernel(x, weight, weights, out, sums, partials, tickets, m, parts, plan: tl.constexpr):
     row = tl.arange(0, plan.rows)
     first = tl.program_id(0) * plan.half
     pair = tl.arange(0, plan.columns)
-    weights = _weight_rows(weight, first + pair // 2 + (pair % 2) * (plan.n // 2), plan)
-    _begin(weights, plan)
+    _begin(weight, first + pair % plan.half + pair // plan.half * (plan.n // 2), plan)
     squares = _squares(sums, m, parts, plan)
-    y, m = _product(x, weights, m, partials, tickets, plan)
-    y = _normed(y, squares, plan)
-    gate, up = tl.split(tl.reshape(y, (plan.rows, plan.half, 2)))
-    y = gate * up / (1.0 + tl.exp(-gate))
+    gate, up = _pair(x, weights, first, first + plan.n // 2, plan)
+    if plan.split > 1:
+        shares = _shares(partials, tl.arange(0, plan.half), plan)
+        _leave(shares, gate, m, plan)
+        _leave(shares + plan.half, up, m, plan)
+        m = _finisher(tickets, m, plan)
+        gate = _total(shares, m, plan, plan.split)
+        up = _total(shares + plan.half, m, plan, plan.split)
+    scale = _scale(squares, plan)[:, None]
+    gate *= scale
+    y = gate * (up * scale) / (1.0 + tl.exp(-gate))
     place = row[:, None] * (plan.n // 2) + (first + tl.arange(0, plan.half))[None, :]
     tl.store(out + place, y.to(out.dtype.element_ty), mask=row[:, None] < m)
 
 
 @triton.jit(do_not_specialize=["m", "parts"], do_not_specialize_on_alignment=["positions", "kv_rows"])
 def qkv_rope_kernel(
-    x, weight, q_out, pool, cos, sin, positions, kv_rows, sums, partials, tickets, m, parts,
+    x, weight, weights, q_out, pool, cos, sin, positions, kv_rows, sums, partials, tickets, m, parts,
     heads: tl.constexpr, plan: tl.constexpr,
 ):  # fmt: skip
-    # A tile lies within one head; elements i and i + dim / 2 alternate in it.
+    # A tile lies within one head: some elements of its lower half, and their partners in its upper half.
     row = tl.arange(0, plan.rows)
     first = tl.program_id(0) * plan.half
     head = first // heads.half
-    element = first % heads.half + tl.arange(0, plan.half)
+    offset = first % heads.half
+    element = offset + tl.arange(0, plan.half)
+    lower = head * heads.dim + offset
     pair = tl.arange(0, plan.columns)
-    weight_row = head * heads.dim + first % heads.half + pair // 2 + (pair % 2) * heads.half
-    weights = _weight_rows(weight, weight_row, plan)
-    _begin(weights, plan)
+    _begin(weight, lower + pair % plan.half + pair // plan.half * heads.half, plan)
     position = tl.load(positions + row, mask=row < m, other=0).to(tl.int64)
     kv_row = tl.load(kv_rows + row, mask=row < m, other=-1).to(tl.int64)
     squares = _squares(sums, m, parts, plan)
-    y, m = _product(x, weights, m, partials, tickets, plan)
-    y = _normed(y, squares, plan)
-    low, high = tl.split(tl.reshape(y, (plan.rows, plan.half, 2)))
+    y = _head_product(x, weights, head, offset, plan)
+    if plan.split > 1:
+        shares = _shares(partials, tl.arange(0, plan.columns), plan)
+        _leave(shares, y, m, plan)
     angle = position[:, None] * heads.half + element[None, :]
     turned = (row[:, None] < m) & (head < heads.q + heads.kv)
     c = tl.load(cos + angle, mask=turned, other=1.0)
     s = tl.load(sin + angle, mask=turned, other=0.0)
+    if plan.split > 1:
+        m = _finisher(tickets, m, plan)
+        y = _total(shares, m, plan, plan.split)
+    y *= _scale(squares, plan)[:, None]
+    low, high = tl.split(tl.permute(tl.reshape(y, (plan.rows, 2, plan.half)), (0, 2, 1)))
     low, high = low * c - high * s, high * c + low * s
     is_query = head < heads.q
     queries = q_out + (row * heads.q + head)[:, None] * heads.dim + element[None, :]
@@ -167,51 +167,6 @@ def _store_pair(to, low, high, mask, half: tl.constexpr):
 
 
 @triton.jit
-def _weight_rows(weight, rows, plan: tl.constexpr):
-    """Where this program's part of each weight row begins, [columns]."""
-    return weight + rows.to(tl.int64) * plan.k + tl.program_id(1) * plan.chunk
-
-
-@triton.jit
-def _begin(weights, plan: tl.constexpr):
-    """Waits for the kernel before; the weights, which no kernel writes, are asked for meanwhile."""
-    if plan.pdl:
-        if plan.early >= plan.chunk:
-            gdc_launch_dependents()
-        if plan.ahead > 0:
-            line = tl.arange(0, plan.ahead_lines) * plan.line
-            _ask_l2(weights[:, None] + line[None, :], (line < plan.chunk)[None, :])
-        gdc_wait()
-
-
-@triton.jit
-def _ask_l2(lines, wanted):
-    """Starts the fetch of the 128-byte lines at these addresses into L2."""
-    address, wanted = tl.broadcast(lines.to(tl.uint64), wanted.to(tl.int32))
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
-        "=r,l,r",
-        [address, wanted],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
-def _let_next_start(now):
-    """If `now`, the next kernel's programs may be placed, and ask for weights while this one's tail runs."""
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.b32 p, $1, 0; @p griddepcontrol.launch_dependents; mov.b32 $0, 0; }",
-        "=r,r",
-        [now.to(tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def _squares(sums, m, parts, plan: tl.constexpr):
     """The parts of each row's sum of squares, [slots, rows]; they are added up when the product is done."""
     if plan.slots == 0:
@@ -224,54 +179,108 @@ def _squares(sums, m, parts, plan: tl.constexpr):
 
 
 @triton.jit
-def _normed(y, squares, plan: tl.constexpr):
+def _scale(squares, plan: tl.constexpr):
+    """What normalises each row, [rows]."""
     if plan.slots:
-        y *= tl.rsqrt(tl.sum(squares, 0) / plan.k + plan.eps)[:, None]
-    return y
+        scale = tl.rsqrt(tl.sum(squares, 0) / plan.k + plan.eps)
+    else:
+        scale = tl.full((plan.rows,), 1.0, tl.float32)
+    return scale
 
 
 @triton.jit
-def _product(x, weights, m, partials, tickets, plan: tl.constexpr):
-    """This tile of x . weight^T, float32 [rows, columns]; and m, or 0 where another program finishes."""
-    row = tl.arange(0, plan.rows)[None, :]
-    step = tl.arange(0, plan.depth)
-    x += tl.program_id(1) * plan.chunk
-    acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
-    for at in range(0, plan.chunk, plan.depth):
-        if plan.early_in_loop:
-            _let_next_start(at == plan.early_step)
+def _begin(weight, rows, plan: tl.constexpr):
+    """Waits for the kernel before; meanwhile L2 gets the first of these rows, which no kernel writes."""
+    if plan.pdl:
         if plan.ahead > 0:
-            line = at + plan.ahead + tl.arange(0, plan.depth_lines) * plan.line
-            _ask_l2(weights[:, None] + line[None, :], (line < plan.chunk)[None, :])
-        inner = at + step
-        tile = tl.load(weights[:, None] + inner[None, :])
-        columns = tl.load(x + row * plan.k + inner[:, None], mask=row < m, other=0.0)
-        acc = tl.dot(tile, columns, acc, input_precision="ieee")
-    if plan.pdl and plan.early == 0:
-        gdc_launch_dependents()
-    y = tl.trans(acc)
-    if plan.split > 1:
-        y, m = _join(y, m, partials, tickets, plan, plan.split)
-    return y, m
+            start = rows.to(tl.int64) * plan.k + tl.program_id(1) * plan.chunk
+            lines = start[:, None] + (tl.arange(0, plan.ahead) * plan.line)[None, :]
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+                "=r,l",
+                [(weight + lines).to(tl.uint64)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+        gdc_wait()
 
 
 @triton.jit
-def _join(share, m, partials, tickets, plan: tl.constexpr, split: tl.constexpr):
-    """The last of a tile's programs to arrive adds up all shares, in order; the others get m = 0."""
-    tile = tl.program_id(0)
+def _product(x, weights, plan: tl.constexpr):
+    """This program's share of x . weight^T, float32 [rows, columns]."""
+    first = tl.program_id(0) * plan.columns
+    start = tl.program_id(1) * plan.chunk
+    acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
+    for at in range(start, start + plan.chunk, plan.depth):
+        acc = tl.dot(weights.load([first, at]), x.load([0, at]).T, acc, input_precision="ieee")
+    if plan.pdl:
+        gdc_launch_dependents()
+    return tl.trans(acc)
+
+
+@triton.jit
+def _head_product(x, weights, head, offset, plan: tl.constexpr):
+    """As `_product`, of `half` weight rows from `offset` on in the head's lower half, and their partners."""
+    start = tl.program_id(1) * plan.chunk
+    acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
+    for at in range(start, start + plan.chunk, plan.depth):
+        tile = weights.load([head, 0, offset, at]).reshape(plan.columns, plan.depth)
+        acc = tl.dot(tile, x.load([0, at]).T, acc, input_precision="ieee")
+    if plan.pdl:
+        gdc_launch_dependents()
+    return tl.trans(acc)
+
+
+@triton.jit
+def _pair(x, weights, first, second, plan: tl.constexpr):
+    """As `_product`, of the two blocks of weight rows that begin there: float32 [rows, half] of each."""
+    start = tl.program_id(1) * plan.chunk
+    a = tl.full((plan.half, plan.rows), 0.0, tl.float32)
+    b = tl.full((plan.half, plan.rows), 0.0, tl.float32)
+    for at in range(start, start + plan.chunk, plan.depth):
+        rows = x.load([0, at]).T
+        a = tl.dot(weights.load([first, at]), rows, a, input_precision="ieee")
+        b = tl.dot(weights.load([second, at]), rows, b, input_precision="ieee")
+    if plan.pdl:
+        gdc_launch_dependents()
+    return tl.trans(a), tl.trans(b)
+
+
+# --- of a tile whose k is split: every program leaves its share, the last to arrive adds them up ---------
+
+
+@triton.jit
+def _shares(partials, column, plan: tl.constexpr):
+    """Where the first program of this tile leaves its share of these columns, [rows, columns]."""
     row = tl.arange(0, plan.rows)[:, None]
-    cell = row * plan.columns + tl.arange(0, plan.columns)[None, :]
-    shares = partials + tile * split * (plan.rows * plan.columns) + cell
+    tile = tl.program_id(0) * plan.split * (plan.rows * plan.columns)
+    return partials + tile + row * plan.columns + column[None, :]
+
+
+@triton.jit
+def _leave(shares, share, m, plan: tl.constexpr):
+    row = tl.arange(0, plan.rows)[:, None]
     tl.store(shares + tl.program_id(1) * (plan.rows * plan.columns), share, mask=row < m)
+
+
+@triton.jit
+def _finisher(tickets, m, plan: tl.constexpr):
+    """m for the last of a tile's programs to arrive, 0 for the others."""
     tl.debug_barrier()  # one thread takes the ticket, for the stores of all
-    ticket = tl.atomic_add(tickets + tile, 1, sem="acq_rel")
-    last = ticket == split - 1
+    tile = tl.program_id(0)
+    last = tl.atomic_add(tickets + tile, 1, sem="acq_rel") == plan.split - 1
     tl.store(tickets + tile, 0, mask=last)
-    m = tl.where(last, m, 0)
-    total = tl.zeros_like(share)
+    return tl.where(last, m, 0)
+
+
+@triton.jit
+def _total(shares, m, plan: tl.constexpr, split: tl.constexpr):
+    """The sum of all shares, in order."""
+    row = tl.arange(0, plan.rows)[:, None]
+    total = tl.zeros(shares.shape, tl.float32)
     for other in tl.static_range(split):
         # Past L1, which knows nothing of other SMs' stores.
-        total += tl.load(
-            shares + other * (plan.rows * plan.columns), mask=row < m, other=0.0, cache_modifier=".cg"
-        )
-    return total, m
+        place = shares + other * (plan.rows * plan.columns)
+        total += tl.load(place, mask=row < m, other=0.0, cache_modifier=".cg")
+    return total

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 _SHARED_BYTES = 200 * 1024  # of an SM's 227 KiB, the rest for converting layouts at a program's end
 _NARROWEST = 16  # the side of the smallest matrix instruction
 MOST_SHARES = 32768
-"""Columns times split of any product whose k is split: with 64 rows, 8 MiB of partial results."""
+"""Columns times split of any product whose k is split: with 128 rows, 16 MiB of partial results."""
 
 
 @dataclass(frozen=True)
 class Shape:
     """One product: out [rows, n] = x [rows, k] . weight [n, k]^T.
 
-    `kind` is linear, gated or qkv; `rows` is padded (16, 32, 64); `span`: a tile's columns divide it.
+    `kind` is linear, gated or qkv; `rows` is padded (16, 32, 64, 128); `span`: a tile's columns divide it.
     """
 
     kind: str
@@ -33,10 +33,9 @@ class Shape:
 class Tile:
     """A program's share: `columns` weight rows, by `depth` of k at a time, `stages` steps in flight.
 
-    `split` programs share a tile's k. With programmatic launch, in elements of each weight row: `ahead`, what
-    is asked of L2 before it is loaded (a power of two, or 0; useful above depth * stages), and `early`, what
-    is left to do when the next kernel may start and ask for its own. Too late, and memory idles between two
-    kernels; too early, and what was asked for has come before the gap.
+    `split` programs share a tile's k. `ahead`: elements of each weight row, a power of two, that L2 is asked
+    for while the kernel before still runs. The matrix unit takes 64 weight rows at once; gated, whose columns
+    are two blocks, has 128.
     """
 
     columns: int
@@ -45,37 +44,44 @@ class Tile:
     stages: int
     split: int = 1
     ahead: int = 0
-    early: int = 0
 
 
 Table = Mapping[tuple[str, int, int, int], Tile]
 """Tiles by (kind, rows, n, k)."""
 
 MEASURED: Table = {
-    ("gated", 16, 28672, 4096): Tile(columns=64, depth=128, warps=4, stages=5, split=1, ahead=0),
-    ("gated", 32, 28672, 4096): Tile(columns=64, depth=128, warps=4, stages=4, split=1, ahead=0),
-    ("gated", 64, 28672, 4096): Tile(columns=64, depth=128, warps=4, stages=3, split=1, ahead=0),
-    ("linear", 16, 128256, 4096): Tile(columns=64, depth=128, warps=4, stages=5, split=1, ahead=0),
-    ("linear", 16, 32000, 4096): Tile(columns=64, depth=128, warps=4, stages=5, split=1, ahead=0),
-    ("linear", 16, 4096, 12288): Tile(columns=64, depth=128, warps=4, stages=5, split=4, ahead=256),
-    ("linear", 16, 4096, 14336): Tile(columns=64, depth=128, warps=4, stages=5, split=4, ahead=0),
-    ("linear", 16, 4096, 4096): Tile(columns=64, depth=128, warps=4, stages=5, split=4, ahead=256),
-    ("linear", 32, 128256, 4096): Tile(columns=128, depth=64, warps=4, stages=5, split=1, ahead=0),
-    ("linear", 32, 32000, 4096): Tile(columns=64, depth=128, warps=4, stages=4, split=1, ahead=0),
-    ("linear", 32, 4096, 12288): Tile(columns=64, depth=128, warps=4, stages=4, split=4, ahead=256),
-    ("linear", 32, 4096, 14336): Tile(columns=64, depth=128, warps=4, stages=4, split=4, ahead=256),
-    ("linear", 32, 4096, 4096): Tile(columns=64, depth=128, warps=4, stages=4, split=4, ahead=256),
-    ("linear", 64, 128256, 4096): Tile(columns=128, depth=64, warps=8, stages=4, split=1, ahead=0),
-    ("linear", 64, 32000, 4096): Tile(columns=64, depth=128, warps=4, stages=3, split=1, ahead=0),
-    ("linear", 64, 4096, 12288): Tile(columns=64, depth=128, warps=4, stages=3, split=4, ahead=0),
-    ("linear", 64, 4096, 14336): Tile(columns=64, depth=128, warps=4, stages=3, split=4, ahead=0),
-    ("linear", 64, 4096, 4096): Tile(columns=64, depth=64, warps=4, stages=6, split=4, ahead=256),
-    ("qkv", 16, 6144, 4096): Tile(columns=32, depth=256, warps=4, stages=4, split=2, ahead=256),
-    ("qkv", 16, 6144, 8192): Tile(columns=32, depth=256, warps=4, stages=4, split=2, ahead=512),
-    ("qkv", 32, 6144, 4096): Tile(columns=64, depth=64, warps=4, stages=4, split=4, ahead=0),
-    ("qkv", 32, 6144, 8192): Tile(columns=32, depth=256, warps=4, stages=3, split=2, ahead=256),
-    ("qkv", 64, 6144, 4096): Tile(columns=64, depth=128, warps=4, stages=3, split=2, ahead=0),
-    ("qkv", 64, 6144, 8192): Tile(columns=64, depth=128, warps=4, stages=3, split=2, ahead=0),
+    ("gated", 128, 28672, 4096): Tile(columns=128, depth=64, warps=4, stages=3),
+    ("gated", 16, 28672, 4096): Tile(columns=128, depth=64, warps=4, stages=5, ahead=128),
+    ("gated", 32, 28672, 4096): Tile(columns=128, depth=128, warps=4, stages=5, ahead=256),
+    ("gated", 64, 28672, 4096): Tile(columns=128, depth=128, warps=4, stages=4, ahead=256),
+    ("linear", 128, 128256, 4096): Tile(columns=128, depth=64, warps=4, stages=3),
+    ("linear", 128, 32000, 4096): Tile(columns=128, depth=64, warps=8, stages=3),
+    ("linear", 128, 4096, 12288): Tile(columns=64, depth=128, warps=4, stages=4, split=2),
+    ("linear", 128, 4096, 14336): Tile(columns=64, depth=128, warps=4, stages=4, split=2),
+    ("linear", 128, 4096, 4096): Tile(columns=64, depth=128, warps=8, stages=4, split=2),
+    ("linear", 16, 128256, 4096): Tile(columns=64, depth=128, warps=4, stages=5),
+    ("linear", 16, 32000, 4096): Tile(columns=64, depth=128, warps=4, stages=5),
+    ("linear", 16, 4096, 12288): Tile(columns=64, depth=256, warps=4, stages=5),
+    ("linear", 16, 4096, 14336): Tile(columns=64, depth=256, warps=4, stages=5, ahead=512),
+    ("linear", 16, 4096, 4096): Tile(columns=64, depth=256, warps=4, stages=5, ahead=512),
+    ("linear", 32, 128256, 4096): Tile(columns=128, depth=64, warps=4, stages=5),
+    ("linear", 32, 32000, 4096): Tile(columns=128, depth=64, warps=8, stages=5),
+    ("linear", 32, 4096, 12288): Tile(columns=64, depth=256, warps=4, stages=4),
+    ("linear", 32, 4096, 14336): Tile(columns=64, depth=128, warps=4, stages=8, ahead=512),
+    ("linear", 32, 4096, 4096): Tile(columns=64, depth=256, warps=4, stages=4, ahead=256),
+    ("linear", 64, 128256, 4096): Tile(columns=128, depth=128, warps=8, stages=4),
+    ("linear", 64, 32000, 4096): Tile(columns=128, depth=128, warps=4, stages=4),
+    ("linear", 64, 4096, 12288): Tile(columns=64, depth=256, warps=4, stages=3, split=2),
+    ("linear", 64, 4096, 14336): Tile(columns=64, depth=256, warps=4, stages=3, split=2),
+    ("linear", 64, 4096, 4096): Tile(columns=64, depth=256, warps=4, stages=3, split=2),
+    ("qkv", 128, 6144, 4096): Tile(columns=64, depth=128, warps=4, stages=4, ahead=256),
+    ("qkv", 128, 6144, 8192): Tile(columns=64, depth=128, warps=4, stages=4, ahead=256),
+    ("qkv", 16, 6144, 4096): Tile(columns=64, depth=128, warps=4, stages=5, ahead=256),
+    ("qkv", 16, 6144, 8192): Tile(columns=64, depth=128, warps=4, stages=5, ahead=256),
+    ("qkv", 32, 6144, 4096): Tile(columns=64, depth=256, warps=4, stages=4, ahead=256),
+    ("qkv", 32, 6144, 8192): Tile(columns=64, depth=256, warps=4, stages=4, ahead=256),
+    ("qkv", 64, 6144, 4096): Tile(columns=64, depth=128, warps=4, stages=6, ahead=128),
+    ("qkv", 64, 6144, 8192): Tile(columns=64, depth=128, warps=4, stages=6, ahead=256),
 }
 
 
@@ -89,18 +95,15 @@ def tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile:
     if split * shape.n > MOST_SHARES or shape.k % (split * _NARROWEST):
         split = 1
     columns, depth = math.gcd(tile.columns, shape.span), math.gcd(tile.depth, shape.k // split)
-    if min(columns, depth) < _NARROWEST:
+    if min(columns // (2 if shape.kind == "gated" else 1), depth) < _NARROWEST:
         raise ValueError(f"{shape} has a side that is not a multiple of {_NARROWEST}")
     stages = min(tile.stages, _SHARED_BYTES // ((columns + shape.rows) * depth * itemsize))
     return replace(tile, columns=columns, depth=depth, stages=max(stages, 1), split=split)
 
 
 def _rule(shape: Shape) -> Tile:
-    """Programs for all SMs first; then wide tiles, since every program reads all of x."""
-    if shape.n < 8192:
-        return {
-            16: Tile(32, 256, warps=4, stages=4, ahead=1024, early=512),
-            32: Tile(32, 128, warps=4, stages=6, ahead=1024, early=512),
-            64: Tile(64, 128, warps=4, stages=4, split=2, ahead=512, early=256),
-        }[shape.rows]
-    return Tile(128, 64, warps=8 if shape.rows == 64 else 4, stages=5, ahead=512, early=128)
+    """Half as many programs as SMs are enough; then wide tiles, since every program reads all of x."""
+    columns = 128 if shape.kind == "gated" or shape.n >= 8192 else 64
+    programs = shape.n // columns
+    split = 1 if programs >= (64 if shape.rows <= 32 else 96) else 2 if programs >= 32 else 4
+    return Tile(columns, 64 if columns == 128 else 128, warps=4, stages=5, split=split, ahead=256)

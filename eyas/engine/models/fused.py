@@ -1,6 +1,6 @@
 """The Llama family on a GPU: the equations of `eyas.engine.models.llama` in few kernels.
 
-The results of that one are its test. Two ways through a layer. Narrow, up to 64 rows: four products with
+The results of that one are its test. Two ways through a layer. Narrow, up to 128 rows: four products with
 everything small fused into them (`eyas.engine.kernels.skinny`), bound by reading the weights. Wide: cuBLAS
 products with row kernels between them. Norm gains are folded into the weights that follow them. Of several
 ranks each computes with its share of the weights (`eyas.engine.parallel.shards`); residual rows and logits
@@ -53,7 +53,7 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Stream:
-    """The residual rows [m, hidden], and (narrow) parts of their squares' sums, float32 [parts, 64]."""
+    """The residual rows [m, hidden], and (narrow) parts of their squares' sums, float32 [parts, 128]."""
 
     x: torch.Tensor
     sums: torch.Tensor | None
@@ -101,11 +101,11 @@ class FusedLayer:
     def narrow(self, source: skinny.Source, x: torch.Tensor, layer: torch.Tensor, step: Forward) -> Stream:
         """Attention reads `source`; x [m, hidden] is the residual."""
         config, launch = self.config, step.fabric.launch
-        q = x.new_empty(x.shape[0], config.num_heads, config.head_dim)
+        q = skinny.room(x.shape[0], config.num_heads, config.head_dim, like=x)
         skinny.qkv_rope(source, self.qkv, q, step.rotation, skinny.KvRows(layer, step.rows.kv_rows), launch)
         attended = step.fabric.attention(q, layer, step.rows)
         stream = _narrow_linear(attended, self.out, x, step.fabric)
-        inner = x.new_empty(x.shape[0], config.intermediate_size)
+        inner = skinny.room(x.shape[0], config.intermediate_size, like=x)
         skinny.gated(_source(stream, config.norm_eps), self.gate_up, inner, launch)
         return _narrow_linear(inner, self.down, stream.x, step.fabric)
 
@@ -167,7 +167,7 @@ class FusedLlama:
         The latter: the rows entering each captured layer (past the last: leaving it).
         """
         step = Forward(rows, self._fabric)
-        captured = self.embedding.new_empty(rows.count, len(capture), self.config.hidden_size)
+        captured = skinny.room(rows.count, len(capture), self.config.hidden_size, like=self.embedding)
         run = self._narrow if rows.count <= skinny.MAX_ROWS and self.layers[0].plain else self._wide
         x = run(step, pool, capture, captured)
         _keep(captured, capture, len(self.layers), x)
@@ -227,7 +227,8 @@ def _source(stream: Stream, eps: float) -> skinny.Source:
 
 def _narrow_linear(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, fabric: Fabric) -> Stream:
     """residual + x . weight^T, over all ranks. Of one rank the product adds; of several the sum over them."""
-    source, out, alone = skinny.Source(x), torch.empty_like(residual), fabric.group.ranks == 1
+    source, alone = skinny.Source(x), fabric.group.ranks == 1
+    out = skinny.room(*residual.shape, like=residual)
     parts = skinny.linear_parts(source, weight, fabric.launch) if alone else Group.sum_parts(out.shape[1])
     sums = torch.empty(parts, skinny.MAX_ROWS, dtype=torch.float32, device=x.device)
     if alone:

@@ -63,12 +63,13 @@ class FusedEagle3:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [n, hidden] as `forward` gave it -> float32 [n, draft vocab]."""
-        normed = row_kernels.norm(hidden, self.config.decoder.norm_eps, self._gain)
+        eps, pdl = self.config.decoder.norm_eps, self._fabric.launch.pdl
+        normed = row_kernels.norm(hidden, eps, self._gain, pdl=pdl)
         return head_product(normed, self._lm_head, self._fabric)
 
     def _product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > skinny.MAX_ROWS:
             return torch.mm(x, weight.t())
-        out = x.new_empty(x.shape[0], weight.shape[0])
+        out = skinny.room(x.shape[0], weight.shape[0], like=x)
         skinny.linear(skinny.Source(x), weight, out, self._fabric.launch)
         return out

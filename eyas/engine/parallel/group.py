@@ -92,9 +92,9 @@ class Group:
             dist.all_reduce(tensor)
 
     def all_reduce_add(self, tensor: torch.Tensor, residual: torch.Tensor, sums: torch.Tensor) -> None:
-        """tensor [m, n] = its sum over all ranks + residual [m, n], m <= 64.
+        """tensor [m, n] = its sum over all ranks + residual [m, n], m <= 128.
 
-        `sums` float32 [sum_parts(n), 64] receives parts of the rows' sums of squares, as on one rank
+        `sums` float32 [sum_parts(n), 128] receives parts of the rows' sums of squares, as on one rank
         `eyas.engine.kernels.skinny.linear` leaves them.
         """
         if self._one_shot is not None and self._one_shot.takes(tensor) and OneShot.parts(tensor.shape[1]):

@@ -25,7 +25,7 @@ GRAIN = tl.constexpr(16)
 """Tensors are whole grains, so many words each: their loads and stores are wide."""
 CAPACITY = 128 * 1024
 """Words of the largest tensor: 64 rows of 4096 values."""
-SUMS_ROWS = 64
+SUMS_ROWS = 128
 """Columns of a tensor of sums of squares, as `eyas.engine.kernels.skinny` reads it."""
 INBOXES = 2
 SLOT_BYTES = 8
@@ -146,8 +146,8 @@ class OneShot:
     ) -> None:
         """tensor [m, n] = its sum over all ranks (+ residual [m, n]), added in float32 and rounded once.
 
-        All are contiguous; see `takes`. `sums` float32 [parts(n), 64] receives each row's sums of squares, of
-        what was rounded.
+        All are contiguous; see `takes`. `sums` float32 [parts(n), 128] receives each row's sums of squares,
+        of what was rounded.
         """
         words = tensor.view(torch.int32)
         _sum_over_ranks[(triton.cdiv(words.numel(), BLOCK),)](
