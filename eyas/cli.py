@@ -111,7 +111,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         context_length=args.context_length,
         max_running=args.max_running,
         chunk_tokens=args.chunk_tokens,
-        mixed_chunk_tokens=args.mixed_chunk_tokens,
+        mixed_tokens=args.mixed_tokens,
         cuda_graph_max_bs=0 if args.disable_cuda_graph else args.cuda_graph_max_bs,
         cuda_graph_bs=args.cuda_graph_bs,
         overlap_schedule=False if args.disable_overlap_schedule else None,

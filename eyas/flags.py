@@ -84,10 +84,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help=f"prompt tokens in a step ({_either('chunk_tokens')})",
     )
     add(
-        "--mixed-chunk-tokens",
+        "--mixed-step-tokens",
+        dest="mixed_tokens",
         type=whole,
         metavar="N",
-        help=f"prompt tokens in a step that also decodes; 0: as in any ({_either('mixed_chunk_tokens')})",
+        help=f"tokens of a step that computes prompts and decodes; 0: as in any ({_either('mixed_tokens')})",
     )
     add("--lease-s", type=positive, default=engine.lease_s, help=f"({engine.lease_s:g})")
     add("--transfer", default=engine.transfer, choices=["auto", *Route], help="how KV moves (auto)")

@@ -59,7 +59,7 @@ class EngineConfig:
     max_running: int = 64  # sequences in a step (slots)
     max_waiting: int = 256  # requests queued; one more is refused with 429
     chunk_tokens: int = 256  # prompt rows a step computes at most
-    mixed_chunk_tokens: int = 0  # prompt rows beside decode rows; 0: chunk_tokens
+    mixed_tokens: int = 0  # rows of a step with prompts and decode rows; 0: chunk_tokens
     cuda_graph_max_bs: int = 0  # the largest batch with a CUDA graph; 0: no graphs
     cuda_graph_bs: tuple[int, ...] = ()  # the batches with a graph; (): the engine's choice up to the largest
     overlap_schedule: bool = False  # prepare a step while the one before it runs
@@ -79,8 +79,8 @@ _ON_GPU = {
     "prefill_attention_backend": "flashinfer" if importlib.util.find_spec("flashinfer") else "triton",
     "num_pages": None,
     "max_running": 256,
-    "chunk_tokens": 2048,
-    "mixed_chunk_tokens": 256,
+    "chunk_tokens": 1536,
+    "mixed_tokens": 384,
     "cuda_graph_max_bs": 256,
     "overlap_schedule": True,
 }
@@ -103,7 +103,7 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
     batches = tuple(sorted(set(config.cuda_graph_bs)))
     return dataclasses.replace(
         config,
-        mixed_chunk_tokens=min(config.mixed_chunk_tokens, config.chunk_tokens),
+        mixed_tokens=min(config.mixed_tokens, config.chunk_tokens),
         cuda_graph_bs=batches,
         cuda_graph_max_bs=max(batches, default=min(config.cuda_graph_max_bs, config.max_running)),
     )

@@ -138,7 +138,7 @@ def _device_core(loaded: Loaded, start: Start) -> tuple[Loaded, _Core]:
         config.chunk_tokens,
         loaded.round_rows,
         rounds_ahead=rounds_ahead(loaded),
-        mixed_chunk_tokens=config.mixed_chunk_tokens,
+        beside=device.runner.prompt_rows,
         yield_tokens_per_s=YIELD_TOKENS_PER_S,
     )
     return loaded, _Core(device.runner, device.pools, None, limits, device.slowest_step_s)

@@ -29,10 +29,10 @@ class Limits:
     """Sizes that bound a step. `round_rows`: rows the widest verify or draft round may write.
 
     `rounds_ahead`: for how many rounds a running sequence has pages, this one included: one more where the
-    next round is launched before this one's result is known. `mixed_chunk_tokens`: prompt rows beside decode
-    rows, while few prompt tokens wait (0: as many as in a step of prompts alone). `yield_tokens_per_s`: a
-    prompt of n tokens lets shorter ones go first that come within n / yield_tokens_per_s seconds (0: nobody
-    yields).
+    next round is launched before this one's result is known. `beside`: prompt rows beside so many decoding
+    sequences, while few prompt tokens wait or (True) many (None: as many as in a step of prompts alone).
+    `yield_tokens_per_s`: a prompt of n tokens lets shorter ones go first that come within
+    n / yield_tokens_per_s seconds (0: nobody yields).
     """
 
     page_size: int
@@ -40,7 +40,7 @@ class Limits:
     chunk_tokens: int
     round_rows: int
     rounds_ahead: int = 2
-    mixed_chunk_tokens: int = 0
+    beside: Callable[[int, bool], int] | None = None
     yield_tokens_per_s: float = 0.0
 
     @property
@@ -133,7 +133,7 @@ class Scheduler:
         """The next step. Empty when nothing can run."""
         self._starved = False
         works = [self._decode(seq) for seq in list(self.running) if self._may_decode(seq)]
-        budget = self._chunk_budget(bool(works))
+        budget = self._chunk_budget(len(works))
         for seq in self.running:
             if seq.missing > 1 and budget > 0:
                 works.append(self._chunk(seq, budget))
@@ -204,17 +204,17 @@ class Scheduler:
             seq.pages += self.pool.take(need)
         return True
 
-    def _chunk_budget(self, decoding: bool) -> int:
+    def _chunk_budget(self, decoding: int) -> int:
         """Prompt rows of this step. Beside decode rows a few, unless many prompt tokens wait."""
         limits = self.limits
-        if not decoding or not limits.mixed_chunk_tokens:
+        if not decoding or limits.beside is None:
             return limits.chunk_tokens
-        backlog, most = 0, MANY_CHUNKS * limits.mixed_chunk_tokens
+        few, backlog = limits.beside(decoding, False), 0
         for seq in itertools.chain(self.running, self.waiting):
             backlog += max(seq.missing - 1, 0)
-            if backlog > most:
-                return limits.chunk_tokens
-        return limits.mixed_chunk_tokens
+            if backlog > MANY_CHUNKS * few:
+                return limits.beside(decoding, True)
+        return few
 
     def _sit_down(self, seq: Sequence) -> None:
         """Into the running batch, on a slot of its own."""

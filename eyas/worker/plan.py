@@ -96,7 +96,7 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "pool-dir": engine.pool_dir,
         "max-running-requests": engine.max_running,
         "chunked-prefill-size": engine.chunk_tokens,
-        "mixed-chunk-tokens": engine.mixed_chunk_tokens,
+        "mixed-step-tokens": engine.mixed_tokens,
         "lease-s": f"{engine.lease_s:g}",
         "log-format": engine.log_format,
         "transfer": engine.transfer,

@@ -53,7 +53,7 @@ def on_gpu(backend: str, **changes: Any) -> EngineConfig:
     rounds = "triton" if backend == "flashinfer" else backend
     backends = {"attention_backend": rounds, "prefill_attention_backend": backend}
     if backend == "flashinfer":  # a prompt's step has no graph then: in a graph they are triton's
-        changes = {"mixed_chunk_tokens": 0} | changes
+        changes = {"mixed_tokens": 0} | changes
     return resolve_engine("cuda", **({"num_pages": 1024, "worker": "gpu"} | backends | changes))
 
 

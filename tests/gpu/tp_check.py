@@ -77,7 +77,7 @@ def config_of(model: Path, ranks: int) -> EngineConfig:
         tensor_parallel_size=ranks,
         prefill_attention_backend="triton",
         context_length=4096,
-        mixed_chunk_tokens=0,
+        mixed_tokens=0,
         cuda_graph_bs=BATCHES,
     )
 

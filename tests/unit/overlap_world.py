@@ -44,7 +44,9 @@ class Setting:
     @property
     def limits(self) -> Limits:
         ahead = 3 if self.width > 1 else 2
-        return Limits(PAGE, self.max_running, 8, self.width, rounds_ahead=ahead, mixed_chunk_tokens=4)
+        return Limits(
+            PAGE, self.max_running, 8, self.width, rounds_ahead=ahead, beside=lambda _, many: 8 if many else 4
+        )
 
 
 class WatchedRunner(DeviceRunner):
@@ -85,7 +87,7 @@ class World:
         self.rig.scheduler.limits = setting.limits
         pool = Pool(PAGE)
         self.device = PaperDevice(self.tables, pool, seed)
-        buckets = Buckets(setting.width, TILE, (2, setting.max_running), (2,), (4,))
+        buckets = Buckets(setting.width, TILE, (2, setting.max_running), (2,), 8, 8)
         layout = Layout(PAGE, self.tables.padding_slot, TILE)
         self.runner = WatchedRunner(self.device, buckets, layout, HostSampler(self.device, EOS))
         self.pace = OverlappedPace(self._rounds(pool), self.runner, setting.ahead)

@@ -56,7 +56,7 @@ def test_help_is_quick() -> None:
         (["gateway", "--registry", "etcd:"], "registry must start with 'static:' or 'redis://'"),
         (["bench", "bs0"], "'bs0'"),
         (["serve", "--mem-fraction-static", "1.5"], "--mem-fraction-static: '1.5' is not a fraction"),
-        (["serve", "--mixed-chunk-tokens", "-1"], "--mixed-chunk-tokens"),
+        (["serve", "--mixed-step-tokens", "-1"], "--mixed-step-tokens"),
         (["serve", "--cuda-graph-bs", "1", "--disable-cuda-graph"], "--cuda-graph-bs"),
         (["serve", "--device", "gpu"], "--device: 'gpu' is neither cpu nor cuda"),
         (["serve", "--dtype", "bfloat16"], "--dtype: bfloat16 needs a GPU"),
@@ -187,7 +187,7 @@ def test_batches_with_a_graph(flags: list[str], largest: int, batches: tuple[int
 
 def test_a_mixed_chunk_is_no_larger_than_a_chunk() -> None:
     engine = cli.engine_config(parse("serve", "--device", "cuda", "--chunk-tokens", "100"))
-    assert (engine.chunk_tokens, engine.mixed_chunk_tokens) == (100, 100)
+    assert (engine.chunk_tokens, engine.mixed_tokens) == (100, 100)
 
 
 def test_synthetic_acceptance_is_resolved_for_every_step() -> None:

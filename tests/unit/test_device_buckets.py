@@ -7,7 +7,7 @@ import itertools
 from eyas.engine.device.buckets import MAX_ENDS, Buckets, default_batches
 from eyas.engine.device.step import StepShape
 
-BUCKETS = Buckets(3, 4, batches=(1, 2, 4, 8), mixed_batches=(4, 8), chunks=(8, 16))
+BUCKETS = Buckets(3, 4, (1, 2, 4, 8), mixed_batches=(4, 24, 60), chunk_tokens=300, mixed_tokens=192)
 CAPTURED = list(BUCKETS.captured())
 
 
@@ -20,7 +20,11 @@ def holds(shape: StepShape, batch: int, chunk: int, tiles: int, ends: int) -> bo
 
 def test_a_step_takes_the_smallest_graph_that_holds_it() -> None:
     exact = 0
-    for batch, chunk, ends in itertools.product(range(10), range(19), (0, 1, MAX_ENDS, MAX_ENDS + 1)):
+    for batch, chunk, ends in itertools.product(
+        (0, 1, 3, 8, 9, 24, 25, 60, 61),
+        (0, 1, 64, 110, 116, 117, 120, 180, 181),
+        (0, 1, MAX_ENDS, MAX_ENDS + 1),
+    ):
         if not batch and not chunk or ends > chunk:
             continue
         for tiles in {-(-chunk // 4), -(-chunk // 4) + MAX_ENDS - 1 if chunk else 0, chunk}:
@@ -35,9 +39,20 @@ def test_a_step_takes_the_smallest_graph_that_holds_it() -> None:
 
 
 def test_graphs_are_captured_from_the_largest_down() -> None:
-    assert len(set(CAPTURED)) == len(CAPTURED) == 4 + 2 * 2
+    assert len(set(CAPTURED)) == len(CAPTURED) == 4 + 2 + 1 + 1
     rows = [shape.rows for shape in CAPTURED]
     assert rows == sorted(rows, reverse=True)
+
+
+def test_rounds_leave_room_for_prompts() -> None:
+    """A captured total, with the batch that is captured; of many prompt rows all that fit."""
+    for batch in range(1, 61):
+        rows = BUCKETS.beside(batch, False)
+        assert BUCKETS.shape(batch, rows, -(-rows // 4), 1) in CAPTURED
+        assert rows >= 64 and BUCKETS.shape(batch, rows, 0, 1).rows <= max(192, 3 * 60 + 64)
+        assert BUCKETS.beside(batch, True) == max(300 - 3 * batch, 64)
+    assert BUCKETS.beside(3, False) == 192 - 12 and BUCKETS.beside(5, False) == 192 - 72
+    assert Buckets(1, 4, (), (), 100).beside(7, False) == 93
 
 
 def test_without_graphs_every_shape_is_exact() -> None:

@@ -43,7 +43,7 @@ def test_steps_that_cannot_be_told_are_refused(changes: dict[str, object]) -> No
 
 @pytest.mark.parametrize("max_running", [1, 5, 64])
 def test_no_step_is_larger_than_the_largest(max_running: int) -> None:
-    made = loaded(max_running=max_running, chunk_tokens=300, cuda_graph_max_bs=max_running)
+    made = loaded(max_running=max_running, chunk_tokens=300, mixed_tokens=300, cuda_graph_max_bs=max_running)
     buckets = buckets_of(made)
     most = largest(made, buckets)
     layout = Layout(16, 0, buckets.tile_rows)

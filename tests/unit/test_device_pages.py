@@ -137,7 +137,7 @@ class World:
         tables = Tables(TableSizes(MAX_RUNNING + 1, longest, loaded.width), "cpu")
         self.watch = Watch(self.rig, tables, spec)
         layout = Layout(PAGE, tables.padding_slot, 4)
-        buckets = Buckets(loaded.width, 4, (3, MAX_RUNNING), (4,), (CHUNK,))
+        buckets = Buckets(loaded.width, 4, (3, MAX_RUNNING), (4,), CHUNK, CHUNK)
         if not padded:
             buckets = Buckets(loaded.width, 4, ())
         self.runner = DeviceRunner(self.watch, buckets, layout, HostSampler(self.watch, ()))

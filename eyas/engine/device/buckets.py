@@ -1,7 +1,7 @@
 """Which shapes have graphs, and which of them a step takes: torch-free arithmetic.
 
 A step of rounds alone takes the next larger batch; a step with a small prompt chunk takes the next larger
-pair of batch and chunk. What fits nowhere keeps its exact shape and runs without a graph.
+batch, and then a total of rows. What fits nowhere keeps its exact shape and runs without a graph.
 """
 
 from __future__ import annotations
@@ -16,16 +16,33 @@ from eyas.engine.device.step import StepShape
 MAX_ENDS = 8
 """Prompts that may end in one captured step with a chunk."""
 
+GRAIN = 64
+"""Totals of rows are multiples: what matrix products of many rows take grows in such steps."""
+
+LEAST = 64
+"""Prompt rows beside any batch: prompts go on however many decode."""
+
 
 @dataclass(frozen=True)
 class Buckets:
-    """Ascending batches (of rounds alone, and beside a chunk) and chunks. `width`: rows of a round."""
+    """Ascending batches with a graph, of rounds alone and of those beside a chunk. `width`: rows of a round.
+
+    `chunk_tokens` and `mixed_tokens`: rows of a step with prompts, those of rounds included: the most, and as
+    many as a step should have that also has rounds (0: there is no difference, and no graph).
+    """
 
     width: int
     tile_rows: int
     batches: tuple[int, ...]
     mixed_batches: tuple[int, ...] = ()
-    chunks: tuple[int, ...] = ()
+    chunk_tokens: int = 0
+    mixed_tokens: int = 0
+
+    def beside(self, batch: int, many: bool) -> int:
+        """Prompt rows for a step with so many rounds: as captured, or as many as there may be."""
+        if many or not self.mixed_tokens:
+            return max(self.chunk_tokens - batch * self.width, self._least)
+        return self._chunks(_next(self.mixed_batches, batch) or batch)[-1]
 
     def shape(self, batch: int, chunk: int, tiles: int, ends: int) -> StepShape:
         """The captured shape that holds such a step, or the exact one."""
@@ -33,7 +50,8 @@ class Buckets:
         if not chunk:
             larger = _next(self.batches, batch)
             return exact if larger is None else StepShape(larger, self.width)
-        larger, longer = _next(self.mixed_batches, batch), _next(self.chunks, chunk)
+        larger = _next(self.mixed_batches, batch)
+        longer = None if larger is None else _next(self._chunks(larger), chunk)
         if larger is None or longer is None or ends > MAX_ENDS or tiles > self._tiles(longer):
             return exact
         return self._mixed(larger, longer)
@@ -41,8 +59,18 @@ class Buckets:
     def captured(self) -> Iterator[StepShape]:
         """Every shape that has a graph, the largest first: the others then fit in its memory."""
         shapes = [StepShape(batch, self.width) for batch in self.batches]
-        shapes += [self._mixed(batch, chunk) for batch in self.mixed_batches for chunk in self.chunks]
+        shapes += [self._mixed(batch, chunk) for batch in self.mixed_batches for chunk in self._chunks(batch)]
         return iter(sorted(shapes, key=lambda shape: -shape.rows))
+
+    def _chunks(self, batch: int) -> tuple[int, ...]:
+        """Prompt rows of the captured steps with so many rounds."""
+        taken = batch * self.width
+        totals = range(2 * GRAIN, self.mixed_tokens + 1, GRAIN)
+        return tuple(total - taken for total in totals if total - taken >= self._least) or (self._least,)
+
+    @property
+    def _least(self) -> int:
+        return min(LEAST, self.chunk_tokens)
 
     def _mixed(self, batch: int, chunk: int) -> StepShape:
         return StepShape(batch, self.width, chunk, self._tiles(chunk), MAX_ENDS)

@@ -44,7 +44,7 @@ BEYOND = 256
 RESERVE_BYTES = 4 << 30
 """For the graphs and the widest step's activations."""
 
-MIXED_BATCHES = (8, 16, 32, 48, 64, 96, 128, 192, 256)
+MIXED_BATCHES = (8, 16, 32, 48, 64, 80, 96, 128, 192, 256)
 
 
 @dataclass(frozen=True)
@@ -243,19 +243,14 @@ def _machine(
 def buckets_of(loaded: Loaded) -> Buckets:
     """Graphs for rounds, and for rounds beside a small chunk, as far as the configuration wants graphs."""
     config = loaded.config
-    most, chunk = config.cuda_graph_max_bs, config.mixed_chunk_tokens
+    most, tokens = config.cuda_graph_max_bs, (config.chunk_tokens, config.mixed_tokens)
     decoders = [loaded.target] if loaded.head is None else [loaded.target, loaded.head.decoder]
     rows = min(tile_rows(decoder.num_heads, decoder.num_kv_heads) for decoder in decoders)
     if not most:
-        return Buckets(loaded.width, rows, ())
+        return Buckets(loaded.width, rows, (), (), *tokens)
     batches = config.cuda_graph_bs or default_batches(most)
     mixed = tuple(b for b in MIXED_BATCHES if b < most) + (most,)
-    return Buckets(loaded.width, rows, batches, mixed if chunk else (), _chunks(chunk))
-
-
-def _chunks(most: int) -> tuple[int, ...]:
-    """In steps of 64: a padded prompt row costs as much as a real one."""
-    return tuple(range(64, most, 64)) + (most,) if most else ()
+    return Buckets(loaded.width, rows, batches, mixed if config.mixed_tokens else (), *tokens)
 
 
 def rehearsed(loaded: Loaded, buckets: Buckets) -> Iterator[StepShape]:

@@ -58,6 +58,10 @@ class DeviceRunner:
             return ()
         return [Span(work.seq.pages, work.start, len(work.tokens)) for work in chunks]
 
+    def prompt_rows(self, rounds: int, many: bool) -> int:
+        """How many a step with so many rounds should have, if few or many wait."""
+        return self._buckets.beside(rounds, many)
+
     def copy_page(self, source: int, target: int) -> None:
         """Between the steps launched before and those after."""
         self._executor.copy_page(source, target)
