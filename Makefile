@@ -19,10 +19,10 @@ serve: $(STAMP)
 	@exec $(BIN)/eyas serve
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 -m slow
 
 check: $(STAMP)
 	$(BIN)/ruff check .

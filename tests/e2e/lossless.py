@@ -2,7 +2,7 @@
 
 The reference is an engine without a drafter that answers one request at a time. Every variant answers the
 same requests another way, and every difference is told. Variants that are broken on purpose must differ.
-`make lossless` runs all of it; `test_lossless.py` a tenth.
+`make lossless` runs all of it; `test_lossless.py` a part.
 """
 
 from __future__ import annotations

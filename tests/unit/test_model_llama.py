@@ -123,22 +123,28 @@ def test_captured_states_are_layer_inputs(tmp_path: Path) -> None:
     assert (hidden - states[-1][0]).abs().max() < 1e-4
 
 
-@pytest.fixture(params=["gqa_tied", "odd_head_dim", "wide_group"])
-def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
-    return Rig(write_tiny_llama(tmp_path, layers=3, **VARIANTS[request.param]))
-
-
 LENGTH = 203
 
 
+@pytest.fixture(scope="module", params=["gqa_tied", "odd_head_dim", "wide_group"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model"), layers=3, **VARIANTS[request.param])
+
+
 @pytest.fixture
+def rig(folder: Path) -> Rig:
+    return Rig(folder)
+
+
+@pytest.fixture(scope="module")
 def tokens() -> list[int]:
     return prompt(LENGTH)
 
 
-@pytest.fixture
-def alone(rig: Rig, tokens: list[int]) -> torch.Tensor:
+@pytest.fixture(scope="module")
+def alone(folder: Path, tokens: list[int]) -> torch.Tensor:
     """Logits of every row, one forward a row: what all other ways must reproduce to the bit."""
+    rig = Rig(folder)
     table = rig.table(LENGTH)
     return torch.cat([rig.logits([Span(table, i, 1)], tokens[i : i + 1]) for i in range(LENGTH)])
 

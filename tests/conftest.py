@@ -1,0 +1,28 @@
+"""Tests side by side (`pytest -n 2`): what they leave each other of the cores, and who stands beside whom."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # torch is not imported yet; what a test starts inherits it
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """Whole clusters come first and never two at once: one alone has more processes than there are cores."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneCluster(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "clusters" if nodeid.startswith("tests/e2e/") else nodeid
+
+    return OneCluster(config, log)
