@@ -79,7 +79,7 @@ _ON_GPU = {
     "prefill_attention_backend": "flashinfer" if importlib.util.find_spec("flashinfer") else "triton",
     "num_pages": None,
     "max_running": 256,
-    "chunk_tokens": 1536,
+    "chunk_tokens": 3072,
     "mixed_tokens": 384,
     "cuda_graph_max_bs": 256,
     "overlap_schedule": True,

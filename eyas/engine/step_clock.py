@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable
 
-MARGIN_S = 0.001
+MARGIN_S = 0.0005
 
 
 class StepClock:

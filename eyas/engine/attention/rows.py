@@ -1,21 +1,23 @@
 """Attention of a device step's rows: rounds by the split-KV kernel, prompt chunks by the tile kernel.
 
 Lengths are read on the device, from what the step's rows say; the host knows counts only. Chunks that were
-planned on the host go to whoever planned them.
+planned on the host go to whoever planned them. Where a step has both kinds the chunks run beside the rounds,
+on a stream of their own: these wait for memory, those for the matrix units.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from eyas.engine.attention.prompts import PromptAttention
-from eyas.engine.device.rows import Rows
+from eyas.engine.device.rows import Rounds, Rows
 from eyas.engine.kernels.attend import Launch, Queries, attend
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import attend_chunks
-from eyas.engine.kernels.skinny import room
+from eyas.engine.kernels.skinny import MAX_ROWS, room
 from eyas.engine.kv_pool import PoolShape
 
 
@@ -47,16 +49,42 @@ class PagedAttention:
         self._prompts = prompts
         sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
         self._launch = Launch.on(PagedKv(sample, tables), heads, most.batch, most.width, pdl)
+        self._side = torch.cuda.Stream() if sample.is_cuda else None
 
     def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim] -> [m, heads * dim]."""
-        paged, out, first = PagedKv(layer, self._tables), room(*q.shape, like=q), 0
-        if rows.rounds is not None:
-            rounds, first = rows.rounds, rows.rounds.rows
-            queries = Queries(rounds.slots, rounds.starts, rounds.width, rounds.mask, rounds.extent)
-            attend(q[:first], paged, queries, self._launch, out=out[:first])
-        if rows.planned and self._prompts is not None:
-            self._prompts.run(q[first:], layer, out[first:])
-        elif rows.tiles is not None:
-            attend_chunks(q[first:], paged, rows.tiles, out=out[first:])
+        out = room(*q.shape, like=q)
+        if rows.rounds is None:
+            self._chunks(q, layer, rows, out)
+        elif rows.tiles is None:
+            self._rounds(q, layer, rows.rounds, out)
+        else:
+            self._both(q, layer, rows, rows.rounds, out)
         return out.view(q.shape[0], -1)
+
+    def _both(
+        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, rounds: Rounds, out: torch.Tensor
+    ) -> None:
+        """The chunks on the side, except for few rows: their products are launched one into the other."""
+        first = rounds.rows
+        chunks = partial(self._chunks, q[first:], layer, rows, out[first:])
+        side = self._side if rows.count > MAX_ROWS else None
+        if side is None:
+            chunks()
+        else:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                chunks()
+        self._rounds(q[:first], layer, rounds, out[:first])
+        if side is not None:
+            torch.cuda.current_stream().wait_stream(side)
+
+    def _rounds(self, q: torch.Tensor, layer: torch.Tensor, rounds: Rounds, out: torch.Tensor) -> None:
+        queries = Queries(rounds.slots, rounds.starts, rounds.width, rounds.mask, rounds.extent)
+        attend(q, PagedKv(layer, self._tables), queries, self._launch, out=out)
+
+    def _chunks(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, out: torch.Tensor) -> None:
+        if rows.planned and self._prompts is not None:
+            self._prompts.run(q, layer, out)
+        elif rows.tiles is not None:
+            attend_chunks(q, PagedKv(layer, self._tables), rows.tiles, out=out)

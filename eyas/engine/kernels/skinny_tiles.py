@@ -63,7 +63,7 @@ MEASURED: Table = {
     ("linear", 16, 32000, 4096): Tile(columns=64, depth=128, warps=4, stages=5),
     ("linear", 16, 4096, 12288): Tile(columns=64, depth=256, warps=4, stages=5),
     ("linear", 16, 4096, 14336): Tile(columns=64, depth=256, warps=4, stages=5, ahead=512),
-    ("linear", 16, 4096, 4096): Tile(columns=64, depth=256, warps=4, stages=5, ahead=512),
+    ("linear", 16, 4096, 4096): Tile(columns=64, depth=128, warps=4, stages=5, ahead=512),
     ("linear", 32, 128256, 4096): Tile(columns=128, depth=64, warps=4, stages=5),
     ("linear", 32, 32000, 4096): Tile(columns=128, depth=64, warps=8, stages=5),
     ("linear", 32, 4096, 12288): Tile(columns=64, depth=256, warps=4, stages=4),
