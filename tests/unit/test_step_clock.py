@@ -54,4 +54,4 @@ def test_one_slow_step_does_not_teach_to_wait_longer(times: Clock) -> None:
         clock.runs("a")
         times.now += took
     clock.runs("a")
-    assert clock.spare_s < 0.010
+    assert clock.spare_s <= 0.010
