@@ -54,7 +54,7 @@ from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.copier import Copier
 from kv_transfer.owner import Owner
 
-YIELD_TOKENS_PER_S = 1000.0
+YIELD_TOKENS_PER_S = 500.0
 """So many tokens of a GPU's prompt are worth a second of waiting for shorter ones."""
 
 PLAIN_PAGES = 2048
