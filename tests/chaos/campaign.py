@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -66,6 +67,7 @@ class Campaign:
     def __init__(self, plan: Plan, journal: TextIO, console: Console) -> None:
         self._plan = plan
         self._journal = journal
+        self._writing = threading.Lock()  # processes' lines come from threads, and a text file is for one
         self._console = console
         self._began = time.monotonic()
         self._resuming: dict[Role, asyncio.Task[None]] = {}  # the latest stop of each role
@@ -214,4 +216,6 @@ class Campaign:
 
     def _write(self, event: str, **fields: object) -> None:
         at = round(time.monotonic() - self._began, 3)
-        self._journal.write(json.dumps({"at": at, "event": event, **fields}) + "\n")
+        line = json.dumps({"at": at, "event": event, **fields}) + "\n"
+        with self._writing:
+            self._journal.write(line)
