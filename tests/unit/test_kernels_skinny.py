@@ -175,6 +175,41 @@ def test_a_row_does_not_depend_on_its_company() -> None:
     assert torch.equal(alone[0], together[3])
 
 
+@pytest.mark.parametrize("tile", CUTS[1::2])
+def test_what_lies_behind_the_rows_changes_nothing(tile: Tile) -> None:
+    m, n, k = 5, 64, 128
+    rows, weight = random(m, k), random(n, k)
+    x = skinny.room(m, k, like=weight).copy_(rows)
+    x.as_strided((16 - m, k), (k, 1), m * k).fill_(float("nan"))
+    sums = torch.full((n // tile.columns, skinny.MAX_ROWS), UNWRITTEN, device=DEVICE)
+    found, expected = (torch.empty(m, n, device=DEVICE) for _ in range(2))
+    skinny.linear(skinny.Source(rows), weight, expected, launch("linear", 16, weight, tile))
+    skinny.linear(skinny.Source(x), weight, found, launch("linear", 16, weight, tile), sums=sums)
+    assert torch.equal(found, expected)
+    close(sums[:, :m], sums_of(found, len(sums))[:, :m].double(), torch.float32)
+    assert (sums[:, m:] == UNWRITTEN).all()
+    shared, halves = launch("gated", 16, weight, tile), [torch.empty(m, n // 2, device=DEVICE) for _ in "ab"]
+    for source, half in zip((rows, x), halves, strict=True):
+        skinny.gated(skinny.Source(source, sums_of(rows, 2), EPS), weight, half, shared)
+    assert torch.equal(*halves)
+
+
+def test_rows_are_padded_with_memory_only_where_there_is_some() -> None:
+    weight = random(32, 64)
+    pages = random(40, 64)
+    for x, rows in (
+        (skinny.room(5, 64, like=weight), 16),
+        (skinny.room(5, 64, like=weight)[2:], 3),
+        (skinny.room(65, 64, like=weight), 128),
+        (random(5, 64), 5),
+        (pages[:5], 16),
+        (pages[24:29], 16),
+        (pages[25:30], 5),
+    ):
+        plan = skinny._plan("linear", skinny.Source(x), weight, 32, skinny.Launch.on(DEVICE, pdl=PDL))
+        assert skinny._rows(x, plan).shape == [rows, 64]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     shared, x, weight = skinny.Launch.on(DEVICE, pdl=PDL), random(2, 64), random(32, 64)
     out = torch.empty(2, 32, device=DEVICE)
@@ -251,8 +286,13 @@ def test_measured_tiles_fit_as_they_are() -> None:
         check(tile, shape, 2)
 
 
+def test_what_is_asked_in_advance_is_a_power_of_two_of_lines() -> None:
+    assert [skinny._power_of_2_below(n) for n in (0, 1, 2, 3, 4, 7, 8)] == [0, 1, 2, 2, 4, 4, 8]
+
+
 def check(tile: Tile, shape: Shape, itemsize: int) -> None:
     assert shape.span % tile.columns == 0 and (shape.k // tile.split) % tile.depth == 0
     assert tile.columns >= 16 and tile.depth >= 16 and tile.stages >= 1
     assert tile.stages * (tile.columns + shape.rows) * tile.depth * itemsize <= 208 * 1024
+    assert tile.ahead <= shape.k // tile.split and tile.ahead.bit_count() <= 1
     assert tile.split == 1 or tile.split * shape.n * 128 <= skinny.Launch.on("cpu", False).partials.numel()

@@ -98,7 +98,8 @@ def tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile:
     if min(columns // (2 if shape.kind == "gated" else 1), depth) < _NARROWEST:
         raise ValueError(f"{shape} has a side that is not a multiple of {_NARROWEST}")
     stages = min(tile.stages, _SHARED_BYTES // ((columns + shape.rows) * depth * itemsize))
-    return replace(tile, columns=columns, depth=depth, stages=max(stages, 1), split=split)
+    ahead = min(tile.ahead, 1 << (shape.k // split).bit_length() - 1)
+    return replace(tile, columns=columns, depth=depth, stages=max(stages, 1), split=split, ahead=ahead)
 
 
 def _rule(shape: Shape) -> Tile:
@@ -106,4 +107,5 @@ def _rule(shape: Shape) -> Tile:
     columns = 128 if shape.kind == "gated" or shape.n >= 8192 else 64
     programs = shape.n // columns
     split = 1 if programs >= (64 if shape.rows <= 32 else 96) else 2 if programs >= 32 else 4
-    return Tile(columns, 64 if columns == 128 else 128, warps=4, stages=5, split=split, ahead=256)
+    warps = 8 if shape.rows == 128 else 4  # for the registers of what follows the product
+    return Tile(columns, 64 if columns == 128 else 128, warps, stages=5, split=split, ahead=256)
