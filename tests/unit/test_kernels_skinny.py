@@ -286,10 +286,6 @@ def test_measured_tiles_fit_as_they_are() -> None:
         check(tile, shape, 2)
 
 
-def test_what_is_asked_in_advance_is_a_power_of_two_of_lines() -> None:
-    assert [skinny._power_of_2_below(n) for n in (0, 1, 2, 3, 4, 7, 8)] == [0, 1, 2, 2, 4, 4, 8]
-
-
 def check(tile: Tile, shape: Shape, itemsize: int) -> None:
     assert shape.span % tile.columns == 0 and (shape.k // tile.split) % tile.depth == 0
     assert tile.columns >= 16 and tile.depth >= 16 and tile.stages >= 1

@@ -170,14 +170,9 @@ def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: La
         slots=max(_LEAST_SLOTS, triton.next_power_of_2(parts)) if parts else 0,
         eps=source.eps,
         pdl=launch.pdl,
-        ahead=_power_of_2_below(min(tile.ahead, k // tile.split) * itemsize // _LINE_BYTES),
+        ahead=tile.ahead * itemsize // _LINE_BYTES,
         line=_LINE_BYTES // itemsize,
     )
-
-
-def _power_of_2_below(count: int) -> int:
-    """The largest that is not above `count`; 0 for 0."""
-    return 1 << count.bit_length() - 1 if count else 0
 
 
 def _padded(m: int) -> int:
