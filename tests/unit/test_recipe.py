@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,42 @@ found = record(partial(launches, replace(config, speculation=SpeculationConfig(*
 names = [variant.args[0].__name__ for variant in found]
 compile_all([variant for name, variant in zip(names, found) if name in compiled], 1)
 print(json.dumps({name: names.count(name) for name in names}))
+"""
+SUMS = """
+import json, sys
+from functools import partial
+import torch
+from triton.runtime import driver
+from eyas.common.config import resolve_engine
+from eyas.engine.device.recipe import launches
+from eyas.engine.kernels.compile_ahead import NoDevice, compile_all, record
+from eyas.engine.parallel.one_shot import SUMS_ROWS, OneShot
+
+model, dtype = json.loads(sys.argv[1])
+
+def launched():
+    one_shot = OneShot(1, torch.zeros(2, dtype=torch.int64), pdl=True)
+    for rows in (1, 5, 64):
+        x, residual = (torch.empty(rows, 512, dtype=getattr(torch, dtype)) for _ in range(2))
+        if one_shot.takes(x):
+            one_shot(x)
+            one_shot(x, residual, torch.empty(OneShot.parts(512), SUMS_ROWS))
+
+def keys(variants):
+    return sorted(variant.args[1] for variant in variants if name(variant) == "_sum_over_ranks")
+
+def name(variant):
+    return variant.args[0].__name__
+
+driver.set_active(NoDevice(90))
+asked = {"max_running": 24, "chunk_tokens": 300, "prefill_attention_backend": "triton"}
+asked |= {"draft": None, "tensor_parallel_size": 2}
+found = record(partial(launches, resolve_engine("cuda", model=model, dtype=dtype, **asked)))
+sums = [variant for variant in found if name(variant) == "_sum_over_ranks"]
+if sums:
+    compile_all(sums, 1)
+kernels = sorted({name(variant) for variant in found})
+print(json.dumps({"kernels": kernels, "found": keys(found), "launched": keys(record(launched))}))
 """
 PLAIN = {"_gather", "_prepare", "_attend", "_attend_chunks", "_peaks", "_settle", "_draw", "_verdict"}
 PLAIN |= {"_norm", "_rope_write", "_silu_mul", "qkv_rope_kernel", "linear_kernel", "gated_kernel"}
@@ -63,6 +100,22 @@ def test_all_kernels_are_found_and_compile(tmp_path: Path, cache: Path, rounds: 
     assert len(list(cache.rglob("*.cubin"))) == sum(found[name] for name in compiled)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_sum_over_ranks_is_found_as_it_is_launched(tmp_path: Path, cache: Path, dtype: str) -> None:
+    """With a residual and sums in narrow steps, without in wide ones: the keys are those of real tensors."""
+    model = write_tiny_llama(tmp_path / "model", tied=False, hidden=512)
+    told = _told(SUMS, json.dumps([str(model), dtype]))
+    assert told["kernels"] == sorted(PLAIN | {"_sum_over_ranks"})
+    assert len(told["found"]) == 2
+    assert told["found"] == told["launched"]
+    assert len(list(cache.rglob("_sum_over_ranks.cubin"))) == 2
+
+
+def test_float32_is_summed_by_no_kernel_of_ours(tmp_path: Path, cache: Path) -> None:
+    model = write_tiny_llama(tmp_path / "model", tied=False, hidden=512)
+    assert _told(SUMS, json.dumps([str(model), "float32"]))["found"] == []
+
+
 def test_a_batch_without_a_graph_has_its_kernels(tmp_path: Path, cache: Path) -> None:
     spec, kernels = SPECULATION["plain"]
     every = _recorded(tmp_path, spec)
@@ -82,7 +135,11 @@ def _recorded(
     model = write_tiny_llama(folder / "model", tied=False)
     head = write_tiny_eagle3(folder / "head", model, draft_vocab=128) if drafted else None
     told = json.dumps([str(model), head and str(head), compiled or [], asked])
-    code = RECORD.replace("SPEC", str(spec))
-    done = subprocess.run([sys.executable, "-c", code, told], capture_output=True, text=True)
+    return _told(RECORD.replace("SPEC", str(spec)), told)  # type: ignore[no-any-return]
+
+
+def _told(code: str, argument: str) -> Any:
+    """What a program prints as JSON."""
+    done = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    return json.loads(done.stdout)

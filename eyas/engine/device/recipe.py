@@ -21,6 +21,7 @@ from eyas.engine.device.program import Program
 from eyas.engine.device.step import StepShape
 from eyas.engine.loaded import Loaded
 from eyas.engine.parallel.group import Group as Ranks
+from eyas.engine.parallel.one_shot import OneShot
 from eyas.engine.parallel.ranks import Seat
 from eyas.engine.startup import Phases
 from eyas.engine.weights import Part, Shape, Weights
@@ -40,16 +41,16 @@ def launches(config: EngineConfig) -> None:
 
 
 class _Absent(Ranks):
-    """A group whose other ranks are not there: nothing is summed, and joins have no values."""
+    """A group whose other ranks are not there: small sums have their kernel, joins have no values."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__(Seat(), "meta")
         self.ranks = ranks
+        if ranks > 1:
+            addresses = torch.empty(ranks, dtype=torch.int64, device="meta")
+            self._one_shot = OneShot(self.rank, addresses, pdl=True)
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        pass
-
-    def all_reduce_add(self, tensor: torch.Tensor, residual: torch.Tensor, sums: torch.Tensor) -> None:
+    def _collective(self, tensor: torch.Tensor) -> None:
         pass
 
     def all_gather_columns(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -80,7 +80,8 @@ class Group:
         """Small sums go through memory that all ranks map, where the devices can reach each other."""
         self._memory = PeerMemory.share(OneShot.buffer_bytes(self.ranks), self._device)
         if self._memory is not None:
-            self._one_shot = OneShot(self.rank, self._memory.addresses)
+            pdl = torch.cuda.get_device_capability(self._device) >= (9, 0)
+            self._one_shot = OneShot(self.rank, self._memory.addresses, pdl=pdl)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replaces tensor (contiguous, any shape, floating point) by its sum over all ranks."""
@@ -89,7 +90,11 @@ class Group:
         if self._one_shot is not None and self._one_shot.takes(tensor):
             self._one_shot(tensor)
         else:
-            dist.all_reduce(tensor)
+            self._collective(tensor)
+
+    def _collective(self, tensor: torch.Tensor) -> None:
+        """A sum that the kernel for small ones does not take."""
+        dist.all_reduce(tensor)
 
     def all_reduce_add(self, tensor: torch.Tensor, residual: torch.Tensor, sums: torch.Tensor) -> None:
         """tensor [m, n] = its sum over all ranks + residual [m, n], m <= 128.

@@ -117,13 +117,16 @@ def _sum_over_ranks(
 
 
 class OneShot:
-    """`addresses`: int64 [ranks] on the device, where this rank sees every rank's `buffer_bytes`, zeroed."""
+    """`addresses`: int64 [ranks] on the device, where this rank sees every rank's `buffer_bytes`, zeroed.
 
-    def __init__(self, rank: int, addresses: torch.Tensor) -> None:
+    `pdl`: programmatic dependent launch, which a GPU knows from compute capability 9.0 on.
+    """
+
+    def __init__(self, rank: int, addresses: torch.Tensor, *, pdl: bool = False) -> None:
         self._rank = rank
         self._addresses = addresses
         self._turns = torch.zeros(CAPACITY // BLOCK, dtype=torch.int32, device=addresses.device)
-        self._pdl = addresses.is_cuda and torch.cuda.get_device_capability(addresses.device) >= (9, 0)
+        self._pdl = pdl
 
     @staticmethod
     def buffer_bytes(ranks: int) -> int:
