@@ -34,11 +34,16 @@ class Loaded:
 
     @classmethod
     def of(cls, config: EngineConfig, epoch: int = 0) -> Self:
-        """As the models' folders say. Raises ConfigError in one sentence if they cannot be served."""
+        """As the models' folders say, which ranks can share.
+
+        Raises ConfigError in one sentence if they cannot be served.
+        """
         target = ModelConfig.from_folder(config.model, config.load_format).limited_to(config.context_length)
         head = None
         if config.draft is not None:
             head = DraftConfig.from_folder(config.draft, target, config.load_format)
+        for decoder in [target] if head is None else [target, head.decoder]:
+            config_of_rank(decoder, config.tensor_parallel_size)
         return cls(config, target, head, epoch)
 
     def with_pages(self, num_pages: int) -> Self:

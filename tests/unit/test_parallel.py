@@ -270,8 +270,10 @@ def _logits(config: ModelConfig, group: Group) -> torch.Tensor:
 
 def test_what_cannot_be_divided_is_an_error(tmp_path: Path) -> None:
     config = ModelConfig.from_folder(write_tiny_llama(tmp_path / "model", kv_heads=2), "dummy")
-    with pytest.raises(ConfigError, match="2 key and value heads cannot be divided among 4 ranks"):
+    with pytest.raises(ConfigError, match="2 key and value heads cannot be divided among 4 ranks") as refused:
         config_of_rank(config, 4)
+    assert refused.value.message.startswith("--tensor-parallel-size: ")
+    assert refused.value.param == "tensor-parallel-size"
     assert config_of_rank(config, 1) == config
 
 

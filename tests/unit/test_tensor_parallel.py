@@ -218,3 +218,19 @@ def test_the_torch_backend_runs_on_one_gpu() -> None:
 def test_a_cpu_has_one_rank() -> None:
     with pytest.raises(ConfigError, match="--tensor-parallel-size: 2 needs a GPU"):
         resolve_engine("cpu", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize(("kv_heads", "ranks", "folder"), [((2, 2), 4, "model"), ((2, 1), 2, "head")])
+def test_every_rank_has_kv_heads_of_its_own(
+    tmp_path: Path, kv_heads: tuple[int, int], ranks: int, folder: str
+) -> None:
+    """Of the model and of its head; otherwise it is said before any rank starts."""
+    model = write_tiny_llama(tmp_path / "model", kv_heads=kv_heads[0])
+    head = write_tiny_eagle3(tmp_path / "head", model)
+    told = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(told | {"num_key_value_heads": kv_heads[1]}))
+    config = replace(SHARED, model=str(model), draft=str(head), tensor_parallel_size=ranks)
+    heads = f"{min(kv_heads)} key and value heads cannot be divided among {ranks} ranks"
+    with pytest.raises(ConfigError, match=f"--tensor-parallel-size: {folder}: {heads}") as refused:
+        Loaded.of(config)
+    assert refused.value.param == "tensor-parallel-size"

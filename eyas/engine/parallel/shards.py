@@ -26,7 +26,7 @@ from eyas.engine.model_config import ModelConfig
 def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
     """The same decoder with one rank's heads and feed-forward width; hidden size and vocabulary stay whole.
 
-    Raises ConfigError, naming the size, if the ranks cannot divide it.
+    Raises ConfigError, naming the flag and the size, if the ranks cannot divide it: no head is held twice.
     """
     sizes = {
         "query heads": config.num_heads,
@@ -36,7 +36,9 @@ def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
     }
     for name, size in sizes.items():
         if size % ranks:
-            raise ConfigError(f"{config.folder.name}: {size} {name} cannot be divided among {ranks} ranks")
+            flag = "tensor-parallel-size"
+            message = f"--{flag}: {config.folder.name}: {size} {name} cannot be divided among {ranks} ranks"
+            raise ConfigError(message, param=flag)
     return dataclasses.replace(
         config,
         num_heads=config.num_heads // ranks,
