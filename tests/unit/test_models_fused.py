@@ -30,6 +30,7 @@ LAYERS = 2
 CAPTURE = (1, 1, 2)  # a layer twice, and what leaves the last
 SLOTS = 4
 ERROR = 1e-4
+FIRST = {"narrow": 20, "wide": skinny.MAX_ROWS - 8}
 
 Placed = list[tuple[int, Span]]  # spans and their slots
 
@@ -107,10 +108,11 @@ class Steps:
     """Two prompts at once (`first` rows of the first), then rounds of both beside another prompt."""
 
     def __init__(self, rig: Rig, first: int) -> None:
-        a, b, c = (rig.table(rows) for rows in (first + 3, 12, 6))
+        a, b, c = (rig.table(rows) for rows in (first + 3, 12, first + 4))
+        self._wide = first == FIRST["wide"]
         self.steps = [
             ([], [(2, Span(a, 0, first)), (0, Span(b, 0, 9))]),
-            ([(0, Span(b, 9, 3)), (2, Span(a, first, 3))], [(1, Span(c, 0, 6))]),
+            ([(0, Span(b, 9, 3)), (2, Span(a, first, 3))], [(1, Span(c, 0, first + 4))]),
         ]
 
     def __iter__(self) -> Iterator[tuple[Placed, Placed, list[Span], torch.Tensor]]:
@@ -118,10 +120,11 @@ class Steps:
         for rounds, chunks in self.steps:
             spans = [span for _, span in (*rounds, *chunks)]
             count = sum(span.count for span in spans)
+            assert (count > skinny.MAX_ROWS) == self._wide
             yield rounds, chunks, spans, torch.randint(128, (count,), generator=generator)
 
 
-@pytest.mark.parametrize("first", [20, 70], ids=["narrow", "wide"])
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST.keys())
 def test_a_llama_is_a_llama(target: Path, first: int) -> None:
     rig = Rig(target)
     tables = torch.zeros(SLOTS, 8, dtype=torch.int32)
@@ -140,7 +143,7 @@ def test_a_llama_is_a_llama(target: Path, first: int) -> None:
 
 
 @pytest.mark.parametrize("draft_vocab", [None, 48], ids=["shared", "own_head"])
-@pytest.mark.parametrize("first", [20, 70], ids=["narrow", "wide"])
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST.keys())
 def test_a_head_is_a_head(target: Path, tmp_path: Path, first: int, draft_vocab: int | None) -> None:
     rig = Rig(target)
     folder = write_head(tmp_path / "head", target, draft_vocab)
