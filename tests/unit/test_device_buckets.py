@@ -55,6 +55,16 @@ def test_rounds_leave_room_for_prompts() -> None:
     assert Buckets(1, 4, (), (), 100).beside(7, False) == 93
 
 
+def test_a_step_of_prompts_as_small_as_a_mixed_one_has_a_graph_beside_rounds() -> None:
+    """However many prompt rows wait."""
+    for tokens in (40, 100, 200, 384):
+        buckets = Buckets(1, 4, (8, 64), (8, 64), tokens, tokens)
+        captured = list(buckets.captured())
+        for batch, many in itertools.product((1, 5, 8, 9, 64), (False, True)):
+            rows = buckets.beside(batch, many)
+            assert rows > 0 and buckets.shape(batch, rows, -(-rows // 4), 1) in captured
+
+
 def test_without_graphs_every_shape_is_exact() -> None:
     assert Buckets(1, 4, ()).shape(5, 0, 0, 0) == StepShape(5, 1)
     assert list(Buckets(1, 4, ()).captured()) == []

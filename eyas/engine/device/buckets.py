@@ -39,8 +39,11 @@ class Buckets:
     mixed_tokens: int = 0
 
     def beside(self, batch: int, many: bool) -> int:
-        """Prompt rows for a step with so many rounds: as captured, or as many as there may be."""
-        if many or not self.mixed_tokens:
+        """Prompt rows for a step with so many rounds: as captured, or as many as there may be.
+
+        Where these are the same, rounds that only pad the batch would be a few more: not worth a graph.
+        """
+        if not self.mixed_tokens or many and self.mixed_tokens < self.chunk_tokens:
             return max(self.chunk_tokens - batch * self.width, self._least)
         return self._chunks(_next(self.mixed_batches, batch) or batch)[-1]
 
