@@ -110,6 +110,7 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
 
 
 def _check_device(config: EngineConfig) -> None:
+    _check_synthetic(config)
     if config.device != "cpu":
         if config.device.partition(":")[0] != "cuda":
             raise ConfigError(f"--device: {config.device!r} is neither cpu nor cuda", param="device")
@@ -130,6 +131,19 @@ def _check_device(config: EngineConfig) -> None:
         if not holds:
             value = getattr(config, flag.replace("-", "_"))
             raise ConfigError(f"--{flag}: {value} needs a GPU (--device cuda)", param=flag)
+
+
+def _check_synthetic(config: EngineConfig) -> None:
+    """Acceptance by chance is never left out in silence."""
+    flag = "rejection-sample-method"
+    if not config.speculation.synthetic_rates:
+        return
+    if config.draft is None:
+        raise ConfigError(f"--{flag}: synthetic needs a draft head (--draft DIR)", param=flag)
+    if config.attention_backend == "torch":
+        raise ConfigError(
+            f"--{flag}: synthetic needs a GPU and --attention-backend triton (--device cuda)", param=flag
+        )
 
 
 def _check_attention(rounds: str, prompts: str) -> None:

@@ -23,6 +23,7 @@ from eyas.common.types import Role
 from eyas.worker.plan import gateway_argv, worker_argv
 
 ON_GPU = ("serve", "--device", "cuda")
+SYNTHETIC = ["--rejection-sample-method", "synthetic", "--synthetic-acceptance-length", "3"]
 
 
 def eyas(*args: str) -> subprocess.CompletedProcess[str]:
@@ -72,6 +73,9 @@ def test_help_is_quick() -> None:
         (["serve", "--cuda-graph-max-bs", "8"], "--cuda-graph-max-bs: 8 needs a GPU"),
         (["serve", "--synthetic-acceptance-length", "3"], "--synthetic-acceptance-length: needs --rejection"),
         (["serve", "--rejection-sample-method", "synthetic"], "synthetic_acceptance_rates or"),
+        (["serve", *SYNTHETIC], "--rejection-sample-method: synthetic needs a GPU"),
+        ([*ON_GPU, *SYNTHETIC, "--attention-backend", "torch"], "--rejection-sample-method: synthetic needs"),
+        ([*ON_GPU, *SYNTHETIC, "--draft", "none"], "--rejection-sample-method: synthetic needs a draft head"),
         ([], "COMMAND"),
     ],
 )
@@ -193,7 +197,7 @@ def test_a_mixed_chunk_is_no_larger_than_a_chunk() -> None:
 
 
 def test_synthetic_acceptance_is_resolved_for_every_step() -> None:
-    flags = ["--spec-steps", "3", "--rejection-sample-method", "synthetic"]
+    flags = ["--device", "cuda", "--spec-steps", "3", "--rejection-sample-method", "synthetic"]
     length = cli.engine_config(parse("serve", *flags, "--synthetic-acceptance-length", "2.5"))
     assert length.speculation.synthetic_rates == (1.0, 0.5, 0.0)
     rates = cli.engine_config(parse("serve", *flags, "--synthetic-acceptance-rates", "0.8", "0.4", "0.1"))
