@@ -7,7 +7,7 @@ and the gRPC front both end here.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -37,12 +37,26 @@ class Wish:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What all workers of the model can do: the smallest of their limits."""
+    """What all workers of the model can do: the smallest of their limits.
+
+    `synthetic`: they accept drafts by chance, for benchmarks, and answers mean nothing.
+    """
 
     id: str
     context_length: int
     vocab_size: int
     fingerprint: str
+    synthetic: bool = False
+
+    @property
+    def system_fingerprint(self) -> str:
+        """What answered, as OpenAI's replies name it."""
+        return f"fp_{self.fingerprint[:12]}" + ("_synthetic" if self.synthetic else "")
+
+
+def is_synthetic(workers: Iterable[WorkerInfo]) -> bool:
+    """Whether tokens come from workers that accept drafts by chance."""
+    return any(worker.synthetic and Role.DECODE in worker.roles for worker in workers)
 
 
 def served_model(config: GatewayConfig, workers: Sequence[WorkerInfo]) -> ServedModel:
@@ -55,6 +69,7 @@ def served_model(config: GatewayConfig, workers: Sequence[WorkerInfo]) -> Served
         context_length=min(worker.context_length for worker in targets),
         vocab_size=min(worker.vocab_size for worker in targets),
         fingerprint=targets[0].fingerprint,
+        synthetic=is_synthetic(targets),
     )
 
 
@@ -69,13 +84,15 @@ def check_model(config: GatewayConfig, name: str) -> None:
 def admit(model: ServedModel, prompt_ids: tuple[int, ...], wish: Wish, timeout_s: float) -> GenerationRequest:
     """The request for one prompt, its id and seed chosen.
 
-    Raises InvalidRequest for an empty prompt or a parameter that makes no sense, ContextLengthExceeded if
-    prompt and answer do not fit.
+    Raises InvalidRequest for an empty prompt or a parameter that makes no sense, here or with drafts accepted
+    by chance; ContextLengthExceeded if prompt and answer do not fit.
     """
     if not prompt_ids:
         raise InvalidRequest("the prompt is empty", param="prompt")
     if min(prompt_ids) < 0 or max(prompt_ids) >= model.vocab_size:
         raise InvalidRequest(f"prompt holds a token id outside 0 .. {model.vocab_size - 1}", param="prompt")
+    if model.synthetic and wish.speculative:
+        _refuse_meaning(wish)
     params = msgspec.structs.replace(
         wish.params,
         max_tokens=_max_tokens(model, len(prompt_ids), wish),
@@ -90,6 +107,17 @@ def admit(model: ServedModel, prompt_ids: tuple[int, ...], wish: Wish, timeout_s
         timeout_s=timeout_s,
         speculative=wish.speculative,
     )
+
+
+def _refuse_meaning(wish: Wish) -> None:
+    """Raises InvalidRequest for what says something of the model's own tokens."""
+    for name, given in (("seed", wish.seed), ("logprobs", wish.params.logprobs)):
+        if given is not None:
+            raise InvalidRequest(
+                f"{name} means nothing here: this server accepts drafts by chance, for benchmarks "
+                "(--rejection-sample-method synthetic); leave it out, or turn speculative off",
+                param=name,
+            )
 
 
 def _max_tokens(model: ServedModel, prompt: int, wish: Wish) -> int:

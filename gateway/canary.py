@@ -74,7 +74,9 @@ class Canary:
 
     def health(self) -> Health:
         behind = self._backend.health()
-        return behind if behind.problem else Health(self._problem, self._degraded)
+        if behind.problem:
+            return behind
+        return Health(self._problem, "; ".join(filter(None, (behind.degraded, self._degraded))))
 
     # --- what real requests show ---------------------------------------------------------------------------
 

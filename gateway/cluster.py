@@ -52,8 +52,10 @@ class Lines:
 class Cluster:
     """What the gateway routes to: workers of one model, a session per decode worker, requests in flight.
 
-    The first target worker seen fixes the model; workers with another fingerprint are left alone. A session
-    reconnects by itself, so it outlives its worker; it ends when no registry has known that for `RETIRE_S`.
+    The first target worker seen fixes the model, and the first decode worker whether drafts are accepted by
+    chance (benchmarks); workers that differ are left alone, so no answer is half the one, half the other.
+    A session reconnects by itself, so it outlives its worker; it ends when no registry has known that for
+    `RETIRE_S`.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -64,6 +66,7 @@ class Cluster:
         self._sent = PrefixIndex()
         self._known_at: dict[str, float] = {}  # monotonic seconds, of everybody there is a line to
         self._fingerprint = ""
+        self._synthetic: bool | None = None
         self._strangers: set[tuple[str, str]] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -122,13 +125,23 @@ class Cluster:
         if not {Role.PREFILL, Role.DECODE} & set(info.roles):
             return True
         self._fingerprint = self._fingerprint or info.fingerprint
-        if info.fingerprint == self._fingerprint:
-            return True
-        stranger = (info.worker, info.fingerprint)
-        if stranger not in self._strangers:
-            self._strangers.add(stranger)
-            _log.warning("worker %s serves another model (%s): it gets no requests", info.worker, info.model)
-        return False
+        difference = self._difference(info)
+        if difference and (info.worker, difference) not in self._strangers:
+            self._strangers.add((info.worker, difference))
+            _log.warning("worker %s %s: it gets no requests", info.worker, difference)
+        return not difference
+
+    def _difference(self, info: WorkerInfo) -> str:
+        """What sets a target worker apart from those that requests go to; empty: nothing."""
+        if info.fingerprint != self._fingerprint:
+            return f"serves another model ({info.model})"
+        if Role.DECODE not in info.roles:
+            return ""
+        if self._synthetic is None:
+            self._synthetic = info.synthetic
+        if info.synthetic == self._synthetic:
+            return ""
+        return "accepts drafts by chance" if info.synthetic else "accepts no drafts by chance, as others do"
 
     async def _follow(self) -> None:
         while True:

@@ -22,6 +22,7 @@ from eyas.common.clients import Admitted, Failed, Lost, PrefillDone, PrefillStar
 from eyas.common.errors import Cancelled, DeadlineExceeded, EyasError, Overloaded, Unavailable
 from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Role, Timings, WorkerInfo
 from gateway import router
+from gateway.admission import is_synthetic
 from gateway.backend import Health
 from gateway.cluster import Cluster
 from gateway.delivery import Delivery
@@ -32,6 +33,7 @@ from gateway.router import Candidate
 MAX_RETRIES = 4  # in a row, without a token between them
 PATIENCE_S = 4.0  # how long a request waits for somebody who can serve it to come (back)
 RETRY_PAUSE_S = 0.3
+SYNTHETIC = "answers mean nothing: drafts are accepted by chance (--rejection-sample-method synthetic)"
 
 _log = logging.getLogger("eyas.gateway")
 
@@ -56,7 +58,7 @@ class ClusterBackend:
 
     def health(self) -> Health:
         if router.route(self.links()) is not None:
-            return Health()
+            return Health(degraded=SYNTHETIC if is_synthetic(self._cluster.workers()) else "")
         return Health(f"no worker can serve a request: {router.missing(self.links())}")
 
 

@@ -17,7 +17,7 @@ from eyas.common import convert, rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest, PayloadTooLarge, Unauthorized
 from eyas.common.params import SamplingParams
-from gateway.admission import Wish, admit, check_model, served_model
+from gateway.admission import ServedModel, Wish, admit, check_model, served_model
 from gateway.backend import Backend
 from gateway.metrics import GatewayMetrics
 from gateway.schema import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
@@ -81,6 +81,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def Models(self, request: eyas_pb2.ModelsRequest, context: Context) -> eyas_pb2.ModelsReply:
         self._authorize(context)
         model = served_model(self._config, await self._backend.models())
+        await _mark(model, context)
         info = eyas_pb2.ModelInfo(id=model.id, context_length=model.context_length)
         return eyas_pb2.ModelsReply(models=[info])
 
@@ -119,6 +120,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             generation = await owned.enter_async_context(
                 contextlib.aclosing(await self._backend.start(request))
             )
+            await _mark(model, context)
             text = TextStream(generation, request, self._tokenizer, stops)
             owned.callback(lambda: meter.ended(text.usage, [text.course]))
             async for delta in text.deltas():
@@ -158,6 +160,12 @@ class GrpcFront:
         while True:
             await asyncio.sleep(HEALTH_EVERY_S)
             await self._health.set(not self._backend.health().problem)
+
+
+async def _mark(model: ServedModel, context: Context) -> None:
+    """Initial metadata says so if answers mean nothing."""
+    if model.synthetic:
+        await context.send_initial_metadata(((rpc.SYNTHETIC, "1"),))
 
 
 def _wish(options: eyas_pb2.GenerateOptions) -> Wish:

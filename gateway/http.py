@@ -28,7 +28,7 @@ from starlette.types import Send
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import DeadlineExceeded, EyasError, InvalidRequest, Unauthorized, Unavailable
-from gateway.admission import ServedModel, check_model, served_model
+from gateway.admission import ServedModel, check_model, is_synthetic, served_model
 from gateway.answer import Answer, admitted, joined
 from gateway.backend import Backend
 from gateway.metrics import GatewayMetrics, Meter
@@ -63,6 +63,7 @@ def create_app(
 ) -> Starlette:
     """The application. Its owner starts and stops `backend`."""
     metrics.serving.set_function(lambda: float(not backend.health().problem))
+    metrics.synthetic.set_function(lambda: float(is_synthetic(link.info for link in backend.links())))
     front = Front(config, backend, tokenizer, metrics)
     app = Starlette(routes=front.routes())
     app.add_middleware(Doorkeeper, metrics=metrics)
@@ -186,6 +187,7 @@ class Front:
                 "preferred_sampling_params": None,
                 "max_model_len": model.context_length,
                 "vocab_size": model.vocab_size,
+                **_mark(model),
             }
         )
 
@@ -196,6 +198,7 @@ class Front:
             "created": self._created,
             "owned_by": "eyas",
             "max_model_len": model.context_length,
+            **_mark(model),
         }
 
     async def tokenize(self, request: Request) -> Response:
@@ -242,6 +245,11 @@ class Front:
 
     async def console(self, _: Request) -> Response:
         return Response(self._console, media_type="text/html; charset=utf-8")
+
+
+def _mark(model: ServedModel) -> dict[str, bool]:
+    """What a description of the model adds if its answers mean nothing."""
+    return {"synthetic": True} if model.synthetic else {}
 
 
 def _log_end(call: Call, answer: Answer) -> None:

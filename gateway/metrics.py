@@ -19,8 +19,7 @@ from gateway.text import Course, Delta, Usage
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
-
-
+_SYNTHETIC = "1 while drafts are accepted by chance (benchmarks)"
 _LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0)
 
 
@@ -30,6 +29,7 @@ class GatewayMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.serving = Gauge("eyas_serving", "1 while /health answers 200", registry=registry)
+        self.synthetic = Gauge("eyas_synthetic_acceptance", _SYNTHETIC, registry=registry)
         self.canary_runs = Counter(
             "eyas_canary_runs",
             "Canary requests: ok, degraded, refused, failed",

@@ -156,7 +156,7 @@ class Frame:
         usage: UsageObject | None | msgspec.UnsetType,
     ) -> Reply:
         call = self._call
-        fingerprint = f"fp_{call.model.fingerprint[:12]}"
+        fingerprint = call.model.system_fingerprint
         return Reply(call.id, kind, call.created, call.model.id, fingerprint, choices, usage)
 
 

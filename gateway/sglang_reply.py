@@ -70,6 +70,8 @@ class SglangFormat:
             "cached_tokens": usage.cached_tokens,
             "e2e_latency": time.monotonic() - self._call.began,
         }
+        if self._call.model.synthetic:
+            meta["synthetic"] = True
         if usage.acceptance_length is not None:
             offered = usage.accepted + usage.rejected
             meta |= {

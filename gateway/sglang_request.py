@@ -6,7 +6,9 @@ names the field; what is switched off (null, false, or SGLang's default) asks fo
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -15,7 +17,6 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest
 from eyas.common.params import MAX_TOP_LOGPROBS, SamplingParams
-from eyas.common.types import GenerationRequest
 from gateway.admission import ServedModel, Wish, admit, check_model
 from gateway.openai_request import Call, timeout_s
 from gateway.schema import MAX_CHOICES, MAX_PROMPTS, Body, is_ids, refuse, stop_list
@@ -23,7 +24,11 @@ from gateway.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
-_OUR_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+_OUR_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "logprobs": "return_logprob",
+}
 _SAME_NAMES = (
     "temperature top_p min_p frequency_penalty presence_penalty repetition_penalty ignore_eos logit_bias"
 ).split()
@@ -146,10 +151,12 @@ async def generate_call(
     if body.model is not None:
         check_model(config, body.model)
     wish, seconds = _wish(body), timeout_s(config, body.timeout)
+    names = _OUR_NAMES | ({} if body.sampling_params.sampling_seed is None else {"seed": "sampling_seed"})
     requests = []
     for prompt in body.prompts:
         ids = await tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)
-        requests.append(_admit(model, ids, wish, seconds))
+        with _named(names):
+            requests.append(admit(model, ids, wish, seconds))
     return Call(
         id=requests[0].id,
         created=int(time.time()),
@@ -184,12 +191,13 @@ def _wish(body: GenerateBody) -> Wish:
     )
 
 
-def _admit(model: ServedModel, prompt: tuple[int, ...], wish: Wish, seconds: float) -> GenerationRequest:
-    """`admit`, whose refusals name the fields as they are called here."""
+@contextlib.contextmanager
+def _named(names: Mapping[str, str]) -> Iterator[None]:
+    """Refusals name the fields as they are called here: `names`, by our own."""
     try:
-        return admit(model, prompt, wish, seconds)
+        yield
     except InvalidRequest as error:
         message = error.message
-        for ours, theirs in _OUR_NAMES.items():
+        for ours, theirs in names.items():
             message = message.replace(ours, theirs)
-        raise type(error)(message, param=_OUR_NAMES.get(error.param or "", error.param)) from None
+        raise type(error)(message, param=names.get(error.param or "", error.param)) from None

@@ -62,7 +62,7 @@ class AsyncStream:
                 else:
                     await self._try_again(Unavailable("the server ended the answer before it was complete"))
             elif event.HasField("usage"):
-                self.usage = wire.usage_from_pb(event.usage)
+                self.usage = wire.usage_from_pb(event.usage, await self._call.initial_metadata())
             elif event.HasField("delta"):
                 self._begun = True
                 return wire.delta_from_pb(event.delta)

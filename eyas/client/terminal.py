@@ -47,6 +47,8 @@ class Told:
             drafted = self.usage.accepted_prediction_tokens + self.usage.rejected_prediction_tokens
             parts.append(f"acceptance length {self.acceptance_length:.2f}")
             parts.append(f"{self.usage.accepted_prediction_tokens} of {drafted} drafts accepted")
+        if self.usage.synthetic:
+            parts.append("accepted by chance: the answer means nothing")
         return ", ".join(parts)
 
 

@@ -50,13 +50,17 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one call. `rejected_prediction_tokens` are not part of `completion_tokens`."""
+    """Token counts of one call. `rejected_prediction_tokens` are not part of `completion_tokens`.
+
+    `synthetic`: the server accepts drafts by chance, for benchmarks, and the answer means nothing.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     verify_steps: int = 0
+    synthetic: bool = False
 
 
 class Choice(msgspec.Struct, frozen=True):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from eyas.client.types import Delta, Message, Options, Usage
-from eyas.common import convert
+from eyas.common import convert, rpc
 from eyas.common.errors import InvalidRequest
 from protos import eyas_pb2
 
@@ -64,11 +64,13 @@ def delta_from_pb(delta: eyas_pb2.Delta) -> Delta:
     )
 
 
-def usage_from_pb(usage: eyas_pb2.Usage) -> Usage:
+def usage_from_pb(usage: eyas_pb2.Usage, metadata: Iterable[tuple[str, str | bytes]] = ()) -> Usage:
+    """`metadata`: the call's initial one."""
     return Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         accepted_prediction_tokens=usage.accepted_prediction_tokens,
         rejected_prediction_tokens=usage.rejected_prediction_tokens,
         verify_steps=usage.verify_steps,
+        synthetic=any(key == rpc.SYNTHETIC for key, _ in metadata),
     )

@@ -283,6 +283,7 @@ def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoReply:
         running=info.running,
         waiting=info.waiting,
         serving=info.serving,
+        synthetic=info.synthetic,
     )
 
 
@@ -305,4 +306,5 @@ def info_from_pb(pb: worker_pb2.InfoReply) -> WorkerInfo:
         running=pb.running,
         waiting=pb.waiting,
         serving=pb.serving,
+        synthetic=pb.synthetic,
     )

@@ -23,6 +23,7 @@ class WorkerMetrics:
             return Counter(f"eyas_{name}", help, labels, registry=registry)
 
         self.serving = gauge("serving", "1 while health says SERVING")
+        self.synthetic = gauge("synthetic_acceptance", "1 if drafts are accepted by chance (benchmarks)")
         self.running = gauge("requests_running", "Sequences in the step")
         self.waiting = gauge("requests_waiting", "Sequences queued")
         self.pages_used = gauge("kv_pages_used", "KV pages in use")

@@ -43,6 +43,9 @@ _SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a second listener that gets half the calls
 ]
 
+SYNTHETIC = "eyas-synthetic"
+"""In the initial metadata of an answer that means nothing, because drafts were accepted by chance."""
+
 _CODE_KEY = "eyas-code"
 _PARAM_KEY = "eyas-param"
 _log = logging.getLogger("eyas.rpc")

@@ -126,7 +126,10 @@ class KvHandle(msgspec.Struct, frozen=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
-    """What a worker says of itself to routers. `worker` is its address; load is read off Sessions too."""
+    """What a worker says of itself to routers. `worker` is its address; load is read off Sessions too.
+
+    `synthetic`: it accepts drafts by chance, for benchmarks, and what it answers means nothing.
+    """
 
     worker: str
     roles: tuple[Role, ...]
@@ -141,3 +144,4 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     running: int = 0
     waiting: int = 0
     serving: bool = True
+    synthetic: bool = False

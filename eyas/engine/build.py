@@ -235,6 +235,7 @@ def _ready(loaded: Loaded, pools: dict[Group, KvPool], slowest: float) -> Ready:
         geometry=json.dumps({group.value: json.loads(loaded.geometry(group).to_json()) for group in pools}),
         slowest_step_s=slowest,
         draft_width=head.decoder.hidden_size if head else 0,
+        synthetic=bool(loaded.synthetic_rates),
     )
 
 

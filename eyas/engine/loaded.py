@@ -112,6 +112,13 @@ class Loaded:
             return 1
         return spec.draft_tokens if spec.topk > 1 else spec.steps + 1
 
+    @property
+    def synthetic_rates(self) -> tuple[float, ...]:
+        """By which drafts are accepted, if chance decides; only the fast path lets it."""
+        if self.head is None or self.config.attention_backend == "torch":
+            return ()
+        return self.config.speculation.synthetic_rates
+
     def decoder(self, group: Group) -> ModelConfig:
         if group is Group.TARGET:
             return self.target

@@ -160,7 +160,9 @@ class Shutdown(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """First event: the engine is loaded and warmed up. Describes what it serves."""
+    """First event: the engine is loaded and warmed up. Describes what it serves; `synthetic` as in
+    `WorkerInfo`.
+    """
 
     epoch: int
     model: str
@@ -174,6 +176,7 @@ class Ready(Message, frozen=True):
     meanings: dict[str, str]  # group -> handshake hash
     slowest_step_s: float
     draft_width: int = 0
+    synthetic: bool = False
 
 
 class Admitted(Message, frozen=True):

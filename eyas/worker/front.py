@@ -142,6 +142,7 @@ class Front:
             running=self._load.running,
             waiting=self._load.waiting,
             serving=self._serving,
+            synthetic=ready.synthetic,
         )
 
     def _send(self, commands: Sequence[Command]) -> None:
@@ -183,6 +184,7 @@ class Front:
         self._engine.ready = ready
         self._liveness = Liveness(time.monotonic(), ready.slowest_step_s)
         self._metrics.pages.set(ready.pages_total)
+        self._metrics.synthetic.set(ready.synthetic)
         self.ready.set_result(ready)
 
     def _on_load(self, load: Load) -> None:

@@ -89,6 +89,7 @@ class Traits:
     page_size: int = 16
     lease_valid: bool = True
     offered_epoch: int = 5
+    synthetic: bool = False
 
 
 class FakeEngine:
@@ -146,6 +147,7 @@ class FakeEngine:
             geometry=json.dumps(dict.fromkeys(self.traits.meanings, geometry)),
             meanings=self.traits.meanings,
             slowest_step_s=0.1,
+            synthetic=self.traits.synthetic,
         )
 
     # --- commands -----------------------------------------------------------------------------------------

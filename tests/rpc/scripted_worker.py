@@ -71,6 +71,7 @@ class ScriptedWorker(
 ):
     roles: tuple[Role, ...]
     fingerprint: str = "model-a"
+    synthetic: bool = False
     script: Script = field(default_factory=Script)
     heard: list[tuple[str, Any]] = field(default_factory=list)
     prefills_cancelled: int = 0
@@ -99,7 +100,18 @@ class ScriptedWorker(
 
     async def Info(self, request: worker_pb2.InfoRequest, context: Any) -> worker_pb2.InfoReply:
         return convert.info_to_pb(
-            WorkerInfo(self.address, self.roles, 1, "m", self.fingerprint, "d", 2048, 1000, 100)
+            WorkerInfo(
+                self.address,
+                self.roles,
+                1,
+                "m",
+                self.fingerprint,
+                "d",
+                2048,
+                1000,
+                100,
+                synthetic=self.synthetic,
+            )
         )
 
     # --- prefill ---

@@ -107,7 +107,7 @@ def test_handles(value: KvHandle) -> None:
 
 def test_worker_info() -> None:
     value = WorkerInfo(
-        "h:1", (Role.PREFILL, Role.DRAFT), 2**64 - 1, "m", "f", "d", 2048, 4096, 9, 8, 7, 6, False
+        "h:1", (Role.PREFILL, Role.DRAFT), 2**64 - 1, "m", "f", "d", 2048, 4096, 9, 8, 7, 6, False, True
     )
     assert convert.info_from_pb(over_the_wire(convert.info_to_pb(value))) == value
 

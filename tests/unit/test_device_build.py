@@ -8,6 +8,7 @@ import pytest
 
 from eyas.common.config import GPU_DEFAULTS, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
+from eyas.engine.build import _ready
 from eyas.engine.device.build import _check_words, _sizes, buckets_of, largest, rehearsed, rounds_ahead
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.step import Layout, StepShape, tiles_for
@@ -61,3 +62,14 @@ def test_page_tables_hold_what_is_reserved(config: EngineConfig, spec: Speculati
     made = Loaded.of(replace(config, speculation=spec))
     reserved = made.target.context_length + rounds_ahead(made) * made.round_rows
     assert _sizes(made).max_pages * config.page_size >= reserved
+
+
+def test_chance_decides_where_drafts_are_verified_by_the_fast_path() -> None:
+    """And the engine says so when it is ready."""
+    spec = SpeculationConfig(synthetic_rates=(0.5,) * 5)
+    made = loaded(speculation=spec)
+    assert made.synthetic_rates == spec.synthetic_rates
+    assert _ready(made, {}, 0.0).synthetic and not _ready(loaded(), {}, 0.0).synthetic
+    assert loaded(speculation=spec, draft=None).synthetic_rates == ()
+    assert loaded(speculation=spec, attention_backend="torch").synthetic_rates == ()
+    assert loaded().synthetic_rates == ()

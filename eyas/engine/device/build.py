@@ -233,8 +233,8 @@ def _machine(
     (model, head), spec = models, loaded.config.speculation
     drafter = None if head is None else DeviceDrafter(head, pools[1], tables, spec, pdl=_pdl(loaded))
     synthetic = None
-    if drafter is not None and spec.synthetic_rates:
-        synthetic = torch.tensor(spec.synthetic_rates, device=loaded.config.device)
+    if loaded.synthetic_rates:
+        synthetic = torch.tensor(loaded.synthetic_rates, device=loaded.config.device)
         log = logging.getLogger("eyas.engine")
         log.warning("drafts are accepted by chance (synthetic acceptance): answers mean nothing")
     return Machine(model, pools[0], tables, drafter, synthetic, pdl=_pdl(loaded), prompts=prompts)
