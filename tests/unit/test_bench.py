@@ -10,6 +10,7 @@ import pytest
 from eyas.bench.cases import make_case
 from eyas.bench.http import Server
 from eyas.bench.load import Answer, Result, Target, ask
+from eyas.bench.run import SYNTHETIC, VERIFY_STEPS, _figure, _report
 from eyas.common.errors import ConfigError, EyasError, Unavailable
 
 EVENTS = b"""HTTP/1.1 200 OK\r
@@ -94,6 +95,23 @@ async def test_a_refusal_says_its_status(replies: tuple[str, list[bytes]]) -> No
     parts += [b"HTTP/1.1 429 Too Many\r\ncontent-length: 4\r\n\r\nbusy"]
     with pytest.raises(EyasError, match="HTTP 429: busy"):
         await Server(url).get("/health")
+
+
+async def test_figures_of_a_server_are_read_off_its_page(replies: tuple[str, list[bytes]]) -> None:
+    url, parts = replies
+    page = f"# HELP {SYNTHETIC} text\n{SYNTHETIC} 1.0\n{VERIFY_STEPS} 12.0\n"
+    parts += [f"HTTP/1.1 200 OK\r\ncontent-length: {len(page)}\r\n\r\n{page}".encode()]
+    assert await _figure(Server(url), SYNTHETIC) == 1.0
+    assert await _figure(Server(url), VERIFY_STEPS) == 12.0
+    assert await _figure(Server(url), "eyas_none") == 0.0
+
+
+def test_a_synthetic_row_is_not_shown_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"case": "x", "ok": 1, "speculative": True}
+    assert _report([row], None) == 0
+    assert "by chance" not in capsys.readouterr().out
+    assert _report([row | {"synthetic": True}], None) == 0
+    assert "drafts were accepted by chance" in capsys.readouterr().out
 
 
 async def test_nobody_there_is_unavailable() -> None:
