@@ -108,7 +108,8 @@ class Group:
         self.all_reduce(tensor)
         tensor.add_(residual)
         sums.zero_()
-        sums[0, : tensor.shape[0]] = tensor.float().square().sum(dim=1)
+        # Into its place, not copied there: in a graph, launches that depend on a copy cannot be early.
+        torch.sum(tensor.float().square(), dim=1, out=sums[0, : tensor.shape[0]])
 
     @staticmethod
     def sum_parts(columns: int) -> int:
