@@ -81,7 +81,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         dest="chunk_tokens",
         type=positive,
         metavar="N",
-        help=f"prompt tokens in a step ({_either('chunk_tokens')})",
+        help=f"tokens of a step that computes prompts ({_either('chunk_tokens')})",
     )
     add(
         "--mixed-step-tokens",

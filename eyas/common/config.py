@@ -58,7 +58,7 @@ class EngineConfig:
     context_length: int | None = None  # tokens; None: the model's
     max_running: int = 64  # sequences in a step (slots)
     max_waiting: int = 256  # requests queued; one more is refused with 429
-    chunk_tokens: int = 256  # prompt rows a step computes at most
+    chunk_tokens: int = 256  # rows at most of a step with prompts (on a CPU of prompts alone)
     mixed_tokens: int = 0  # rows of a step with prompts and decode rows; 0: chunk_tokens
     cuda_graph_max_bs: int = 0  # the largest batch with a CUDA graph; 0: no graphs
     cuda_graph_bs: tuple[int, ...] = ()  # the batches with a graph; (): the engine's choice up to the largest

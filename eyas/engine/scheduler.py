@@ -21,7 +21,7 @@ from eyas.engine.sequence import Kind, Sequence, Work
 from kv_transfer.layout import pages_for
 
 MANY_CHUNKS = 6
-"""So many small chunks of waiting prompt tokens, and prompts go ahead of the pace of the running ones."""
+"""So many chunks as go beside one sequence wait, and prompts go ahead of the pace of the running ones."""
 
 
 @dataclass(frozen=True)
@@ -209,10 +209,10 @@ class Scheduler:
         limits = self.limits
         if not decoding or limits.beside is None:
             return limits.chunk_tokens
-        few, backlog = limits.beside(decoding, False), 0
+        few, many, backlog = limits.beside(decoding, False), MANY_CHUNKS * limits.beside(1, False), 0
         for seq in itertools.chain(self.running, self.waiting):
             backlog += max(seq.missing - 1, 0)
-            if backlog > MANY_CHUNKS * few:
+            if backlog > many:
                 return limits.beside(decoding, True)
         return few
 

@@ -191,7 +191,7 @@ def test_batches_with_a_graph(flags: list[str], largest: int, batches: tuple[int
     assert (engine.cuda_graph_max_bs, engine.cuda_graph_bs) == (largest, batches)
 
 
-def test_a_mixed_chunk_is_no_larger_than_a_chunk() -> None:
+def test_a_mixed_step_is_no_larger_than_one_of_prompts() -> None:
     engine = cli.engine_config(parse("serve", "--device", "cuda", "--chunk-tokens", "100"))
     assert (engine.chunk_tokens, engine.mixed_tokens) == (100, 100)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from engine_rig import PAGE, Rig, handle, request
@@ -74,6 +75,19 @@ def test_a_fully_cached_prompt_still_computes_its_last_row(rows: int) -> None:
         assert work.sample and work.tokens and work.start + len(work.tokens) == rows
         assert work.start == (0 if id == "a" else (rows - 1) // PAGE * PAGE)
         _apply(rig, [work])
+
+
+@pytest.mark.parametrize(("waiting", "expected"), [(3, 4), (12, 4), (24, 4), (25, 9)])
+def test_prompts_beside_rounds_are_cut_small_until_many_wait(waiting: int, expected: int) -> None:
+    """Many: more than six times what goes beside one sequence, however little goes beside those that run."""
+    rig = Rig(max_running=4)
+    rig.scheduler.limits = replace(rig.scheduler.limits, beside=lambda _, many: 9 if many else 4)
+    rig.submit(request(2, max_tokens=9, id="running"))
+    _apply(rig, rig.scheduler.schedule())
+    rig.submit(request(tuple(range(20, 21 + waiting)), id="new"))  # whose last token is a row like a round's
+    rounds, chunk = rig.scheduler.schedule()
+    assert (rounds.round, chunk.round) == (True, False)
+    assert len(chunk.tokens) == expected
 
 
 def test_a_page_waits_for_its_eviction_once() -> None:
