@@ -1,8 +1,9 @@
-"""Tests side by side (`pytest -n 2`): what they leave each other of the cores, and who stands beside whom."""
+"""How tests share the cores: threads of each, and who stands beside whom (`pytest -n 2`)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
 if "PYTEST_XDIST_WORKER" in os.environ:  # torch is not imported yet; what a test starts inherits it
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Torch computes by one thread: small models are faster so."""
+    from tests.unit.sampling_twins import threads
+
+    with threads(1):
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from tests.e2e.lossless import BROKEN, REFERENCE, VARIANTS, Requests, Variant, differences, make_requests, run
 from tests.e2e.lossless_ways import Tokens
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = 12
 SEED = 21
 QUICK = [variant for variant in VARIANTS if variant.quick]
 QUICK_BROKEN = [variant for variant in BROKEN if variant.quick]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from loopback import Loopback, Result, split_configs, wait_all
 from tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -17,17 +15,11 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Timings
 from kv_transfer.layout import pages_for
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PAGE = 16
 PAGE_BYTES = 8 * 2 * PAGE * 2 * 16 * 4  # layers, K and V, rows, heads, dims, float32
 CHATS, TURNS, ANSWER = 3, 5, 30
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

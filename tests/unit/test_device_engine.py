@@ -6,17 +6,17 @@ A step takes a good part of a second here, so the model is small, and so is what
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Few ids: random drafts are often right.
 SIZES = {"layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 64, "vocab": 16}
@@ -27,14 +27,6 @@ DRAFTS = {
     "chain": SpeculationConfig(steps=2, topk=1, draft_tokens=3),
     "tree": SpeculationConfig(steps=2, topk=2, draft_tokens=4),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

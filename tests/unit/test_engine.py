@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 from loopback import Loopback, Result, split_configs, wait_all
 from tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -17,15 +15,9 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.messages import Cancel
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VOCAB = 256
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

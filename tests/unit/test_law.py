@@ -7,12 +7,11 @@ fixed, so a passing test passes always.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from sampling_twins import threads
 
 from eyas.common.params import SamplingParams
 from eyas.engine.sampling.noise import gumbel_rows, streams
@@ -20,13 +19,9 @@ from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.speculation.tree import DraftTree
 from eyas.engine.verify import walk
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Z_LIMIT = 4.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    with threads(1):
-        yield
 
 
 def z_score(counts: np.ndarray, probabilities: np.ndarray) -> float:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
-from sampling_twins import threads
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import Finish
@@ -22,6 +21,8 @@ from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.speculation.tree import DraftTree
 from eyas.engine.stopping import banned_ids, finish
 from eyas.engine.verify import Verdict, walk
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 VOCAB = 13
 EOS = (2,)
@@ -36,12 +37,6 @@ PARAMS = [
     {"temperature": 1.0, "min_tokens": 6, "stop_token_ids": (5,)},
     {"temperature": 0.7, "ignore_eos": True, "repetition_penalty": 1.8},
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    with threads(1):
-        yield
 
 
 @dataclass

@@ -23,10 +23,17 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from eyas.engine.kernels.skinny_kernels import Heads, Plan, gated_kernel, linear_kernel, qkv_rope_kernel
+from eyas.engine.kernels.skinny_kernels import (
+    SUMS_WIDTH,
+    Heads,
+    Plan,
+    gated_kernel,
+    linear_kernel,
+    qkv_rope_kernel,
+)
 from eyas.engine.kernels.skinny_tiles import MEASURED, MOST_SHARES, Shape, Table, tile_for
 
-MAX_ROWS = 128
+MAX_ROWS = SUMS_WIDTH.value
 """Rows of the tallest product, and columns of every tensor of sums."""
 
 _LINE_BYTES = 128

@@ -19,14 +19,16 @@ import torch
 import triton
 import triton.language as tl
 
+from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
+
 BLOCK = 256
 """Words (32 bits) a program, which is one warp: it waits without shared memory. A row of 4096 takes eight."""
 GRAIN = tl.constexpr(16)
 """Tensors are whole grains, so many words each: their loads and stores are wide."""
 CAPACITY = 128 * 1024
 """Words of the largest tensor: 64 rows of 4096 values."""
-SUMS_ROWS = 128
-"""Columns of a tensor of sums of squares, as `eyas.engine.kernels.skinny` reads it."""
+SUMS_ROWS = SUMS_WIDTH.value
+"""Columns of a tensor of sums of squares, as the products read it."""
 INBOXES = 2
 SLOT_BYTES = 8
 DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
