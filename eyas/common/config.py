@@ -80,7 +80,7 @@ _ON_GPU = {
     "num_pages": None,
     "max_running": 256,
     "chunk_tokens": 3072,
-    "mixed_tokens": 384,
+    "mixed_tokens": 512,
     "cuda_graph_max_bs": 256,
     "overlap_schedule": True,
 }

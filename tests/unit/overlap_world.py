@@ -50,7 +50,7 @@ class Setting:
 
 
 class WatchedRunner(DeviceRunner):
-    """Launches only what may still run."""
+    """Launches only what may still run, the longest rounds first."""
 
     ahead = 0  # rounds launched before the one before them had landed
 
@@ -59,7 +59,10 @@ class WatchedRunner(DeviceRunner):
         for work in works:
             assert work.seq in work.seq.generation.sequences and work.seq.slot >= 0, "it has ended"
             self.ahead += work.round and work.seq.in_flight > 0
-        return super().launch(works, by_host=by_host)
+        flight = super().launch(works, by_host=by_host)
+        lengths = [seq.kv_len for seq, _ in flight.rounds]
+        assert lengths == sorted(lengths, reverse=True), "attention begins with the longest"
+        return flight
 
 
 @dataclass

@@ -65,6 +65,11 @@ def test_a_step_of_prompts_as_small_as_a_mixed_one_has_a_graph_beside_rounds() -
             assert rows > 0 and buckets.shape(batch, rows, -(-rows // 4), 1) in captured
 
 
+def test_larger_totals_come_in_larger_steps() -> None:
+    captured = Buckets(1, 4, (), (8,), 1000, 700).captured()
+    assert sorted(shape.rows for shape in captured) == [128, 192, 256, 320, 384, 512, 640]
+
+
 def test_without_graphs_every_shape_is_exact() -> None:
     assert Buckets(1, 4, ()).shape(5, 0, 0, 0) == StepShape(5, 1)
     assert list(Buckets(1, 4, ()).captured()) == []

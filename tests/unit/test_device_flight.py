@@ -27,11 +27,11 @@ def landed(sampling: Sampling | None = None) -> tuple[list[Landed], list[tuple[S
     return Flight(SHAPE, (), seated[:2], seated[2:], result, None, sampling).land(), seated
 
 
-def test_rounds_then_ends_each_with_its_seat() -> None:
-    found, seated = landed()
-    assert [(one.seq, one.seat) for one in found] == seated
-    assert [one.tokens for one in found] == [(10, 11), (20,), (30,)]
-    assert [one.drafts for one in found] == [(1, 1), (0, 1), (0, 0)]
+def test_first_tokens_then_rounds_each_with_its_seat() -> None:
+    found, (*rounds, end) = landed()
+    assert [(one.seq, one.seat) for one in found] == [end, *rounds]
+    assert [one.tokens for one in found] == [(30,), (10, 11), (20,)]
+    assert [one.drafts for one in found] == [(0, 0), (1, 1), (0, 1)]
     assert all(one.logprobs == one.extra == () for one in found)
 
 
@@ -39,5 +39,5 @@ def test_what_the_host_sampled_is_found_by_its_row() -> None:
     told = [TokenLogprob(-float(i)) for i in range(4)]
     logprobs = {0: told[:2], 2: [None], 6: told[3:]}
     found, _ = landed(Sampling(np.zeros(8, np.int32), logprobs, {6: [(31, None)]}))
-    assert [one.logprobs for one in found] == [told[:2], [None], told[3:]]
-    assert [list(one.extra) for one in found] == [[], [], [(31, None)]]
+    assert [one.logprobs for one in found] == [told[3:], told[:2], [None]]
+    assert [list(one.extra) for one in found] == [[(31, None)], [], []]

@@ -16,8 +16,11 @@ from eyas.engine.device.step import StepShape
 MAX_ENDS = 8
 """Prompts that may end in one captured step with a chunk."""
 
-GRAIN = 64
-"""Totals of rows are multiples: what matrix products of many rows take grows in such steps."""
+GRAIN, FINE = 64, 384
+"""Totals of rows are multiples, above `FINE` of twice that: what matrix products take grows in such steps.
+
+Between 384 and 512 rows the library's choice for the widest product takes longer than 512 do.
+"""
 
 LEAST = 64
 """Prompt rows beside any batch: prompts go on however many decode."""
@@ -68,7 +71,8 @@ class Buckets:
     def _chunks(self, batch: int) -> tuple[int, ...]:
         """Prompt rows of the captured steps with so many rounds."""
         taken = batch * self.width
-        totals = range(2 * GRAIN, self.mixed_tokens + 1, GRAIN)
+        most = self.mixed_tokens + 1
+        totals = (*range(2 * GRAIN, min(FINE + 1, most), GRAIN), *range(FINE + 2 * GRAIN, most, 2 * GRAIN))
         return tuple(total - taken for total in totals if total - taken >= self._least) or (self._least,)
 
     @property

@@ -56,19 +56,22 @@ class Flight:
     sampling: Sampling | None = None
 
     def land(self) -> list[Landed]:
-        """Waits for the device. The result: [batch, width + 2] of (count, offered, tokens), then the ends."""
+        """Waits for the device. The result: [batch, width + 2] of (count, offered, tokens), then the ends.
+
+        The ends come first here: those who wait for a first token hear of it before the others of theirs.
+        """
         if self.event is not None:
             self.event.synchronize()
         result, shape = self.result.numpy(), self.shape
-        table = result[: shape.batch * (shape.width + 2)].reshape(shape.batch, shape.width + 2).tolist()
+        split = shape.batch * (shape.width + 2)
         landed = []
+        for i, ((seq, seat), token) in enumerate(zip(self.ends, result[split:].tolist(), strict=False)):
+            landed.append(self._landed(seq, seat, (token,), shape.round_rows + i, (0, 0)))
+        table = result[:split].reshape(shape.batch, shape.width + 2).tolist()
         for i, ((seq, seat), (count, offered, *tokens)) in enumerate(zip(self.rounds, table, strict=False)):
             landed.append(
                 self._landed(seq, seat, tuple(tokens[:count]), i * shape.width, (count - 1, offered))
             )
-        ends = result[shape.batch * (shape.width + 2) :].tolist()
-        for i, ((seq, seat), token) in enumerate(zip(self.ends, ends, strict=False)):
-            landed.append(self._landed(seq, seat, (token,), shape.round_rows + i, (0, 0)))
         return landed
 
     def _landed(

@@ -39,6 +39,7 @@ class DeviceRunner:
 
     def launch(self, works: SequenceOf[Work], *, by_host: bool) -> Flight:
         rounds = [work.seq for work in works if work.round]
+        rounds.sort(key=lambda seq: -seq.kv_len)  # attention begins with those that take longest
         chunks = [work for work in works if not work.round]
         ends = [work.seq for work in chunks if work.sample]
         tiles = tiles_for([len(work.tokens) for work in chunks], self._layout)

@@ -18,10 +18,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.paged import PagedKv, pages_of
 
-# For up to so many programs without parts: (keys, warps, stages) and the parts. As measured on an H200.
-_NARROW_CUTS = ((16, (32, 2, 3), 16), (128, (32, 2, 3), 8), (256, (32, 2, 4), 2))
-_RAGGED = (64, 4, 3), 4  # of many sequences some are long: with parts the others' programs help
-_PROGRAMS = 512  # of wide tiles, about four for each of 132 multiprocessors
+# How many programs there should be, as measured on an H200 with the longest sequences first: parts let the
+# others help with those, and adding up costs more where a program has more rows.
+_NARROW_PROGRAMS, _PROGRAMS = 1024, 512
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
 
@@ -48,7 +47,10 @@ class Queries:
 @dataclass(frozen=True)
 class Tiling:
     """How a launch is cut: a program takes `rows` rows (queries times heads of one key head) and goes through
-    its keys `keys` at a time; at most `parts` programs share a sequence's keys."""
+    its keys `keys` at a time; at most `parts` programs share a sequence's keys.
+
+    Programs start in the order of the sequences: with the longest first none is left alone at the end.
+    """
 
     rows: int
     keys: int
@@ -60,10 +62,9 @@ class Tiling:
 def tiling_of(batch: int, rows: int, kv_heads: int) -> Tiling:
     """For `batch` sequences of `rows` = width * group rows a key head."""
     if rows <= 16:
-        programs = batch * kv_heads
-        found = ((cut, parts) for most, cut, parts in _NARROW_CUTS if programs <= most)
-        (keys, warps, stages), parts = next(found, _RAGGED)
-        return Tiling(16, keys, parts, warps, stages)
+        programs, wanted = batch * kv_heads, _NARROW_PROGRAMS if rows <= 8 else _PROGRAMS
+        most = most_parts(16) if programs <= 16 else 8
+        return Tiling(16, 32, max(2, min(most, triton.cdiv(wanted, programs))), 2, 3)
     tile = 32 if rows <= 32 else 64 if batch * triton.cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
     programs = batch * kv_heads * triton.cdiv(rows, tile)
     parts = min(most_parts(tile), triton.next_power_of_2(triton.cdiv(_PROGRAMS, programs)))
