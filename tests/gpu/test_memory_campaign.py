@@ -1,4 +1,4 @@
-"""10,000 random requests on a GPU engine leave no page, no sequence and no device memory behind."""
+"""What a GPU engine takes of the device: the fraction it was given, and no more after 10,000 requests."""
 
 from __future__ import annotations
 
@@ -57,6 +57,30 @@ def test_random_requests_leave_nothing_on_the_device() -> None:
     assert load.preemptions > 0, "the pool was large enough"
     assert after[0] - before[0] <= GROWTH
     assert after[1] - before[1] <= RESERVE
+
+
+@pytest.mark.timeout(120)
+def test_the_pool_takes_what_the_fraction_says() -> None:
+    """Weights and pages together; graphs and activations lie outside the fraction."""
+    total = torch.cuda.mem_get_info()[1]
+    less, more = (_taken_at(fraction) for fraction in (0.2, 0.5))
+    print(f"\n0.2 and 0.5 of {total / MIB:.0f} MiB: {less / MIB:.0f} and {more / MIB:.0f} MiB allocated")
+    assert abs((more - less) / total - 0.3) < 0.001
+    assert 0 <= more / total - 0.5 < 0.01
+
+
+def _taken_at(fraction: float) -> int:
+    """Bytes that an idle engine's tensors take."""
+    before = _memory()[0]
+    config = resolve_engine("cuda", worker="gpu", num_pages=None, mem_fraction_static=fraction)
+    cluster = Loopback(config)
+    try:
+        while any(worker.ready is None for worker in cluster.workers.values()):
+            time.sleep(0.01)
+        return _memory()[0] - before
+    finally:
+        cluster.close()
+        torch.cuda.empty_cache()
 
 
 def _memory() -> tuple[int, int]:

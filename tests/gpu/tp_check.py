@@ -34,7 +34,7 @@ from tests.unit.loopback import Loopback, Worker, wait_all
 
 RANKS = (1, 2)
 PROMPTS, PROMPT, FORCED = 4, 300, 4  # logits are compared after so many prompts, and at tokens that are given
-BATCHES = (1, 32)
+BATCHES = (1, 32, 96)
 INPUT, OUTPUT = 256, 128
 LIMIT_S = 120.0  # of one process
 NOTICED_S = 30.0  # a dead follower, at most

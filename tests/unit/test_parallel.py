@@ -210,11 +210,11 @@ def test_one_shot_goes_on_when_its_turns_wrap(pair: Pair) -> None:
 
 
 def test_one_shot_takes_small_16_bit_tensors_only() -> None:
-    assert OneShot.takes(torch.empty(64, 4096, dtype=torch.bfloat16))
-    assert not OneShot.takes(torch.empty(65, 4096, dtype=torch.bfloat16))
+    assert OneShot.takes(torch.empty(128, 4096, dtype=torch.bfloat16))
+    assert not OneShot.takes(torch.empty(129, 4096, dtype=torch.bfloat16))
     assert not OneShot.takes(torch.empty(1, 4096))
     assert not OneShot.takes(torch.empty(1, 4080, dtype=torch.float16))
-    assert 64 * 4096 // 2 == CAPACITY
+    assert 128 * 4096 // 2 == CAPACITY
 
 
 @pytest.mark.parametrize("numbers", [(7, 1 << 40), (1 << 40, 7), (7, 7)])

@@ -25,8 +25,8 @@ BLOCK = 256
 """Words (32 bits) a program, which is one warp: it waits without shared memory. A row of 4096 takes eight."""
 GRAIN = tl.constexpr(16)
 """Tensors are whole grains, so many words each: their loads and stores are wide."""
-CAPACITY = 128 * 1024
-"""Words of the largest tensor: 64 rows of 4096 values."""
+CAPACITY = 256 * 1024
+"""Words of the largest tensor: 128 rows of 4096 values."""
 SUMS_ROWS = SUMS_WIDTH.value
 """Columns of a tensor of sums of squares, as the products read it."""
 INBOXES = 2
