@@ -84,6 +84,9 @@ _ON_GPU = {
     "cuda_graph_max_bs": 256,
     "overlap_schedule": True,
 }
+GRAPH_ROWS = 1024
+"""Larger rounds than that have no graph unless asked: they take the device longer than the host to launch."""
+
 GPU_DEFAULTS = EngineConfig(device="cuda", **_ON_GPU)  # type: ignore[arg-type]
 
 
@@ -101,11 +104,15 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
     config = dataclasses.replace(defaults, device=device, **chosen)
     _check_device(config)
     batches = tuple(sorted(set(config.cuda_graph_bs)))
+    largest = min(config.cuda_graph_max_bs, config.max_running)
+    if "cuda_graph_max_bs" in left and largest:
+        width = 1 if config.draft is None else config.speculation.draft_tokens
+        largest = min(largest, max(GRAPH_ROWS // width, 1))
     return dataclasses.replace(
         config,
         mixed_tokens=min(config.mixed_tokens, config.chunk_tokens),
         cuda_graph_bs=batches,
-        cuda_graph_max_bs=max(batches, default=min(config.cuda_graph_max_bs, config.max_running)),
+        cuda_graph_max_bs=max(batches, default=largest),
     )
 
 

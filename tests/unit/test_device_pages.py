@@ -96,7 +96,7 @@ class Watch(Executor):
     def features(self, captured: torch.Tensor) -> torch.Tensor:
         return captured
 
-    def logits(self, x, picked: torch.Tensor | None = None) -> torch.Tensor:
+    def logits(self, x, picked: torch.Tensor | None = None, out: None = None) -> torch.Tensor:
         """Of the models; and of the executor, which the host samples from."""
         if isinstance(x, list):
             return super().logits(x)

@@ -113,8 +113,8 @@ def test_rope_write(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, nor
     q = torch.empty(m, heads, dim, dtype=dtype, device=DEVICE)
     gains = (random(dim, dtype=dtype), random(dim, dtype=dtype)) if normed else (None, None)
     norms = rows.HeadNorms(*gains, EPS) if normed else None
-    place, layout = KvRows(pool[:, LAYER], kv_rows), rows.Heads(heads, kv_heads, dim)
-    rows.rope_write(qkv, layout, q, Rotation(cos, sin, positions), place, norms)
+    place, layout = KvRows(pool[:, LAYER], kv_rows), rows.Heads(heads, kv_heads, dim, norms)
+    rows.rope_write(qkv, layout, q, Rotation(cos, sin, positions), place)
     all_heads = qkv.view(m, -1, dim)
     parts = list(all_heads.split([heads, kv_heads, kv_heads], dim=1))
     for i, gain in enumerate(gains):

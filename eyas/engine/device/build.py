@@ -42,7 +42,7 @@ BEYOND = 256
 """Rows past the context that drafts may write, at least."""
 
 RESERVE_BYTES = 4 << 30
-"""For the graphs and the widest step's activations."""
+"""For the graphs and the widest step's activations, its logits apart."""
 
 MIXED_BATCHES = (8, 16, 32, 48, 64, 80, 96, 128, 192, 256)
 
@@ -163,7 +163,7 @@ def _pages(loaded: Loaded, groups: list[Group]) -> int:
         page_size=config.page_size,
         context_length=loaded.target.context_length,
         rows_ahead=rounds_ahead(loaded) * loaded.round_rows,
-        reserve=RESERVE_BYTES,
+        reserve=RESERVE_BYTES + 4 * loaded.target.vocab_size * largest(loaded, buckets_of(loaded)).sampled,
     )
     return pool_pages(DeviceMemory.measure(config.device), config.mem_fraction_static, demand)
 

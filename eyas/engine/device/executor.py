@@ -124,9 +124,9 @@ class Executor:
     # --- before the first step -----------------------------------------------------------------------
 
     @torch.inference_mode()
-    def rehearse(self, shape: StepShape) -> Program:
-        """Run a step in which every row is padding, without a graph."""
-        program = Program(self.machine, shape, self._inputs, self._results)
+    def rehearse(self, shape: StepShape, logits: torch.Tensor | None = None) -> Program:
+        """Run a step in which every row is padding, without a graph. `logits`: see `Program`."""
+        program = Program(self.machine, shape, self._inputs, self._results, logits=logits)
         program.blank()
         program.forward()
         program.rest(program.choose())
@@ -140,14 +140,16 @@ class Executor:
 
     @torch.inference_mode()
     def capture(self, shapes: SequenceOf[StepShape]) -> None:
-        """Record a graph for each shape, all in one pool of memory."""
+        """Record a graph for each shape, all in one pool of memory; no two are replayed at once."""
         if not shapes:
             return
         pool = torch.cuda.graph_pool_handle()
+        most, vocab = max(shape.sampled for shape in shapes), self.machine.model.config.vocab_size
+        logits = torch.empty(most, vocab, dtype=torch.float32, device=self.machine.device)
         for shape in track(
             shapes, description="capturing graphs", console=Console(stderr=True), transient=True
         ):
-            program = self.rehearse(shape)
+            program = self.rehearse(shape, logits)
             forward, rest = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
             with torch.cuda.graph(forward, pool=pool, capture_error_mode=CAPTURE):
                 program.forward()

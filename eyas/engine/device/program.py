@@ -60,7 +60,8 @@ class Machine:
 class Program:
     """One shape's launches, on fixed parts of the step's input and result memory.
 
-    `planned`: the machine's `prompts` has been planned for this step's chunks.
+    `planned`: the machine's `prompts` has been planned for this step's chunks. `logits`: room for those of
+    its sampled rows, at least, if others use it too.
     """
 
     def __init__(
@@ -70,9 +71,11 @@ class Program:
         inputs: torch.Tensor,
         results: torch.Tensor,
         planned: bool = False,
+        logits: torch.Tensor | None = None,
     ) -> None:
         self._machine = machine
         self._shape = shape
+        self._logits = None if logits is None else logits[: shape.sampled]
         self._planned = planned
         self._part = {name: inputs[first : first + count] for name, (first, count) in shape.sections.items()}
         table = shape.batch * (shape.width + 2)
@@ -109,7 +112,8 @@ class Program:
         x, self._captured = machine.model.forward(rows, machine.pool, layers)
         self._rows = rows
         if shape.sampled:
-            self.logits = machine.model.logits(x, part["picked"] if shape.chunk else None)
+            picked = part["picked"] if shape.chunk else None
+            self.logits = machine.model.logits(x, picked, self._logits)
 
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""

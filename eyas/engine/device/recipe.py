@@ -53,8 +53,8 @@ class _Absent(Ranks):
     def _collective(self, tensor: torch.Tensor) -> None:
         pass
 
-    def all_gather_columns(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.new_empty(tensor.shape[0], self.ranks * tensor.shape[1])
+    def all_gather_columns(self, tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return out if out is not None else tensor.new_empty(tensor.shape[0], self.ranks * tensor.shape[1])
 
 
 def _shapes(loaded: Loaded) -> Iterator[StepShape]:

@@ -18,9 +18,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.paged import PagedKv, pages_of
 
-# How many programs there should be, as measured on an H200 with the longest sequences first: parts let the
-# others help with those, and adding up costs more where a program has more rows.
-_NARROW_PROGRAMS, _PROGRAMS = 1024, 512
+# For up to so many programs of few rows: into how many parts each is cut. Measured on an H200, the longest
+# sequences first: parts let the others help with those; adding them up costs more where rows are more.
+_PARTS = ((16, 16), (160, 8), (224, 6), (384, 4), (512, 3))
+_PROGRAMS = 512  # of more rows, about four for each of 132 multiprocessors
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
 
@@ -62,9 +63,11 @@ class Tiling:
 def tiling_of(batch: int, rows: int, kv_heads: int) -> Tiling:
     """For `batch` sequences of `rows` = width * group rows a key head."""
     if rows <= 16:
-        programs, wanted = batch * kv_heads, _NARROW_PROGRAMS if rows <= 8 else _PROGRAMS
-        most = most_parts(16) if programs <= 16 else 8
-        return Tiling(16, 32, max(2, min(most, triton.cdiv(wanted, programs))), 2, 3)
+        programs = batch * kv_heads
+        parts = next((parts for most, parts in _PARTS if programs <= most), 2)
+        if rows > 8:
+            parts = min(parts, max(2, triton.cdiv(_PROGRAMS, programs)))
+        return Tiling(16, 32, parts, 2, 3)
     tile = 32 if rows <= 32 else 64 if batch * triton.cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
     programs = batch * kv_heads * triton.cdiv(rows, tile)
     parts = min(most_parts(tile), triton.next_power_of_2(triton.cdiv(_PROGRAMS, programs)))

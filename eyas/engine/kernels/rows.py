@@ -65,15 +65,6 @@ def silu_mul(gate_up: torch.Tensor, pdl: bool = False) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Heads:
-    """How a row of q, k and v divides into heads."""
-
-    q: int
-    kv: int
-    dim: int
-
-
-@dataclass(frozen=True)
 class HeadNorms:
     """Gains [dim] of the RMSNorm that each head of q and of k passes before it is rotated (Qwen3)."""
 
@@ -82,13 +73,23 @@ class HeadNorms:
     eps: float
 
 
+@dataclass(frozen=True)
+class Heads:
+    """How a row of q, k and v divides into heads."""
+
+    q: int
+    kv: int
+    dim: int
+    norms: HeadNorms | None = None
+
+
 def rope_write(
     qkv: torch.Tensor,
     heads: Heads,
     q: torch.Tensor,
     rotation: Rotation,
     kv: KvRows,
-    norms: HeadNorms | None = None,
+    pdl: bool = False,
 ) -> None:
     """Rows qkv [m, (heads.q + 2 heads.kv) * dim]: rotated q goes to q [m, heads.q, dim], k and v to the pool.
 
@@ -96,6 +97,7 @@ def rope_write(
     """
     block = min(_HEADS, triton.next_power_of_2(heads.kv))
     programs = triton.cdiv(heads.q, block) + 2 * triton.cdiv(heads.kv, block)
+    norms = heads.norms
     gains = (None, None, 0.0) if norms is None else (norms.q, norms.k, norms.eps)
     _rope_write[(qkv.shape[0], programs)](
         *(qkv, q, kv.layer, kv.layer.stride(0), kv.rows),
@@ -106,7 +108,9 @@ def rope_write(
         PAGE=kv.layer.shape[2],
         BLOCK=block,
         HALF=triton.next_power_of_2(heads.dim // 2),
+        PDL=pdl,
         num_warps=2,
+        launch_pdl=pdl,
     )
 
 
@@ -190,8 +194,10 @@ def _rope_write(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
     HALF: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Some heads of one row: of q, of k, or of v."""
+    _after_previous(PDL)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     q_blocks: tl.constexpr = (HEADS + BLOCK - 1) // BLOCK
     kv_blocks: tl.constexpr = (KV_HEADS + BLOCK - 1) // BLOCK

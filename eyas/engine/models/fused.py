@@ -116,21 +116,25 @@ class FusedLayer:
 
         x is updated in place by the attention's.
         """
-        config, group = self.config, step.fabric.group
+        config, group, pdl = self.config, step.fabric.group, step.fabric.launch.pdl
         qkv = _product(normed, self.qkv, self.qkv_bias)
-        heads = row_kernels.Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         q = x.new_empty(x.shape[0], config.num_heads, config.head_dim)
-        norms = None
-        if self.q_gain is not None and self.k_gain is not None:
-            norms = row_kernels.HeadNorms(self.q_gain, self.k_gain, config.norm_eps)
-        row_kernels.rope_write(qkv, heads, q, step.rotation, skinny.KvRows(layer, step.rows.kv_rows), norms)
+        kv = skinny.KvRows(layer, step.rows.kv_rows)
+        row_kernels.rope_write(qkv, self._heads, q, step.rotation, kv, pdl)
         attended = step.fabric.attention(q, layer, step.rows)
         added = _product(attended, self.out, self.out_bias)
         group.all_reduce(added)
-        normed = row_kernels.add_norm(added, x, config.norm_eps)
-        added = _product(row_kernels.silu_mul(_product(normed, self.gate_up)), self.down)
+        normed = row_kernels.add_norm(added, x, config.norm_eps, pdl=pdl)
+        added = _product(row_kernels.silu_mul(_product(normed, self.gate_up), pdl), self.down)
         group.all_reduce(added)
         return added
+
+    @property
+    def _heads(self) -> row_kernels.Heads:
+        config, norms = self.config, None
+        if self.q_gain is not None and self.k_gain is not None:
+            norms = row_kernels.HeadNorms(self.q_gain, self.k_gain, config.norm_eps)
+        return row_kernels.Heads(config.num_heads, config.num_kv_heads, config.head_dim, norms)
 
 
 @dataclass(frozen=True)
@@ -173,12 +177,14 @@ class FusedLlama:
         _keep(captured, capture, len(self.layers), x)
         return x, captured.view(rows.count, -1)
 
-    def logits(self, x: torch.Tensor, picked: torch.Tensor | None = None) -> torch.Tensor:
-        """Rows as `forward` gave them, all or those `picked` (int32 [n]) -> float32 [n, vocab]."""
+    def logits(
+        self, x: torch.Tensor, picked: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Rows as `forward` gave them, all or those `picked` (int32 [n]) -> float32 [n, vocab], in `out`."""
         if picked is not None:
             x = row_kernels.gather_rows(x, picked, pdl=self._pdl)
         normed = row_kernels.norm(x, self.config.norm_eps, self._gain, pdl=self._pdl)
-        return head_product(normed, self.lm_head, self._fabric)
+        return head_product(normed, self.lm_head, self._fabric, out)
 
     @property
     def _pdl(self) -> bool:
@@ -200,25 +206,34 @@ class FusedLlama:
         x, _ = row_kernels.embed(step.rows.tokens, self.embedding)
         added = torch.zeros_like(x)
         for i, layer in enumerate(self.layers):
-            normed = row_kernels.add_norm(added, x, eps)
+            normed = row_kernels.add_norm(added, x, eps, pdl=self._pdl)
             _keep(captured, capture, i, x)
             added = layer.wide(normed, x, pool.layer(i), step)
         return x.add_(added)
 
 
-def head_product(x: torch.Tensor, weight: torch.Tensor, fabric: Fabric) -> torch.Tensor:
-    """x [n, hidden], this rank's rows of an output head -> float32 [n, vocab], the same on every rank."""
-    return fabric.group.all_gather_columns(_head_columns(x, weight, fabric.launch))
+def head_product(
+    x: torch.Tensor, weight: torch.Tensor, fabric: Fabric, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [n, hidden], this rank's rows of an output head -> float32 [n, vocab], the same on every rank.
+
+    `out`: where that is put, if it is given.
+    """
+    rows, columns, ranks = x.shape[0], weight.shape[0], fabric.group.ranks
+    if out is None:
+        out = torch.empty(rows, ranks * columns, dtype=torch.float32, device=x.device)
+    own = out if ranks == 1 else torch.empty(rows, columns, dtype=torch.float32, device=x.device)
+    _head_columns(x, weight, own, fabric.launch)
+    return fabric.group.all_gather_columns(own, out)
 
 
-def _head_columns(x: torch.Tensor, weight: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
+def _head_columns(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, launch: skinny.Launch) -> None:
     if x.shape[0] <= skinny.MAX_ROWS:
-        out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
         skinny.linear(skinny.Source(x), weight, out, launch)
-        return out
-    if x.is_cuda:
-        return torch.mm(x, weight.t(), out_dtype=torch.float32)
-    return torch.mm(x, weight.t()).float()
+    elif x.is_cuda:
+        torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+    else:
+        out.copy_(torch.mm(x, weight.t()))
 
 
 def _source(stream: Stream, eps: float) -> skinny.Source:

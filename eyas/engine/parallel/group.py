@@ -116,14 +116,20 @@ class Group:
         """Rows of `sums` in `all_reduce_add` for tensors of so many columns."""
         return OneShot.parts(columns) or 1
 
-    def all_gather_columns(self, tensor: torch.Tensor) -> torch.Tensor:
-        """tensor [m, n] of every rank -> [m, ranks * n], columns in the order of the ranks."""
+    def all_gather_columns(self, tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """tensor [m, n] of every rank -> [m, ranks * n], columns in the order of the ranks.
+
+        Several ranks' are put into `out`, if it is given; one rank's are `tensor` itself.
+        """
         if self.ranks == 1:
             return tensor
         rows, columns = tensor.shape
+        if out is None:
+            out = tensor.new_empty(rows, self.ranks * columns)
         parts = tensor.new_empty(self.ranks * rows, columns)
         dist.all_gather_into_tensor(parts, tensor.contiguous())
-        return parts.view(self.ranks, rows, columns).transpose(0, 1).reshape(rows, self.ranks * columns)
+        out.view(rows, self.ranks, columns).copy_(parts.view(self.ranks, rows, columns).transpose(0, 1))
+        return out
 
     def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's share of a tensor that every rank holds, [ranks * n, ...]: a view [n, ...]."""
