@@ -186,6 +186,8 @@ class DraftEngine:
         refusal = self._refusal(message)
         if refusal is not None:
             self._replies[key[0]][1].append(DraftClosed(message.seq, message.generation, refusal))
+            if handle is not None and _name(handle) not in self._prompts:
+                self._parts.pulls.refuse(handle, message.attempt)
         elif handle is None:
             self._followed[key] = _Followed(message, first=message.base_len, prompt=None)
         else:
@@ -193,7 +195,7 @@ class DraftEngine:
 
     def _open_with_handle(self, key: Key, message: DraftOpen, handle: KvHandle) -> None:
         """All choices of a request share the pull of its handle."""
-        name = (handle.worker, handle.epoch, handle.id)
+        name = _name(handle)
         prompt = self._prompts.get(name)
         new = prompt is None
         if prompt is None:
@@ -209,8 +211,11 @@ class DraftEngine:
         """Why a sequence cannot be followed; None if it can."""
         if not 0 <= message.base_len < self._parts.ready.context_length:
             return "base_len must be a position within the model's context"
-        if message.handle is not None and message.handle.tokens < message.base_len:
+        rows = message.base_len if message.handle is None else message.handle.tokens
+        if rows < message.base_len:
             return "the handle has fewer rows than base_len"
+        if message.handle is not None and pages_for(rows, self._page_size) > self._pool.num_pages:
+            return "the draft worker has fewer pages than the prompt"  # others wait behind it for pages
         try:
             message.params.validate(self._parts.ready.vocab_size)
         except InvalidRequest as error:
@@ -333,7 +338,7 @@ class DraftEngine:
         handle = followed.open.handle
         if followed.prompt is not None and handle is not None:
             followed.prompt.users.remove(key)
-            self._leave((handle.worker, handle.epoch, handle.id))
+            self._leave(_name(handle))
 
     # --- telling, and the end ------------------------------------------------------------------------
 
@@ -365,3 +370,8 @@ class DraftEngine:
     def _close(self) -> None:
         if self._parts.copier.close(time.monotonic() + STOP_S):
             self._parts.runner.pool.close()
+
+
+def _name(handle: KvHandle) -> tuple[str, int, int]:
+    """By which all choices of a request know their prompt."""
+    return handle.worker, handle.epoch, handle.id

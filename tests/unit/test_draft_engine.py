@@ -31,6 +31,7 @@ from eyas.engine.messages import (
     PullDone,
     PullFailed,
     PullReleased,
+    ReleasePull,
     Shutdown,
 )
 from eyas.engine.outbox import Outbox
@@ -207,6 +208,21 @@ def test_no_open_ends_the_loop(bad: DraftOpen) -> None:
     _, closed = drive.up(bad)
     assert [c.seq for c in closed] == [1]
     assert not drive.engine._followed and not drive.engine._prompts and drive.pool.claims == 0
+
+
+def test_a_prompt_larger_than_the_pool_keeps_nobody_waiting() -> None:
+    """It is refused, and its owner told at once; pulls are served in order, so it would block all others."""
+    drive = Drive(pages=4)
+    large = handle(5 * PAGE, group=Group.DRAFT)
+    events = drive.tell(DraftUp((_open(base=9, handle=large),), peer=PEER))
+    assert [c.seq for c in _answers(events)[1]] == [1]
+    (opened,) = [e for e in events if isinstance(e, OpenPull)]
+    (released,) = [e for e in events if isinstance(e, ReleasePull)]
+    assert opened.handle == large and released.pull == opened.pull and drive.pulls.active == 0
+    small = _open(seq=2, base=9, handle=handle(9, id=2, group=Group.DRAFT))
+    events = drive.tell(DraftUp((small,), (_commit(9, 50, seq=2),), peer=PEER))
+    (pull,) = [e for e in events if isinstance(e, OpenPull)]
+    assert [p.seq for p in _answers(drive.pull_here(pull))[0]] == [2]
 
 
 def test_choices_share_one_pull_and_own_what_they_write() -> None:
