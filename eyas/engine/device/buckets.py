@@ -1,4 +1,4 @@
-"""Which shapes have graphs, and which of them a step takes: torch-free arithmetic.
+"""Which shapes have graphs, and which of them a step takes: arithmetic on plain numbers.
 
 A step of rounds alone takes the next larger batch; a step with a small prompt chunk takes the next larger
 batch, and then a total of rows. What fits nowhere keeps its exact shape and runs without a graph.
