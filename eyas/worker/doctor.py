@@ -6,6 +6,8 @@ It knows the gateway's HTTP API and the workers' description of themselves. It c
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -35,32 +37,48 @@ def examine(url: str, api_key: str | None) -> int:
 
 
 async def _examine(url: str, api_key: str | None) -> list[str]:
+    """Every problem there is, in the order of the steps that found them."""
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    problems: list[str] = []
     async with httpx.AsyncClient(
         base_url=url, headers=headers, timeout=2 * TIMEOUT_S, trust_env=False
     ) as http:
-        try:
+        with _step("looking at the cluster failed", problems):
             cluster = await _ask(http, "GET", "/cluster")
-            health = cluster["health"]
-            print(
-                f"gateway {url}: {cluster['model']}, {health['problem'] or health['degraded'] or 'healthy'}"
-            )
-            problems = [text for text in health.values() if text]
-            for found in await asyncio.gather(*map(_visit, cluster["workers"])):
+            health, workers = cluster["health"], cluster["workers"]
+            state = health["problem"] or health["degraded"] or "healthy"
+            print(f"gateway {url}: {cluster['model']}, {state}")
+            problems += [text for text in health.values() if text]
+            for found in await asyncio.gather(*map(_visit, workers)):
                 problems += found
-            if not cluster["workers"]:
+            if not workers:
                 problems.append("the gateway knows no worker")
-            return problems + _trace(await _ask(http, "POST", "/generate"), cluster["workers"])
-        except EyasError as error:
-            return [error.message]
+            with _step("the request through the cluster failed", problems):
+                problems += _trace(await _ask(http, "POST", "/generate"), workers)
+    return problems
+
+
+@contextlib.contextmanager
+def _step(failure: str, problems: list[str]) -> Iterator[None]:
+    """Whatever ends the step early is one more problem, and takes none of those found before with it.
+
+    Every exception counts: a peer of another version may answer what the doctor cannot read.
+    """
+    try:
+        yield
+    except EyasError as error:
+        problems.append(f"{failure}: {error.message}")
+    except Exception as error:
+        problems.append(f"{failure}: {error!r}")
 
 
 async def _ask(http: httpx.AsyncClient, method: str, path: str) -> Any:
-    """The JSON that the gateway answers with. Raises EyasError for anything else."""
+    """The JSON that the gateway answers with. Raises EyasError if it refuses, or says nothing."""
     try:
         reply = await http.request(method, path, json=REQUEST if method == "POST" else None)
     except httpx.HTTPError as error:
-        raise EyasError(f"{http.base_url} does not answer {path}: {error or type(error).__name__}") from error
+        reason = str(error) or type(error).__name__  # a timeout says nothing of itself
+        raise EyasError(f"{http.base_url} does not answer {path}: {reason}") from error
     if reply.status_code != 200:
         raise EyasError(f"{path}: HTTP {reply.status_code}: {reply.text[:300]}")
     return reply.json()
@@ -69,13 +87,10 @@ async def _ask(http: httpx.AsyncClient, method: str, path: str) -> Any:
 async def _visit(worker: dict[str, Any]) -> list[str]:
     """What is wrong with one worker, asked directly; its line of the report is printed."""
     address, roles = worker["worker"], ",".join(worker["roles"])
-    problems = []
+    problems: list[str] = []
     async with rpc.channel(address) as channel:
-        try:
+        with _step(f"worker {address} ({roles}) could not be asked from here", problems):
             info = await InfoClient(channel).info(DIAL_S)
-        except EyasError as error:
-            problems.append(f"worker {address} ({roles}) cannot be reached from here: {error.message}")
-        else:
             if not info.serving:
                 problems.append(f"worker {address} ({roles}) is not serving")
             if str(info.epoch) != worker["epoch"]:

@@ -15,10 +15,13 @@ from scripted_worker import ScriptedWorker, workers
 from test_generate_paths import DECODE, PREFILL, gateway, until
 
 from eyas.common.config import GatewayConfig
+from eyas.common.errors import Unavailable
 from eyas.common.logging import JsonFormatter
+from eyas.worker import doctor
 from eyas.worker.doctor import examine
 from eyas.worker.http_server import HttpServer
 from eyas.worker.ports import free_ports
+from gateway.backend import Backend
 from gateway.canary import Canary
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
@@ -93,22 +96,29 @@ async def test_web_pages_of_other_origins_may_call_only_if_allowed() -> None:
 # --- the doctor ----------------------------------------------------------------------------------------
 
 
+async def examined(backend: Backend, metrics: GatewayMetrics, key: str | None = "k") -> int:
+    """What the doctor says of a real gateway in front of `backend`."""
+    port = next(free_ports())
+    app = create_app(GatewayConfig(api_key="k"), backend, nano_tokenizer(), metrics)
+    server = HttpServer(app, "127.0.0.1", port)
+    await server.start()
+    try:
+        return await asyncio.to_thread(examine, f"http://127.0.0.1:{port}", key)
+    finally:
+        await server.aclose()
+
+
 async def diagnose(started: list[ScriptedWorker], key: str | None = "k") -> int:
-    """What the doctor says of a real gateway in front of scripted workers."""
-    tokenizer, port = nano_tokenizer(), next(free_ports())
+    """The same in front of scripted workers, once they are known to serve."""
     async with gateway(started) as (backend, _):
         metrics = GatewayMetrics(CollectorRegistry())
         canary = Canary(backend, metrics)
         flights = asyncio.create_task(canary.run())
-        app = create_app(GatewayConfig(api_key="k"), canary, tokenizer, metrics)
-        server = HttpServer(app, "127.0.0.1", port)
-        await server.start()
         try:
             await until(lambda: not canary.health().problem)
-            return await asyncio.to_thread(examine, f"http://127.0.0.1:{port}", key)
+            return await examined(canary, metrics, key)
         finally:
             flights.cancel()
-            await server.aclose()
 
 
 async def test_the_doctor_finds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +140,29 @@ async def test_the_doctor_is_not_let_in(capsys: pytest.CaptureFixture[str]) -> N
     async with workers(PREFILL, DECODE) as started:
         assert await diagnose(started, key="wrong") == 1
     assert "401" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("way", ["refused", "too late", "not understood"])
+async def test_the_doctor_tells_what_it_found_before_a_step_failed(
+    way: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = ScriptedBackend(nano_tokenizer(), is_healthy=False)  # and its worker is not there
+    if way == "refused":
+        backend.refusal = Unavailable("no way through")
+    elif way == "too late":
+        backend.pause_s = 30.0
+        monkeypatch.setattr(doctor, "TIMEOUT_S", 0.2)
+    else:
+        monkeypatch.setitem(doctor.REQUEST, "timings", False)  # so the reply lacks what the doctor reads
+    assert await examined(backend, GatewayMetrics(CollectorRegistry())) == 1
+    shown = capsys.readouterr().out
+    problems = [line for line in shown.splitlines() if line.startswith("problem: ")]
+    assert len(problems) == 3 and "3 found" in shown
+    assert problems[0] == "problem: nobody is at home"
+    assert "worker 127.0.0.1:1 (prefill,decode) could not be asked" in problems[1]
+    assert problems[2].startswith("problem: the request through the cluster failed: ")
+    reason = {"refused": "no way through", "too late": "ReadTimeout", "not understood": "'timings'"}[way]
+    assert reason in problems[2]
 
 
 def test_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
