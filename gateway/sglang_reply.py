@@ -1,6 +1,9 @@
-"""What `/generate` answers with: SGLang's objects, whole or as events whose text and ids are cumulative.
+"""What `/generate` answers with: SGLang's objects, whole or as events whose text, ids and log-probabilities
+are cumulative.
 
-It knows the shape of one choice's answer. It refuses to know where the deltas come from.
+SGLang's clients read the last event alone, or cut off what they have. So the bytes of an event grow with the
+answer, but what makes them does not: ids and log-probabilities told before stay JSON and are only copied.
+This module knows the shape of one choice's answer. It refuses to know where the deltas come from.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Any
 import msgspec
 
 from eyas.common.types import Finish
-from gateway.answer import Answer, joined
+from gateway.answer import Answer
 from gateway.detokenize import TokenBytes
 from gateway.openai_reply import DONE
 from gateway.openai_request import Call
@@ -26,6 +29,34 @@ _FLOOR = -9999.0  # JSON has no minus infinity
 Scored = tuple[float, int, str | None]  # log-probability, token id, its text if asked for
 
 
+class _Array:
+    """A JSON array that only grows: an item is encoded once, however often the array is told."""
+
+    def __init__(self) -> None:
+        self._items = bytearray()
+
+    def extend(self, items: Sequence[Any]) -> None:
+        if items:
+            self._items += b"," * bool(self._items) + _encode(items)[1:-1]
+
+    def json(self) -> msgspec.Raw:
+        return msgspec.Raw(b"[" + self._items + b"]")
+
+
+class _SoFar:
+    """What one choice has answered: the sum of its deltas."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.text = ""
+        self.ids, self.scored, self.tops = _Array(), _Array(), _Array()
+        self.usage = Usage(prompt_tokens)
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.ids.extend(delta.tokens)
+        self.usage.add(delta)
+
+
 class SglangFormat:
     """Choices by their place in the answer; a batch is a list, and its events carry `index`."""
 
@@ -34,15 +65,13 @@ class SglangFormat:
         self._shape = shape
         self._table = table
         self._answer = answer
-        self._so_far: dict[int, Delta] = {}
+        self._so_far = [_SoFar(len(request.prompt_ids)) for request in call.requests for _ in range(call.n)]
 
     def opening(self) -> bytes:
         return b""
 
     def event(self, delta: Delta) -> bytes:
-        before = self._so_far.get(delta.choice)
-        self._so_far[delta.choice] = so_far = delta if before is None else joined([before, delta])
-        reply = self._reply(delta.choice, so_far)
+        reply = self._reply(delta)
         if self._shape.batch:
             reply["index"] = delta.choice
         return b"data: " + _encode(reply) + b"\n\n"
@@ -51,20 +80,25 @@ class SglangFormat:
         return DONE
 
     def whole(self, choices: Sequence[Delta]) -> bytes:
-        replies = [self._reply(place, choice) for place, choice in enumerate(choices)]
+        replies = [self._reply(choice) for choice in choices]
         return _encode(replies if self._shape.batch else replies[0])
 
-    def _reply(self, place: int, choice: Delta) -> dict[str, Any]:
-        return {"text": choice.text, "output_ids": choice.tokens, "meta_info": self._meta(place, choice)}
+    def _reply(self, delta: Delta) -> dict[str, Any]:
+        """The answer of the delta's choice, the delta included."""
+        so_far = self._so_far[delta.choice]
+        so_far.add(delta)
+        meta = self._meta(delta, so_far.usage)
+        if self._call.logprobs:
+            meta |= self._logprobs(delta, so_far)
+        return {"text": so_far.text, "output_ids": so_far.ids.json(), "meta_info": meta}
 
-    def _meta(self, place: int, choice: Delta) -> dict[str, Any]:
-        prompt, number = divmod(place, self._call.n)
+    def _meta(self, delta: Delta, usage: Usage) -> dict[str, Any]:
+        prompt, number = divmod(delta.choice, self._call.n)
         course = self._answer.courses[prompt]
-        usage = Usage(len(self._call.requests[prompt].prompt_ids), cached_tokens=course.cached_tokens)
-        usage.add(choice)
+        usage.cached_tokens = course.cached_tokens
         meta: dict[str, Any] = {
             "id": self._name(prompt, number),
-            "finish_reason": _finish_reason(choice),
+            "finish_reason": _finish_reason(delta, usage),
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
@@ -81,9 +115,7 @@ class SglangFormat:
                 "spec_accept_token_num": usage.accepted,
                 "spec_draft_token_num": offered,
             }
-        if self._call.logprobs:
-            meta |= self._logprobs(choice)
-        if self._call.timings and choice.finish is not None:
+        if self._call.timings and delta.finish is not None:
             meta["timings"] = timings_object(self._call.began, course, usage)
         return meta
 
@@ -91,14 +123,16 @@ class SglangFormat:
         name = self._call.requests[prompt].id if self._shape.rids is None else self._shape.rids[prompt]
         return name if self._call.n == 1 else f"{name}_{number}"
 
-    def _logprobs(self, choice: Delta) -> dict[str, Any]:
-        scored = list(zip(choice.tokens, choice.logprobs, strict=True))
+    def _logprobs(self, delta: Delta, so_far: _SoFar) -> dict[str, Any]:
+        scored = list(zip(delta.tokens, delta.logprobs, strict=True))
         tops = [[self._scored(id, value) for id, value in logprob.top] for _, logprob in scored]
+        so_far.scored.extend([self._scored(token, logprob.logprob) for token, logprob in scored])
+        so_far.tops.extend([top or None for top in tops])
         return {
             "input_token_logprobs": [],
-            "output_token_logprobs": [self._scored(token, logprob.logprob) for token, logprob in scored],
+            "output_token_logprobs": so_far.scored.json(),
             "input_top_logprobs": [],
-            "output_top_logprobs": [top or None for top in tops],
+            "output_top_logprobs": so_far.tops.json(),
         }
 
     def _scored(self, token: int, logprob: float) -> Scored:
@@ -106,11 +140,11 @@ class SglangFormat:
         return max(logprob, _FLOOR), token, text
 
 
-def _finish_reason(choice: Delta) -> dict[str, str | int | None] | None:
-    match choice.finish:
+def _finish_reason(delta: Delta, usage: Usage) -> dict[str, str | int | None] | None:
+    match delta.finish:
         case None:
             return None
         case Finish.LENGTH:
-            return {"type": "length", "length": len(choice.tokens)}
+            return {"type": "length", "length": usage.completion_tokens}
         case Finish.STOP:
-            return {"type": "stop", "matched": choice.matched}
+            return {"type": "stop", "matched": delta.matched}

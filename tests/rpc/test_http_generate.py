@@ -14,6 +14,7 @@ from scripted_backend import EOS, ScriptedBackend, ScriptedStream, nano_tokenize
 
 from eyas.common.config import GatewayConfig
 from eyas.common.types import Entry, Role, Timings
+from gateway.detokenize import TokenBytes
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
 
@@ -118,6 +119,22 @@ async def test_logprobs(client: httpx.AsyncClient, backend: TimedBackend) -> Non
     plain = (await client.post("/generate", json={"text": "x", "return_logprob": True})).json()["meta_info"]
     assert plain["output_token_logprobs"][0] == [-0.5, ids[0], None]
     assert plain["output_top_logprobs"][0] is None
+
+
+async def test_a_stream_makes_each_logprob_once(
+    client: httpx.AsyncClient, backend: TimedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events carry all so far, as SGLang's do; what is already told must not be made again."""
+    ask = {"text": "x", "return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+    whole = (await client.post("/generate", json=ask)).json()["meta_info"]
+    label, made = TokenBytes.label, []
+    monkeypatch.setattr(TokenBytes, "label", lambda table, id: made.append(id) or label(table, id))
+    told = [e["meta_info"] for e in events(await client.post("/generate", json=ask | {"stream": True}))]
+    assert len(told) > 2
+    for count, meta in enumerate(told, start=1):
+        for field in ("output_token_logprobs", "output_top_logprobs"):
+            assert meta[field] == whole[field][:count]
+    assert len(made) == 3 * len(told)  # each token itself, and its two best
 
 
 async def test_parameters_reach_the_backend(client: httpx.AsyncClient, backend: TimedBackend) -> None:
