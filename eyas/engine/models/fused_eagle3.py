@@ -48,7 +48,7 @@ class FusedEagle3:
             normed = [
                 row_kernels.norm(c.contiguous(), eps, g) for c, g in zip(chunks, self._fc_gains, strict=True)
             ]
-            captured = torch.cat(normed, dim=-1)
+            captured = torch.cat(normed, dim=-1, out=skinny.room(*captured.shape, like=captured))
         return self._product(captured, self._fc)
 
     def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> torch.Tensor:
