@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from eyas.engine.attention.base import Span
 from eyas.engine.attention.rows import Most, PagedAttention
@@ -42,11 +43,16 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_head(folder: Path, target: Path, draft_vocab: int | None) -> Path:
-    """A head that captures layers of so shallow a target."""
+    """A head that captures layers of so shallow a target; with a vocabulary of its own it norms them too."""
     head = write_tiny_eagle3(folder, target, draft_vocab=draft_vocab)
     config = json.loads((head / "config.json").read_text())
     config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in CAPTURE]}
     (head / "config.json").write_text(json.dumps(config))
+    if draft_vocab is not None:
+        stored = load_file(head / "model.safetensors")
+        width = stored["norm.weight"].shape[0]
+        gains = {f"fc_norm.{i}.weight": torch.rand(width) + 0.5 for i in range(len(CAPTURE))}
+        save_file(stored | gains, head / "model.safetensors")
     return head
 
 
