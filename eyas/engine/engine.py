@@ -215,12 +215,12 @@ class Engine:
 
     def _load(self) -> Load:
         scheduler = self._scheduler
-        running, waiting = len(scheduler.running), len(self._requests.table)
+        running = len(scheduler.running)
         return Load(
             progress=0,
             pending=bool(running or scheduler.waiting),
             running=running,
-            waiting=max(0, waiting - running),
+            waiting=self._requests.waiting,
             pages_used=scheduler.pool.claims - scheduler.cache.held,
             cached_tokens=scheduler.cached_tokens,
             prompt_tokens=scheduler.prompt_tokens,

@@ -237,6 +237,7 @@ class Moved(msgspec.Struct, frozen=True):
 class Load(Message, frozen=True):
     """Sent every loop that changed it and at least every second: progress stamp, load, running totals.
 
+    `running` and `waiting` count sequences, a request without any yet as one: both are 0 on an idle worker.
     `pages_used` counts a page once for every sequence or lease that holds it, and not at all in the cache;
     `leases` are the handles that still claim pages here; `moved` is by path; `drafts_late` counts the rounds
     of sequences that went on before the draft they had asked for.

@@ -64,6 +64,12 @@ class Requests:
     def new_uid(self) -> int:
         return next(self._uids)
 
+    @property
+    def waiting(self) -> int:
+        """Sequences that do not run. A request of which none exists yet is one, however many it will have."""
+        sequences = sum(len(generation.sequences) or 1 for generation in self.table.values())
+        return sequences - len(self.scheduler.running)
+
     # --- commands ------------------------------------------------------------------------------------
 
     def submit(self, command: Submit) -> None:
@@ -296,7 +302,7 @@ class Requests:
         if not self.scheduler.fits(rows):
             message = "prompt and max_tokens need more KV pages than this worker has"
             raise InvalidRequest(message, param="max_tokens")
-        if len(self.table) - len(self.scheduler.running) >= limits.max_waiting:
+        if self.waiting >= limits.max_waiting:
             raise Overloaded("this worker's queue is full")
 
     def _check_choices(self, choices: tuple[Choice, ...], most: int) -> None:

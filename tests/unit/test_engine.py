@@ -226,6 +226,23 @@ def test_refusals_are_clear(base: EngineConfig) -> None:
     cluster.close()
 
 
+def test_the_load_tells_of_a_queue_behind_many_choices(base: EngineConfig) -> None:
+    cluster = Loopback(replace(base, draft=None, max_running=3))
+    params = SamplingParams(temperature=1.0, max_tokens=200, ignore_eos=True)
+    many = cluster.submit(
+        GenerationRequest("many", (1, 2), params, tuple(map(Choice, range(3)))), split=False
+    )
+    others = [cluster.submit(GenerationRequest(id, (3, 4), params), split=False) for id in "ab"]
+    told = set()
+    while not many.done.wait(0.001):
+        if load := cluster.workers["unified"].load:
+            told.add((load.running, load.waiting))
+    assert (3, 2) in told, told
+    wait_all(others, 60)
+    _assert_nothing_held(cluster)
+    cluster.close()
+
+
 def test_deadlines_end_requests(base: EngineConfig) -> None:
     cluster = Loopback(*split_configs(base))
     request = GenerationRequest("slow", (1, 2, 3), SamplingParams(max_tokens=10), timeout_s=0.2)

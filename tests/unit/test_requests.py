@@ -44,6 +44,23 @@ def test_the_last_choice_cancelled_while_waiting_ends_the_request() -> None:
     assert not rig.requests.table
 
 
+def test_choices_that_run_hide_no_queue() -> None:
+    """Three running sequences of one request are not three of the requests that came."""
+    rig = Rig()
+    rig.submit(request(10, *THREE), attach=True)
+    assert rig.requests.waiting == 1
+    rig.requests.attach(Attach("a", 1, (handle(10),)))
+    (pull,) = rig.said(OpenPull)
+    rig.arrive(pull, *(FirstToken(c, 5) for c in range(3)))
+    assert len(rig.scheduler.running) == 3 and rig.requests.waiting == 0
+    for number in range(rig.requests.admission.max_waiting):
+        assert rig.requests.waiting == number
+        rig.submit(request(10, id=f"later {number}"))
+    assert not rig.refusals()
+    rig.submit(request(10, id="one too many"))
+    assert rig.refusals() == ["this worker's queue is full"]
+
+
 def test_an_attach_said_twice_does_not_disturb_its_own_pull() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
