@@ -12,6 +12,7 @@ from eyas.common.config import (
     ATTENTION_BACKENDS,
     DTYPES,
     GPU_DEFAULTS,
+    GRAPH_ROWS,
     EngineConfig,
     GatewayConfig,
     ServeConfig,
@@ -107,7 +108,7 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
         "--cuda-graph-max-bs",
         type=positive,
         metavar="N",
-        help=f"the largest batch with a CUDA graph ({GPU_DEFAULTS.cuda_graph_max_bs})",
+        help=f"the largest batch with a CUDA graph ({GPU_DEFAULTS.cuda_graph_max_bs}, or {GRAPH_ROWS} rows)",
     )
     graphs.add_argument(
         "--cuda-graph-bs",

@@ -35,6 +35,11 @@ class SpeculationConfig:
     draft_tokens: int = 6
     synthetic_rates: tuple[float, ...] = ()
 
+    @property
+    def width(self) -> int:
+        """Rows of a round of one sequence: the root and every draft."""
+        return self.draft_tokens if self.topk > 1 else self.steps + 1
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -85,7 +90,7 @@ _ON_GPU = {
     "overlap_schedule": True,
 }
 GRAPH_ROWS = 1024
-"""Larger rounds than that have no graph unless asked: they take the device longer than the host to launch."""
+"""Larger rounds have no graph unless asked: of an 8B model they take the device longer than the host."""
 
 GPU_DEFAULTS = EngineConfig(device="cuda", **_ON_GPU)  # type: ignore[arg-type]
 
@@ -106,7 +111,7 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
     batches = tuple(sorted(set(config.cuda_graph_bs)))
     largest = min(config.cuda_graph_max_bs, config.max_running)
     if "cuda_graph_max_bs" in left and largest:
-        width = 1 if config.draft is None else config.speculation.draft_tokens
+        width = 1 if config.draft is None else config.speculation.width
         largest = min(largest, max(GRAPH_ROWS // width, 1))
     return dataclasses.replace(
         config,

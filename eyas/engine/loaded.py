@@ -107,10 +107,7 @@ class Loaded:
     @property
     def width(self) -> int:
         """Rows of a round of one sequence: the root and every draft."""
-        spec = self.config.speculation
-        if self.head is None:
-            return 1
-        return spec.draft_tokens if spec.topk > 1 else spec.steps + 1
+        return 1 if self.head is None else self.config.speculation.width
 
     @property
     def synthetic_rates(self) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ from eyas.engine.parallel.ranks import Channel, Followers, Seat
 
 HIDDEN = 4096
 VOCABULARY = 128256
-ROWS = (1, 8, 32, 64)
+ROWS = (1, 8, 32, 64, 128)
 CALLS = 64  # in a graph: an 8B model's sums in one step
 REPLAYS = 20
 MEASUREMENTS = 5
@@ -79,7 +79,7 @@ def _wrong_sums(group: Group, device: str) -> int:
     """Calls of CHECKS that are not to the bit the sum in the order of ranks; the ranks come at odd times."""
     chance, wrong = random.Random(group.rank), torch.zeros((), dtype=torch.int64, device=device)
     for check in range(CHECKS):
-        parts = [_rows(1 + check % 64, check * group.ranks + r, device) for r in range(group.ranks)]
+        parts = [_rows(1 + check % 128, check * group.ranks + r, device) for r in range(group.ranks)]
         wanted = functools.reduce(torch.add, [p.float() for p in parts]).bfloat16()
         torch.cuda._sleep(chance.choice([0, 0, 1000, 100_000]))
         group.all_reduce(parts[group.rank])
@@ -91,7 +91,7 @@ def _wrong_sums_with_residual(group: Group, device: str) -> int:
     chance, wrong = random.Random(group.rank), torch.zeros((), dtype=torch.int64, device=device)
     sums = torch.empty(Group.sum_parts(HIDDEN), SUMS_ROWS, device=device)
     for check in range(CHECKS):
-        rows = 1 + check % 64
+        rows = 1 + check % 128
         parts = [_rows(rows, check * group.ranks + r, device) for r in range(group.ranks)]
         residual = _rows(rows, -1 - check, device)
         wanted = functools.reduce(torch.add, [residual.float(), *(p.float() for p in parts)]).bfloat16()

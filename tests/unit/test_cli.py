@@ -158,7 +158,7 @@ def test_auto_is_what_the_device_does_best() -> None:
     auto = ("--dtype", "auto", "--attention-backend", "auto", "--prefill-attention-backend", "auto")
     assert cli.engine_config(parse("serve", *auto)) == EngineConfig()
     gpu = cli.engine_config(parse("serve", "--device", "cuda:1", *auto))
-    rows = GPU_DEFAULTS.speculation.draft_tokens
+    rows = GPU_DEFAULTS.speculation.width
     assert gpu == dataclasses.replace(GPU_DEFAULTS, device="cuda:1", cuda_graph_max_bs=1024 // rows)
     assert (gpu.dtype, gpu.num_pages, gpu.overlap_schedule) == ("bfloat16", None, True)
 
@@ -184,7 +184,8 @@ def test_flags_by_the_names_of_another_server() -> None:
         (["--draft", "none"], 256, ()),
         (["--max-running-requests", "48"], 48, ()),
         (["--spec-steps", "3", "--spec-topk", "8", "--spec-draft-tokens", "32"], 32, ()),  # of 1,024 rows
-        (["--spec-steps", "3", "--cuda-graph-max-bs", "256"], 256, ()),
+        (["--spec-steps", "3"], 256, ()),
+        (["--cuda-graph-max-bs", "256"], 256, ()),
         (["--cuda-graph-max-bs", "100"], 100, ()),
         (["--cuda-graph-bs", "8", "1", "8", "2"], 8, (1, 2, 8)),
         (["--disable-cuda-graph"], 0, ()),

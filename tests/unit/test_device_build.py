@@ -55,6 +55,14 @@ def test_no_step_is_larger_than_the_largest(max_running: int) -> None:
         assert shape.tiles <= most.tiles
 
 
+@pytest.mark.parametrize("graphs", [0, 4, 64])
+def test_the_widest_round_runs_before_the_first_request(graphs: int) -> None:
+    """Captured or not: what it needs is loaded, and fits."""
+    made = loaded(max_running=64, cuda_graph_max_bs=graphs)
+    buckets = buckets_of(made)
+    assert StepShape(64, made.width) in {*rehearsed(made, buckets), *buckets.captured()}
+
+
 @pytest.mark.parametrize("config", [GPU_DEFAULTS, EngineConfig()], ids=["gpu", "cpu"])
 @pytest.mark.parametrize("spec", [SpeculationConfig(), TREE, BUSHY], ids=["chain", "tree", "bushy"])
 def test_page_tables_hold_what_is_reserved(config: EngineConfig, spec: SpeculationConfig) -> None:

@@ -6,7 +6,6 @@ trees and CUDA graphs: flashinfer's plan reads lengths from the host, and fixes 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -46,6 +45,9 @@ class Fa3Build:
         self.head_dim = head_dim
         self.seconds = 0.0
         self._error: Exception | None = None
+        # The compilers are nice. The thread is not: the engine's loop would wait whenever it is put aside while
+        # it holds the interpreter's lock.
+        os.environ.setdefault("FLASHINFER_NVCC_LAUNCHER", f"nice -n {_NICENESS}")
         self._thread = threading.Thread(target=self._build, name="fa3-build", daemon=True)
         self._thread.start()
 
@@ -64,7 +66,6 @@ class Fa3Build:
 
     def _build(self) -> None:
         """The very call that a wrapper's plan makes; flashinfer keeps its result for the process."""
-        _stand_back()
         began = time.perf_counter()
         no_position, no_window, no_cap, half_scores = 0, False, False, False
         variant = (self.head_dim, self.head_dim, no_position, no_window, no_cap, half_scores)
@@ -125,13 +126,6 @@ class PrefillAttention:
         """
         rows = self._rows
         self._wrappers[self._turn].run(q[:rows], layer_pool, out=out[:rows], enable_pdl=False)
-
-
-def _stand_back() -> None:
-    """This thread, and the processes that it will start, run where nobody else wants to."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-    with contextlib.suppress(OSError):  # some containers have one kind of scheduling only
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _refusal(why: str) -> ConfigError:

@@ -254,12 +254,15 @@ def buckets_of(loaded: Loaded) -> Buckets:
 
 
 def rehearsed(loaded: Loaded, buckets: Buckets) -> Iterator[StepShape]:
-    """Steps that may run without a graph: the largest prompt chunk, alone and beside rounds; and a round."""
+    """Steps that may run without a graph: the largest prompt chunk, alone and beside rounds; a round, and as
+    many as there may be, if those have none."""
     chunk = min(loaded.config.chunk_tokens, loaded.target.context_length)
     tiles = -(-chunk // buckets.tile_rows)
     yield StepShape(0, loaded.width, chunk, tiles, 1)
     yield StepShape(1, loaded.width, chunk, tiles, 1)
     yield StepShape(1, loaded.width)
+    if loaded.config.max_running > loaded.config.cuda_graph_max_bs:
+        yield StepShape(loaded.config.max_running, loaded.width)
 
 
 def _warm_up(executor: Executor, shapes: Iterable[StepShape]) -> float:

@@ -19,6 +19,7 @@ from eyas.engine.device.build import buckets_of, build_machine, rehearsed
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.program import Program
 from eyas.engine.device.step import StepShape
+from eyas.engine.kernels.skinny import MAX_ROWS
 from eyas.engine.loaded import Loaded
 from eyas.engine.parallel.group import Group as Ranks
 from eyas.engine.parallel.one_shot import OneShot
@@ -58,12 +59,14 @@ class _Absent(Ranks):
 
 
 def _shapes(loaded: Loaded) -> Iterator[StepShape]:
-    """Those of a start, and rounds of any size, for which there may be no graph."""
+    """Those of a start; rounds of any size, and the smallest wide prompt, for which there may be no graph."""
     buckets = buckets_of(loaded)
     yield from rehearsed(loaded, buckets)
     yield from buckets.captured()
     for batch in default_batches(loaded.config.max_running):
         yield StepShape(batch, loaded.width)
+    rows = MAX_ROWS + 1
+    yield StepShape(0, loaded.width, rows, -(-rows // buckets.tile_rows), 1)
 
 
 class _Unread(Loaded):

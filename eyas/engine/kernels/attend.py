@@ -21,7 +21,7 @@ from eyas.engine.kernels.paged import PagedKv, pages_of
 # For up to so many programs of few rows: into how many parts each is cut. Measured on an H200, the longest
 # sequences first: parts let the others help with those; adding them up costs more where rows are more.
 _PARTS = ((16, 16), (160, 8), (224, 6), (384, 4), (512, 3))
-_PROGRAMS = 512  # of more rows, about four for each of 132 multiprocessors
+_PROGRAMS = 512  # of more than 8 rows, about four for each of 132 multiprocessors
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
 
@@ -85,8 +85,8 @@ class Launch:
 
     parts float32 [n, dim], lses float32 [n]: what programs leave for the last of them, a query head's result
     over a part and the base 2 logarithm of its sum of exponentials; tickets int32, zero between kernels.
-    pdl: programmatic dependent launch, for streams whose every kernel takes part in it. compile_only: the
-    kernel is compiled and not run.
+    pdl: programmatic dependent launch, for streams in which every kernel so launched waits before it touches
+    what others may. compile_only: the kernel is compiled and not run.
     """
 
     parts: torch.Tensor

@@ -2,7 +2,7 @@
 
 They know rows, gains and where a row lies in a layer of the paged pool; they know nothing of models. Sums are
 taken in float32; a result is rounded once, to the dtype of its input. Tensors are contiguous, their rows a
-multiple of 16 bytes. `pdl`: the kernel is launched before the one before it has ended.
+multiple of 16 bytes. `pdl`: the kernel may be launched before the one before it has ended, and waits for it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class HeadNorms:
 
 @dataclass(frozen=True)
 class Heads:
-    """How a row of q, k and v divides into heads."""
+    """How a row of q, k and v divides into heads, and what those pass before they are rotated."""
 
     q: int
     kv: int

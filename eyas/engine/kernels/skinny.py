@@ -45,8 +45,8 @@ class Launch:
     """What the products of one stream share; `Launch.on` makes one.
 
     partials float32 and tickets int32 serve products whose k is split; tickets are zero between kernels.
-    pdl: programmatic dependent launch, for streams in which every kernel takes part. compile_only: kernels
-    are compiled and not run.
+    pdl: programmatic dependent launch, for streams in which every kernel so launched waits before it touches
+    what others may. compile_only: kernels are compiled and not run.
     """
 
     partials: torch.Tensor
