@@ -45,8 +45,8 @@ class Fa3Build:
         self.head_dim = head_dim
         self.seconds = 0.0
         self._error: Exception | None = None
-        # The compilers are nice. The thread is not: the engine's loop would wait whenever it is put aside while
-        # it holds the interpreter's lock.
+        # The compilers are nice. The thread is not: the engine's loop would wait whenever it is put aside
+        # while it holds the interpreter's lock.
         os.environ.setdefault("FLASHINFER_NVCC_LAUNCHER", f"nice -n {_NICENESS}")
         self._thread = threading.Thread(target=self._build, name="fa3-build", daemon=True)
         self._thread.start()
