@@ -70,6 +70,11 @@ class Requests:
         sequences = sum(len(generation.sequences) or 1 for generation in self.table.values())
         return sequences - len(self.scheduler.running)
 
+    @property
+    def queued(self) -> int:
+        """Requests of which nothing runs."""
+        return sum(all(seq.slot < 0 for seq in generation.sequences) for generation in self.table.values())
+
     # --- commands ------------------------------------------------------------------------------------
 
     def submit(self, command: Submit) -> None:
@@ -302,7 +307,7 @@ class Requests:
         if not self.scheduler.fits(rows):
             message = "prompt and max_tokens need more KV pages than this worker has"
             raise InvalidRequest(message, param="max_tokens")
-        if self.waiting >= limits.max_waiting:
+        if self.queued >= limits.max_waiting:
             raise Overloaded("this worker's queue is full")
 
     def _check_choices(self, choices: tuple[Choice, ...], most: int) -> None:

@@ -61,6 +61,17 @@ def test_choices_that_run_hide_no_queue() -> None:
     assert rig.refusals() == ["this worker's queue is full"]
 
 
+def test_a_queued_request_is_one_however_many_choices_it_has() -> None:
+    """Begun elsewhere, each of them is a sequence of its own from the start."""
+    rig = Rig()
+    begun = [Choice(i, (5,)) for i in range(3)]
+    for number in range(rig.requests.admission.max_waiting):
+        rig.submit(request(10, *begun, id=f"{number}"))
+    assert not rig.refusals() and rig.requests.waiting == 3 * rig.requests.queued > 0
+    rig.submit(request(10, *begun, id="one too many"))
+    assert rig.refusals() == ["this worker's queue is full"]
+
+
 def test_an_attach_said_twice_does_not_disturb_its_own_pull() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
