@@ -80,7 +80,7 @@ class Scheduler:
 
     def join(self, seq: Sequence) -> bool:
         """A sequence whose KV is already here (`pages`, `kv_len`) starts decoding, if a slot is free."""
-        if len(self.running) >= self.limits.max_running:
+        if self._taken >= self.limits.max_running:
             return False
         self._sit_down(seq)
         return True
@@ -173,7 +173,7 @@ class Scheduler:
 
     def _admit(self, seq: Sequence) -> bool:
         """Give a waiting sequence pages for all its rows, if there is a slot for it and its forks."""
-        if len(self.running) + 1 + len(seq.forks) > self.limits.max_running:
+        if self._taken + 1 + len(seq.forks) > self.limits.max_running:
             return False
         if seq.in_flight or self.pull_since() < seq.generation.arrived:
             return False
@@ -215,6 +215,11 @@ class Scheduler:
             if backlog > many:
                 return limits.beside(decoding, True)
         return few
+
+    @property
+    def _taken(self) -> int:
+        """Slots of those who run, and those that prompts of several choices will need at their end."""
+        return sum(1 + len(seq.forks) for seq in self.running)
 
     def _sit_down(self, seq: Sequence) -> None:
         """Into the running batch, on a slot of its own."""

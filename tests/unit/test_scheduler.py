@@ -56,6 +56,17 @@ def test_a_starved_sequence_gets_the_pages_that_a_pull_gave_back() -> None:
     assert rig.scheduler.preemptions == 0, "a pull goes first"
 
 
+def test_choices_keep_their_slots_while_their_prompt_is_computed() -> None:
+    """Else those who come meanwhile sit there, and the prompt is computed again for each choice."""
+    rig = Rig(pages=40, max_running=4)
+    rig.submit(request(10, *(Choice(i) for i in range(3)), id="many"))
+    for id in ("one", "two"):
+        rig.submit(request(10, id=id))
+    works = rig.scheduler.schedule()
+    assert [work.seq.generation.request.id for work in works] == ["many", "one"]
+    assert not rig.scheduler.join(works[0].seq)
+
+
 def test_a_preempted_sequence_computes_everything_again() -> None:
     rig = Rig(pages=9)
     for id in "ab":
