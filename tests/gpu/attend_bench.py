@@ -55,7 +55,11 @@ class Prompt:
         return f"{4 * HEADS * DIM * pairs / us / 1e6:5.0f} TFLOP/s"
 
 
-_SPREAD = tuple(64 + 8128 * (i * 37 % BATCH) // (BATCH - 1) for i in range(BATCH))
+def _ragged(batch: int, least: int, most: int) -> tuple[int, ...]:
+    """Evenly spread lengths, the longest first, as the engine orders them."""
+    return tuple(most - (most - least) * i // (batch - 1) for i in range(batch))
+
+
 PLAIN = (
     Case("bs1 x 1024", (1024,)),
     Case("bs1 x 512", (512,)),
@@ -64,12 +68,14 @@ PLAIN = (
     Case("bs8 x 8192", (8192,) * 8),
     Case("bs64 x 1024", (1024,) * 64),
     Case("bs128 x 4096", (4096,) * BATCH),
-    Case("bs128 x 64 .. 8192", _SPREAD),
+    Case("bs128 x 64 .. 8192", _ragged(BATCH, 64, 8192)),
+    *(Case(f"bs{batch} x 100 .. 1600", _ragged(batch, 100, 1600)) for batch in (24, 32, 48, 64)),
 )
 CHAINS = (
     Case("chain 4, bs1 x 1024", (1024,), 4),
     Case("chain 4, bs8 x 1024", (1024,) * 8, 4),
     Case("chain 4, bs32 x 1024", (1024,) * 32, 4),
+    Case("chain 4, bs32 x 100 .. 1600", _ragged(32, 100, 1600), 4),
 )
 TREES = (
     Case("tree 32, bs1 x 1024", (1024,), 32, True),

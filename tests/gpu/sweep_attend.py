@@ -76,7 +76,7 @@ class Sweep:
         """All cuts with as many parts as now, then the best few with more and fewer."""
         parts = tiling_now(case).parts
         times = self.times(case, [replace(cut, parts=min(parts, most_parts(cut.rows))) for cut in cuts])
-        other = [p for p in (1, 2, 4, 8, 16) if p != parts]
+        other = [p for p in (1, 2, 3, 4, 6, 8, 16) if p != parts]
         finer = [
             replace(cut, parts=p) for cut in ranked(times)[:4] for p in other if p <= most_parts(cut.rows)
         ]
