@@ -1,4 +1,6 @@
-"""A server on the GPU under load: `python -m tests.gpu.serve_bench --out DIR [--cases ...] [serve flags]`.
+"""A server on the GPU under load.
+
+    python -m tests.gpu.serve_bench --out DIR --client FILE [--cases ...] [serve flags]
 
 Starts `eyas serve`, tells how long it took to be healthy, runs a load client for one case after another, and
 tells beside each result how much CPU the gateway, the front and the engine used meanwhile. Everything it
@@ -28,7 +30,6 @@ from eyas.worker.ports import free_ports
 
 SERVE = ("--device", "cuda", "--layout", "unified", "--load-format", "dummy")  # flags given later win
 CASES = ("bs1", "bs8", "bs32", "s1k")
-CLIENT = Path(".scratch/bench_client.py")
 HALVES = ("gateway", "front", "engine")
 GRACE_S = 15.0
 POLL_S = 0.1
@@ -47,7 +48,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Load an Eyas server and measure it.", allow_abbrev=False)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--cases", nargs="+", default=CASES)
-    parser.add_argument("--client", type=Path, default=CLIENT, help="a load client that prints RES lines")
+    parser.add_argument(
+        "--client", type=Path, required=True, metavar="FILE", help="a load client that prints RES lines"
+    )
     parser.add_argument("--label", default="eyas")
     parser.add_argument("--seconds", type=float, default=540.0, help="for everything, the start included")
     args, flags = parser.parse_known_args()
