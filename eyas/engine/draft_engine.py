@@ -211,11 +211,11 @@ class DraftEngine:
         """Why a sequence cannot be followed; None if it can."""
         if not 0 <= message.base_len < self._parts.ready.context_length:
             return "base_len must be a position within the model's context"
-        rows = message.base_len if message.handle is None else message.handle.tokens
-        if rows < message.base_len:
+        handle = message.handle
+        if handle is not None and handle.tokens < message.base_len:
             return "the handle has fewer rows than base_len"
-        if message.handle is not None and pages_for(rows, self._page_size) > self._pool.num_pages:
-            return "the draft worker has fewer pages than the prompt"  # others wait behind it for pages
+        if handle is not None and pages_for(handle.tokens, self._page_size) > self._pool.num_pages:
+            return "the draft worker has fewer pages than the prompt"  # others would wait behind it
         try:
             message.params.validate(self._parts.ready.vocab_size)
         except InvalidRequest as error:

@@ -71,8 +71,8 @@ class Buckets:
     def _chunks(self, batch: int) -> tuple[int, ...]:
         """Prompt rows of the captured steps with so many rounds."""
         taken = batch * self.width
-        most = self.mixed_tokens + 1
-        totals = (*range(2 * GRAIN, min(FINE + 1, most), GRAIN), *range(FINE + 2 * GRAIN, most, 2 * GRAIN))
+        end = self.mixed_tokens + 1
+        totals = (*range(2 * GRAIN, min(FINE + 1, end), GRAIN), *range(FINE + 2 * GRAIN, end, 2 * GRAIN))
         return tuple(total - taken for total in totals if total - taken >= self._least) or (self._least,)
 
     @property

@@ -254,8 +254,10 @@ def buckets_of(loaded: Loaded) -> Buckets:
 
 
 def rehearsed(loaded: Loaded, buckets: Buckets) -> Iterator[StepShape]:
-    """Steps that may run without a graph: the largest prompt chunk, alone and beside rounds; a round, and as
-    many as there may be, if those have none."""
+    """Steps that may run without a graph: the largest prompt chunk, alone and beside rounds; and a round.
+
+    Also as many rounds as there may be, if those have none.
+    """
     chunk = min(loaded.config.chunk_tokens, loaded.target.context_length)
     tiles = -(-chunk // buckets.tile_rows)
     yield StepShape(0, loaded.width, chunk, tiles, 1)

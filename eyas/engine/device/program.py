@@ -75,7 +75,7 @@ class Program:
     ) -> None:
         self._machine = machine
         self._shape = shape
-        self._logits = None if logits is None else logits[: shape.sampled]
+        self._room = None if logits is None else logits[: shape.sampled]
         self._planned = planned
         self._part = {name: inputs[first : first + count] for name, (first, count) in shape.sections.items()}
         table = shape.batch * (shape.width + 2)
@@ -113,7 +113,7 @@ class Program:
         self._rows = rows
         if shape.sampled:
             picked = part["picked"] if shape.chunk else None
-            self.logits = machine.model.logits(x, picked, self._logits)
+            self.logits = machine.model.logits(x, picked, self._room)
 
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""

@@ -76,14 +76,16 @@ class FusedLayer:
         if width is None:
             qkv = _folded(qkv, weights.take(f"{prefix}.input_layernorm.weight", (hidden,)))
         self.qkv = qkv
-        self.qkv_bias = self.q_gain = self.k_gain = self.out_bias = None
+        self.qkv_bias = self.out_bias = norms = None
         if config.qkv_bias:
             pairs = zip(names, counts, strict=True)
             self.qkv_bias = torch.cat([weights.take_rows(f"{n}.bias", (c,)) for n, c in pairs])
         if config.output_bias and weights.placement.rank == 0:  # once in the sum over the ranks
             self.out_bias = weights.take(f"{attention}.o_proj.bias", (hidden,))
         if config.qk_norm:
-            self.q_gain, self.k_gain = (weights.take(f"{attention}.{p}_norm.weight", (dim,)) for p in "qk")
+            gains = (weights.take(f"{attention}.{p}_norm.weight", (dim,)) for p in "qk")
+            norms = row_kernels.HeadNorms(*gains, config.norm_eps)
+        self._heads = row_kernels.Heads(self.config.num_heads, self.config.num_kv_heads, dim, norms)
         self.out = weights.take_columns(f"{attention}.o_proj.weight", (hidden, counts[0]))
         mlp = [f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"]
         gain = weights.take(f"{prefix}.post_attention_layernorm.weight", (hidden,))
@@ -128,13 +130,6 @@ class FusedLayer:
         added = _product(row_kernels.silu_mul(_product(normed, self.gate_up), pdl), self.down)
         group.all_reduce(added)
         return added
-
-    @property
-    def _heads(self) -> row_kernels.Heads:
-        config, norms = self.config, None
-        if self.q_gain is not None and self.k_gain is not None:
-            norms = row_kernels.HeadNorms(self.q_gain, self.k_gain, config.norm_eps)
-        return row_kernels.Heads(config.num_heads, config.num_kv_heads, config.head_dim, norms)
 
 
 @dataclass(frozen=True)
