@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from eyas.engine.attention.base import Span
@@ -132,6 +133,33 @@ class Steps:
 
 @pytest.mark.parametrize("first", FIRST.values(), ids=FIRST.keys())
 def test_a_llama_is_a_llama(target: Path, first: int) -> None:
+    same_forwards(target, first)
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST.keys())
+def test_biases_and_norms_of_heads(tmp_path: Path, first: int, family: str) -> None:
+    """Rounds of few rows too go the wide way then."""
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.normal_(mean=float("norm" in name), std=0.2)
+    model.save_pretrained(tmp_path)
+    same_forwards(tmp_path, first)
+
+
+def same_forwards(target: Path, first: int) -> None:
     rig = Rig(target)
     tables = torch.zeros(SLOTS, 8, dtype=torch.int32)
     twin = Twin(rig.config, rig.pool, tables)
