@@ -34,7 +34,9 @@ INTERRUPTED = 130
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; gives the process's exit code."""
-    args = _parser().parse_args(argv)
+    args, unknown = _parser().parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unknown: {' '.join(unknown)}")
     try:
         return int(args.run(args))
     except EyasError as error:
@@ -59,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, run: object, text: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        added.set_defaults(run=run)
+        added.set_defaults(run=run, parser=added)
         return added
 
     serve = command("serve", _serve, "start a local cluster and its gateway")
@@ -72,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     flags.add_gateway_alone(command("gateway", _gateway, "start a gateway for workers that run already"))
     flags.add_chat(command("chat", _chat, "talk to a running gateway"))
     doctor = "look at a running cluster through its gateway: 0 if all is well"
-    flags.add_doctor(command("doctor", _doctor, doctor))
+    flags.add_server(command("doctor", _doctor, doctor))
     demo = command("demo", _demo, "start split services, stream one answer, show figures, stop")
     flags.add_layout(demo)
     flags.add_engine(demo)
@@ -254,7 +256,7 @@ def _gateway(args: argparse.Namespace) -> int:
 def _chat(args: argparse.Namespace) -> int:
     from eyas.client.terminal import chat
 
-    return chat(args.gateway, args.api_key, args.temperature)
+    return chat(args.url, args.api_key, args.temperature)
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -294,9 +296,11 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _evals(args: argparse.Namespace) -> int:
-    from eyas.evals.nano import evaluate
+    from eyas.evals.nano import Evaluation, evaluate
 
-    return evaluate(args.url, args.size)
+    return evaluate(
+        Evaluation(args.url, args.api_key, args.served_model, args.size, args.parallel, args.seed)
+    )
 
 
 if __name__ == "__main__":

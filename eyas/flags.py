@@ -7,6 +7,8 @@ takes that name too. What flags mean together is said where they become a config
 from __future__ import annotations
 
 import argparse
+import os
+from urllib.parse import urlsplit
 
 from eyas.common.config import (
     ATTENTION_BACKENDS,
@@ -23,6 +25,7 @@ from eyas.common.logging import FORMATS
 from eyas.common.types import Role
 from kv_transfer.route import Route
 
+DEFAULT_URL = f"http://{GatewayConfig.host}:{GatewayConfig.port}"
 REGISTRY = "redis://HOST:PORT/DB|static:HOST:PORT,..."
 
 
@@ -224,24 +227,19 @@ def _add_supervised(parser: argparse.ArgumentParser) -> None:
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
-    default = f"{GatewayConfig.host}:{GatewayConfig.grpc_port}"
-    parser.add_argument("--gateway", default=default, metavar="HOST:PORT", help="its gRPC address")
-    parser.add_argument("--api-key")
+    add_server(parser)
     parser.add_argument("--temperature", type=float, default=0.0, help="(0)")
 
 
-def add_doctor(parser: argparse.ArgumentParser) -> None:
-    _add_url(parser)
-    parser.add_argument("--api-key")
-
-
 def add_bench(parser: argparse.ArgumentParser) -> None:
-    from eyas.bench.cases import DEFAULT_CASES
+    from eyas.bench.cases import CASES, DEFAULT_CASES
 
-    parser.add_argument("cases", nargs="*", default=list(DEFAULT_CASES), metavar="CASE")
-    parser.add_argument("--url", help="a server that runs already")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "cases:\n" + "\n".join(f"  {name:22} {text}" for name, text in CASES.items())
+    default = list(DEFAULT_CASES)
+    parser.add_argument("cases", nargs="*", default=default, metavar="CASE", help=f"({' '.join(default)})")
+    add_server(parser, url=None)
     parser.add_argument("--served-model", metavar="ID", help="the model's name there (the first it lists)")
-    parser.add_argument("--api-key")
     parser.add_argument("--both", action="store_true", help="every case also without speculation")
     parser.add_argument("--vocab-size", type=positive, default=4096, help="of random prompts (4096)")
     parser.add_argument("--out", metavar="FILE", help="append the JSON lines to this file")
@@ -254,13 +252,24 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def add_evals(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["nano"])
-    _add_url(parser)
-    parser.add_argument("--size", type=positive, default=100, metavar="N", help="questions a set (100)")
+    parser.add_argument(
+        "what", choices=["nano"], help="nano: held-out questions of the embedded model's kind"
+    )
+    add_server(parser)
+    parser.add_argument("--served-model", metavar="ID", help="the model's name there (the first it lists)")
+    parser.add_argument("--size", type=positive, default=50, metavar="N", help="questions per set (50)")
+    parser.add_argument("--parallel", type=positive, default=8, metavar="N", help="requests at a time (8)")
+    parser.add_argument("--seed", type=int, default=1, help="(1)")
 
 
-def _add_url(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=f"http://{GatewayConfig.host}:{GatewayConfig.port}")
+def add_server(parser: argparse.ArgumentParser, url: str | None = DEFAULT_URL) -> None:
+    """Which running server a command is for. `url` None: a cluster of its own, unless one is named."""
+    default = url or "a cluster of its own"
+    parser.add_argument(
+        "--url", default=url, type=http_url, help=f"a running server's HTTP address ({default})"
+    )
+    key = os.environ.get("EYAS_API_KEY")
+    parser.add_argument("--api-key", default=key, metavar="K", help="its key ($EYAS_API_KEY)")
 
 
 # --- values --------------------------------------------------------------------------------------------
@@ -292,6 +301,12 @@ def port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port")
     return int(text)
+
+
+def http_url(text: str) -> str:
+    if urlsplit(text).scheme not in ("http", "https") or not urlsplit(text).hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address like {DEFAULT_URL}")
+    return text.rstrip("/")
 
 
 def roles(text: str) -> tuple[Role, ...]:

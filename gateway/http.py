@@ -90,7 +90,9 @@ class Front:
         self._backend = backend
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self._console = (files("gateway") / "static" / "console.html").read_bytes()
+        static = files("gateway") / "static"
+        self._console = (static / "console.html").read_bytes()
+        self._console_script = (static / "markdown.js").read_bytes()
         self._created = int(time.time())
 
     def routes(self) -> list[Route]:
@@ -111,6 +113,7 @@ class Front:
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.metrics_page, methods=["GET"]),
             Route("/", self.console, methods=["GET"]),
+            Route("/markdown.js", self.console_script, methods=["GET"]),
         ]
 
     def _keyed(self, endpoint: Endpoint) -> Endpoint:
@@ -238,13 +241,23 @@ class Front:
             }
             for link in self._backend.links()
         ]
-        return _json({"model": self._config.served_model, "health": health, "workers": workers})
+        return _json(
+            {
+                "model": self._config.served_model,
+                "grpc_port": self._config.grpc_port,
+                "health": health,
+                "workers": workers,
+            }
+        )
 
     async def metrics_page(self, _: Request) -> Response:
         return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def console(self, _: Request) -> Response:
         return Response(self._console, media_type="text/html; charset=utf-8")
+
+    async def console_script(self, _: Request) -> Response:
+        return Response(self._console_script, media_type="text/javascript; charset=utf-8")
 
 
 def _mark(model: ServedModel) -> dict[str, bool]:

@@ -19,6 +19,13 @@ POISSON_RATE = 16.0
 OPEN_REQUESTS = 200
 LONGEST_ANSWER = 1024
 FEWEST_CHATS = 32
+CASES = {
+    "bs1 bs8 bs32": "1, 8 or 32 requests at once; 256 tokens in, 512 out",
+    "s1k s8k": f"{OPEN_REQUESTS} requests, {POISSON_RATE:g} per second; at most 1,024 or 8,192 tokens in",
+    "inf1k": "the requests of s1k, all at once",
+    "chatC": "C chats at once, temperature 0, to their end: chat1 chat8 ...",
+    "CxIxOxN": "C at once, I tokens in, O out, N requests: 4x128x64x16 ...",
+}
 FIRST_PLAIN_ID = 10  # ids below it are special in most vocabularies
 CHATS = (
     "What is the capital of France?",
@@ -51,9 +58,7 @@ class Case:
 
 
 def make_case(name: str, vocab_size: int, seed: int = 1) -> Case:
-    """bs1 bs8 bs32, CxIxOxN (closed loop: C at once, I ids in, O out, N requests), s1k s8k (Poisson), inf1k
-    (all at once), chatC (C chats at once, temperature 0, to their end). Raises ConfigError for anything else.
-    """
+    """One of CASES, by name. Raises ConfigError for anything else."""
     rng = random.Random(seed)
 
     def ids(count: int) -> tuple[int, ...]:
@@ -74,7 +79,7 @@ def make_case(name: str, vocab_size: int, seed: int = 1) -> Case:
     elif name in CLOSED:
         concurrency, prompt, answer, count = CLOSED[name]
     else:
-        raise ConfigError(f"CASE: {name!r} is none of bs1 bs8 bs32 s1k s8k inf1k chatC CxIxOxN", param="CASE")
+        raise ConfigError(f"CASE: {name!r} is none of {' '.join(CASES)}", param="CASE")
     if 0 in (concurrency, prompt, answer, count):
         raise ConfigError(f"CASE: {name!r} has a zero", param="CASE")
     return Case(name, tuple(Job(ids(prompt), answer) for _ in range(count)), concurrency)

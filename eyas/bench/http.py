@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from eyas.client.reach import nothing_listens
 from eyas.common.errors import EyasError, Unavailable
 
 TIMEOUT_S = 900.0  # one whole request
@@ -67,7 +68,7 @@ class Server:
         try:
             return await asyncio.wait_for(connecting, CONNECT_S)
         except (OSError, TimeoutError) as error:
-            raise Unavailable(f"nobody answers at {self.url}") from error
+            raise nothing_listens(self.url) from error
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
         content = b"" if body is None else json.dumps(body).encode()

@@ -1,22 +1,32 @@
 """A chat on a terminal: answers appear as they come, with what each one cost.
 
-It knows the SDK and a stream of text to write to. It refuses to know how the server is started.
+It knows the SDK and the person at the keyboard. It refuses to know how the server is started.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
+from rich.console import Console
+
 from eyas.client.aio import AsyncClient
+from eyas.client.prose import MarkdownProse, PlainProse, Prose
+from eyas.client.reach import grpc_address
 from eyas.client.types import Message, Options, Usage
 from eyas.common.errors import EyasError
 
 TIMEOUT_S = 120.0  # one answer
+HELP = """\
+/clear  forget what was said
+/help   this list
+/exit   leave (Ctrl-D too)
+Ctrl-C  stop the answer"""
 
 
 @dataclass(frozen=True)
@@ -52,50 +62,117 @@ class Told:
         return ", ".join(parts)
 
 
-async def tell(client: AsyncClient, messages: Sequence[Message], **options: Unpack[Options]) -> Told:
-    """Writes the answer to standard output as it comes. Raises EyasError if the call fails."""
+async def tell(
+    client: AsyncClient, messages: Sequence[Message], prose: Prose, **options: Unpack[Options]
+) -> Told:
+    """Writes the answer to `prose` as it comes, and closes that. Raises EyasError if the call fails."""
     began = time.monotonic()
     first_s = 0.0
-    text = ""
-    async with client.chat_stream(messages, timeout_s=TIMEOUT_S, **options) as stream:
-        async for delta in stream:
-            first_s = first_s or time.monotonic() - began
-            text += delta.text
-            print(delta.text, end="", flush=True)
-    print(flush=True)
-    return Told(text, stream.usage or Usage(), first_s, time.monotonic() - began)
+    try:
+        async with client.chat_stream(messages, timeout_s=TIMEOUT_S, **options) as stream:
+            async for delta in stream:
+                first_s = first_s or time.monotonic() - began
+                prose.write(delta.text)
+    finally:
+        prose.close()
+    return Told(prose.text, stream.usage or Usage(), first_s, time.monotonic() - began)
 
 
-def chat(target: str, api_key: str | None, temperature: float) -> int:
-    """Asks, answers, remembers, until end of input (0) or Ctrl-C. A failed answer is said and forgotten."""
-    messages: list[Message] = []
+def chat(url: str, api_key: str | None, temperature: float) -> int:
+    """Asks, answers, remembers, until end of input; 1 if the last answer failed, else 0.
+
+    Prompts, Markdown and commands are for a person. With a pipe at either end each line is a question, each
+    answer bare text. Raises EyasError if no server is found at `url`.
+    """
+    target = grpc_address(url, api_key)
     with asyncio.Runner() as runner:
         client = runner.run(_connect(target, api_key))
         try:
-            while question := _ask():
-                messages.append({"role": "user", "content": question})
-                try:
-                    told = runner.run(tell(client, messages, temperature=temperature))
-                except EyasError as error:
-                    print(f"eyas: {error}", file=sys.stderr)
-                    messages.pop()
-                    continue
-                print(f"({told})")
-                messages.append({"role": "assistant", "content": told.text})
+            talk = Conversation(runner, client, temperature)
+            return _with_person(talk) if sys.stdin.isatty() and sys.stdout.isatty() else _with_pipe(talk)
         finally:
             runner.run(client.aclose())
-    return 0
 
 
 async def _connect(target: str, api_key: str | None) -> AsyncClient:
     return AsyncClient(target, api_key=api_key)
 
 
+class Conversation:
+    """What was said so far, and the next answer. Figures and errors go to standard error."""
+
+    def __init__(self, runner: asyncio.Runner, client: AsyncClient, temperature: float) -> None:
+        self._runner = runner
+        self._client = client
+        self._temperature = temperature
+        self._messages: list[Message] = []
+
+    def clear(self) -> None:
+        self._messages.clear()
+
+    def answer(self, question: str, prose: Prose) -> bool:
+        """False for an answer that failed: it is said and forgotten.
+
+        Ctrl-C ends the answer and raises KeyboardInterrupt; what was shown of it is remembered.
+        """
+        self._messages.append({"role": "user", "content": question})
+        try:
+            answer = tell(self._client, self._messages, prose, temperature=self._temperature)
+            print(f"({self._runner.run(answer)})", file=sys.stderr)
+        except EyasError as error:
+            print(f"eyas: {error}", file=sys.stderr)
+            self._messages.pop()
+            return False
+        except KeyboardInterrupt:
+            self._messages.append({"role": "assistant", "content": prose.text})
+            raise
+        self._messages.append({"role": "assistant", "content": prose.text})
+        return True
+
+
+def _with_pipe(talk: Conversation) -> int:
+    answered = True
+    for line in sys.stdin:
+        if question := line.strip():
+            answered = talk.answer(question, PlainProse())
+    return 0 if answered else 1
+
+
+def _with_person(talk: Conversation) -> int:
+    import readline  # noqa: F401  (editing and history for input())
+
+    console = Console(highlight=False)
+    print("/help shows what you can type.")
+    while (question := _ask()) not in (None, "/exit"):
+        if question == "/help":
+            print(HELP)
+        elif question == "/clear":
+            talk.clear()
+        elif question.startswith("/"):
+            print(f"{question.split()[0]} is no command: /help lists them", file=sys.stderr)
+        else:
+            with _stoppable():
+                talk.answer(question, MarkdownProse(console))
+    return 0
+
+
 def _ask() -> str | None:
     """The next line that is not empty; None at the end of input."""
+    while True:
+        try:
+            if line := input("> ").strip():
+                return line
+        except EOFError:
+            print()
+            return None
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D leaves)")
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Ctrl-C inside ends only what runs inside."""
     try:
-        while not (line := input("> ").strip()):
-            pass
-        return line
-    except EOFError:
-        return None
+        yield
+    except KeyboardInterrupt:
+        print("(stopped)", file=sys.stderr)

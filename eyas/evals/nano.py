@@ -1,22 +1,41 @@
-"""`python -m eyas.evals.nano --url URL`: the held-out questions, asked through an OpenAI-compatible server.
+"""`eyas evals nano`: the held-out questions, asked through an OpenAI-compatible server.
 
 Knows one endpoint, `/v1/chat/completions`, greedy. Knows no model and no question.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import httpx
 from rich.console import Console
 from rich.progress import Progress
 
+from eyas.client.reach import bearer, nothing_listens
+from eyas.common.errors import EyasError
 from eyas.evals.heldout import Question, QuestionSet, question_sets, unbroken
 from eyas.evals.table import Score, score_table
 
 LONGEST_ANSWER = 512
 TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is asked of whom: `size` questions per set, drawn by `seed`; `parallel` requests at a time.
+
+    `model` None: the first that the server at `url` lists.
+    """
+
+    url: str
+    api_key: str | None
+    model: str | None
+    size: int
+    parallel: int
+    seed: int
 
 
 def ask(client: httpx.Client, model: str, question: Question) -> tuple[str, bool]:
@@ -28,7 +47,6 @@ def ask(client: httpx.Client, model: str, question: Question) -> tuple[str, bool
         "max_tokens": LONGEST_ANSWER,
     }
     reply = client.post("/v1/chat/completions", json=body)
-    reply.raise_for_status()
     choice = reply.json()["choices"][0]
     return choice["message"]["content"] or "", choice["finish_reason"] == "stop"
 
@@ -43,24 +61,35 @@ def score_set(client: httpx.Client, model: str, questions: QuestionSet, parallel
     return score
 
 
-def main() -> None:
-    """The command line; the exit status is 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m eyas.evals.nano", description=__doc__.splitlines()[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--model", default="eyas-nano")
-    parser.add_argument("--api-key")
-    parser.add_argument("--size", type=int, default=50, help="questions a set")
-    parser.add_argument("--parallel", type=int, default=8, help="requests at a time")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    headers = {"Authorization": f"Bearer {given.api_key}"} if given.api_key else {}
-    sets, scores = question_sets(given.size, given.seed), []
-    with httpx.Client(base_url=given.url, headers=headers, timeout=TIMEOUT_S) as client, Progress() as bar:
+def evaluate(plan: Evaluation) -> int:
+    """Asks every set and prints the scores; 1 if a bar is missed.
+
+    Raises EyasError if nothing listens there, or an answer is refused.
+    """
+    sets = question_sets(plan.size, plan.seed)
+    scores = []
+    with _connected(plan) as client, Progress(console=Console(stderr=True)) as bar:
+        model = plan.model or client.get("/v1/models").json()["data"][0]["id"]
         for questions in bar.track(sets, description="held-out sets"):
-            scores.append(score_set(client, given.model, questions, given.parallel))
+            scores.append(score_set(client, model, questions, plan.parallel))
     Console().print(score_table(scores))
-    raise SystemExit(0 if all(score.passed for score in scores) else 1)
+    return 0 if all(score.passed for score in scores) else 1
 
 
-if __name__ == "__main__":
-    main()
+@contextlib.contextmanager
+def _connected(plan: Evaluation) -> Iterator[httpx.Client]:
+    """A client whose failures are EyasErrors."""
+    hooks = {"response": [httpx.Response.raise_for_status]}
+    try:
+        with httpx.Client(
+            base_url=plan.url,
+            headers=bearer(plan.api_key),
+            timeout=TIMEOUT_S,
+            event_hooks=hooks,
+            trust_env=False,
+        ) as client:
+            yield client
+    except httpx.ConnectError as error:
+        raise nothing_listens(plan.url) from error
+    except httpx.HTTPError as error:
+        raise EyasError(f"{plan.url}: {error}") from error

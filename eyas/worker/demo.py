@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from eyas.client import AsyncClient, Message
+from eyas.client.prose import PlainProse
 from eyas.client.terminal import tell
 from eyas.common.config import ServeConfig
 from eyas.worker.screen import run_on_screen
@@ -24,7 +25,7 @@ def demo(config: ServeConfig) -> int:
             await _warm_up(client, drafts=config.engine.draft is not None)
             print(f"\n> {QUESTION}", flush=True)
             question = [Message(role="user", content=QUESTION)]
-            told = await tell(client, question, temperature=0.0, max_tokens=MAX_TOKENS)
+            told = await tell(client, question, PlainProse(), temperature=0.0, max_tokens=MAX_TOKENS)
         print(f"\n{told}")
         return 0 if told.text else 1
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from eyas.client.reach import bearer, nothing_listens
 from eyas.common import rpc
 from eyas.common.clients import InfoClient
 from eyas.common.errors import EyasError
@@ -38,10 +39,9 @@ def examine(url: str, api_key: str | None) -> int:
 
 async def _examine(url: str, api_key: str | None) -> list[str]:
     """Every problem there is, in the order of the steps that found them."""
-    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     problems: list[str] = []
     async with httpx.AsyncClient(
-        base_url=url, headers=headers, timeout=2 * TIMEOUT_S, trust_env=False
+        base_url=url, headers=bearer(api_key), timeout=2 * TIMEOUT_S, trust_env=False
     ) as http:
         with _step("looking at the cluster failed", problems):
             cluster = await _ask(http, "GET", "/cluster")
@@ -76,6 +76,8 @@ async def _ask(http: httpx.AsyncClient, method: str, path: str) -> Any:
     """The JSON that the gateway answers with. Raises EyasError if it refuses, or says nothing."""
     try:
         reply = await http.request(method, path, json=REQUEST if method == "POST" else None)
+    except httpx.ConnectError as error:
+        raise nothing_listens(str(http.base_url).rstrip("/")) from error
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__  # a timeout says nothing of itself
         raise EyasError(f"{http.base_url} does not answer {path}: {reason}") from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 from collections.abc import AsyncIterator
 
@@ -64,8 +65,9 @@ async def fronts(
     config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
 ) -> AsyncIterator[None]:
     """Both fronts of `backend`, listening. At the end running requests get a few seconds to finish."""
-    http = HttpServer(create_app(config, backend, tokenizer, metrics), config.host, config.port)
     grpc = GrpcFront(config, backend, tokenizer, metrics)
+    config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one
+    http = HttpServer(create_app(config, backend, tokenizer, metrics), config.host, config.port)
     await grpc.start()
     await http.start()
     try:

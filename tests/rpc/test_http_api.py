@@ -299,3 +299,10 @@ async def test_the_console_is_one_page(client: httpx.AsyncClient) -> None:
     assert response.headers["content-type"].startswith("text/html")
     assert "v1/chat/completions" in response.text
     assert "http://" not in response.text and "https://" not in response.text
+
+
+async def test_the_console_brings_its_script(client: httpx.AsyncClient) -> None:
+    page, script = (await client.get("/")).text, await client.get("/markdown.js")
+    assert '<script src="markdown.js">' in page
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert "function markdown(" in script.text and "innerHTML" not in page + script.text

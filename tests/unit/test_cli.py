@@ -224,3 +224,29 @@ def test_synthetic_acceptance_is_resolved_for_every_step() -> None:
 def test_a_gpu_worker_command_line_comes_back_as_its_config(flags: list[str]) -> None:
     worker = cli.worker_config(parse("worker", "--device", "cuda", *flags))
     assert cli.worker_config(parse(*worker_argv(worker))) == worker
+
+
+NOWHERE = ("--url", "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("command", [("chat",), ("bench", "bs1"), ("evals", "nano"), ("doctor",)])
+def test_a_command_that_finds_no_server_says_how_to_start_one(command: tuple[str, ...]) -> None:
+    done = eyas(*command, *NOWHERE)
+    assert done.returncode == 1
+    said = done.stdout + done.stderr
+    assert "nothing listens at http://127.0.0.1:1: start `eyas serve` first" in said
+    assert "Traceback" not in said
+
+
+def test_an_unknown_flag_names_the_help_of_its_command() -> None:
+    assert "(see eyas serve --help)" in eyas("serve", "--prot", "1").stderr
+    assert "(see eyas bench --help)" in eyas("bench", "--rat", "1").stderr
+
+
+def test_the_help_of_bench_lists_its_cases() -> None:
+    said = eyas("bench", "--help").stdout
+    assert all(name in said for name in ("bs1 bs8 bs32", "s1k s8k", "inf1k", "chatC", "CxIxOxN"))
+
+
+def test_an_address_is_one_of_http() -> None:
+    assert "'127.0.0.1:8001' is not an address like http://" in eyas("chat", "--url", "127.0.0.1:8001").stderr

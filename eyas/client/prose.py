@@ -1,0 +1,72 @@
+"""Streamed text on a terminal: Markdown, drawn as it comes, or the bare text where no person looks.
+
+It knows rich and where a Markdown block ends. It refuses to know where the text comes from.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.markdown import Markdown
+
+FENCES = ("```", "~~~")
+
+
+class Prose(Protocol):
+    """Where an answer is written: `write` as it comes, `close` at its end. `text` is all of it so far."""
+
+    text: str
+
+    def write(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PlainProse:
+    """The text as it is, for pipes and files."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+        print(text, end="", flush=True)
+
+    def close(self) -> None:
+        print(flush=True)
+
+
+class MarkdownProse:
+    """Finished blocks are printed for good; only the last, unfinished one is redrawn as it grows."""
+
+    def __init__(self, console: Console) -> None:
+        self.text = ""
+        self._open = ""  # the block that may still grow
+        self._live = Live(console=console, transient=True, refresh_per_second=12)
+        self._live.start()
+
+    def write(self, text: str) -> None:
+        self.text += text
+        whole, self._open = split_blocks(self._open + text)
+        if whole:
+            self._live.console.print(Markdown(whole))
+        self._live.update(Markdown(self._open))
+
+    def close(self) -> None:
+        self._live.stop()
+        self._live.console.print(Markdown(self._open))
+
+
+def split_blocks(text: str) -> tuple[str, str]:
+    """(blocks that can no longer change, the rest). A block ends at an empty line outside a code fence."""
+    fence, end, at = "", 0, 0
+    for line in text.splitlines(keepends=True):
+        at += len(line)
+        mark = next((mark for mark in FENCES if line.lstrip().startswith(mark)), "")
+        if mark and (not fence or fence == mark):
+            fence = "" if fence else mark
+        elif not fence and not line.strip() and line.endswith("\n"):
+            end = at
+    return text[:end], text[end:]
