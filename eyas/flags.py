@@ -7,7 +7,6 @@ takes that name too. What flags mean together is said where they become a config
 from __future__ import annotations
 
 import argparse
-import os
 from urllib.parse import urlsplit
 
 from eyas.common.config import (
@@ -20,6 +19,7 @@ from eyas.common.config import (
     ServeConfig,
     SpeculationConfig,
     WorkerConfig,
+    key_of_environment,
 )
 from eyas.common.logging import FORMATS
 from eyas.common.types import Role
@@ -268,8 +268,7 @@ def add_server(parser: argparse.ArgumentParser, url: str | None = DEFAULT_URL) -
     parser.add_argument(
         "--url", default=url, type=http_url, help=f"a running server's HTTP address ({default})"
     )
-    key = os.environ.get("EYAS_API_KEY")
-    parser.add_argument("--api-key", default=key, metavar="K", help="its key ($EYAS_API_KEY)")
+    parser.add_argument("--api-key", default=key_of_environment(), metavar="K", help="its key ($EYAS_API_KEY)")
 
 
 # --- values --------------------------------------------------------------------------------------------

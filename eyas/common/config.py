@@ -1,14 +1,15 @@
 """Configuration: frozen dataclasses, one per process kind, with every "auto" resolved before freezing.
 
-The command line's defaults are read from here. Nothing reads the environment, and an unknown key is an
-error because dataclasses refuse it. The defaults of `EngineConfig` are those of a CPU; `resolve_engine`
-knows those of a GPU.
+The command line's defaults are read from here. Only an API key may come from the environment; an unknown
+field is an error because dataclasses refuse it. The defaults of `EngineConfig` are those of a CPU;
+`resolve_engine` knows those of a GPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -220,3 +221,8 @@ class ServeConfig:
 def replace_engine(config: ServeConfig, **changes: object) -> ServeConfig:
     """A copy of `config` whose engine part has `changes`."""
     return dataclasses.replace(config, engine=dataclasses.replace(config.engine, **changes))  # type: ignore[arg-type]
+
+
+def key_of_environment() -> str | None:
+    """The API key in $EYAS_API_KEY: a secret does not belong among a process's arguments."""
+    return os.environ.get("EYAS_API_KEY") or None

@@ -115,5 +115,5 @@ def test_a_synthetic_row_is_not_shown_without_a_word(capsys: pytest.CaptureFixtu
 
 
 async def test_nobody_there_is_unavailable() -> None:
-    with pytest.raises(Unavailable, match="nobody answers"):
+    with pytest.raises(Unavailable, match="nothing listens"):
         await Server("http://127.0.0.1:1").get("/health")
