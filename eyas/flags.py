@@ -268,7 +268,9 @@ def add_server(parser: argparse.ArgumentParser, url: str | None = DEFAULT_URL) -
     parser.add_argument(
         "--url", default=url, type=http_url, help=f"a running server's HTTP address ({default})"
     )
-    parser.add_argument("--api-key", default=key_of_environment(), metavar="K", help="its key ($EYAS_API_KEY)")
+    parser.add_argument(
+        "--api-key", default=key_of_environment(), metavar="K", help="its key ($EYAS_API_KEY)"
+    )
 
 
 # --- values --------------------------------------------------------------------------------------------
