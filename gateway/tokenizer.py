@@ -7,7 +7,6 @@ checked by whoever asks.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,25 +15,28 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from eyas.common.errors import ConfigError, InvalidRequest
 from gateway.chat import ChatTemplate, Message
-from gateway.detokenize import Detokenizer, TokenBytes
+from gateway.detokenize import Detokenizer, LateDetokenizer, TokenBytes
+from gateway.tokenizer_files import add_special_tokens, cleans_up, load_chat_template
 
-_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 _LONG_TEXT = 16_384  # characters; longer ones are tokenized in a thread, so that other streams go on
 
 
 class Tokenizer:
     """Text to ids and back for one model. Immutable; safe to share between requests."""
 
-    def __init__(self, hf: HFTokenizer, template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self, hf: HFTokenizer, template: ChatTemplate | None = None, *, clean_up: bool = False
+    ) -> None:
+        """`clean_up`: texts lose the spaces that some tokenizers write before English punctuation."""
         self._hf = hf
         self._template = template
-        self.table = TokenBytes(hf)
+        self.table = TokenBytes(hf, clean_up=clean_up)
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
         """The tokenizer of a folder with tokenizer.json (and, for chat, its template).
 
-        Raises ConfigError if a file is missing or cannot be read.
+        Raises ConfigError if tokenizer.json is missing, or a file cannot be used.
         """
         path = Path(folder)
         try:
@@ -43,10 +45,8 @@ class Tokenizer:
             raise ConfigError(f"{path}/tokenizer.json cannot be loaded: {error}", param="model") from error
         hf.no_truncation()
         hf.no_padding()
-        config = _read_json(path / "tokenizer_config.json")
-        source = _template_source(path, config)
-        special = {name: _content(config[name]) for name in _SPECIAL_NAMES if config.get(name)}
-        return cls(hf, None if source is None else ChatTemplate(source, special))
+        add_special_tokens(hf, path)
+        return cls(hf, load_chat_template(path), clean_up=cleans_up(hf, path))
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """The ids of `text`; `special` adds what the model wants around it (such as a first token)."""
@@ -86,40 +86,16 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return detokenizer.feed(ids) + detokenizer.flush()
 
-    def detokenizer(self, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
+    def detokenizer(
+        self, context: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> Detokenizer | LateDetokenizer:
         """For text that goes on where the text of `context` ends; without one, for a text of its own."""
-        return Detokenizer(self.table, context, skip_special_tokens=skip_special_tokens)
+        decoder = self.table.decoder
+        if decoder is None:
+            return LateDetokenizer(self.table, context, skip_special_tokens)
+        return Detokenizer(self.table, decoder, context, skip_special_tokens)
 
     async def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
         if len(text) < _LONG_TEXT:
             return self.encode(text, special=special)
         return await asyncio.to_thread(self.encode, text, special=special)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in an optional JSON file; an absent file is an empty object."""
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", param="model") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} does not hold a JSON object", param="model")
-    return value
-
-
-def _template_source(path: Path, config: dict[str, Any]) -> str | None:
-    """A file of its own comes first, then the configuration (of several, the one named default)."""
-    file = path / "chat_template.jinja"
-    if file.exists():
-        return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        return named.get("default")
-    return template
-
-
-def _content(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token["content"])

@@ -98,13 +98,6 @@ def test_special_tokens_are_no_text_but_other_added_ones_are() -> None:
     assert tokenizer.table.label(ids[0]) == ("<|end|>", b"<|end|>")
 
 
-def test_an_unknown_decoder_is_refused() -> None:
-    hf = HFTokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    hf.decoder = decoders.WordPiece()
-    with pytest.raises(ConfigError, match="WordPiece"):
-        Tokenizer(hf)
-
-
 # --- stop strings ------------------------------------------------------------------------------------
 
 
