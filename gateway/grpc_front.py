@@ -16,7 +16,6 @@ import grpc
 from eyas.common import convert, rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest, PayloadTooLarge, Unauthorized
-from eyas.common.params import SamplingParams
 from gateway.admission import ServedModel, Wish, admit, check_model, served_model
 from gateway.backend import Backend
 from gateway.metrics import GatewayMetrics
@@ -116,7 +115,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         """Admit the prompt, then its deltas, then its usage; whatever ends the call frees the cluster."""
         model = served_model(self._config, await self._backend.models())
         timeout_s = min(self._config.request_timeout_s, context.time_remaining() or float("inf"))
-        request = admit(model, prompt, _wish(options), timeout_s)
+        request = admit(model, prompt, _wish(model, options), timeout_s)
         async with contextlib.AsyncExitStack() as owned:
             meter = owned.enter_context(self._metrics.meter())
             generation = await owned.enter_async_context(
@@ -170,10 +169,10 @@ async def _mark(model: ServedModel, context: Context) -> None:
         await context.send_initial_metadata(((rpc.SYNTHETIC, "1"),))
 
 
-def _wish(options: eyas_pb2.GenerateOptions) -> Wish:
+def _wish(model: ServedModel, options: eyas_pb2.GenerateOptions) -> Wish:
     """Raises InvalidRequest for what is not checked with the sampling parameters."""
     given = {name: getattr(options, name) for name in _SAMPLING if options.HasField(name)}
-    params = SamplingParams(
+    params = model.params(
         **given, logit_bias=dict(options.logit_bias), stop_token_ids=tuple(options.stop_token_ids)
     )
     n = options.n if options.HasField("n") else 1

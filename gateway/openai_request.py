@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eyas.common.config import GatewayConfig
-from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from gateway.admission import ServedModel, Wish, admit, check_model
 from gateway.schema import ChatBody, GenerationBody, TextBody
@@ -64,7 +63,7 @@ async def chat_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
     check_model(config, body.model)
     prompt = await tokenizer.encode_chat([message.as_dict() for message in body.messages])
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    wish = _wish(body, limit, (body.top_logprobs or 0) if body.logprobs else None)
+    wish = _wish(model, body, limit, (body.top_logprobs or 0) if body.logprobs else None)
     request = admit(model, prompt, wish, timeout_s(config, body.timeout))
     return _call("chatcmpl-", model, body, TextRules(tuple(body.stop or ())), [request])
 
@@ -72,7 +71,7 @@ async def chat_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
 async def text_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: TextBody) -> Call:
     """Raises EyasError for what the model cannot do."""
     check_model(config, body.model)
-    wish = _wish(body, body.max_tokens, body.logprobs)
+    wish = _wish(model, body, body.max_tokens, body.logprobs)
     wish = dataclasses.replace(wish, default_max_tokens=COMPLETION_MAX_TOKENS)
     requests, echoes = [], []
     for prompt in body.prompt:
@@ -89,9 +88,9 @@ def timeout_s(config: GatewayConfig, asked: float | None) -> float:
     return min(config.request_timeout_s, asked or config.request_timeout_s)
 
 
-def _wish(body: GenerationBody, max_tokens: int | None, logprobs: int | None) -> Wish:
+def _wish(model: ServedModel, body: GenerationBody, max_tokens: int | None, logprobs: int | None) -> Wish:
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    params = SamplingParams(**given, stop_token_ids=tuple(body.stop_token_ids or ()), logprobs=logprobs)
+    params = model.params(**given, stop_token_ids=tuple(body.stop_token_ids or ()), logprobs=logprobs)
     return Wish(params, max_tokens, seed=body.seed, n=body.n or 1, speculative=body.speculative)
 
 
