@@ -6,9 +6,11 @@ and the gRPC front both end here.
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -22,8 +24,9 @@ DEFAULT_MAX_TOKENS = 4096  # a caller who wants a longer answer says so
 
 @dataclass(frozen=True)
 class Wish:
-    """What a caller wants done with a prompt. `max_tokens` None: what fits, up to `default_max_tokens`.
+    """What a caller wants done with a prompt.
 
+    `max_tokens` None: what fits, up to what the model wants or, if it wants nothing, `default_max_tokens`.
     `params.max_tokens` is not read. `seed` None: a random one.
     """
 
@@ -39,7 +42,8 @@ class Wish:
 class ServedModel:
     """What all workers of the model can do: the smallest of their limits.
 
-    `synthetic`: they accept drafts by chance, for benchmarks, and answers mean nothing.
+    `synthetic`: they accept drafts by chance, for benchmarks, and answers mean nothing. `sampling` is how the
+    model wants to be sampled.
     """
 
     id: str
@@ -47,6 +51,11 @@ class ServedModel:
     vocab_size: int
     fingerprint: str
     synthetic: bool = False
+    sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def params(self, **asked: Any) -> SamplingParams:
+        """What a caller asked for, and the model's own wishes where it asked for nothing."""
+        return SamplingParams(**{**self.sampling, **asked})
 
     @property
     def system_fingerprint(self) -> str:
@@ -70,6 +79,7 @@ def served_model(config: GatewayConfig, workers: Sequence[WorkerInfo]) -> Served
         vocab_size=min(worker.vocab_size for worker in targets),
         fingerprint=targets[0].fingerprint,
         synthetic=is_synthetic(targets),
+        sampling=config.sampling,
     )
 
 
@@ -130,7 +140,8 @@ def _max_tokens(model: ServedModel, prompt: int, wish: Wish) -> int:
             param="prompt",
         )
     if asked is None:
-        return min(room, wish.default_max_tokens)
+        default: int = model.sampling.get("max_tokens", wish.default_max_tokens)
+        return min(room, default)
     if asked > room:
         raise ContextLengthExceeded(
             f"the prompt has {prompt} tokens and max_tokens is {asked}: "

@@ -1,59 +1,155 @@
 """Chat templates: a list of messages becomes the prompt text that the model was trained on.
 
-Templates come with the model's folder and are run in a sandbox. It knows jinja2 and the helpers that such
-templates expect; it refuses to know tokens.
+Templates come with the model's folder and are run in a sandbox, within bounds. It knows jinja2 and what such
+templates expect of it, as transformers gives it to them; it refuses to know tokens and files.
 """
 
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import TemplateError, TemplateSyntaxError, nodes, pass_context
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from eyas.common.errors import ConfigError, InvalidRequest
 
 Message = Mapping[str, str]  # role and content
 
+MAX_STEPS = 250_000  # rounds of loops and calls of one rendering
+MAX_LENGTH = 8 * 1024 * 1024  # characters of one rendering
+_STEPS = "steps so far"  # a variable whose name no template can write
+_MARK = "<|the final message ends here|>"
+
 
 class ChatTemplate:
     """One compiled template. `special` are the names it may use, such as bos_token."""
 
-    def __init__(self, source: str, special: Mapping[str, str]) -> None:
-        """Raises ConfigError if the template does not compile."""
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        self._special = dict(special)
+    def __init__(self, source: str, special: Mapping[str, str], origin: str = "the chat template") -> None:
+        """Raises ConfigError, naming `origin`, if the template does not compile."""
+        self._variables = {"tools": None, "documents": None, **special}
         try:
-            self._template = environment.from_string(source)
-        except TemplateSyntaxError as error:
-            raise ConfigError(f"the chat template does not compile: line {error.lineno}: {error}") from error
+            self._template = _ENVIRONMENT.from_string(source)
+        except Exception as error:  # whatever a text can do to the compiler
+            line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
+            raise ConfigError(f"{origin} does not compile: {line}{error}", param="model") from error
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt that asks for the next assistant message.
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt that asks for the next assistant message, or for the rest of the last one.
 
         Raises InvalidRequest if the template refuses the messages or fails on them.
         """
+        chat = [dict(message) for message in messages]
+        if continue_final_message:
+            final = chat[-1]["content"]
+            chat[-1]["content"] = f"{final}{_MARK} "
+        text = self._run(
+            {
+                **self._variables,
+                **(template_kwargs or {}),
+                "messages": chat,
+                "add_generation_prompt": add_generation_prompt and not continue_final_message,
+                _STEPS: itertools.count(1),
+            }
+        )
+        return _cut_at_mark(text, final) if continue_final_message else text
+
+    def _run(self, variables: Mapping[str, Any]) -> str:
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages], add_generation_prompt=True, **self._special
-            )
-        except (TemplateError, TypeError, ValueError, LookupError) as error:
-            raise InvalidRequest(
-                f"the chat template refused the messages: {error}", param="messages"
-            ) from error
+            return self._template.render(variables)
+        except TemplateError as error:
+            reason = f"the chat template refused the messages: {error!s:.500}"
+        except Exception as error:  # the template is a program, and may fail as programs do
+            reason = f"the chat template failed on the messages: {type(error).__name__}: {error!s:.500}"
+        raise InvalidRequest(reason, param="messages")
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+def _cut_at_mark(text: str, final: str) -> str:
+    """The prompt up to where its final message ends, stripped where the template strips messages."""
+    before, mark, after = text.rpartition(_MARK)
+    if not mark or final.strip() not in before:
+        raise InvalidRequest(
+            "the chat template changes the final message, so it cannot be continued", param="messages"
+        )
+    return before if after.startswith(" ") else before.rstrip()
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox that also bounds how long a template runs and how much it writes."""
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _step(context)
+        return super().call(context, function, *args, **kwargs)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """Every loop goes through the filter that counts its rounds."""
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+        return template
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """How jinja2 joins what a template, or a macro in it, has written."""
+        kept, length = [], 0
+        for part in parts:
+            length += len(part)
+            if length > MAX_LENGTH:
+                raise TemplateError(f"it writes more than {MAX_LENGTH} characters")
+            kept.append(part)
+        return "".join(kept)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant said, for training. Here it is only its content."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    def _content(self, caller: Macro) -> str:
+        return caller()
+
+
+def _step(context: Context) -> None:
+    if next(context.resolve(_STEPS)) > MAX_STEPS:
+        raise TemplateError(f"it takes more than {MAX_STEPS} steps")
+
+
+@pass_context
+def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    for item in items:
+        _step(context)
+        yield item
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Plain JSON: the built-in filter escapes for HTML, which prompts are not."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -62,3 +158,13 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(pattern: str) -> str:
     return datetime.datetime.now().strftime(pattern)
+
+
+def _environment() -> _Environment:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.filters |= {"tojson": _to_json, "counted": _counted}
+    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    return environment
+
+
+_ENVIRONMENT = _environment()

@@ -3,134 +3,149 @@
 Every token stands for some bytes; text is those bytes put together. A `TokenBytes` table holds the bytes
 of each id, a `Detokenizer` feeds them to an incremental UTF-8 decoder, which keeps an unfinished character
 to itself. Whatever way a list of ids is cut into pieces, the pieces of text join to the same string as
-decoding it at once. It knows the decoders of byte-level BPE and of SentencePiece-like tokenizers with
-byte fallback. It refuses to know requests and stop strings.
+decoding it at once. It refuses to know requests and stop strings.
 """
 
 from __future__ import annotations
 
 import codecs
 import json
-import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import islice
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from eyas.common.errors import ConfigError
+from gateway.decoders import StreamedDecoder, compile_decoder
+from gateway.text_stages import TextStage, clean_up_stages
 
-_FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_CONTEXT = 16  # tokens before a text that may change how it begins
 
 
 class TokenBytes:
-    """What each id contributes to the text, in bytes: nothing for special tokens and unknown ids."""
+    """What each id contributes to a text, in bytes: nothing for special tokens and unknown ids.
 
-    def __init__(self, tokenizer: HFTokenizer) -> None:
-        """Raises ConfigError if the tokenizer's decoder is neither byte-level nor byte-fallback."""
-        decoder = json.loads(tokenizer.to_str())["decoder"] or {}
-        to_bytes = _piece_decoder(decoder)
-        added = tokenizer.get_added_tokens_decoder()
+    `decoder` is None for a tokenizer whose text is only known at its end.
+    """
+
+    def __init__(self, tokenizer: HFTokenizer, *, clean_up: bool = False) -> None:
+        """`clean_up`: texts lose the spaces that some tokenizers write before English punctuation."""
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        self._table = [b""] * (max(vocabulary.values(), default=-1) + 1)
-        self._names = [""] * len(self._table)
-        for piece, id in vocabulary.items():
-            special = id in added and added[id].special
-            self._table[id] = b"" if special else to_bytes(piece)
-            self._names[id] = piece
-        # SentencePiece writes a space before the first word; decoding takes one away again.
-        self.drops_first_space = _strips_first_space(decoder)
+        self.hf = tokenizer
+        self.decoder = compile_decoder(json.loads(tokenizer.to_str())["decoder"], vocabulary)
+        self._clean_up = clean_up
+        self._names = [tokenizer.id_to_token(id) for id in range(max(vocabulary.values(), default=-1) + 1)]
+        to_bytes = self.decoder.piece if self.decoder else str.encode
+        self._shown = [b"" if name is None else to_bytes(name) for name in self._names]
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {id for id, token in added.items() if token.special}
+        self._table = [b"" if id in self._special else data for id, data in enumerate(self._shown)]
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def __getitem__(self, id: int) -> bytes:
-        return self._table[id] if 0 <= id < len(self._table) else b""
+    def entries(self, skip_special: bool) -> list[bytes]:
+        """What each id contributes after others."""
+        return self._table if skip_special else self._shown
 
-    def join(self, ids: Sequence[int]) -> bytes:
-        """What `ids` contribute together."""
-        table, known = self._table, len(self._table)
-        return b"".join([table[id] for id in ids if 0 <= id < known])
+    def piece(self, id: int, skip_special: bool) -> str | None:
+        """The entry of the vocabulary that takes part in a text; None if there is none."""
+        if not 0 <= id < len(self._names) or (skip_special and id in self._special):
+            return None
+        return self._names[id]
+
+    def context(self, ids: Sequence[int], skip_special: bool) -> list[int]:
+        """Of `ids`, the last ones that take part in a text: as many as matter for what follows."""
+        parts = (id for id in reversed(ids) if self.piece(id, skip_special) is not None)
+        return [*islice(parts, _CONTEXT)][::-1]
+
+    def stages(self) -> list[TextStage]:
+        """New ones, for a new text."""
+        stages = [make() for make in self.decoder.stages] if self.decoder else []
+        return [*stages, *clean_up_stages()] if self._clean_up else stages
 
     def label(self, id: int) -> tuple[str, bytes]:
         """How one token is shown by itself: its text (special tokens by name), and the bytes of that."""
-        data = self[id]
-        if not data and 0 <= id < len(self._names):
-            data = self._names[id].encode()
+        known = 0 <= id < len(self._names)
+        data = self._table[id] or (self._names[id] or "").encode() if known else b""
         return data.decode("utf-8", "replace"), data
 
 
 class Detokenizer:
     """The text of one choice, as its tokens come."""
 
-    def __init__(self, table: TokenBytes) -> None:
+    def __init__(
+        self, table: TokenBytes, decoder: StreamedDecoder, context: Sequence[int], skip_special: bool
+    ) -> None:
+        """The text goes on where that of `context` ends; without one it begins anew."""
         self._table = table
+        self._decoder = decoder
+        self._skip_special = skip_special
+        self._entries = table.entries(skip_special)
+        self._stages = table.stages()
         self._begun = b""  # the bytes of a character that is not whole yet
-        self._drop_space = table.drops_first_space
+        self._last: str | None = None  # the last piece, as far as pieces are looked at
+        self._looks = decoder.distinct or decoder.first_piece is not None
+        if context:
+            self._follow(context)
 
     def feed(self, ids: Sequence[int]) -> str:
         """The characters that these tokens completed (often one word each, sometimes none)."""
-        return self._decode(self._table.join(ids), final=False)
+        if self._looks:
+            return self._decode(self._join(ids), final=False)
+        entries, known = self._entries, len(self._entries)
+        return self._decode(b"".join([entries[id] for id in ids if 0 <= id < known]), final=False)
 
     def flush(self) -> str:
         """Ends the text: a character still unfinished becomes U+FFFD."""
         return self._decode(b"", final=True)
 
+    def _follow(self, context: Sequence[int]) -> None:
+        """Takes in what comes before the text; whoever asks for the text has that already."""
+        self.feed(self._table.context(context, self._skip_special))
+        rest = ""
+        for stage in self._stages:
+            rest = stage.feed(rest) + stage.settle()
+
+    def _join(self, ids: Sequence[int]) -> bytes:
+        """What `ids` contribute, where that depends on the pieces before."""
+        parts = []
+        for id in ids:
+            piece = self._table.piece(id, self._skip_special)
+            if piece is None or (self._decoder.distinct and piece == self._last):
+                continue
+            first = self._decoder.first_piece if self._last is None else None
+            parts.append(self._entries[id] if first is None else first(piece))
+            self._last = piece
+        self._looks = self._decoder.distinct or self._last is None
+        return b"".join(parts)
+
     def _decode(self, data: bytes, *, final: bool) -> str:
         data = self._begun + data
         text, used = codecs.utf_8_decode(data, "replace", final)
         self._begun = data[used:]
-        if self._drop_space and text:
-            self._drop_space = False
-            return text.removeprefix(" ")
+        for stage in self._stages:
+            text = stage.feed(text) + (stage.flush() if final else "")
         return text
 
 
-def decode(table: TokenBytes, ids: Sequence[int]) -> str:
-    """The text of `ids` at once."""
-    text = table.join(ids).decode("utf-8", "replace")
-    return text.removeprefix(" ") if table.drops_first_space else text
+class LateDetokenizer:
+    """The text of one choice where all of it is only known at its end."""
 
+    def __init__(self, table: TokenBytes, context: Sequence[int], skip_special: bool) -> None:
+        self._table = table
+        self._skip_special = skip_special
+        self._context = table.context(context, skip_special)
+        self._ids: list[int] = []
 
-def _piece_decoder(decoder: dict[str, Any]) -> Callable[[str], bytes]:
-    """The function from a vocabulary entry to bytes that this tokenizer.json decoder stands for."""
-    steps = decoder.get("decoders", [decoder])
-    kinds = [step.get("type") for step in steps]
-    if "ByteLevel" in kinds:
-        return _byte_level
-    if "ByteFallback" in kinds:
-        replaced = [(s["pattern"]["String"], s["content"]) for s in steps if s.get("type") == "Replace"]
-        return lambda piece: _byte_fallback(piece, replaced)
-    raise ConfigError(f"the tokenizer's decoder ({' + '.join(map(str, kinds))}) is not supported")
+    def feed(self, ids: Sequence[int]) -> str:
+        self._ids += ids
+        return ""
 
+    def flush(self) -> str:
+        return self._text([*self._context, *self._ids])[len(self._text(self._context)) :]
 
-def _strips_first_space(decoder: dict[str, Any]) -> bool:
-    return any(
-        step.get("type") == "Strip" and step["content"] == " " and step["start"] == 1
-        for step in decoder.get("decoders", [])
-    )
-
-
-def _byte_level(piece: str) -> bytes:
-    """Undoes the printable alphabet of byte-level BPE; an entry outside of it (an added token) is itself."""
-    try:
-        return bytes(_BYTE_OF[character] for character in piece)
-    except KeyError:
-        return piece.encode()
-
-
-def _byte_fallback(piece: str, replaced: list[tuple[str, str]]) -> bytes:
-    if match := _FALLBACK_BYTE.fullmatch(piece):
-        return bytes([int(match[1], 16)])
-    for pattern, content in replaced:
-        piece = piece.replace(pattern, content)
-    return piece.encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE shows printable Latin-1 bytes as themselves and the others as U+0100, U+0101, ..."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(hidden)}
-
-
-_BYTE_OF = _byte_alphabet()
+    def _text(self, ids: Sequence[int]) -> str:
+        text = self._table.hf.decode(ids, skip_special_tokens=self._skip_special)
+        for stage in self._table.stages():
+            text = stage.feed(text) + stage.flush()
+        return text

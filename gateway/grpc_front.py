@@ -16,12 +16,11 @@ import grpc
 from eyas.common import convert, rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest, PayloadTooLarge, Unauthorized
-from eyas.common.params import SamplingParams
 from gateway.admission import ServedModel, Wish, admit, check_model, served_model
 from gateway.backend import Backend
 from gateway.metrics import GatewayMetrics
 from gateway.schema import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
-from gateway.text import Delta, TextStream, Usage
+from gateway.text import Delta, TextRules, TextStream, Usage
 from gateway.tokenizer import Tokenizer
 from protos import eyas_pb2, eyas_pb2_grpc
 
@@ -62,7 +61,8 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         prompt = await self._tokenizer.encode_chat(
             [{"role": message.role, "content": message.content} for message in request.messages]
         )
-        async with contextlib.aclosing(self._run(prompt, request.options, context)) as events:
+        rules = TextRules(_stops(request.options))
+        async with contextlib.aclosing(self._run(prompt, request.options, rules, context)) as events:
             async for event in events:
                 yield event
 
@@ -74,7 +74,8 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             prompt = tuple(request.ids.ids)
         else:
             prompt = await self._tokenizer.encode_prompt(request.text)
-        async with contextlib.aclosing(self._run(prompt, request.options, context)) as events:
+        rules = TextRules(_stops(request.options), continues_prompt=True)
+        async with contextlib.aclosing(self._run(prompt, request.options, rules, context)) as events:
             async for event in events:
                 yield event
 
@@ -108,20 +109,20 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self,
         prompt: tuple[int, ...],
         options: eyas_pb2.GenerateOptions,
+        rules: TextRules,
         context: Context,
     ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
         """Admit the prompt, then its deltas, then its usage; whatever ends the call frees the cluster."""
         model = served_model(self._config, await self._backend.models())
         timeout_s = min(self._config.request_timeout_s, context.time_remaining() or float("inf"))
-        stops = _stops(options)
-        request = admit(model, prompt, _wish(options), timeout_s)
+        request = admit(model, prompt, _wish(model, options), timeout_s)
         async with contextlib.AsyncExitStack() as owned:
             meter = owned.enter_context(self._metrics.meter())
             generation = await owned.enter_async_context(
                 contextlib.aclosing(await self._backend.start(request))
             )
             await _mark(model, context)
-            text = TextStream(generation, request, self._tokenizer, stops)
+            text = TextStream(generation, request, self._tokenizer, rules)
             owned.callback(lambda: meter.ended(text.usage, [text.course]))
             async for delta in text.deltas():
                 meter.delta(delta)
@@ -168,10 +169,10 @@ async def _mark(model: ServedModel, context: Context) -> None:
         await context.send_initial_metadata(((rpc.SYNTHETIC, "1"),))
 
 
-def _wish(options: eyas_pb2.GenerateOptions) -> Wish:
+def _wish(model: ServedModel, options: eyas_pb2.GenerateOptions) -> Wish:
     """Raises InvalidRequest for what is not checked with the sampling parameters."""
     given = {name: getattr(options, name) for name in _SAMPLING if options.HasField(name)}
-    params = SamplingParams(
+    params = model.params(
         **given, logit_bias=dict(options.logit_bias), stop_token_ids=tuple(options.stop_token_ids)
     )
     n = options.n if options.HasField("n") else 1

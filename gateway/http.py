@@ -34,6 +34,7 @@ from gateway.backend import Backend
 from gateway.metrics import GatewayMetrics, Meter
 from gateway.openai_reply import ChatFormat, Format, TextFormat, error_event
 from gateway.openai_request import Call, chat_call, text_call
+from gateway.sampling_defaults import as_named_there
 from gateway.schema import ChatBody, DetokenizeBody, TextBody, TokenizeBody, parse
 from gateway.sglang_reply import SglangFormat
 from gateway.sglang_request import GenerateBody, generate_call
@@ -187,7 +188,7 @@ class Front:
                 "tokenizer_path": self._config.model,
                 "served_model_name": model.id,
                 "is_generation": True,
-                "preferred_sampling_params": None,
+                "preferred_sampling_params": as_named_there(model.sampling) or None,
                 "max_model_len": model.context_length,
                 "vocab_size": model.vocab_size,
                 **_mark(model),

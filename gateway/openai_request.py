@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eyas.common.config import GatewayConfig
-from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from gateway.admission import ServedModel, Wish, admit, check_model
 from gateway.schema import ChatBody, GenerationBody, TextBody
+from gateway.text import TextRules
 from gateway.tokenizer import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
@@ -38,7 +38,7 @@ class Call:
     model: ServedModel
     requests: tuple[GenerationRequest, ...]
     n: int
-    stops: tuple[str, ...]
+    rules: TextRules
     stream: bool
     include_usage: bool
     timings: bool
@@ -63,15 +63,15 @@ async def chat_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
     check_model(config, body.model)
     prompt = await tokenizer.encode_chat([message.as_dict() for message in body.messages])
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    wish = _wish(body, limit, (body.top_logprobs or 0) if body.logprobs else None)
+    wish = _wish(model, body, limit, (body.top_logprobs or 0) if body.logprobs else None)
     request = admit(model, prompt, wish, timeout_s(config, body.timeout))
-    return _call("chatcmpl-", model, body, [request])
+    return _call("chatcmpl-", model, body, TextRules(tuple(body.stop or ())), [request])
 
 
 async def text_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: TextBody) -> Call:
     """Raises EyasError for what the model cannot do."""
     check_model(config, body.model)
-    wish = _wish(body, body.max_tokens, body.logprobs)
+    wish = _wish(model, body, body.max_tokens, body.logprobs)
     wish = dataclasses.replace(wish, default_max_tokens=COMPLETION_MAX_TOKENS)
     requests, echoes = [], []
     for prompt in body.prompt:
@@ -79,7 +79,8 @@ async def text_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
         requests.append(admit(model, ids, wish, timeout_s(config, body.timeout)))
         if body.echo:
             echoes.append(prompt if isinstance(prompt, str) else tokenizer.decode(ids))
-    return _call("cmpl-", model, body, requests, echoes)
+    rules = TextRules(tuple(body.stop or ()), continues_prompt=True)
+    return _call("cmpl-", model, body, rules, requests, echoes)
 
 
 def timeout_s(config: GatewayConfig, asked: float | None) -> float:
@@ -87,9 +88,9 @@ def timeout_s(config: GatewayConfig, asked: float | None) -> float:
     return min(config.request_timeout_s, asked or config.request_timeout_s)
 
 
-def _wish(body: GenerationBody, max_tokens: int | None, logprobs: int | None) -> Wish:
+def _wish(model: ServedModel, body: GenerationBody, max_tokens: int | None, logprobs: int | None) -> Wish:
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    params = SamplingParams(**given, stop_token_ids=tuple(body.stop_token_ids or ()), logprobs=logprobs)
+    params = model.params(**given, stop_token_ids=tuple(body.stop_token_ids or ()), logprobs=logprobs)
     return Wish(params, max_tokens, seed=body.seed, n=body.n or 1, speculative=body.speculative)
 
 
@@ -97,6 +98,7 @@ def _call(
     prefix: str,
     model: ServedModel,
     body: GenerationBody,
+    rules: TextRules,
     requests: Sequence[GenerationRequest],
     echoes: Sequence[str] = (),
 ) -> Call:
@@ -106,7 +108,7 @@ def _call(
         model=model,
         requests=tuple(requests),
         n=body.n or 1,
-        stops=tuple(body.stop or ()),
+        rules=rules,
         stream=body.stream,
         include_usage=body.include_usage,
         timings=body.timings,

@@ -16,10 +16,11 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest
-from eyas.common.params import MAX_TOP_LOGPROBS, SamplingParams
+from eyas.common.params import MAX_TOP_LOGPROBS
 from gateway.admission import ServedModel, Wish, admit, check_model
 from gateway.openai_request import Call, timeout_s
 from gateway.schema import MAX_CHOICES, MAX_PROMPTS, Body, is_ids, refuse, stop_list
+from gateway.text import TextRules
 from gateway.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -150,7 +151,7 @@ async def generate_call(
     """Raises EyasError for what the model cannot do."""
     if body.model is not None:
         check_model(config, body.model)
-    wish, seconds = _wish(body), timeout_s(config, body.timeout)
+    wish, seconds = _wish(model, body), timeout_s(config, body.timeout)
     names = _OUR_NAMES | ({} if body.sampling_params.sampling_seed is None else {"seed": "sampling_seed"})
     requests = []
     for prompt in body.prompts:
@@ -163,7 +164,7 @@ async def generate_call(
         model=model,
         requests=tuple(requests),
         n=wish.n,
-        stops=tuple(body.sampling_params.stop or ()),
+        rules=TextRules(tuple(body.sampling_params.stop or ()), continues_prompt=True),
         stream=body.stream,
         include_usage=False,
         timings=body.timings,
@@ -171,12 +172,13 @@ async def generate_call(
     )
 
 
-def _wish(body: GenerateBody) -> Wish:
+def _wish(model: ServedModel, body: GenerateBody) -> Wish:
     asked = body.sampling_params
     given = {name: value for name in _SAME_NAMES if (value := getattr(asked, name)) is not None}
-    params = SamplingParams(
+    if asked.top_k is not None:
+        given["top_k"] = max(0, asked.top_k)
+    params = model.params(
         **given,
-        top_k=max(0, asked.top_k or 0),
         min_tokens=asked.min_new_tokens,
         stop_token_ids=tuple(asked.stop_token_ids or ()),
         logprobs=body.top_logprobs_num if body.return_logprob else None,

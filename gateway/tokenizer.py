@@ -7,8 +7,7 @@ checked by whoever asks.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,28 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from eyas.common.errors import ConfigError, InvalidRequest
 from gateway.chat import ChatTemplate, Message
-from gateway.detokenize import Detokenizer, TokenBytes, decode
+from gateway.detokenize import Detokenizer, LateDetokenizer, TokenBytes
+from gateway.tokenizer_files import add_special_tokens, cleans_up, load_chat_template
 
-_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 _LONG_TEXT = 16_384  # characters; longer ones are tokenized in a thread, so that other streams go on
 
 
 class Tokenizer:
     """Text to ids and back for one model. Immutable; safe to share between requests."""
 
-    def __init__(self, hf: HFTokenizer, template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self, hf: HFTokenizer, template: ChatTemplate | None = None, *, clean_up: bool = False
+    ) -> None:
+        """`clean_up`: texts lose the spaces that some tokenizers write before English punctuation."""
         self._hf = hf
         self._template = template
-        self.table = TokenBytes(hf)
+        self.table = TokenBytes(hf, clean_up=clean_up)
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
         """The tokenizer of a folder with tokenizer.json (and, for chat, its template).
 
-        Raises ConfigError if a file is missing or cannot be read.
+        Raises ConfigError if tokenizer.json is missing, or a file cannot be used.
         """
         path = Path(folder)
         try:
@@ -43,67 +45,57 @@ class Tokenizer:
             raise ConfigError(f"{path}/tokenizer.json cannot be loaded: {error}", param="model") from error
         hf.no_truncation()
         hf.no_padding()
-        config = _read_json(path / "tokenizer_config.json")
-        source = _template_source(path, config)
-        special = {name: _content(config[name]) for name in _SPECIAL_NAMES if config.get(name)}
-        return cls(hf, None if source is None else ChatTemplate(source, special))
+        add_special_tokens(hf, path)
+        return cls(hf, load_chat_template(path), clean_up=cleans_up(hf, path))
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """The ids of `text`; `special` adds what the model wants around it (such as a first token)."""
         # The batch form gives up the GIL while it works, the plain one does not.
         return tuple(self._hf.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
-    async def encode_prompt(self, text: str) -> tuple[int, ...]:
+    async def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The ids of a completion's prompt."""
-        return await self._encode(text, special=True)
+        return await self._encode(text, special=add_special_tokens)
 
-    async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The ids that ask for the next assistant message.
+    async def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """The ids that ask for the next assistant message, or for the rest of the last one.
 
-        Raises InvalidRequest if the model has no chat template or its template refuses the messages.
+        `template_kwargs` are further variables of the template. Raises InvalidRequest if there is no chat
+        template, or if its template refuses the messages or fails on them.
         """
         if self._template is None:
             raise InvalidRequest("the model has no chat template: use /v1/completions", param="messages")
+        text = self._template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+        )
         # The template writes the special tokens itself.
-        return await self._encode(self._template.render(messages), special=False)
+        return await self._encode(text, special=False)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens left out; broken UTF-8 becomes U+FFFD."""
-        return decode(self.table, ids)
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; broken UTF-8 becomes U+FFFD."""
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return detokenizer.feed(ids) + detokenizer.flush()
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self.table)
+    def detokenizer(
+        self, context: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> Detokenizer | LateDetokenizer:
+        """For text that goes on where the text of `context` ends; without one, for a text of its own."""
+        decoder = self.table.decoder
+        if decoder is None:
+            return LateDetokenizer(self.table, context, skip_special_tokens)
+        return Detokenizer(self.table, decoder, context, skip_special_tokens)
 
     async def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
         if len(text) < _LONG_TEXT:
             return self.encode(text, special=special)
         return await asyncio.to_thread(self.encode, text, special=special)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in an optional JSON file; an absent file is an empty object."""
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", param="model") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} does not hold a JSON object", param="model")
-    return value
-
-
-def _template_source(path: Path, config: dict[str, Any]) -> str | None:
-    """A file of its own comes first, then the configuration (of several, the one named default)."""
-    file = path / "chat_template.jinja"
-    if file.exists():
-        return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        return named.get("default")
-    return template
-
-
-def _content(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token["content"])

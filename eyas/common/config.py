@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,10 @@ class WorkerConfig:
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """The front door: where it listens, whom it routes to, what it refuses."""
+    """The front door: where it listens, whom it routes to, what it refuses, what it takes for granted.
+
+    `sampling` are fields of `SamplingParams`, from the model's folder.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -199,6 +203,7 @@ class GatewayConfig:
     cors_origins: tuple[str, ...] = ()  # whose web pages may call; "*": anybody's
     max_body_bytes: int = 2 * 1024 * 1024
     request_timeout_s: float = 600.0
+    sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of a request that says nothing
     log_format: str = "text"  # or "json"
 
 

@@ -57,7 +57,10 @@ class Rope:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A dense decoder of the Llama family. `context_length` is in tokens; sizes are element counts."""
+    """A dense decoder of the Llama family. `context_length` is in tokens; sizes are element counts.
+
+    `window`: how many tokens a row attends to (0: all), which must be the whole context that is served.
+    """
 
     folder: Path
     architecture: str
@@ -76,6 +79,7 @@ class ModelConfig:
     output_bias: bool = False
     qk_norm: bool = False
     eos_token_ids: tuple[int, ...] = ()
+    window: int = 0
     load_format: str = "auto"  # "dummy": weight files are neither needed nor read
 
     @classmethod
@@ -92,7 +96,8 @@ class ModelConfig:
         eos = raw.get("eos_token_id")
         generation = folder / "generation_config.json"
         if generation.is_file():
-            eos = _read_json(generation).get("eos_token_id", eos)
+            named = _read_json(generation).get("eos_token_id")
+            eos = eos if named is None else named
         config = cls.from_json(folder, architecture, raw)
         return dataclasses.replace(config, eos_token_ids=_ids(eos), load_format=load_format)
 
@@ -117,6 +122,7 @@ class ModelConfig:
                 qkv_bias=bool(raw.get("attention_bias", architecture == "Qwen2ForCausalLM")),
                 output_bias=bool(raw.get("attention_bias", False)) and architecture != "Qwen2ForCausalLM",
                 qk_norm=architecture == "Qwen3ForCausalLM",
+                window=int(raw.get("sliding_window") or 0) if raw.get("use_sliding_window", True) else 0,
             )
         except KeyError as missing:
             raise ConfigError(f"config.json of {folder} has no {missing.args[0]}") from None
@@ -128,17 +134,21 @@ class ModelConfig:
     def limited_to(self, context_length: int | None) -> ModelConfig:
         """The model for sequences of at most `context_length` tokens (None: its own limit).
 
-        Raises ConfigError if that is more than its own: positions that it was never trained on.
+        Raises ConfigError if that is more than its own: positions that it was never trained on; or more than
+        its sliding window: attention that is not implemented.
         """
-        if context_length is None:
-            return self
+        context_length = self.context_length if context_length is None else context_length
+        if 0 < self.window < context_length:
+            raise ConfigError(
+                f"config.json of {self.folder}: a sliding_window of {self.window} tokens is not supported "
+                f"for a context of {context_length} (--context-length {self.window} needs no window)"
+            )
         if context_length > self.context_length:
             asked = f"--context-length: {context_length} is more than the {self.context_length} tokens"
             raise ConfigError(f"{asked} of {self.folder}", param="context-length")
         return dataclasses.replace(self, context_length=context_length)
 
     def _check(self, raw: Mapping[str, Any]) -> None:
-        windowed = raw.get("sliding_window") is not None and raw.get("use_sliding_window", True)
         rules = [
             (self.num_heads % self.num_kv_heads == 0, "num_key_value_heads must divide num_attention_heads"),
             (self.head_dim % 2 == 0, f"head_dim {self.head_dim} must be even"),
@@ -147,7 +157,6 @@ class ModelConfig:
                 f"hidden_act {raw.get('hidden_act')!r} is not supported",
             ),
             (not raw.get("mlp_bias"), "mlp_bias is not supported"),
-            (not windowed, "sliding_window attention is not supported"),
             (not raw.get("quantization_config"), "quantized weights are not supported"),
         ]
         for holds, complaint in rules:
@@ -193,6 +202,7 @@ class DraftConfig:
             (not raw.get("norm_before_residual"), "norm_before_residual is not supported"),
             (decoder.hidden_size == target.hidden_size, "its hidden_size is not the target's"),
             (decoder.vocab_size == target.vocab_size, "its vocab_size is not the target's"),
+            (not 0 < decoder.window < context, "its sliding_window is shorter than the context"),
             (all(0 <= i <= target.num_layers for i in captured), f"the target has no layers {captured}"),
         ]
         for holds, complaint in rules:
@@ -293,14 +303,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _fingerprint(folder: Path, config: ModelConfig | DraftConfig) -> str:
     """Hashes the meaning of the config (not where it lies) and evenly spaced samples of every weight file.
 
-    How long a context is served changes no key and no value. Dummy weights follow from the config, which
-    says that they are dummies.
+    How long a context is served, and a window that is no shorter, change no key and no value. Dummy weights
+    follow from the config, which says that they are dummies.
     """
     digest = hashlib.sha256()
     fields = dataclasses.asdict(config)
     decoder = fields.get("decoder", fields)
-    for place in ("folder", "context_length"):
-        decoder.pop(place)
+    for unread in ("folder", "context_length", "window"):
+        decoder.pop(unread)
     fields.pop("folder", None)
     digest.update(json.dumps(fields, sort_keys=True).encode())
     for path in [] if decoder["load_format"] == "dummy" else weight_files(folder):

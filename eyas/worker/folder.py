@@ -1,7 +1,7 @@
 """Is this folder a model that can be served? Answered before any process starts, in one plain sentence.
 
-It looks at file names and at config.json only; whether the architecture is one that the engine can run is the
-engine's to say.
+It looks at file names and at the small files only; whether the architecture is one that the engine can run is
+the engine's to say.
 """
 
 from __future__ import annotations
@@ -10,11 +10,18 @@ import json
 from pathlib import Path
 
 from eyas.common.errors import ConfigError
+from gateway.sampling_defaults import sampling_defaults
+from gateway.tokenizer_files import load_chat_template
 
 
 def check_model(folder: str, load_format: str = "auto") -> None:
-    """Raises ConfigError unless `folder` holds config.json, tokenizer.json and (not "dummy") safetensors."""
+    """Raises ConfigError unless `folder` holds config.json, tokenizer.json and (not "dummy") safetensors.
+
+    Its chat template, if there is one, must compile, and its sampling defaults must make sense.
+    """
     _check(folder, "model", ["config.json", "tokenizer.json", *_weights(load_format)])
+    load_chat_template(Path(folder))
+    sampling_defaults(folder)
 
 
 def check_draft(folder: str | None, load_format: str = "auto") -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import signal
 from collections.abc import AsyncIterator
 
@@ -25,7 +26,10 @@ from gateway.generate import ClusterBackend
 from gateway.grpc_front import GrpcFront
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
+from gateway.sampling_defaults import as_named_there, sampling_defaults
 from gateway.tokenizer import Tokenizer
+
+_log = logging.getLogger("eyas.gateway")
 
 
 def run_gateway(config: GatewayConfig) -> None:
@@ -36,6 +40,10 @@ def run_gateway(config: GatewayConfig) -> None:
 
 async def _run(config: GatewayConfig) -> None:
     tokenizer = Tokenizer.load(config.model)
+    config = dataclasses.replace(config, sampling=sampling_defaults(config.model))
+    if config.sampling:
+        said = ", ".join(f"{name} {value}" for name, value in as_named_there(config.sampling).items())
+        _log.info("unless a request says otherwise: %s (generation_config.json)", said)
     cluster = Cluster(registry(config.registry))
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -80,7 +80,6 @@ def test_end_tokens_come_from_the_generation_config_first(folder: Path) -> None:
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "has no factor"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"sliding_window": 4096}, "sliding_window"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
         ({"vocab_size": "many"}, "wrong kind.*many"),
     ],
@@ -168,3 +167,28 @@ def test_the_context_is_lowered_and_never_raised(folder: Path) -> None:
     with pytest.raises(ConfigError, match="--context-length: 2049 is more than the 2048 tokens") as refused:
         config.limited_to(2049)
     assert refused.value.param == "context-length"
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ({"sliding_window": 2048}, None),
+        ({"sliding_window": 4096, "use_sliding_window": True}, None),
+        ({"sliding_window": 512, "use_sliding_window": False}, None),
+        ({"sliding_window": 512}, 512),
+    ],
+)
+def test_a_window_as_long_as_the_context_is_none(
+    folder: Path, changes: dict[str, Any], asked: int | None
+) -> None:
+    plain = ModelConfig.from_folder(folder).limited_to(asked)
+    windowed = ModelConfig.from_folder(edit(folder, **changes)).limited_to(asked)
+    assert windowed.context_length == plain.context_length
+    assert windowed.fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize("asked", [None, 513])
+def test_a_shorter_window_is_refused(folder: Path, asked: int | None) -> None:
+    config = ModelConfig.from_folder(edit(folder, sliding_window=512))
+    with pytest.raises(ConfigError, match="sliding_window of 512 tokens .*--context-length 512"):
+        config.limited_to(asked)

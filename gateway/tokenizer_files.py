@@ -1,0 +1,116 @@
+"""What a model's folder says of its tokenizer beside tokenizer.json.
+
+It knows in which files Hugging Face has kept special tokens and chat templates over the years, and which of
+them counts where several speak: transformers' own order. It refuses to know what a template means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HFTokenizer
+
+from eyas.common.errors import ConfigError
+from gateway.chat import ChatTemplate
+
+CONFIG = "tokenizer_config.json"
+
+
+def load_chat_template(folder: Path) -> ChatTemplate | None:
+    """The template of a chat without tools; None if the folder has none.
+
+    Raises ConfigError, naming the file, for one that cannot be read or does not compile.
+    """
+    with _understood(folder):
+        variables = {name: token.content for name, token in _special_tokens(folder) if name is not None}
+        for name in ("additional_chat_templates/default.jinja", "chat_template.jinja"):
+            if (path := folder / name).exists():
+                return ChatTemplate(_read(path), variables, origin=str(path))
+        for name in ("chat_template.json", CONFIG):
+            source = _default_template(read_json(path := folder / name).get("chat_template"))
+            if source is not None:
+                return ChatTemplate(source, variables, origin=f"the chat_template of {path}")
+    return None
+
+
+def add_special_tokens(hf: HFTokenizer, folder: Path) -> None:
+    """Gives `hf` the tokens that only the other files name. Raises ConfigError if those cannot be read."""
+    with _understood(folder):
+        special = sorted(_special_tokens(folder), key=lambda token: token[0] is None)  # named ones come first
+        named = {token.content for name, token in special if name is not None}
+        entries = read_json(folder / CONFIG).get("added_tokens_decoder", {})
+        added = [_token(entries[id]) for id in sorted(entries, key=int)]
+        for token in added:
+            token.special |= token.content in named
+        hf.add_tokens(added)
+        known = {token.content for token in hf.get_added_tokens_decoder().values()}
+        hf.add_tokens([token for _, token in special if token.content not in known])
+
+
+def cleans_up(hf: HFTokenizer, folder: Path) -> bool:
+    """Whether texts lose the spaces before punctuation. BPE writes none that a text does not have."""
+    asked = read_json(folder / CONFIG).get("clean_up_tokenization_spaces")
+    return bool(asked) and type(hf.model).__name__ != "BPE"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in an optional JSON file; an absent file is an empty object."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(_read(path))
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be read: {error}", param="model") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} does not hold a JSON object", param="model")
+    return value
+
+
+@contextlib.contextmanager
+def _understood(folder: Path) -> Iterator[None]:
+    """Values of a kind that nothing here expects are the folder's fault."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"the files beside {folder}/tokenizer.json do not describe a tokenizer: {error}"
+        raise ConfigError(reason, param="model") from error
+
+
+def _special_tokens(folder: Path) -> Iterator[tuple[str | None, AddedToken]]:
+    """Special tokens, with their names if they have any."""
+    said = read_json(folder / CONFIG)
+    if "added_tokens_decoder" not in said:  # where that stands, the older file does not count
+        said |= read_json(folder / "special_tokens_map.json")
+    for name, value in said.items():
+        if name in ("additional_special_tokens", "extra_special_tokens"):
+            named = value.items() if isinstance(value, dict) else ((None, token) for token in value or ())
+            yield from ((name, _token(token, special=True)) for name, token in named)
+        elif name.endswith("_token") and isinstance(value, str | dict) and value:
+            yield name, _token(value, special=True)
+
+
+def _token(value: str | Mapping[str, Any], **flags: bool) -> AddedToken:
+    if isinstance(value, str):
+        return AddedToken(value, **flags)
+    return AddedToken(**{name: flag for name, flag in value.items() if name != "__type"} | flags)
+
+
+def _default_template(value: Any) -> str | None:
+    """Of several named templates the default. Raises TypeError or LookupError for anything else."""
+    if isinstance(value, list):
+        value = next((one["template"] for one in value if one["name"] == "default"), None)
+    if not isinstance(value, str | None):
+        raise TypeError(f"chat_template is {value!r:.50}")
+    return value
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", param="model") from error
