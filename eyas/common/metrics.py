@@ -26,7 +26,7 @@ class WorkerMetrics:
         self.synthetic = gauge("synthetic_acceptance", "1 if drafts are accepted by chance (benchmarks)")
         self.running = gauge("requests_running", "Sequences in the step")
         self.waiting = gauge("requests_waiting", "Sequences queued")
-        self.pages_used = gauge("kv_pages_used", "KV pages in use")
+        self.pages_used = gauge("kv_pages_used", "KV pages that a sequence, a pull or a lease holds")
         self.pages = gauge("kv_pages", "KV pages of the pool")
         self._engine_totals = {
             "prompt_tokens": counter("prompt_tokens", "Prompt tokens of admitted requests"),

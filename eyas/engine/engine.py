@@ -221,7 +221,7 @@ class Engine:
             pending=bool(running or scheduler.waiting),
             running=running,
             waiting=self._requests.waiting,
-            pages_used=scheduler.pool.claims - scheduler.cache.held,
+            pages_used=scheduler.pool.used,
             cached_tokens=scheduler.cached_tokens,
             prompt_tokens=scheduler.prompt_tokens,
             preemptions=scheduler.preemptions,

@@ -238,7 +238,7 @@ class Load(Message, frozen=True):
     """Sent every loop that changed it and at least every second: progress stamp, load, running totals.
 
     `running` and `waiting` count sequences, a request without any yet as one: both are 0 on an idle worker.
-    `pages_used` counts a page once for every sequence or lease that holds it, and not at all in the cache;
+    `pages_used` counts the pages that a sequence, a pull or a lease holds, each once, and none for the cache;
     `leases` are the handles that still claim pages here; `moved` is by path; `drafts_late` counts the rounds
     of sequences that went on before the draft they had asked for.
     """
