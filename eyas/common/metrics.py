@@ -33,6 +33,7 @@ class WorkerMetrics:
             "cached_tokens": counter("cached_prompt_tokens", "Prompt tokens found in the prefix cache"),
             "preemptions": counter("preemptions", "Sequences sent back to the queue"),
             "pulls_failed": counter("transfer_failures", "Pulls that ended without their pages"),
+            "nodes_verified": counter("draft_nodes_verified", "Draft tokens verified, on all branches"),
             "drafts_late": counter("draft_rounds_late", "Rounds that did not wait for their draft"),
         }
         self._seen = dict.fromkeys(self._engine_totals, 0)

@@ -228,6 +228,7 @@ class Engine:
             leases=self._parts.leases.owner.active,
             moved=dict(self._parts.pulls.moved),
             pulls_failed=self._parts.pulls.failed,
+            nodes_verified=self._outbox.nodes_verified,
             drafts_late=self._drafter.late_rounds if isinstance(self._drafter, RemoteDrafter) else 0,
         )
 

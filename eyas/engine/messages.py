@@ -239,8 +239,9 @@ class Load(Message, frozen=True):
 
     `running` and `waiting` count sequences, a request without any yet as one: both are 0 on an idle worker.
     `pages_used` counts the pages that a sequence, a pull or a lease holds, each once, and none for the cache;
-    `leases` are the handles that still claim pages here; `moved` is by path; `drafts_late` counts the rounds
-    of sequences that went on before the draft they had asked for.
+    `leases` are the handles that still claim pages here; `moved` is by path; `nodes_verified` counts
+    drafts, on all branches of their trees; `drafts_late` counts the rounds of sequences that went on before
+    the draft they had asked for.
     """
 
     progress: int
@@ -254,6 +255,7 @@ class Load(Message, frozen=True):
     leases: int = 0
     moved: dict[str, Moved] = {}
     pulls_failed: int = 0
+    nodes_verified: int = 0
     drafts_late: int = 0
 
 

@@ -203,6 +203,7 @@ class Front:
             cached_tokens=load.cached_tokens,
             preemptions=load.preemptions,
             pulls_failed=load.pulls_failed,
+            nodes_verified=load.nodes_verified,
             drafts_late=load.drafts_late,
         )
         self._metrics.leases.set(load.leases)
