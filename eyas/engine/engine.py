@@ -116,6 +116,7 @@ class Engine:
         self._handlers = self._routes()
         self._stopping = False
         self._progress = 0
+        self._heard = 0  # commands
         self._loaded: tuple[float, Load | None] = (0.0, None)
         self._busy = False
 
@@ -191,6 +192,7 @@ class Engine:
     def _dispatch(self, commands: SequenceOf[Command]) -> None:
         for command in commands:
             self._handlers[type(command)](command)
+            self._heard += 1
 
     def _look_after(self, now: float) -> None:
         """Leases, pulls, free slots and deadlines."""
@@ -210,7 +212,7 @@ class Engine:
         now = time.monotonic()
         if load != told or now - told_at > LOAD_S:
             self._loaded = (now, load)
-            events.append(msgspec.structs.replace(load, progress=self._progress))
+            events.append(msgspec.structs.replace(load, progress=self._progress, heard=self._heard))
         self._link.send(events)
 
     def _load(self) -> Load:

@@ -241,7 +241,7 @@ class Load(Message, frozen=True):
     `pages_used` counts the pages that a sequence, a pull or a lease holds, each once, and none for the cache;
     `leases` are the handles that still claim pages here; `moved` is by path; `nodes_verified` counts
     drafts, on all branches of their trees; `drafts_late` counts the rounds of sequences that went on before
-    the draft they had asked for.
+    the draft they had asked for; `heard` counts the commands that the engine has carried out.
     """
 
     progress: int
@@ -257,6 +257,7 @@ class Load(Message, frozen=True):
     pulls_failed: int = 0
     nodes_verified: int = 0
     drafts_late: int = 0
+    heard: int = 0
 
 
 class Stopped(Message, frozen=True):
