@@ -28,6 +28,7 @@ from eyas.engine.messages import (
     Command,
     CopyStopped,
     DraftDown,
+    DraftUp,
     Load,
     Prefill,
     PullDone,
@@ -89,6 +90,7 @@ class Engine:
         self._link = link
         self._scheduler = parts.scheduler
         self._drafter = parts.drafter
+        self._remote = parts.drafter if isinstance(parts.drafter, RemoteDrafter) else None
         self._outbox = parts.outbox
         self._patience = Patience()
         config = parts.config
@@ -193,6 +195,7 @@ class Engine:
         for command in commands:
             self._handlers[type(command)](command)
             self._heard += 1
+        self._link.send(self._asked())  # at once: it may be waited for
 
     def _look_after(self, now: float) -> None:
         """Leases, pulls, free slots and deadlines."""
@@ -204,9 +207,7 @@ class Engine:
     def _tell(self) -> None:
         """One message up: what happened, and how loaded this worker is."""
         self._progress += 1
-        events = self._outbox.take()
-        if isinstance(self._drafter, RemoteDrafter):
-            events += self._drafter.outgoing()
+        events = [*self._outbox.take(), *self._asked()]
         told_at, told = self._loaded
         load = self._load()
         now = time.monotonic()
@@ -231,14 +232,18 @@ class Engine:
             moved=dict(self._parts.pulls.moved),
             pulls_failed=self._parts.pulls.failed,
             nodes_verified=self._outbox.nodes_verified,
-            drafts_late=self._drafter.late_rounds if isinstance(self._drafter, RemoteDrafter) else 0,
+            drafts_late=self._remote.late_rounds if self._remote else 0,
         )
 
     # --- drafting ------------------------------------------------------------------------------------
 
+    def _asked(self) -> list[DraftUp]:
+        """What a drafter far away is to hear next."""
+        return self._remote.outgoing() if self._remote else []
+
     def _drafts_came(self, down: DraftDown) -> None:
-        if isinstance(self._drafter, RemoteDrafter):
-            self._drafter.deliver(down)
+        if self._remote:
+            self._remote.deliver(down)
 
     def _adopt(self, draft: Draft) -> None:
         """Verify what is left of a proposal after the tokens committed since, within what may be emitted."""

@@ -26,6 +26,7 @@ from eyas.engine.messages import (
     DraftUp,
     Event,
     Failure,
+    Load,
     OpenPull,
     Proposal,
     PullDone,
@@ -157,6 +158,15 @@ def test_commits_in_order_are_answered_once_a_batch() -> None:
     assert [p.base_len for p in proposals] == [7]
     drive.up(DraftClose(1, 1))
     assert drive.pool.used == 0
+
+
+def test_its_load_counts_the_commands_that_it_has_heard() -> None:
+    loads = [
+        event
+        for event in Drive().tell(DraftUp((_open(),), peer=PEER), DraftPeerGone(1))
+        if isinstance(event, Load)
+    ]
+    assert [(load.heard, load.running) for load in loads] == [(2, 1)]
 
 
 @pytest.mark.parametrize("base", [4, 6, 60])
