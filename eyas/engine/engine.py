@@ -213,8 +213,13 @@ class Engine:
         now = time.monotonic()
         if load != told or now - told_at > LOAD_S:
             self._loaded = (now, load)
-            events.append(msgspec.structs.replace(load, progress=self._progress, heard=self._heard))
+            events.append(self._stamped(load))
         self._link.send(events)
+
+    def _stamped(self, load: Load) -> Load:
+        """With what every loop changes, which alone is no news."""
+        counts = {"heard": self._heard, "nodes_verified": self._outbox.nodes_verified}
+        return msgspec.structs.replace(load, progress=self._progress, **counts)
 
     def _load(self) -> Load:
         scheduler = self._scheduler
@@ -231,7 +236,6 @@ class Engine:
             leases=self._parts.leases.owner.active,
             moved=dict(self._parts.pulls.moved),
             pulls_failed=self._parts.pulls.failed,
-            nodes_verified=self._outbox.nodes_verified,
             drafts_late=self._remote.late_rounds if self._remote else 0,
         )
 

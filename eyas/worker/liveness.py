@@ -30,7 +30,7 @@ class Liveness:
         self._since = now
 
     def sent(self, commands: int, now: float) -> None:
-        """They went down: from here the engine owes progress."""
+        """Commands went down: from here the engine owes progress."""
         if not self._owed:
             self._since = now
         self._sent += commands
