@@ -62,7 +62,7 @@ class Cluster:
         self._registry = registry
         self._lines = Lines()
         self._sessions: dict[str, Session] = {}
-        self._in_flight: Counter[str] = Counter()
+        self._in_flight: Counter[str] = Counter()  # sequences, by worker
         self._sent = PrefixIndex()
         self._known_at: dict[str, float] = {}  # monotonic seconds, of everybody there is a line to
         self._fingerprint = ""
@@ -111,12 +111,12 @@ class Cluster:
     def prefill_client(self, worker: str) -> PrefillClient:
         return PrefillClient(self._lines.to(worker))
 
-    def occupy(self, worker: str) -> None:
-        """A leg of a request starts on `worker`; `vacate` when it has ended."""
-        self._in_flight[worker] += 1
+    def occupy(self, worker: str, sequences: int) -> None:
+        """A leg of a request starts on `worker`; `vacate` as many when it has ended."""
+        self._in_flight[worker] += sequences
 
-    def vacate(self, worker: str) -> None:
-        self._in_flight[worker] -= 1
+    def vacate(self, worker: str, sequences: int) -> None:
+        self._in_flight[worker] -= sequences
 
     def _connected(self, worker: str) -> bool:
         return worker in self._sessions and self._sessions[worker].connected

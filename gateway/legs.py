@@ -48,6 +48,7 @@ class DecodeLeg:
         self.admitted = False
         self.waits = False
         self._id = ""
+        self._sequences = 0
         self._cluster = cluster
         self._session = cluster.session(worker)
         self._owner = owner
@@ -55,7 +56,8 @@ class DecodeLeg:
     def submit(self, request: GenerationRequest, attach: bool) -> None:
         """Raises Unavailable if the worker is not connected."""
         self._session.submit(request, attach, self)
-        self._cluster.occupy(self.worker)
+        self._sequences = len(request.choices)
+        self._cluster.occupy(self.worker, self._sequences)
         self._id, self.waits = request.id, attach
 
     def attach(
@@ -75,7 +77,7 @@ class DecodeLeg:
         if cancel:
             self._session.cancel(self._id)
         self._session.forget(self._id)
-        self._cluster.vacate(self.worker)
+        self._cluster.vacate(self.worker, self._sequences)
         self._id = ""
 
     def on_entry(self, entry: Entry) -> None:
@@ -113,7 +115,7 @@ class PrefillLeg:
         """Report the call's events, and its end: the stream is read out, for leaving it early cancels it."""
         client = self._cluster.prefill_client(self.worker)
         error: EyasError = Unavailable(f"worker {self.worker} ended the prefill")
-        self._cluster.occupy(self.worker)
+        self._cluster.occupy(self.worker, 1)  # all choices wait for one prompt
         try:
             async for event in client.prefill(request, attempt, offer_draft):
                 match event:
@@ -128,5 +130,5 @@ class PrefillLeg:
             _log.exception("the prefill of request %s failed", request.id)
             error = EyasError("internal error")
         finally:
-            self._cluster.vacate(self.worker)
+            self._cluster.vacate(self.worker, 1)
         self._owner.on_event(self, Ended(error))

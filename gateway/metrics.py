@@ -69,7 +69,9 @@ class GatewayMetrics:
             "eyas_cached_prompt_tokens", "Prompt tokens found in a prefix cache", registry=registry
         )
         self.accepted = Counter("eyas_draft_tokens_accepted", "Draft tokens accepted", registry=registry)
-        self.offered = Counter("eyas_draft_tokens_offered", "Draft tokens offered", registry=registry)
+        self.offered = Counter(
+            "eyas_draft_tokens_offered", "Draft tokens offered, in depth", registry=registry
+        )
         self.verify_steps = Counter("eyas_verify_steps", "Steps that verified drafts", registry=registry)
         self.acceptance = Histogram(
             "eyas_acceptance_length",

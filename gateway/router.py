@@ -11,16 +11,17 @@ from dataclasses import dataclass
 
 from eyas.common.types import Role, WorkerInfo
 
-CROWD = 4  # requests more than twice those of the idlest worker, for which no cached prefix makes up
+CROWD = 4  # sequences more than twice those of the idlest worker, for which no cached prefix makes up
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A worker as the router sees it, for one prompt.
 
-    `in_flight` counts this gateway's own requests there, fresher than what the worker last reported;
-    `connected` says that its Session is open (decode needs one, prefill does not); `cached` is how many of
-    the prompt's first ids it should have in its cache.
+    `in_flight` counts the sequences of this gateway's own requests there, fresher than what the worker last
+    reported: one for each choice that is decoded there, one for a prompt that is only computed. `connected`
+    says that its Session is open (decode needs one, prefill does not); `cached` is how many of the prompt's
+    first ids it should have in its cache.
     """
 
     info: WorkerInfo
@@ -29,13 +30,13 @@ class Candidate:
     cached: int = 0
 
     @property
-    def requests(self) -> int:
+    def sequences(self) -> int:
         return max(self.in_flight, self.info.running + self.info.waiting)
 
     @property
     def load(self) -> tuple[int, float]:
-        """Requests, then the share of its pages in use."""
-        return self.requests, self.info.pages_used / max(self.info.pages_total, 1)
+        """Sequences, then the share of its pages in use."""
+        return self.sequences, self.info.pages_used / max(self.info.pages_total, 1)
 
     def can(self, role: Role) -> bool:
         return self.info.serving and role in self.info.roles
@@ -87,5 +88,5 @@ def _best(workers: Sequence[Candidate], avoid: Collection[str]) -> Candidate | N
     Workers to `avoid` (they just failed this request) are the last resort, not forbidden.
     """
     usable = [w for w in workers if w.info.worker not in avoid] or workers
-    crowded = 2 * min((w.requests for w in usable), default=0) + CROWD
-    return min(usable, key=lambda w: (w.requests > crowded, -w.cached, w.load), default=None)
+    crowded = 2 * min((w.sequences for w in usable), default=0) + CROWD
+    return min(usable, key=lambda w: (w.sequences > crowded, -w.cached, w.load), default=None)

@@ -53,7 +53,10 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct):
-    """Counts of one request. `rejected` drafts are not part of `completion_tokens`; `accepted` ones are."""
+    """Counts of one request. `rejected` drafts are not part of `completion_tokens`; `accepted` ones are.
+
+    Both count in depth: of a tree's branches one can be accepted, so the others are not rejected.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0

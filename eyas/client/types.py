@@ -52,6 +52,8 @@ class Delta(msgspec.Struct, frozen=True):
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one call. `rejected_prediction_tokens` are not part of `completion_tokens`.
 
+    Of a tree of drafts, which can be accepted along one branch, the longest branch counts.
+
     `synthetic`: the server accepts drafts by chance, for benchmarks, and the answer means nothing.
     """
 

@@ -42,6 +42,11 @@ class SpeculationConfig:
         """Rows of a round of one sequence: the root and every draft."""
         return self.draft_tokens if self.topk > 1 else self.steps + 1
 
+    @property
+    def most_draft_tokens(self) -> int:
+        """The root and all candidates: topk of the first step, topk for each of topk nodes of the others."""
+        return 1 + self.topk + (self.steps - 1) * self.topk**2
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -109,6 +114,7 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
     left = {name for name in _ON_GPU if asked.get(name) in (None, "auto")}
     chosen = {name: value for name, value in asked.items() if name not in left}
     config = dataclasses.replace(defaults, device=device, **chosen)
+    _check_draft_tokens(config.speculation)
     _check_device(config)
     batches = tuple(sorted(set(config.cuda_graph_bs)))
     largest = min(config.cuda_graph_max_bs, config.max_running)
@@ -145,6 +151,23 @@ def _check_device(config: EngineConfig) -> None:
         if not holds:
             value = getattr(config, flag.replace("-", "_"))
             raise ConfigError(f"--{flag}: {value} needs a GPU (--device cuda)", param=flag)
+
+
+def _check_draft_tokens(spec: SpeculationConfig) -> None:
+    """A round is never silently wider or narrower than it was asked to be."""
+    flag, asked, most = "spec-draft-tokens", spec.draft_tokens, spec.most_draft_tokens
+    if spec.topk == 1 and asked != most:
+        raise ConfigError(
+            f"--{flag}: {asked} does not go with --spec-steps {spec.steps} and --spec-topk 1: "
+            f"a chain of {spec.steps} drafts and its root are {most}",
+            param=flag,
+        )
+    if not 2 <= asked <= most:
+        raise ConfigError(
+            f"--{flag}: a tree of --spec-steps {spec.steps} and --spec-topk {spec.topk} "
+            f"has 2 to {most} nodes, its root too, not {asked}",
+            param=flag,
+        )
 
 
 def _check_synthetic(config: EngineConfig) -> None:

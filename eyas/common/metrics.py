@@ -26,13 +26,14 @@ class WorkerMetrics:
         self.synthetic = gauge("synthetic_acceptance", "1 if drafts are accepted by chance (benchmarks)")
         self.running = gauge("requests_running", "Sequences in the step")
         self.waiting = gauge("requests_waiting", "Sequences queued")
-        self.pages_used = gauge("kv_pages_used", "KV pages in use")
+        self.pages_used = gauge("kv_pages_used", "KV pages that a sequence, a pull or a lease holds")
         self.pages = gauge("kv_pages", "KV pages of the pool")
         self._engine_totals = {
             "prompt_tokens": counter("prompt_tokens", "Prompt tokens of admitted requests"),
             "cached_tokens": counter("cached_prompt_tokens", "Prompt tokens found in the prefix cache"),
             "preemptions": counter("preemptions", "Sequences sent back to the queue"),
             "pulls_failed": counter("transfer_failures", "Pulls that ended without their pages"),
+            "nodes_verified": counter("draft_nodes_verified", "Draft tokens verified, on all branches"),
             "drafts_late": counter("draft_rounds_late", "Rounds that did not wait for their draft"),
         }
         self._seen = dict.fromkeys(self._engine_totals, 0)

@@ -71,7 +71,8 @@ class Timings(msgspec.Struct, frozen=True):
 class Entry(msgspec.Struct, frozen=True):
     """Tokens that one engine step gave one choice. `index` is the output index of tokens[0].
 
-    `accepted` of `offered` draft tokens were kept by the step (both 0 for a plain row).
+    Drafts `offered` tokens deep were verified by the step, and `accepted` of them kept (both 0 for a plain
+    row): a chain's drafts, or those on the longest branch of a tree.
     """
 
     id: str

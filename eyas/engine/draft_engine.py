@@ -104,6 +104,7 @@ class DraftEngine:
         self._replies: dict[int, tuple[list[Proposal], list[DraftClosed]]] = defaultdict(lambda: ([], []))
         self._stopping = False
         self._progress = 0
+        self._heard = 0  # commands
         self._told_at = 0.0
         parts.pulls.destination = self
         self._handlers = {
@@ -127,6 +128,7 @@ class DraftEngine:
                 nap = COPYING_S if self._parts.pulls.active else IDLE_S
                 for command in self._link.recv(nap):
                     self._handlers[type(command)](command)
+                    self._heard += 1
                 self._step()
                 self._parts.pulls.poll(time.monotonic())
                 self._tell()
@@ -363,6 +365,7 @@ class DraftEngine:
                 pages_used=self._pool.used,
                 moved=dict(pulls.moved),
                 pulls_failed=pulls.failed,
+                heard=self._heard,
             )
             events.append(load)
         self._link.send(events)

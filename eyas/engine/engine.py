@@ -28,6 +28,7 @@ from eyas.engine.messages import (
     Command,
     CopyStopped,
     DraftDown,
+    DraftUp,
     Load,
     Prefill,
     PullDone,
@@ -89,6 +90,7 @@ class Engine:
         self._link = link
         self._scheduler = parts.scheduler
         self._drafter = parts.drafter
+        self._remote = parts.drafter if isinstance(parts.drafter, RemoteDrafter) else None
         self._outbox = parts.outbox
         self._patience = Patience()
         config = parts.config
@@ -116,6 +118,7 @@ class Engine:
         self._handlers = self._routes()
         self._stopping = False
         self._progress = 0
+        self._heard = 0  # commands
         self._loaded: tuple[float, Load | None] = (0.0, None)
         self._busy = False
 
@@ -191,6 +194,8 @@ class Engine:
     def _dispatch(self, commands: SequenceOf[Command]) -> None:
         for command in commands:
             self._handlers[type(command)](command)
+            self._heard += 1
+        self._link.send(self._asked())  # at once: it may be waited for
 
     def _look_after(self, now: float) -> None:
         """Leases, pulls, free slots and deadlines."""
@@ -202,16 +207,19 @@ class Engine:
     def _tell(self) -> None:
         """One message up: what happened, and how loaded this worker is."""
         self._progress += 1
-        events = self._outbox.take()
-        if isinstance(self._drafter, RemoteDrafter):
-            events += self._drafter.outgoing()
+        events = [*self._outbox.take(), *self._asked()]
         told_at, told = self._loaded
         load = self._load()
         now = time.monotonic()
         if load != told or now - told_at > LOAD_S:
             self._loaded = (now, load)
-            events.append(msgspec.structs.replace(load, progress=self._progress))
+            events.append(self._stamped(load))
         self._link.send(events)
+
+    def _stamped(self, load: Load) -> Load:
+        """With what every loop changes, which alone is no news."""
+        counts = {"heard": self._heard, "nodes_verified": self._outbox.nodes_verified}
+        return msgspec.structs.replace(load, progress=self._progress, **counts)
 
     def _load(self) -> Load:
         scheduler = self._scheduler
@@ -221,21 +229,25 @@ class Engine:
             pending=bool(running or scheduler.waiting),
             running=running,
             waiting=self._requests.waiting,
-            pages_used=scheduler.pool.claims - scheduler.cache.held,
+            pages_used=scheduler.pool.used,
             cached_tokens=scheduler.cached_tokens,
             prompt_tokens=scheduler.prompt_tokens,
             preemptions=scheduler.preemptions,
             leases=self._parts.leases.owner.active,
             moved=dict(self._parts.pulls.moved),
             pulls_failed=self._parts.pulls.failed,
-            drafts_late=self._drafter.late_rounds if isinstance(self._drafter, RemoteDrafter) else 0,
+            drafts_late=self._remote.late_rounds if self._remote else 0,
         )
 
     # --- drafting ------------------------------------------------------------------------------------
 
+    def _asked(self) -> list[DraftUp]:
+        """What a drafter far away is to hear next."""
+        return self._remote.outgoing() if self._remote else []
+
     def _drafts_came(self, down: DraftDown) -> None:
-        if isinstance(self._drafter, RemoteDrafter):
-            self._drafter.deliver(down)
+        if self._remote:
+            self._remote.deliver(down)
 
     def _adopt(self, draft: Draft) -> None:
         """Verify what is left of a proposal after the tokens committed since, within what may be emitted."""

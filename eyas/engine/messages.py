@@ -238,9 +238,10 @@ class Load(Message, frozen=True):
     """Sent every loop that changed it and at least every second: progress stamp, load, running totals.
 
     `running` and `waiting` count sequences, a request without any yet as one: both are 0 on an idle worker.
-    `pages_used` counts a page once for every sequence or lease that holds it, and not at all in the cache;
-    `leases` are the handles that still claim pages here; `moved` is by path; `drafts_late` counts the rounds
-    of sequences that went on before the draft they had asked for.
+    `pages_used` counts the pages that a sequence, a pull or a lease holds, each once, and none for the cache;
+    `leases` are the handles that still claim pages here; `moved` is by path; `nodes_verified` counts
+    drafts, on all branches of their trees; `drafts_late` counts the rounds of sequences that went on before
+    the draft they had asked for; `heard` counts the commands that the engine has carried out.
     """
 
     progress: int
@@ -254,7 +255,9 @@ class Load(Message, frozen=True):
     leases: int = 0
     moved: dict[str, Moved] = {}
     pulls_failed: int = 0
+    nodes_verified: int = 0
     drafts_late: int = 0
+    heard: int = 0
 
 
 class Stopped(Message, frozen=True):

@@ -9,12 +9,14 @@ from eyas.common.errors import EyasError
 from eyas.common.types import Entry, Finish, TokenLogprob
 from eyas.engine.messages import Event, Failed, Failure, Rejected, Step
 from eyas.engine.sequence import Generation, Sequence
+from eyas.engine.verify import NO_DRAFTS, Drafts
 
 
 class Outbox:
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._entries: list[Entry] = []
+        self.nodes_verified = 0  # drafts of all entries, ever
 
     def add(self, *events: Event) -> None:
         self._events += events
@@ -26,9 +28,9 @@ class Outbox:
         logprobs: SequenceOf[TokenLogprob | None],
         finish: Finish | None,
         *,
-        drafts: tuple[int, int] = (0, 0),
+        drafts: Drafts = NO_DRAFTS,
     ) -> None:
-        """Tokens that now follow `seq.output`; `drafts` = (accepted, offered)."""
+        """Tokens that now follow `seq.output`, and what became of their drafts."""
         generation = seq.generation
         entry = Entry(
             id=generation.id,
@@ -38,11 +40,12 @@ class Outbox:
             tokens=tuple(tokens),
             logprobs=tuple(lp for lp in logprobs if lp is not None),
             finish=finish,
-            accepted=drafts[0],
-            offered=drafts[1],
+            accepted=drafts.accepted,
+            offered=drafts.offered,
             timings=generation.timings_once(time.monotonic()),
         )
         self._entries.append(entry)
+        self.nodes_verified += drafts.nodes
 
     def rejected(self, generation_id: str, attempt: int, error: EyasError) -> None:
         self.add(Rejected(generation_id, attempt, Failure(error.code, error.message, error.param)))

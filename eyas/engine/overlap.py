@@ -87,8 +87,7 @@ class OverlappedPace:
         seq = landed.seq
         params = seq.generation.request.params
         kept, why = finish(params, self.plain.eos_ids, len(seq.output), landed.tokens)
-        accepted, offered = landed.drafts
-        drafts = (min(accepted, len(kept)), offered)
+        drafts = landed.drafts._replace(accepted=min(landed.drafts.accepted, len(kept)))
         self.plain.outbox.entry(seq, kept, landed.logprobs[: len(kept)], why, drafts=drafts)
         seq.output += kept
         if seq.seat == landed.seat:

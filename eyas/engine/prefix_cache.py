@@ -1,28 +1,25 @@
-"""The prefix cache: a tree whose edges are whole pages of tokens, evicted least recently used first.
+"""The prefix cache: a tree whose edges are whole pages of tokens, evicted in the order they fell idle.
 
 Where draft KV lives in the same pages, draft row i is made of feature i *and token i + 1*; so a page's key
-is then its own tokens and the token after them (`lookahead` 1). The cache owns one reference of each page
-it holds; sequences that match take their own.
+is then its own tokens and the token after them (`lookahead` 1). The pool keeps each page of the tree for
+the cache; sequences that match own them meanwhile.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from eyas.engine.pages import PagePool
 
 
 class _Node:
-    __slots__ = ("children", "key", "offered", "page", "parent", "used")
+    __slots__ = ("children", "key", "page", "parent")
 
     def __init__(self, parent: _Node | None, key: tuple[int, ...], page: int) -> None:
         self.parent = parent
         self.key = key
         self.page = page
-        self.used = 0
-        self.offered = False  # it is in the heap, maybe with a use that is not its last
         self.children: dict[tuple[int, ...], _Node] = {}
 
 
@@ -34,21 +31,25 @@ class PrefixCache:
         self._page_size = page_size
         self.lookahead = lookahead
         self._root = _Node(None, (), -1)
-        self._clock = itertools.count(1)
-        self._leaves: list[tuple[int, int, _Node]] = []  # heap of (used, serial, node), checked when taken
-        self._serials = itertools.count()
-        self._fruitless = -1  # pages that had been dropped when a search of the whole tree found nothing
-        self.held = 0  # pages the cache keeps alive
+        self._nodes: dict[int, _Node] = {}  # by page
+        self._idle: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # every idle leaf, and others: the next to go first
+        pool.on_idle = self._fell_idle
+
+    @property
+    def held(self) -> int:
+        """Pages that the cache keeps."""
+        return len(self._nodes)
 
     def match(self, tokens: Sequence[int]) -> list[int]:
         """Pages of the longest cached prefix, shared for the caller. At least the last token is left out."""
         pages: list[int] = []
-        node, now = self._root, next(self._clock)
+        node = self._root
         for key in self._keys(tokens, len(tokens) - 1):
             child = node.children.get(key)
             if child is None:
                 break
-            child.used = now
             pages.append(child.page)
             node = child
         self._pool.share(pages)
@@ -56,71 +57,49 @@ class PrefixCache:
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int], rows: int) -> None:
         """Keep the pages whose rows are all below `rows`; a prefix that is already here keeps its pages."""
-        node, now = self._root, next(self._clock)
+        node = self._root
         for page, key in zip(pages, self._keys(tokens, rows), strict=False):
             child = node.children.get(key)
             if child is None:
                 child = _Node(node, key, page)
-                node.children[key] = child
-                self._pool.share([page])
-                self.held += 1
-            child.used = now
+                node.children[key] = self._nodes[page] = child
+                self._pool.keep(page)
+            elif child.page in self._idle:
+                self._idle.move_to_end(child.page)  # wanted again, by one who had computed it too
             node = child
-        self._offer(node)
 
     def evict(self, count: int) -> int:
-        """Free up to `count` pages that nobody else uses, oldest first; returns how many were freed.
+        """Free up to `count` idle pages, those idle for longest first; returns how many were freed.
 
-        Leaves are offered when a sequence leaves them behind. One that was in use when its turn came is
-        offered again by whoever used it; should it not be, a search of the whole tree finds it.
+        A page that is passed over, because it is used again or has pages below it, comes back when that
+        changes: so the work is in proportion to the pages freed and used, whatever the cache holds.
         """
-        freed = self._evict_offered(count)
-        if freed < count and self._fruitless != self._pool.drops:
-            for node in self._nodes():
-                self._offer(node)
-            freed += self._evict_offered(count - freed)
-            self._fruitless = self._pool.drops if freed < count else -1
-        return freed
-
-    def _evict_offered(self, count: int) -> int:
         freed = 0
-        while freed < count and self._leaves:
-            used, _, node = heapq.heappop(self._leaves)
-            node.offered = False
-            if not self._evictable(node):
-                continue  # it is in use, or no longer a leaf
-            if node.used != used:
-                self._offer(node)
+        while freed < count and self._idle:
+            page, _ = self._idle.popitem(last=False)
+            node = self._nodes[page]
+            if node.children or self._pool.owners(page):
                 continue
-            parent = node.parent
-            assert parent is not None  # the root is never offered
-            del parent.children[node.key]
-            self._pool.drop([node.page])
-            self.held -= 1
+            self._remove(node)
             freed += 1
-            self._offer(parent)
         return freed
 
-    def _offer(self, node: _Node) -> None:
-        """A candidate for eviction, once, if it is a leaf."""
-        if node is not self._root and not node.children and not node.offered:
-            node.offered = True
-            heapq.heappush(self._leaves, (node.used, next(self._serials), node))
+    def _remove(self, leaf: _Node) -> None:
+        parent = leaf.parent
+        assert parent is not None  # the root is never idle
+        del parent.children[leaf.key], self._nodes[leaf.page]
+        self._pool.forget(leaf.page)
+        bare = parent is not self._root and not parent.children and not self._pool.owners(parent.page)
+        if bare and parent.page not in self._idle:
+            self._idle[parent.page] = None
+            self._idle.move_to_end(parent.page, last=False)
+
+    def _fell_idle(self, page: int) -> None:
+        self._idle[page] = None
+        self._idle.move_to_end(page)
 
     def _keys(self, tokens: Sequence[int], rows: int) -> list[tuple[int, ...]]:
         """Keys of the whole pages below row `rows` whose look-ahead token is known."""
         size = self._page_size
         count = min(rows, len(tokens) - self.lookahead) // size
         return [tuple(tokens[i * size : (i + 1) * size + self.lookahead]) for i in range(max(count, 0))]
-
-    def _evictable(self, node: _Node) -> bool:
-        return not node.children and self._pool.owners(node.page) == 1
-
-    def _nodes(self) -> list[_Node]:
-        found: list[_Node] = []
-        stack = list(self._root.children.values())
-        while stack:
-            node = stack.pop()
-            found.append(node)
-            stack.extend(node.children.values())
-        return found

@@ -22,8 +22,9 @@ from eyas.engine.runner import Output
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Kind, Sequence
 from eyas.engine.speculation.drafter import Commit, Drafter
+from eyas.engine.speculation.tree import DraftTree
 from eyas.engine.stopping import finish
-from eyas.engine.verify import walk
+from eyas.engine.verify import NO_DRAFTS, Drafts, walk
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Rounds:
         params = seq.generation.request.params
         kept, why = finish(params, self.eos_ids, len(seq.output), verdict.tokens)
         nodes = [0, *(1 + node for node in verdict.path)] if work.tree else list(range(len(work.tokens)))
-        drafts = (min(len(verdict.path), len(kept)), len(work.tree.tokens)) if work.tree else (0, 0)
+        drafts = _drafts(work.tree, min(len(verdict.path), len(kept)))
         sampled_at = nodes if work.tree else [0]
         logprobs = [out.logprobs[node] for node in sampled_at[: len(kept)]]
         self.outbox.entry(seq, kept, logprobs, why, drafts=drafts)
@@ -200,6 +201,10 @@ def _only(out: Output, nodes: list[int]) -> Output:
     """The output restricted to the accepted rows, in path order."""
     features = None if out.features is None else out.features[nodes]
     return Output(out.work, out.chosen, out.logprobs, features)
+
+
+def _drafts(tree: DraftTree | None, accepted: int) -> Drafts:
+    return Drafts(accepted, tree.height, len(tree)) if tree else NO_DRAFTS
 
 
 def _rows_of(seq: Sequence, start: int, nodes: list[int], page_size: int) -> tuple[list[int], list[int]]:

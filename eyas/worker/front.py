@@ -52,7 +52,7 @@ class Front:
         self._membership = Membership(config, self.describe, self._drafts)
         self._registry = CollectorRegistry()
         self._metrics = WorkerMetrics(self._registry)
-        self._liveness: Liveness | None = None  # from Ready on
+        self._liveness = Liveness()
         self._load = Load(progress=0, pending=False, running=0, waiting=0, pages_used=0)
         self._serving = False
         self._leaving = False
@@ -146,8 +146,7 @@ class Front:
         )
 
     def _send(self, commands: Sequence[Command]) -> None:
-        if self._liveness is not None:
-            self._liveness.sent(time.monotonic())
+        self._liveness.sent(len(commands), time.monotonic())
         self._link.send(commands)
 
     async def _relay(self) -> None:
@@ -163,9 +162,8 @@ class Front:
 
     async def _refresh(self) -> None:
         """Health and admission follow the engine: the one place that turns either."""
-        live = self._liveness
-        stalled = live is not None and live.stalled(time.monotonic())
-        serving = live is not None and not stalled and not self._leaving
+        stalled = self._liveness.stalled(time.monotonic())
+        serving = self._engine.ready is not None and not stalled and not self._leaving
         if serving == self._serving:
             return
         self._serving = serving
@@ -173,7 +171,8 @@ class Front:
         if serving:
             self._engine.accept()
         else:
-            reason = f"its engine made no progress for {live.limit_s:.1f} s" if stalled else "it is leaving"
+            silence = f"its engine made no progress for {self._liveness.limit_s:.1f} s"
+            reason = silence if stalled else "it is leaving"
             _log.log(logging.WARNING if stalled else logging.INFO, "not serving: %s", reason)
             self._engine.fail(Unavailable(f"worker {self._address} stopped serving: {reason}"))
         await self._health.set(serving)
@@ -182,15 +181,14 @@ class Front:
 
     def _on_ready(self, ready: Ready) -> None:
         self._engine.ready = ready
-        self._liveness = Liveness(time.monotonic(), ready.slowest_step_s)
+        self._liveness.loaded(ready.slowest_step_s, time.monotonic())
         self._metrics.pages.set(ready.pages_total)
         self._metrics.synthetic.set(ready.synthetic)
         self.ready.set_result(ready)
 
     def _on_load(self, load: Load) -> None:
         self._load = load
-        if self._liveness is not None:
-            self._liveness.saw(load, time.monotonic())
+        self._liveness.saw(load, time.monotonic())
 
     def _show(self) -> None:
         """The load on the metrics page: it changes with every step, and nobody looks so often."""
@@ -203,6 +201,7 @@ class Front:
             cached_tokens=load.cached_tokens,
             preemptions=load.preemptions,
             pulls_failed=load.pulls_failed,
+            nodes_verified=load.nodes_verified,
             drafts_late=load.drafts_late,
         )
         self._metrics.leases.set(load.leases)

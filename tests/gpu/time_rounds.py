@@ -22,7 +22,7 @@ import torch
 from eyas.common.config import SpeculationConfig
 from eyas.engine.device.tables import Tables, TableSizes
 from eyas.engine.kernels.paths import Extension, compact, gather_path
-from eyas.engine.kernels.rounds import Batch, RoundRows, Verdicts, prepare, propose_rows, verdict
+from eyas.engine.kernels.rounds import FACTS, Batch, RoundRows, Verdicts, prepare, propose_rows, verdict
 from eyas.engine.kernels.trees import Frontier, grow, new_growth, select
 from eyas.engine.kv_pool import KvPool, PoolShape
 
@@ -48,7 +48,7 @@ class Round:
         self.chosen = ints(size * width) + 1
         self.rows = new_rows(size, width)
         self.mask = torch.zeros(size, width, dtype=torch.int64, device="cuda")
-        self.verdicts = Verdicts(ints(size, width + 2), ints(size, self.deepest))
+        self.verdicts = Verdicts(ints(size, FACTS + width), ints(size, self.deepest))
         self.features = torch.randn(size * width, HIDDEN, dtype=torch.bfloat16, device="cuda")
         gathered = self.features.new_zeros(size * self.deepest, HIDDEN)
         self.extension = Extension(gathered, new_rows(size, self.deepest), ints(size))

@@ -1,7 +1,7 @@
 """An engine without a model: a deterministic script behind the real front, over either link.
 
-The first id of a prompt says what happens: REFUSE, STALL, DIE, else tokens that are a function of (prompt,
-choice, index). `heard` lists every command in order.
+The first id of a prompt says what happens: REFUSE, STALL, WEDGE, DIE, else tokens that are a function of
+(prompt, choice, index). `heard` lists every command in order.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import ConfigError
@@ -68,7 +70,7 @@ from eyas.engine.messages import (
 from eyas.worker.front import Front
 from eyas.worker.link import LocalEngine, LocalFront
 
-REFUSE, STALL, DIE, SLOW = 900, 901, 902, 903
+REFUSE, STALL, DIE, SLOW, WEDGE = 900, 901, 902, 903, 904
 FEATURE = b"\x00\x01\xff\x7f" * 3
 
 
@@ -119,7 +121,8 @@ class FakeEngine:
             events += self._step()
             progress += 1
             busy = bool(self._at)
-            events.append(Load(progress, busy, len(self._at), len(self._jobs), 2 * len(self._at)))
+            load = Load(progress, busy, len(self._at), len(self._jobs), 2 * len(self._at))
+            events.append(msgspec.structs.replace(load, heard=len(self.heard)))
             self._link.send(events)
         self._link.send([Stopped()])
 
@@ -221,7 +224,10 @@ class FakeEngine:
     def _begin(self, request: GenerationRequest, at: int) -> None:
         if request.prompt_ids[0] == STALL:
             self._link.send([Load(1, True, 1, 0, 0)])
-            time.sleep(4.0)
+            time.sleep(5.0)
+        if request.prompt_ids[0] == WEDGE:  # no command before it: an idle load was on its way when it came
+            self._link.send([Load(1, False, 0, 0, 0)])
+            time.sleep(5.0)
         if request.prompt_ids[0] == DIE:
             os._exit(3)
         self._at.update({(request.id, choice.index): at for choice in request.choices})

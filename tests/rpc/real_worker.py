@@ -64,10 +64,14 @@ class RealWorker:
         return self.front._load
 
     async def idle(self) -> None:
-        """Until nothing is held but what the prefix cache keeps."""
+        """Until every command was heard, and nothing is held but what the prefix cache keeps."""
         async with asyncio.timeout(10):
-            while self.load.running or self.load.waiting or self.load.pages_used or not self.load.progress:
+            while self.front._liveness._owed or self._holds():
                 await asyncio.sleep(0.02)
+
+    def _holds(self) -> bool:
+        load = self.load
+        return bool(load.running or load.waiting or load.pages_used or not load.progress)
 
     def pages(self, tokens: tuple[int, ...]) -> bytes:
         """The cached pages of a prompt, all but those of its last rows."""

@@ -205,8 +205,9 @@ class Poison:
         self._tensor = worker.engine._parts.pools[0].tensor
         self.freed = 0
         self._tensor[self._pages._free] = self.VALUE
-        self._take, self._drop = self._pages.take, self._pages.drop
+        self._take, self._drop, self._forget = self._pages.take, self._pages.drop, self._pages.forget
         self._pages.take, self._pages.drop = self._checked_take, self._poisoned_drop
+        self._pages.forget = self._poisoned_forget
         self.spoilt: list[int] = []
 
     def check(self) -> None:
@@ -221,7 +222,14 @@ class Poison:
     def _poisoned_drop(self, pages: Any) -> None:
         pages = list(pages)
         self._drop(pages)
-        for page in {page for page in pages if self._pages.owners(page) == 0}:
+        self._poison(set(pages) & set(self._pages._free))
+
+    def _poisoned_forget(self, page: int) -> None:
+        self._forget(page)
+        self._poison({page})
+
+    def _poison(self, pages: set[int]) -> None:
+        for page in pages:
             self._tensor[page] = self.VALUE
             self.freed += 1
 

@@ -7,7 +7,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from fake_engine import DIE, REFUSE, SLOW, STALL, FakeEngine, Traits, request, token, worker
+from fake_engine import DIE, REFUSE, SLOW, STALL, WEDGE, FakeEngine, Traits, request, token, worker
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from eyas.common import clients, convert, rpc
@@ -159,14 +159,16 @@ async def test_health_follows_the_engine() -> None:
         await asyncio.gather(stopping, running, thread)
 
 
-async def test_an_engine_that_stalls_fails_its_streams_and_comes_back() -> None:
+@pytest.mark.parametrize("script", [STALL, WEDGE])
+async def test_an_engine_that_stalls_fails_its_streams_and_comes_back(script: int) -> None:
     async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
         client = clients.DecodeSessionClient(channel, w.address)
         session = client.open()
-        session.submit(request(STALL), attempt=1, attach=False)
+        session.submit(request(script), attempt=1, attach=False)
         with pytest.raises(Unavailable, match="no progress"):
-            async for _ in session:
-                pass
+            async with asyncio.timeout(10):
+                async for _ in session:
+                    pass
         assert not await rpc.is_serving(channel)
         async with asyncio.timeout(5):
             while not await rpc.is_serving(channel):
@@ -176,18 +178,35 @@ async def test_an_engine_that_stalls_fails_its_streams_and_comes_back() -> None:
         assert len(await tokens_of(aiter(again))) == 3
 
 
+def _liveness(slowest_step_s: float) -> Liveness:
+    live = Liveness()
+    live.loaded(slowest_step_s, now=0.0)
+    return live
+
+
 def test_liveness_counts_only_silence_with_work_pending() -> None:
-    live = Liveness(now=0.0, slowest_step_s=1.0)
-    assert live.limit_s == 4.0 and Liveness(0.0, 0.1).limit_s == 3.0
+    live = _liveness(1.0)
+    assert live.limit_s == 4.0 and _liveness(0.1).limit_s == 3.0
     idle, busy = Load(1, False, 0, 0, 0), Load(1, True, 1, 0, 0)
     live.saw(idle, 1.0)
     assert not live.stalled(100.0)
-    live.sent(100.0)
+    live.sent(1, 100.0)
     assert not live.stalled(103.9) and live.stalled(104.1)
     live.saw(busy, 104.2)  # the same stamp: nothing moved
     assert live.stalled(104.2)
     live.saw(Load(2, True, 1, 0, 0), 104.3)
     assert not live.stalled(108.2) and live.stalled(108.4)
+
+
+def test_a_load_that_left_before_a_command_came_knows_nothing_of_it() -> None:
+    live = _liveness(0.1)
+    live.sent(1, 9.0)
+    live.saw(Load(1, False, 0, 0, 0, heard=1), 10.0)
+    live.sent(2, 10.0)
+    live.saw(Load(2, False, 0, 0, 0, heard=1), 10.1)
+    assert not live.stalled(13.0) and live.stalled(13.2), "the engine never heard of two commands"
+    live.saw(Load(3, False, 0, 0, 0, heard=3), 14.0)
+    assert not live.stalled(100.0)
 
 
 async def test_metrics_and_reflection() -> None:

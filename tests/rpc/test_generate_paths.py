@@ -171,6 +171,18 @@ async def test_cancelling_start_cancels_the_legs() -> None:
         await until(lambda: nothing_in_flight(cluster))
 
 
+async def test_a_leg_weighs_as_many_sequences_as_its_worker_reports() -> None:
+    """One for each choice that is decoded there, one for the prompt: the unit of their loads."""
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, cluster):
+        prefill, decode = started
+        prefill.script.hold_prefill_at = "started"
+        stream = await backend.start(make_request(n=3))
+        in_flight = {candidate.info.worker: candidate.in_flight for candidate in cluster.candidates()}
+        assert in_flight == {prefill.address: 1, decode.address: 3}
+        await stream.cancel()
+        await until(lambda: nothing_in_flight(cluster))
+
+
 async def test_cancel_one_choice() -> None:
     async with workers(UNIFIED) as started, gateway(started) as (backend, _):
         request = make_request(n=2)

@@ -6,6 +6,7 @@ token is the same. It knows who may hold a page, and looks whenever one is writt
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from eyas.engine.messages import (
 )
 from eyas.engine.outbox import Outbox
 from eyas.engine.pages import PagePool
-from eyas.engine.prefix_cache import PrefixCache
+from eyas.engine.prefix_cache import PrefixCache, _Node
 from eyas.engine.pulls import Pulls
 from eyas.engine.runner import Output
 from eyas.engine.scheduler import Limits, Scheduler
@@ -134,28 +135,31 @@ class Tier:
     def readers(self, page: int, but: Sequence) -> list[str]:
         found = [f"request {s.generation.id}" for s in self.sequences() if s is not but and page in s.pages]
         found += ["a pull" for loan in self.loans() if page in loan]
-        found += ["the cache" for node in self.scheduler.cache._nodes() if node.page == page]
+        found += ["the cache"] if page in self.scheduler.cache._nodes else []
         return found
 
     def check(self) -> None:
         """Every claim on a page has one owner that is known."""
         leased = map(_leased, self.leases.owner._leases.values())
         held = [*self.loans(), *(seq.pages for seq in self.sequences()), *leased]
-        claims = self.scheduler.cache.held + sum(map(len, held))
-        assert self.scheduler.pool.claims == claims, "a claim on a page without an owner"
+        claims = Counter(page for pages in held for page in pages)
+        owners = map(self.scheduler.pool.owners, range(self.scheduler.pool.num_pages))
+        assert list(owners) == [claims[page] for page in range(self.scheduler.pool.num_pages)]
+        assert self.scheduler.pool.used == len(claims)
         assert len(self.scheduler.running) <= self.scheduler.limits.max_running
 
     def idle(self) -> bool:
         """Nothing is held but what the cache keeps."""
         scheduler = self.scheduler
         busy = [*self.requests.table, *self.requests.joining, *scheduler.running, *scheduler.waiting]
-        held = scheduler.pool.claims - scheduler.cache.held
-        return not (busy or held or self.pulls.active or self.leases.owner.active or self.inbox)
+        return not (
+            busy or scheduler.pool.used or self.pulls.active or self.leases.owner.active or self.inbox
+        )
 
     def exhausted(self) -> bool:
         """Somebody waits for more pages than there are."""
         pool, cache = self.scheduler.pool, self.scheduler.cache
-        room = pool.free + [pool.owners(node.page) for node in cache._nodes()].count(1)
+        room = pool.free + sum(not pool.owners(page) for page in cache._nodes)
         pulls = [a.pull for a in self.pulls._active.values()]
         wanted = [pull._page_count for pull in pulls if pull.state is State.WAITING]
         return any(
@@ -172,8 +176,9 @@ class Tier:
         def name(seq: Sequence) -> tuple[str, int]:
             return seq.generation.id, seq.choice
 
-        scheduler, owner, cache = self.scheduler, self.leases.owner, self.scheduler.cache._nodes()
-        used = sorted({node.used for node in cache})
+        scheduler, owner, cache = self.scheduler, self.leases.owner, self.scheduler.cache
+        idle = [page for page in cache._idle if not scheduler.pool.owners(page)]
+        order = {page: place for place, page in enumerate(idle)}
         return (
             [
                 (g.id, g.attempt, g.attached, g.kind, [c.index for c in g.request.choices])
@@ -203,6 +208,13 @@ class Tier:
                 (lease.state, lease.readable, lease.attempt, lease.watch is None, named(_leased(lease)))
                 for lease in owner._leases.values()
             ],
-            sorted((len(n.key), n.key, used.index(n.used), *named([n.page])) for n in cache),
+            [
+                (tuple(_path(n)), order.get(n.page), *named([n.page]))
+                for n in sorted(cache._nodes.values(), key=_path)
+            ],
             scheduler.pool.free,
         )
+
+
+def _path(node: _Node) -> list[tuple[int, ...]]:
+    return [] if node.parent is None else [*_path(node.parent), node.key]

@@ -101,7 +101,8 @@ class Rig:
         return [event.attempt for event in self.said(Lost)]
 
     def held(self) -> int:
-        return self.pool.claims - self.cache.held
+        """Pages, each as often as it has owners."""
+        return sum(map(self.pool.owners, range(self.pool.num_pages)))
 
 
 def request(

@@ -129,10 +129,10 @@ class PaperDevice:
         return found + [(self.tables.padding_slot, [])] * (count - len(found))
 
     def _verdict(self, one: _Round, chosen: list[int]) -> list[int]:
-        """A row of the result: tokens emitted, drafts offered, the tokens."""
+        """A row of the result: tokens emitted, depth and number of the drafts, the tokens."""
         width = self._shape.width
         if not one.nodes:
-            return [1, 0, *[-1] * width]
+            return [1, 0, 0, *[-1] * width]
         accepted = 0
         while accepted + 1 < len(one.nodes) and one.nodes[accepted + 1] == chosen[accepted]:
             accepted += 1
@@ -140,7 +140,8 @@ class PaperDevice:
         length = int(self.tables.length[one.slot]) + accepted + 1
         self._settle(one.slot, length, chosen[accepted])
         tokens = chosen[: accepted + 1]
-        return [accepted + 1, len(one.nodes) - 1, *tokens, *[-1] * (width - len(tokens))]
+        drafts = len(one.nodes) - 1
+        return [accepted + 1, drafts, drafts, *tokens, *[-1] * (width - len(tokens))]
 
     def _settle(self, slot: int, length: int, root: int) -> None:
         """What is certain now; and drafts below it, of which chance says how many are right."""

@@ -9,7 +9,7 @@ import torch
 
 from eyas.engine.device.tables import Tables, TableSizes
 from eyas.engine.kernels.paths import Extension
-from eyas.engine.kernels.rounds import Batch, RoundRows, Verdicts
+from eyas.engine.kernels.rounds import FACTS, Batch, RoundRows, Verdicts
 from eyas.engine.speculation.tree import DraftTree
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -94,7 +94,7 @@ def new_rows(batch: int, width: int) -> RoundRows:
 
 
 def new_verdicts(batch: int, width: int, deepest: int) -> Verdicts:
-    return Verdicts(ints(batch, width + 2), ints(batch, deepest))
+    return Verdicts(ints(batch, FACTS + width), ints(batch, deepest))
 
 
 def new_extension(batch: int, deepest: int, features: torch.Tensor) -> Extension:

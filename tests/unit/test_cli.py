@@ -19,7 +19,9 @@ from eyas.common.config import (
     SpeculationConfig,
     WorkerConfig,
 )
+from eyas.common.errors import ConfigError
 from eyas.common.types import Role
+from eyas.engine.speculation.tree import TreeExpansion
 from eyas.worker.plan import gateway_argv, worker_argv
 
 ON_GPU = ("serve", "--device", "cuda")
@@ -176,6 +178,38 @@ def test_flags_by_the_names_of_another_server() -> None:
         assert getattr(cli.engine_config(parse("serve", "--device", "cuda", flag, "7")), field) == 7
     spec = ("--speculative-num-steps=3", "--speculative-eagle-topk=8", "--speculative-num-draft-tokens=32")
     assert cli.engine_config(parse("serve", *spec)).speculation == SpeculationConfig(3, 8, 32)
+
+
+@pytest.mark.parametrize("command", ["serve", "worker"])
+@pytest.mark.parametrize(
+    ("steps", "topk", "asked", "allowed"),
+    [
+        (5, 1, 5, "are 6"),
+        (5, 1, 7, "are 6"),
+        (3, 4, 38, "2 to 37"),
+        (1, 4, 6, "2 to 5"),
+        (3, 4, 1, "2 to 37"),
+    ],
+)
+def test_a_round_of_another_width_than_asked_for_is_refused(
+    command: str, steps: int, topk: int, asked: int, allowed: str
+) -> None:
+    args = parse(command, f"--spec-steps={steps}", f"--spec-topk={topk}", f"--spec-draft-tokens={asked}")
+    with pytest.raises(ConfigError, match=f"--spec-draft-tokens: .*{allowed}") as refused:
+        cli.engine_config(args)
+    assert refused.value.param == "spec-draft-tokens"
+
+
+def test_the_widest_tree_has_every_candidate() -> None:
+    """As many as its growth finds; and one less is a tree too."""
+    growing = TreeExpansion(topk=4, draft_tokens=10**6)
+    for level in range(3):
+        rows = 1 if level == 0 else 4
+        growing.grow([[1, 2, 3, 4]] * rows, [[0.4, 0.3, 0.2, 0.1]] * rows)
+    most = 1 + len(growing.select())
+    for asked in (2, most - 1, most):
+        args = parse("serve", "--spec-steps=3", "--spec-topk=4", f"--spec-draft-tokens={asked}")
+        assert cli.engine_config(args).speculation == SpeculationConfig(3, 4, asked)
 
 
 @pytest.mark.parametrize(

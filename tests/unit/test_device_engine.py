@@ -64,7 +64,7 @@ def answers(config: EngineConfig, requests: list[GenerationRequest]) -> tuple[li
         scheduler = cluster.workers["unified"].engine._scheduler
     finally:
         cluster.close()
-    assert scheduler.pool.claims == scheduler.cache.held and not scheduler.running
+    assert scheduler.pool.used == 0 and not scheduler.running
     return results, scheduler.preemptions
 
 

@@ -12,7 +12,7 @@ from eyas.engine.device.step import StepShape
 from eyas.engine.sequence import Generation, Kind, Sequence
 
 SHAPE = StepShape(batch=3, width=2, chunk=8, tiles=3, ends=2)
-RESULT = [2, 1, 10, 11] + [1, 1, 20, -1] + [1, 0, 99, -1] + [30, 98]  # 98 and 99 are of padding
+RESULT = [2, 1, 2, 10, 11] + [1, 1, 1, 20, -1] + [1, 0, 0, 99, -1] + [30, 98]  # 98 and 99 are of padding
 
 
 def sequences(count: int) -> list[tuple[Sequence, int]]:
@@ -31,7 +31,7 @@ def test_first_tokens_then_rounds_each_with_its_seat() -> None:
     found, (*rounds, end) = landed()
     assert [(one.seq, one.seat) for one in found] == [end, *rounds]
     assert [one.tokens for one in found] == [(30,), (10, 11), (20,)]
-    assert [one.drafts for one in found] == [(0, 0), (1, 1), (0, 1)]
+    assert [one.drafts for one in found] == [(0, 0, 0), (1, 1, 2), (0, 1, 1)]
     assert all(one.logprobs == one.extra == () for one in found)
 
 

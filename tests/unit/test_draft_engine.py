@@ -26,6 +26,7 @@ from eyas.engine.messages import (
     DraftUp,
     Event,
     Failure,
+    Load,
     OpenPull,
     Proposal,
     PullDone,
@@ -156,7 +157,16 @@ def test_commits_in_order_are_answered_once_a_batch() -> None:
     proposals, _ = drive.up(_commit(6, 13))
     assert [p.base_len for p in proposals] == [7]
     drive.up(DraftClose(1, 1))
-    assert drive.pool.claims == 0
+    assert drive.pool.used == 0
+
+
+def test_its_load_counts_the_commands_that_it_has_heard() -> None:
+    loads = [
+        event
+        for event in Drive().tell(DraftUp((_open(),), peer=PEER), DraftPeerGone(1))
+        if isinstance(event, Load)
+    ]
+    assert [(load.heard, load.running) for load in loads] == [(2, 1)]
 
 
 @pytest.mark.parametrize("base", [4, 6, 60])
@@ -165,7 +175,7 @@ def test_a_gap_or_a_repetition_ends_the_sequence(base: int) -> None:
     drive.up(_open(base=3), _commit(3, 10, 11))
     proposals, closed = drive.up(_commit(base, 12))
     assert not proposals and [c.seq for c in closed] == [1]
-    assert drive.pool.claims == 0
+    assert drive.pool.used == 0
     assert not drive.up(_commit(5, 12))[0], "nothing is drafted for it any more"
 
 
@@ -207,7 +217,7 @@ def test_no_open_ends_the_loop(bad: DraftOpen) -> None:
     drive = Drive()
     _, closed = drive.up(bad)
     assert [c.seq for c in closed] == [1]
-    assert not drive.engine._followed and not drive.engine._prompts and drive.pool.claims == 0
+    assert not drive.engine._followed and not drive.engine._prompts and drive.pool.used == 0
 
 
 def test_a_prompt_larger_than_the_pool_keeps_nobody_waiting() -> None:
@@ -237,7 +247,7 @@ def test_choices_share_one_pull_and_own_what_they_write() -> None:
     first, second = (drive.engine._followed[PEER, seq].pages for seq in (1, 2))
     assert first[:2] == second[:2] and not set(first[2:]) & set(second[2:])
     drive.up(DraftClose(1, 1), DraftClose(2, 2))
-    assert drive.pool.claims == 0 and not drive.engine._prompts
+    assert drive.pool.used == 0 and not drive.engine._prompts
 
 
 def test_a_lost_prompt_closes_its_sequences() -> None:
@@ -245,7 +255,7 @@ def test_a_lost_prompt_closes_its_sequences() -> None:
     events = drive.tell(DraftUp((_open(base=9, handle=handle(9, group=Group.DRAFT)),), peer=PEER))
     (pull,) = [e for e in events if isinstance(e, OpenPull)]
     _, closed = _answers(drive.tell(PullFailed(pull.pull, Failure("transfer_failed", "gone"))))
-    assert [c.seq for c in closed] == [1] and drive.pool.claims == 0 and drive.pulls.active == 0
+    assert [c.seq for c in closed] == [1] and drive.pool.used == 0 and drive.pulls.active == 0
 
 
 def test_a_sequence_that_gets_no_page_of_its_own_is_closed_not_fed_garbage() -> None:
@@ -258,14 +268,14 @@ def test_a_sequence_that_gets_no_page_of_its_own_is_closed_not_fed_garbage() -> 
     assert [p.seq for p in proposals] == [1] and [c.seq for c in closed] == [2]
     drive.up(DraftClose(1, 1))
     assert not drive.up(_commit(9, 60, seq=2))[0]
-    assert drive.pool.claims == 0
+    assert drive.pool.used == 0
 
 
 def test_a_peer_that_vanishes_leaves_nothing() -> None:
     drive = Drive()
     drive.up(_open(), _commit(0, 5), _open(seq=2, base=9, handle=handle(9, group=Group.DRAFT)))
     drive.tell(DraftPeerGone(PEER))
-    assert drive.pool.claims == 0 and drive.pulls.active == 0 and not drive.engine._followed
+    assert drive.pool.used == 0 and drive.pulls.active == 0 and not drive.engine._followed
 
 
 # --- the other end: RemoteDrafter ---------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from loopback import Loopback, Result, split_configs, wait_all
@@ -105,9 +106,11 @@ def test_tree_speculation_changes_no_token(base: EngineConfig) -> None:
     spec = SpeculationConfig(steps=3, topk=4, draft_tokens=12)
     cluster = Loopback(replace(base, speculation=spec))
     assert _run(cluster, requests) == expected
-    trees = [e for r in cluster.results.values() for e in r.entries if e.offered > spec.steps]
-    assert any(e.accepted for e in trees)
+    rounds = [e for r in cluster.results.values() for e in r.entries if e.offered]
+    assert any(e.accepted for e in rounds) and max(e.offered for e in rounds) == spec.steps
     _assert_nothing_held(cluster)
+    (worker,) = cluster.workers.values()
+    assert worker.load.nodes_verified > sum(e.offered for e in rounds), "drafts never branched"
     cluster.close()
 
 
@@ -120,6 +123,19 @@ def test_split_services_change_no_token(base: EngineConfig) -> None:
     moved = [e.timings for r in cluster.results.values() for e in r.entries if e.timings]
     assert all(timings.transfer_path == "shm" for timings in moved)
     _assert_nothing_held(cluster)
+    cluster.close()
+
+
+def test_the_first_round_of_every_choice_is_drafted_by_a_service(base: EngineConfig) -> None:
+    """What asks for its draft leaves before the engine waits for the answer."""
+    cluster = Loopback(*split_configs(base))
+    cluster.by_role["decode"].engine._patience = SimpleNamespace(draft_wait_s=20.0)
+    for i in range(4):
+        params, choices = SamplingParams(seed=i, max_tokens=9), (Choice(0), Choice(1), Choice(2))
+        request = GenerationRequest(f"r{i}", tuple(range(30 + i)), params, choices[: 1 + 2 * (i % 2)])
+        _run(cluster, [request], split=True)
+    first = [e for r in cluster.results.values() for e in r.entries if e.index == 1]
+    assert len(first) == 8 and all(e.offered == base.speculation.steps for e in first)
     cluster.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eyas.engine.kernels.paths import compact, gather_path
-from eyas.engine.kernels.rounds import Verdicts
+from eyas.engine.kernels.rounds import FACTS, Verdicts
 from eyas.engine.kv_pool import KvPool, PoolShape
 from tests.unit.rounds_rig import DEVICE, PAGE, Case, new_extension, random_case
 
@@ -26,7 +26,7 @@ def accepted(case: Case, seed: int) -> tuple[Verdicts, list[list[int]], list[lis
         emitted.append([rng.randrange(100) for _ in paths[-1]])
         if slot != case.tables.padding_slot:
             case.tables.length[slot] += len(paths[-1])
-    result = [[len(tokens), WIDTH - 1, *tokens, *[-1] * (WIDTH - len(tokens))] for tokens in emitted]
+    result = [[len(tokens), 9, WIDTH - 1, *tokens, *[-1] * (WIDTH - len(tokens))] for tokens in emitted]
     path = [[*nodes, *[-1] * (DEEPEST - len(nodes))] for nodes in paths]
     verdicts = Verdicts(*(torch.tensor(table, dtype=torch.int32, device=DEVICE) for table in (result, path)))
     return verdicts, paths, emitted
@@ -68,7 +68,7 @@ def test_a_source_that_is_also_a_target() -> None:
     for i, at in enumerate(place):
         pool.tensor[at] = float(i)
     path = torch.tensor([[0, 2, 3, 5], [0, -1, -1, -1]], dtype=torch.int32, device=DEVICE)
-    result = torch.zeros(2, WIDTH + 2, dtype=torch.int32, device=DEVICE)
+    result = torch.zeros(2, FACTS + WIDTH, dtype=torch.int32, device=DEVICE)
     result[:, 0] = torch.tensor([4, 1])
     compact(case.batch, Verdicts(result, path), pool.tensor)
     assert [float(pool.tensor[at][0, 0]) for at in place] == [0.0, 2.0, 3.0, 5.0, 4.0, 5.0]

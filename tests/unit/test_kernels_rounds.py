@@ -9,7 +9,7 @@ import torch
 
 from eyas.common.errors import ConfigError
 from eyas.engine.device.tables import Tables
-from eyas.engine.kernels.rounds import prepare, propose_rows, verdict
+from eyas.engine.kernels.rounds import FACTS, prepare, propose_rows, verdict
 from eyas.engine.sampling.noise import _philox, streams
 from eyas.engine.speculation.synthetic import resolve
 from eyas.engine.speculation.tree import DraftTree
@@ -99,7 +99,8 @@ def check_verdict(case: Case, width: int, chosen: torch.Tensor, deepest: int) ->
     for b, slot in enumerate(case.slots):
         tree = case.tree(slot).narrow(width - 1)
         tokens, path = expected(tree, chosen[b * width : (b + 1) * width].tolist(), deepest)
-        assert found.result[b].tolist() == [len(tokens), len(tree), *tokens, *[-1] * (width - len(tokens))]
+        facts, empty = [len(tokens), tree.height, len(tree)], [-1] * (width - len(tokens))
+        assert found.result[b].tolist() == [*facts, *tokens, *empty]
         assert found.path[b].tolist() == [*path, *[-1] * (deepest - len(path))]
         if slot != tables.padding_slot:
             before["length"][slot] += len(tokens)
@@ -181,7 +182,7 @@ def test_synthetic_verdict(grow, rates: tuple[float, ...]) -> None:
             key = int(case.tables.seed[slot])
             draws = [uniform(key, lengths[slot], step) < rate for step, rate in enumerate(rates)]
             tokens, path = synthetic_walk(case.tree(slot), chosen[b * 6 : b * 6 + 6].tolist(), draws)
-            assert found.result[b].tolist()[2 : 2 + len(tokens)] == tokens
+            assert found.result[b].tolist()[FACTS : FACTS + len(tokens)] == tokens
             assert int(found.result[b, 0]) == len(tokens)
             assert found.path[b].tolist() == [*path, *[-1] * (4 - len(path))]
             if slot != case.tables.padding_slot:

@@ -130,7 +130,8 @@ def test_a_grown_tree_is_verified() -> None:
     for b, (tree, chosen) in enumerate(zip(trees[:-1], agreed[:-1], strict=True)):
         tokens = walk(tree, chosen).tokens
         assert len(tokens) == max(tree.depth(node) for node in range(len(tree))) + 1
-        assert found.result[b, : 2 + len(tokens)].tolist() == [len(tokens), len(tree), *tokens]
+        facts = [len(tokens), len(tokens) - 1, len(tree)]
+        assert found.result[b, : len(facts) + len(tokens)].tolist() == [*facts, *tokens]
 
 
 def test_scores_that_differ_in_the_last_bit_only() -> None:

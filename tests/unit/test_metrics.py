@@ -41,8 +41,12 @@ def test_the_page_lists_exactly_what_is_exported(heading: str, instruments: type
 def test_a_worker_counts_what_its_engine_says() -> None:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
-    metrics.totals(prompt_tokens=10, cached_tokens=4, preemptions=0, pulls_failed=1, drafts_late=2)
-    metrics.totals(prompt_tokens=15, cached_tokens=4, preemptions=0, pulls_failed=1, drafts_late=3)
+    metrics.totals(
+        prompt_tokens=10, cached_tokens=4, preemptions=0, pulls_failed=1, nodes_verified=7, drafts_late=2
+    )
+    metrics.totals(
+        prompt_tokens=15, cached_tokens=4, preemptions=0, pulls_failed=1, nodes_verified=9, drafts_late=3
+    )
     metrics.moved("shm", 1, 100, 0.5)
     metrics.moved("shm", 3, 300, 0.75)
     metrics.moved("grpc", 1, 7, 1.0)
@@ -60,6 +64,7 @@ def test_a_worker_counts_what_its_engine_says() -> None:
         "eyas_generation_tokens_total 3.0",
         "eyas_draft_tokens_accepted_total 2.0",
         "eyas_draft_tokens_offered_total 5.0",
+        "eyas_draft_nodes_verified_total 9.0",
         "eyas_verify_steps_total 1.0",
     ):
         assert line in page.splitlines()

@@ -183,7 +183,7 @@ def test_pulled_pages_enter_a_cache_with_draft_kv_only_if_they_have_it() -> None
     rig.arrive(pull, FirstToken(0, 5))
     assert rig.joined and rig.cache.held == 0
     rig.requests.cancel(Cancel("a"))
-    assert rig.pool.claims == 0
+    assert rig.pool.used == 0
 
 
 def test_a_follower_without_a_slot_can_be_cancelled_while_it_waits() -> None:

@@ -107,6 +107,21 @@ def test_accepted_drafts_that_came_after_the_end_are_not_counted() -> None:
     assert (entry.tokens, entry.finish, entry.accepted, entry.offered) == ((99,), Finish.STOP, 1, 3)
 
 
+def test_of_a_trees_branches_only_one_could_be_accepted() -> None:
+    """So its drafts are offered as deep as it is; how many were verified is another figure."""
+    rig, pool = Rig(round_rows=8), PagesOfNumbers(64)
+    rounds = _rounds(rig, pool)
+    rig.submit(request((10, 11), max_tokens=8))
+    seq = _run(rig, rounds, pool, [20]).seq
+    seq.tree = DraftTree([50, 21, 51, 22, 52, 23, 54], [-1, -1, 1, 1, 3, 3, 5])
+    rig.outbox.take()
+    _run(rig, rounds, pool, [21, 0, 22, 0, 23, 0, 24, 25])
+    (step,) = rig.said(Step)
+    (entry,) = step.entries
+    assert (entry.tokens, entry.accepted, entry.offered) == ((21, 22, 23, 24), 3, 4)
+    assert rig.outbox.nodes_verified == 7
+
+
 def test_every_choice_of_a_prompt_opens_its_far_drafter_with_the_whole_window() -> None:
     rig, pool, drafter = Rig(), PagesOfNumbers(64), FarDrafter()
     rounds = _rounds(rig, pool, drafter)

@@ -110,7 +110,7 @@ def test_a_page_waits_for_its_eviction_once() -> None:
         for _ in range(5):
             cache.insert([first] * PAGE, [page], PAGE)
         pool.drop([page])
-    assert len(cache._leaves) == 2
+    assert len(cache._idle) == 2
     pool.drop(cache.match([0] * PAGE + [9]))
     assert cache.evict(1) == 1
     assert cache.match([1] * PAGE + [9]) == [], "the page of 0 was used last"
@@ -176,6 +176,7 @@ class _World(RuleBasedStateMachine):
         rows = range(work.start, work.start + len(work.tokens))
         pages = {work.seq.pages[row // PAGE] for row in rows}
         assert all(self.rig.pool.owners(page) == 1 for page in pages), "a shared page is written"
+        assert not pages & self.rig.cache._nodes.keys(), "a cached page is written"
         return pages
 
     @rule()
@@ -194,7 +195,8 @@ class _World(RuleBasedStateMachine):
         rig = self.rig
         lent = [a.pages for a in rig.pulls._active.values() if a.pull._loan is not None]
         held = [seq.pages for g in rig.requests.table.values() for seq in g.sequences]
-        assert rig.pool.claims == rig.cache.held + sum(map(len, [*lent, *held]))
+        assert rig.held() == sum(map(len, [*lent, *held]))
+        assert rig.pool.used == len({page for pages in [*lent, *held] for page in pages})
         for seq in rig.scheduler.running:
             assert len(seq.pages) * PAGE >= seq.kv_len
         assert len(rig.scheduler.running) <= rig.scheduler.limits.max_running
@@ -206,7 +208,7 @@ class _World(RuleBasedStateMachine):
         assert self.rig.held() == 0 and self.rig.pulls.active == 0
         assert not self.rig.scheduler.running and not self.rig.scheduler.waiting
         self.rig.cache.evict(self.rig.cache.held)
-        assert self.rig.pool.claims == 0 and self.rig.pool.free == self.rig.pool.num_pages
+        assert self.rig.cache.held == 0 and self.rig.pool.free == self.rig.pool.num_pages
 
 
 class _WorldWithDrafts(_World):

@@ -31,6 +31,7 @@ def test_shape() -> None:
     assert [EXAMPLE.depth(i) for i in range(5)] == [1, 1, 2, 2, 3]
     assert EXAMPLE.path(4) == [0, 2, 4] and EXAMPLE.path(-1) == []
     assert EXAMPLE.children(-1) == [0, 1] and EXAMPLE.children(0) == [2, 3] and EXAMPLE.children(4) == []
+    assert EXAMPLE.height == 3 and DraftTree([], []).height == 0
     assert not EXAMPLE.is_chain
     assert DraftTree([1, 2, 3], [-1, 0, 1]).is_chain and DraftTree([], []).is_chain
 

@@ -11,22 +11,24 @@ import torch
 from eyas.common.types import TokenLogprob
 from eyas.engine.device.executor import Event
 from eyas.engine.device.step import StepShape
+from eyas.engine.kernels.rounds import FACTS
 from eyas.engine.sequence import Sequence, Work
+from eyas.engine.verify import NO_DRAFTS, Drafts
 
 
 @dataclass(frozen=True)
 class Landed:
     """What a step gave one sequence that it sampled for.
 
-    `tokens`: committed by this step, in order. `drafts`: (accepted, offered). `extra`: first tokens of the
-    sequence's forks. `seat`: where it sat at launch; if it has another seat now, its KV is gone.
+    `tokens`: committed by this step, in order. `extra`: first tokens of the sequence's forks. `seat`:
+    where it sat at launch; if it has another seat now, its KV is gone.
     """
 
     seq: Sequence
     seat: int
     tokens: tuple[int, ...]
     logprobs: SequenceOf[TokenLogprob | None]
-    drafts: tuple[int, int] = (0, 0)
+    drafts: Drafts = NO_DRAFTS
     extra: SequenceOf[tuple[int, TokenLogprob | None]] = ()
 
 
@@ -56,26 +58,27 @@ class Flight:
     sampling: Sampling | None = None
 
     def land(self) -> list[Landed]:
-        """Waits for the device. The result: [batch, width + 2] of (count, offered, tokens), then the ends.
+        """Waits for the device. The result: `kernels.rounds.Verdicts.result`, then the ends' tokens.
 
         The ends come first here: those who wait for a first token hear of it before the others of theirs.
         """
         if self.event is not None:
             self.event.synchronize()
         result, shape = self.result.numpy(), self.shape
-        split = shape.batch * (shape.width + 2)
+        words = FACTS + shape.width
+        split = shape.batch * words
         landed = []
         for i, ((seq, seat), token) in enumerate(zip(self.ends, result[split:].tolist(), strict=False)):
-            landed.append(self._landed(seq, seat, (token,), shape.round_rows + i, (0, 0)))
-        table = result[:split].reshape(shape.batch, shape.width + 2).tolist()
-        for i, ((seq, seat), (count, offered, *tokens)) in enumerate(zip(self.rounds, table, strict=False)):
-            landed.append(
-                self._landed(seq, seat, tuple(tokens[:count]), i * shape.width, (count - 1, offered))
-            )
+            landed.append(self._landed(seq, seat, (token,), shape.round_rows + i))
+        table = result[:split].reshape(shape.batch, words).tolist()
+        for i, ((seq, seat), row) in enumerate(zip(self.rounds, table, strict=False)):
+            count, depth, nodes, *tokens = row
+            drafts = Drafts(count - 1, depth, nodes)
+            landed.append(self._landed(seq, seat, tuple(tokens[:count]), i * shape.width, drafts))
         return landed
 
     def _landed(
-        self, seq: Sequence, seat: int, tokens: tuple[int, ...], row: int, drafts: tuple[int, int]
+        self, seq: Sequence, seat: int, tokens: tuple[int, ...], row: int, drafts: Drafts = NO_DRAFTS
     ) -> Landed:
         if self.sampling is None:
             return Landed(seq, seat, tokens, (), drafts)

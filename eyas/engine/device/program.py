@@ -78,9 +78,10 @@ class Program:
         self._room = None if logits is None else logits[: shape.sampled]
         self._planned = planned
         self._part = {name: inputs[first : first + count] for name, (first, count) in shape.sections.items()}
-        table = shape.batch * (shape.width + 2)
+        words = round_kernels.FACTS + shape.width
+        table = shape.batch * words
         self.result_words = table + shape.ends
-        self._table = results[:table].view(shape.batch, shape.width + 2)
+        self._table = results[:table].view(shape.batch, words)
         self._ends = results[table : self.result_words]
 
     def blank(self) -> None:

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from eyas.engine.kernels.rounds import (
+    FACTS,
     PLAIN,
     Batch,
     RoundRows,
@@ -127,7 +128,8 @@ def gather_path(batch: Batch, verdicts: Verdicts, features: Tensor, extension: E
         tables.padding_slot,
         tables.pages.shape[1],
         PAGE_SIZE=batch.page_size,
-        NODES=verdicts.result.shape[1] - 2,
+        FACTS=FACTS,
+        NODES=verdicts.width,
         PATH=path.shape[1],
         WIDTH=width,
         BLOCK=FEATURE_BLOCK,
@@ -151,6 +153,7 @@ def _gather_path(
     padding,
     max_pages,
     PAGE_SIZE: tl.constexpr,
+    FACTS: tl.constexpr,
     NODES: tl.constexpr,
     PATH: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -160,7 +163,7 @@ def _gather_path(
     after_previous(PDL)
     row = tl.program_id(0)
     sequence, index = row // PATH, row % PATH
-    result += sequence * (NODES + 2)
+    result += sequence * (FACTS + NODES)
     count = tl.load(result)
     place = tl.minimum(index, count - 1)
     node = tl.load(path + sequence * PATH + place)
@@ -173,7 +176,7 @@ def _gather_path(
         live = slot != padding
         start = tl.load(length + slot) - tl.where(live, count, 0)
         kv_row = physical_rows(pages, slot, start + index, live & (index < count), max_pages, PAGE_SIZE)
-        store_rows(out, row, tl.load(result + 2 + place), start + place, kv_row, True)
+        store_rows(out, row, tl.load(result + FACTS + place), start + place, kv_row, True)
         if index == 0:
             tl.store(out[3] + sequence, start)
             tl.store(last_row + sequence, row + count - 1)

@@ -20,6 +20,8 @@ from eyas.engine.device.tables import Tables
 PLAIN = ("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative", "seed")
 PLAIN += ("rows", "padding", "max_pages", "drafts_stride", "nodes_stride", "step", "level")
 LANES = 128  # rows that a program of one lane a row handles
+FACTS = 3
+"""Words of a round's result before its tokens: how many tokens, how deep its drafts were, how many drafts."""
 NOBODYS_CHOICE = tl.constexpr(-1)  # keeps synthetic draws apart from the noise of sampling
 
 
@@ -57,14 +59,19 @@ class RoundRows:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """`result` int32 [B, W + 2]: tokens emitted (a + 1), drafts offered, the tokens. `path` int32 [B, P].
+    """`result` int32 [B, FACTS + W]: tokens emitted (a + 1), depth and number of the drafts, the tokens.
 
-    `path` has the accepted nodes, root (0) first. Both are filled up with -1. P <= W: a walk ends at depth
-    P - 1, which is meant to be that of the deepest draft.
+    `path` int32 [B, P] has the accepted nodes, root (0) first. Both are filled up with -1. P <= W: a walk
+    ends at depth P - 1, which is meant to be that of the deepest draft.
     """
 
     result: Tensor
     path: Tensor
+
+    @property
+    def width(self) -> int:
+        """W: nodes of a round, its root included."""
+        return self.result.shape[1] - FACTS
 
 
 @triton.jit
@@ -174,7 +181,7 @@ def verdict(batch: Batch, chosen: Tensor, verdicts: Verdicts, rates: Tensor | No
     """
     tables = batch.tables
     result, path = verdicts.result, verdicts.path
-    width = result.shape[1] - 2
+    width = verdicts.width
     lanes = max(width, tables.drafts.shape[1] + 1)
     _verdict[(batch.size,)](
         batch.slots,
@@ -183,12 +190,15 @@ def verdict(batch: Batch, chosen: Tensor, verdicts: Verdicts, rates: Tensor | No
         tables.root,
         tables.drafts,
         tables.parents,
+        tables.depth,
         tables.seed,
         result,
         path,
         rates,
         tables.padding_slot,
         tables.drafts.shape[1],
+        tables.depth.shape[1],
+        FACTS=FACTS,
         WIDTH=width,
         PATH=path.shape[1],
         BLOCK=triton.next_power_of_2(lanes),
@@ -207,12 +217,15 @@ def _verdict(
     root,
     drafts,
     parents,
+    depth,
     seed,
     result,
     path,
     rates,
     padding,
     drafts_stride,
+    nodes_stride,
+    FACTS: tl.constexpr,
     WIDTH: tl.constexpr,
     PATH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -249,14 +262,22 @@ def _verdict(
     tokens = tl.where(node == accepted, token, tokens)
 
     tl.store(path + sequence * PATH + node, nodes, mask=node < PATH)
-    result += sequence * (WIDTH + 2)
-    tl.store(result, accepted + 1)
-    tl.store(result + 1, tl.sum(offered.to(tl.int32)))
-    tl.store(result + 2 + node, tokens, mask=node < WIDTH)
+    result += sequence * (FACTS + WIDTH)
+    deep = tl.load(depth + slot * nodes_stride + node, mask=offered, other=0)
+    _store_facts(result, accepted, offered, deep)
+    tl.store(result + FACTS + node, tokens, mask=node < WIDTH)
     live = slot != padding
     tl.store(length + slot, start + accepted + 1, mask=live)
     tl.store(root + slot, token, mask=live)
     tl.store(drafts + place, tl.full([BLOCK], -1, tl.int32), mask=live & (node > 0) & (node <= drafts_stride))
+
+
+@triton.jit
+def _store_facts(out, accepted, offered, depth):
+    """The first FACTS words of a result."""
+    tl.store(out, accepted + 1)
+    tl.store(out + 1, tl.max(depth))
+    tl.store(out + 2, tl.sum(offered.to(tl.int32)))
 
 
 @triton.jit

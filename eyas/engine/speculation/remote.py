@@ -166,6 +166,6 @@ class RemoteDrafter(Drafter):
             self._outbox[followed.worker].closes.append(DraftClose(seq.uid, followed.generation))
 
     def outgoing(self) -> list[DraftUp]:
-        """Messages to send after this step, one a draft worker."""
+        """Messages to send now, one per draft worker."""
         box, self._outbox = self._outbox, defaultdict(_Outbox)
         return [DraftUp(tuple(o.opens), tuple(o.commits), tuple(o.closes), worker=w) for w, o in box.items()]

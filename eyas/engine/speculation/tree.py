@@ -38,6 +38,11 @@ class DraftTree:
         """True if no node has two children and no path ends early: plain causal attention verifies it."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
+    @property
+    def height(self) -> int:
+        """How many of its drafts can be accepted at most: the depth of the deepest node; 0 without nodes."""
+        return max(self._depths(), default=0)
+
     def path(self, node: int) -> list[int]:
         """The nodes from the root (left out) down to `node` (included)."""
         upwards = []
@@ -74,7 +79,13 @@ class DraftTree:
 
     def truncate_depth(self, depth: int) -> DraftTree:
         """The tree of the nodes at most `depth` below the root."""
-        return self._renumbered([i for i in range(len(self)) if self.depth(i) <= depth], ROOT)
+        return self._renumbered([i for i, below in enumerate(self._depths()) if below <= depth], ROOT)
+
+    def _depths(self) -> list[int]:
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else 1 + depths[parent])
+        return depths
 
     def _renumbered(self, nodes: list[int], root: int) -> DraftTree:
         """The tree of `nodes` (ascending) whose parents all are among them, or `root`."""
