@@ -41,6 +41,7 @@ class Outbox:
             accepted=drafts[0],
             offered=drafts[1],
             timings=generation.timings_once(time.monotonic()),
+            prompt=generation.prompt_once(),
         )
         self._entries.append(entry)
 

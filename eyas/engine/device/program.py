@@ -95,8 +95,10 @@ class Program:
         ):
             self._part[name].fill_(value)
 
-    def forward(self) -> None:
-        """Up to the logits of the rows that give a token: float32 [sampled, vocab]."""
+    def forward(self) -> torch.Tensor:
+        """Up to the logits of the rows that give a token: float32 [sampled, vocab]. Returns all rows, as the
+        model's `logits` takes them.
+        """
         shape, part, machine = self._shape, self._part, self._machine
         count = shape.round_rows
         rounds = None
@@ -114,6 +116,7 @@ class Program:
         if shape.sampled:
             picked = part["picked"] if shape.chunk else None
             self.logits = machine.model.logits(x, picked, self._room)
+        return x
 
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""
