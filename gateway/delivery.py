@@ -76,7 +76,7 @@ class Delivery:
             return
         elif known:
             entry = _without_first(entry, known)
-        if not (entry.tokens or entry.finish or entry.timings or entry.prompt):
+        if not entry.tokens and (entry.finish, entry.timings, entry.prompt) == (None, None, None):
             return
         if len(self._buffer) >= self._limit:
             self._buffer.clear()
