@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # Few ids: random drafts are often right.
 SIZES = {"layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 64, "vocab": 16}
 PROMPT = tuple(i * i % 13 + i % 4 for i in range(33))
-PATIENCE_S = 60
+PATIENCE_S = 90
 DRAFTS = {
     "plain": None,
     "chain": SpeculationConfig(steps=2, topk=1, draft_tokens=3),

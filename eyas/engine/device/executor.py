@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from eyas.engine.device.program import Machine, Program
 from eyas.engine.device.step import StepInput, StepShape
 from eyas.engine.device.tables import Tables
 from eyas.engine.prompt_scores import Asked
-from eyas.engine.sampling.scores import SLICE, Scores, score_slices
+from eyas.engine.sampling.scores import Scores, score_slices
 
 IN_FLIGHT = 3  # steps whose host buffers may be in use at once: one running, one launched, one being written
 CAPTURE = "thread_local"  # other threads may do as they like: NCCL's look at its events all the time
@@ -96,16 +97,15 @@ class Executor:
     @torch.inference_mode()
     def score(self, asked: Asked) -> Scores:
         """Of rows of the step that was begun; valid once the event of its `finish` has passed."""
-        places = _pinned(np.array(asked.places, np.int32), self.machine.device)
-        tokens = _pinned(np.array(asked.tokens, np.int64), self.machine.device)
-        rows, following = (part.to(self.machine.device, non_blocking=True) for part in (places, tokens))
-        return score_slices(rows, following, asked.top, self._slice_logits).to_host()
-
-    def _slice_logits(self, places: torch.Tensor) -> torch.Tensor:
-        """Always of as many rows: a row's logits are then the same wherever its prompt was cut."""
         assert self._rows is not None
-        padded = torch.nn.functional.pad(places, (0, SLICE - len(places)))
-        return self.machine.model.logits(self._rows, padded)[: len(places)]
+        return self._score(self._rows, asked)
+
+    def _score(self, rows: torch.Tensor, asked: Asked) -> Scores:
+        device = self.machine.device
+        places = _pinned(np.array(asked.places, np.int32), device).to(device, non_blocking=True)
+        tokens = _pinned(np.array(asked.tokens, np.int64), device).to(device, non_blocking=True)
+        logits = partial(self.machine.slice_logits, rows)
+        return score_slices(places, tokens, asked.top, logits).to_host()
 
     def copy_page(self, source: int, target: int) -> None:
         """In every pool, after the steps before it and before those after it."""
@@ -152,7 +152,9 @@ class Executor:
         """Run a step in which every row is padding, without a graph. `logits`: see `Program`."""
         program = Program(self.machine, shape, self._inputs, self._results, logits=logits)
         program.blank()
-        program.forward()
+        rows = program.forward()
+        if shape.chunk:
+            self._score(rows, Asked(0, range(1), (0,), 1))
         program.rest(program.choose())
         self.wait()
         return program
