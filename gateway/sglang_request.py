@@ -175,6 +175,7 @@ async def generate_call(
 def _wish(body: GenerateBody) -> Wish:
     asked, start = body.sampling_params, body.logprob_start_len
     top = body.top_logprobs_num if body.return_logprob else None
+    of_prompt = top is not None and start is not None and start >= 0
     given = {name: value for name in _SAME_NAMES if (value := getattr(asked, name)) is not None}
     params = SamplingParams(
         **given,
@@ -182,8 +183,8 @@ def _wish(body: GenerateBody) -> Wish:
         min_tokens=asked.min_new_tokens,
         stop_token_ids=tuple(asked.stop_token_ids or ()),
         logprobs=top,
-        prompt_logprobs=None if start is None or start < 0 else top,
-        prompt_logprobs_start=max(start or 0, 0),
+        prompt_logprobs=top if of_prompt else None,
+        prompt_logprobs_start=start or 0 if of_prompt else 0,
     )
     return Wish(
         params,

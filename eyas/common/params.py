@@ -36,8 +36,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; n: the token's own and the n best
-    prompt_logprobs: int | None = None  # the same of the prompt's tokens,
-    prompt_logprobs_start: int = 0  # those after this position
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    prompt_logprobs_start: int = 0  # only for those after this position
 
     @property
     def reads_history(self) -> bool:

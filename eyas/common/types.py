@@ -65,9 +65,9 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
 
     def joined(self, following: PromptLogprobs, known: int) -> PromptLogprobs:
         """These rows, then `following` without its first `known` rows, which are here already."""
-        own, each = 4 * known, 4 * known * self.top
+        own, each = 4 * known, 4 * known * following.top
         return PromptLogprobs(
-            self.top,
+            following.top,  # no more than there are ids
             self.logprobs + following.logprobs[own:],
             self.best_ids + following.best_ids[each:],
             self.best + following.best[each:],
@@ -125,7 +125,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class FirstToken(msgspec.Struct, frozen=True):
-    """Token 0 of one choice, sampled by the worker that ran the prompt; of one that wants no token, unwanted.
+    """Token 0 of one choice, sampled by the worker that ran the prompt; not to be told if `max_tokens` is 0.
 
     `prompt`: what was asked of the prompt, on the first choice only.
     """

@@ -25,7 +25,7 @@ class Asked:
 
 @dataclass
 class PromptScores:
-    """Of one prompt, until its caller is told: rows `start` .. `stop` - 1, gathered chunk by chunk."""
+    """Of one prompt, until its caller is told: rows from `start` on, gathered chunk by chunk."""
 
     prompt: tuple[int, ...]
     start: int
@@ -41,7 +41,7 @@ class PromptScores:
 
     @property
     def next(self) -> int | None:
-        """The first row that is still to be scored: it and those after it must be computed; None: all are."""
+        """The first row without scores: it and those after it must be computed. None: there is none."""
         row = self.start + len(self.found)
         return row if row < len(self.prompt) - 1 else None
 

@@ -204,7 +204,7 @@ class Requests:
     def _begin(self, generation: Generation, first: FirstToken) -> Sequence:
         """A choice whose token 0 is known; without output if that token finished it."""
         seq = Sequence(self.new_uid(), generation, first.choice, generation.request.prompt_ids, [])
-        if first.prompt is not None:
+        if first.prompt is not None:  # all that was asked
             generation.scores = PromptScores(seq.prompt, len(seq.prompt), first.prompt)
         wanted = generation.request.params.max_tokens
         self.outbox.entry(seq, [first.token][:wanted], [first.logprob][:wanted], first.finish)

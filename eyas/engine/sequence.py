@@ -49,7 +49,7 @@ class Generation:
         return self.request.id
 
     def scored(self, asked: Asked, found: PromptLogprobs) -> None:
-        """Rows that come again when all was told already are made anew for a sequence that lost its place."""
+        """Adds rows. After all was told they change nothing: their sequence lost its place and ran again."""
         if self.scores is not None:
             self.scores.add(asked, found)
 

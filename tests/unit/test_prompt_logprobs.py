@@ -188,6 +188,7 @@ def test_packed_rows_are_joined_once() -> None:
     whole = PromptLogprobs(1)
     for row in rows:
         whole = whole.joined(row, 0)
+    assert PromptLogprobs(20).joined(rows[0], 0) == rows[0]  # asked for more than there are ids
     again = rows[2].joined(rows[3], 0)
     assert whole.joined(again, 2) == whole and len(whole) == 4
     assert [row.top[0][0] for row in whole.rows()] == [0, 1, 2, 3]

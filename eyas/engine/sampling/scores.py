@@ -17,8 +17,8 @@ from eyas.common.types import PromptLogprobs, TokenLogprob
 SLICE = 64
 """Rows whose logits are there at once."""
 
-SLICE_BYTES = 32
-"""That a slice takes for one row and id, at most."""
+SLICE_BYTES = 40
+"""What a slice takes for each row and id, at most."""
 
 
 @dataclass(frozen=True)
