@@ -20,6 +20,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest, Role, WorkerInfo
 
 DEFAULT_MAX_TOKENS = 4096  # a caller who wants a longer answer says so
+MAX_PROMPT_LOGPROBS = 1 << 20  # numbers of one prompt: its own tokens' and the best ids'
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def admit(model: ServedModel, prompt_ids: tuple[int, ...], wish: Wish, timeout_s
         seed=secrets.randbits(64) if wish.seed is None else wish.seed % 2**64,
     )
     params.validate(model.vocab_size)
+    _check_prompt_logprobs(params, len(prompt_ids))
     return GenerationRequest(
         id=secrets.token_hex(12),
         prompt_ids=prompt_ids,
@@ -130,10 +132,27 @@ def _refuse_meaning(wish: Wish) -> None:
             )
 
 
+def _check_prompt_logprobs(params: SamplingParams, prompt: int) -> None:
+    top, start = params.prompt_logprobs, params.prompt_logprobs_start
+    if top is None:
+        return
+    if start >= prompt:
+        raise InvalidRequest(
+            f"prompt_logprobs_start is {start}, but the prompt has {prompt} tokens",
+            param="prompt_logprobs_start",
+        )
+    if (prompt - start) * (1 + top) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"logprobs of {prompt - start} prompt tokens and {top} more ids each are too many: "
+            f"{MAX_PROMPT_LOGPROBS} numbers is the most",
+            param="logprobs",
+        )
+
+
 def _max_tokens(model: ServedModel, prompt: int, wish: Wish) -> int:
     asked = wish.max_tokens
     room = model.context_length - prompt
-    if room < 1:
+    if room < (0 if asked == 0 else 1):
         raise ContextLengthExceeded(
             f"the prompt has {prompt} tokens, but the context length is {model.context_length} "
             "and at least one token must be left for the answer",

@@ -31,6 +31,7 @@ class Delivery:
         self._limit = limit * max(1, len(choices))  # a step is one entry a choice
         self._buffer: deque[Entry] = deque()
         self._reader: asyncio.Future[None] | None = None  # what `next` waits for
+        self._prompt_told = False
         self._ended = False
         self._error: EyasError | None = None
 
@@ -57,12 +58,15 @@ class Delivery:
         return tuple(Choice(i, tuple(ids)) for i, ids in self._outputs.items() if i in self._open)
 
     def push(self, entry: Entry) -> None:
-        """Take what is new in `entry`: known indices and closed choices are dropped, timings never.
+        """Take what is new in `entry`: known indices and closed choices are dropped, timings never. What was
+        asked of the prompt is new once.
 
         A skipped index, or a consumer that lags too far behind, ends the delivery with an error.
         """
         if self._ended or entry.choice not in self._outputs:
             return
+        if entry.prompt is not None and self._prompt_told:
+            entry = msgspec.structs.replace(entry, prompt=None)
         output = self._outputs[entry.choice]
         known = len(output) - entry.index
         if entry.choice not in self._open:
@@ -72,13 +76,14 @@ class Delivery:
             return
         elif known:
             entry = _without_first(entry, known)
-        if not entry.tokens and entry.finish is None and entry.timings is None:
+        if not entry.tokens and (entry.finish, entry.timings, entry.prompt) == (None, None, None):
             return
         if len(self._buffer) >= self._limit:
             self._buffer.clear()
             self.end(Cancelled(f"the client reads too slowly: {self._steps} steps were waiting for it"))
             return
         output.extend(entry.tokens)
+        self._prompt_told |= entry.prompt is not None
         if entry.finish is not None:
             self._open.discard(entry.choice)
         self._buffer.append(entry)
@@ -122,5 +127,5 @@ def _without_first(entry: Entry, known: int) -> Entry:
 
 
 def _without_news(entry: Entry) -> Entry:
-    """What is left of an entry whose tokens are known or not wanted: its timings."""
+    """What is left of an entry whose tokens are known or not wanted: its timings and the prompt's numbers."""
     return msgspec.structs.replace(entry, tokens=(), logprobs=(), finish=None, accepted=0, offered=0)

@@ -170,7 +170,7 @@ class Generation:
             case PrefillStarted():
                 self._attach()
             case PrefillDone(choices, timings):
-                self._first_tokens = choices
+                self._first_tokens = tuple(msgspec.structs.replace(first, prompt=None) for first in choices)
                 named = msgspec.structs.replace(timings, worker=leg.worker, role=Role.PREFILL)
                 self._deliver_first(choices, named)
             case Ended(error) if leg.handles is None:
@@ -259,6 +259,7 @@ class Generation:
             self._nudge()
 
     def _deliver_first(self, choices: tuple[FirstToken, ...], timings: Timings) -> None:
+        wanted = self._request.params.max_tokens
         for position, first in enumerate(choices):
             self._ended_elsewhere |= first.finish is not None
             self._delivery.push(
@@ -267,10 +268,11 @@ class Generation:
                     attempt=self._attempt,
                     choice=first.choice,
                     index=0,
-                    tokens=(first.token,),
-                    logprobs=() if first.logprob is None else (first.logprob,),
+                    tokens=(first.token,)[:wanted],
+                    logprobs=() if first.logprob is None else (first.logprob,)[:wanted],
                     finish=first.finish,
                     timings=timings if position == 0 else None,
+                    prompt=first.prompt,
                 )
             )
 

@@ -6,8 +6,11 @@ bytes beside a replacement character, the text shape spells them out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from eyas.common.types import TokenLogprob
 from gateway.detokenize import TokenBytes
 from gateway.text import Delta
 
@@ -33,10 +36,16 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class TextLogprobs(msgspec.Struct, frozen=True):
+    """One item a token in each list; the first token of a prompt has no log-probabilities."""
+
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+    def __add__(self, following: TextLogprobs) -> TextLogprobs:
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(following), strict=True)
+        return TextLogprobs(*(ours + theirs for ours, theirs in pairs))
 
 
 def chat_logprobs(delta: Delta, table: TokenBytes) -> ChatLogprobs | None:
@@ -51,18 +60,22 @@ def chat_logprobs(delta: Delta, table: TokenBytes) -> ChatLogprobs | None:
     return ChatLogprobs(content)
 
 
-def text_logprobs(delta: Delta, table: TokenBytes) -> TextLogprobs | None:
-    """Four lists with one item a token; None without tokens. Of ids that look alike the best is listed."""
-    if not delta.tokens:
-        return None
+def text_logprobs(
+    tokens: Sequence[int],
+    scored: Sequence[TokenLogprob | None],
+    offsets: Sequence[int],
+    table: TokenBytes,
+) -> TextLogprobs:
+    """Of ids that look alike the best is listed."""
     best = [
-        {_spelled(table, id): max(p, _FLOOR) for id, p in reversed(scored.top)} for scored in delta.logprobs
+        None if one is None else {_spelled(table, id): max(p, _FLOOR) for id, p in reversed(one.top)}
+        for one in scored
     ]
     return TextLogprobs(
-        tokens=[_spelled(table, token) for token in delta.tokens],
-        token_logprobs=[max(scored.logprob, _FLOOR) for scored in delta.logprobs],
+        tokens=[_spelled(table, token) for token in tokens],
+        token_logprobs=[None if one is None else max(one.logprob, _FLOOR) for one in scored],
         top_logprobs=best,
-        text_offset=list(delta.offsets),
+        text_offset=list(offsets),
     )
 
 

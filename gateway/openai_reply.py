@@ -14,7 +14,7 @@ import msgspec
 from eyas.common.errors import EyasError
 from gateway.answer import Answer
 from gateway.detokenize import TokenBytes
-from gateway.openai_logprobs import chat_logprobs, text_logprobs
+from gateway.openai_logprobs import TextLogprobs, chat_logprobs, text_logprobs
 from gateway.openai_request import Call
 from gateway.text import Delta, Usage
 from gateway.timings import TimingsObject, timings_object
@@ -201,35 +201,60 @@ class TextFormat:
     def __init__(self, call: Call, table: TokenBytes, answer: Answer) -> None:
         self._call = call
         self._table = table
-        self._wants_logprobs = call.logprobs
+        self._answer = answer
         self._frame = Frame(call, answer, "text_completion", "text_completion")
+        self._to_echo = set(range(call.choices)) if call.echoes else set()
 
     def opening(self) -> bytes:
-        echoes = (self._echo(i) for i in range(self._call.choices))
-        return b"".join(self._frame.event(TextChoice(i, echo)) for i, echo in enumerate(echoes) if echo)
+        """The prompts; those whose log-probabilities are asked for wait until these are known."""
+        if self._call.logprobs:
+            return b""
+        return b"".join(map(self._echo_event, sorted(self._to_echo)))
 
     def event(self, delta: Delta) -> bytes:
+        echo = self._echo_event(delta.choice) if delta.choice in self._to_echo else b""
         logprobs = self._logprobs(delta)
         if not delta.text and delta.finish is None and logprobs is None:
-            return b""
-        return self._frame.event(TextChoice(delta.choice, delta.text, logprobs, delta.finish))
+            return echo
+        return echo + self._frame.event(TextChoice(delta.choice, delta.text, logprobs, delta.finish))
 
     def closing(self) -> bytes:
         return self._frame.closing()
 
     def whole(self, choices: Sequence[Delta]) -> bytes:
-        return self._frame.whole(
-            [
-                TextChoice(i, self._echo(i) + d.text, self._logprobs(d), d.finish)
-                for i, d in enumerate(choices)
-            ]
-        )
+        return self._frame.whole([self._choice(i, delta) for i, delta in enumerate(choices)])
 
-    def _echo(self, choice: int) -> str:
-        return self._call.echoes[choice // self._call.n] if self._call.echoes else ""
+    def _choice(self, choice: int, delta: Delta) -> TextChoice:
+        """All of a choice, the prompt included if it is to be echoed."""
+        text, logprobs = delta.text, self._logprobs(delta)
+        if choice in self._to_echo:
+            echo, scored = self._echo(choice)
+            text = echo + text
+            logprobs = scored if logprobs is None or scored is None else scored + logprobs
+        return TextChoice(choice, text, logprobs, delta.finish)
 
-    def _logprobs(self, delta: Delta) -> Any:
-        return text_logprobs(delta, self._table) if self._wants_logprobs else None
+    def _echo_event(self, choice: int) -> bytes:
+        self._to_echo.remove(choice)
+        echo, logprobs = self._echo(choice)
+        return self._frame.event(TextChoice(choice, echo, logprobs)) if echo or logprobs else b""
+
+    def _echo(self, choice: int) -> tuple[str, TextLogprobs | None]:
+        """What a choice begins with: its prompt, and log-probabilities if they are asked for."""
+        prompt = choice // self._call.n
+        echo, scored = self._call.echoes[prompt], self._answer.courses[prompt].prompt
+        if scored is None:
+            return echo.text, None
+        ids = self._call.requests[prompt].prompt_ids
+        return echo.text, text_logprobs(ids, [None, *scored.rows()], echo.offsets, self._table)
+
+    def _logprobs(self, delta: Delta) -> TextLogprobs | None:
+        if not self._call.logprobs or not delta.tokens:
+            return None
+        offsets: Sequence[int] = delta.offsets
+        if self._call.echoes:
+            before = len(self._call.echoes[delta.choice // self._call.n].text)
+            offsets = [before + offset for offset in offsets]
+        return text_logprobs(delta.tokens, delta.logprobs, offsets, self._table)
 
 
 def error_body(error: EyasError) -> bytes:

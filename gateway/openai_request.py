@@ -6,9 +6,12 @@ It knows what OpenAI's fields mean and their defaults. It refuses to know socket
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from eyas.common.config import GatewayConfig
 from eyas.common.types import GenerationRequest
@@ -26,11 +29,19 @@ _SAMPLING = (
 
 
 @dataclass(frozen=True)
+class Echo:
+    """A prompt's text; and where its tokens' texts begin in it, in characters, if that is asked for."""
+
+    text: str
+    offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Call:
     """One HTTP request, ready to run: one generation a prompt, each with `n` choices.
 
-    Choice c of prompt p is choice p * n + c of the answer. `echoes` holds the prompts' texts where the
-    answer must begin with them.
+    Choice c of prompt p is choice p * n + c of the answer. `echoes` holds the prompts where the answer must
+    begin with them.
     """
 
     id: str
@@ -43,7 +54,7 @@ class Call:
     include_usage: bool
     timings: bool
     began: float  # monotonic seconds
-    echoes: tuple[str, ...] = ()
+    echoes: tuple[Echo, ...] = ()
 
     @property
     def choices(self) -> int:
@@ -72,15 +83,24 @@ async def text_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
     """Raises EyasError for what the model cannot do."""
     check_model(config, body.model)
     wish = _wish(model, body, body.max_tokens, body.logprobs)
-    wish = dataclasses.replace(wish, default_max_tokens=COMPLETION_MAX_TOKENS)
+    params = msgspec.structs.replace(wish.params, prompt_logprobs=body.logprobs if body.echo else None)
+    wish = dataclasses.replace(wish, params=params, default_max_tokens=COMPLETION_MAX_TOKENS)
     requests, echoes = [], []
     for prompt in body.prompt:
         ids = await tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)
         requests.append(admit(model, ids, wish, timeout_s(config, body.timeout)))
         if body.echo:
-            echoes.append(prompt if isinstance(prompt, str) else tokenizer.decode(ids))
+            text = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
+            echoes.append(Echo(text, () if body.logprobs is None else _offsets(tokenizer, ids)))
     rules = TextRules(tuple(body.stop or ()), continues_prompt=True)
     return _call("cmpl-", model, body, rules, requests, echoes)
+
+
+def _offsets(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
+    """Where each token's text begins, in characters."""
+    detokenizer = tokenizer.detokenizer()
+    lengths = [len(detokenizer.feed((id,))) for id in ids]
+    return tuple(itertools.accumulate(lengths[:-1], initial=0))
 
 
 def timeout_s(config: GatewayConfig, asked: float | None) -> float:
@@ -100,7 +120,7 @@ def _call(
     body: GenerationBody,
     rules: TextRules,
     requests: Sequence[GenerationRequest],
-    echoes: Sequence[str] = (),
+    echoes: Sequence[Echo] = (),
 ) -> Call:
     return Call(
         id=prefix + requests[0].id,

@@ -128,7 +128,7 @@ class GenerationBody(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=0)
     min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -161,7 +161,7 @@ class ChatBody(GenerationBody):
     endpoint = "chat"
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
@@ -181,8 +181,6 @@ class TextBody(GenerationBody):
 
     @model_validator(mode="after")
     def _what_goes_together(self) -> Self:
-        if self.echo and self.logprobs is not None:
-            refuse("echo", "is not supported together with logprobs")
         if self.timings and len(self.prompt) > 1:
             refuse("timings", "is only told of a single prompt")
         return self

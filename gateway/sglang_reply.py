@@ -26,7 +26,7 @@ from gateway.timings import timings_object
 _encode = msgspec.json.Encoder().encode
 _FLOOR = -9999.0  # JSON has no minus infinity
 
-Scored = tuple[float, int, str | None]  # log-probability, token id, its text if asked for
+Scored = tuple[float | None, int, str | None]  # log-probability, token id, its text if asked for
 
 
 class _Array:
@@ -49,6 +49,7 @@ class _SoFar:
     def __init__(self, prompt_tokens: int) -> None:
         self.text = ""
         self.ids, self.scored, self.tops = _Array(), _Array(), _Array()
+        self.inputs: dict[str, Any] = {}  # what is told of the prompt, the same in every event
         self.usage = Usage(prompt_tokens)
 
     def add(self, delta: Delta) -> None:
@@ -128,16 +129,27 @@ class SglangFormat:
         tops = [[self._scored(id, value) for id, value in logprob.top] for _, logprob in scored]
         so_far.scored.extend([self._scored(token, logprob.logprob) for token, logprob in scored])
         so_far.tops.extend([top or None for top in tops])
-        return {
-            "input_token_logprobs": [],
+        so_far.inputs = so_far.inputs or self._inputs(delta.choice // self._call.n)
+        return so_far.inputs | {
             "output_token_logprobs": so_far.scored.json(),
-            "input_top_logprobs": [],
             "output_top_logprobs": so_far.tops.json(),
         }
 
-    def _scored(self, token: int, logprob: float) -> Scored:
+    def _inputs(self, prompt: int) -> dict[str, Any]:
+        """Of the prompt's tokens that were asked for, of which the first has no log-probabilities."""
+        request, found = self._call.requests[prompt], self._answer.courses[prompt].prompt
+        own, tops = _Array(), _Array()
+        if found is not None:
+            first, *others = request.prompt_ids[request.params.prompt_logprobs_start :]
+            rows = found.rows()
+            own.extend([self._scored(first, None)])
+            own.extend([self._scored(id, row.logprob) for id, row in zip(others, rows, strict=True)])
+            tops.extend([None, *([self._scored(*best) for best in row.top] or None for row in rows)])
+        return {"input_token_logprobs": own.json(), "input_top_logprobs": tops.json()}
+
+    def _scored(self, token: int, logprob: float | None) -> Scored:
         text = self._table.label(token)[0] if self._shape.token_texts else None
-        return max(logprob, _FLOOR), token, text
+        return None if logprob is None else max(logprob, _FLOOR), token, text
 
 
 def _finish_reason(delta: Delta, usage: Usage) -> dict[str, str | int | None] | None:

@@ -28,6 +28,7 @@ DEFAULT_MAX_NEW_TOKENS = 128
 _OUR_NAMES = {
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
+    "prompt_logprobs_start": "logprob_start_len",
     "logprobs": "return_logprob",
 }
 _SAME_NAMES = (
@@ -59,7 +60,7 @@ def _rids(value: Any) -> Any:
 class SamplingBody(Body):
     """SGLang's `sampling_params`."""
 
-    max_new_tokens: int | None = Field(None, ge=1)
+    max_new_tokens: int | None = Field(None, ge=0)
     min_new_tokens: int = Field(0, ge=0)
     temperature: float | None = None
     top_p: float | None = None
@@ -107,7 +108,7 @@ class GenerateBody(Body):
     return_logprob: bool = False
     top_logprobs_num: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
     return_text_in_logprobs: bool = False
-    logprob_start_len: Literal[-1] | None = None  # the prompt's own logprobs are not computed
+    logprob_start_len: int | None = Field(None, ge=-1)  # -1: nothing of the prompt
     return_hidden_states: Literal[False] | None = None
     return_routed_experts: Literal[False] | None = None
     background: Literal[False] | None = None
@@ -173,7 +174,9 @@ async def generate_call(
 
 
 def _wish(model: ServedModel, body: GenerateBody) -> Wish:
-    asked = body.sampling_params
+    asked, start = body.sampling_params, body.logprob_start_len
+    top = body.top_logprobs_num if body.return_logprob else None
+    of_prompt = top is not None and start is not None and start >= 0
     given = {name: value for name in _SAME_NAMES if (value := getattr(asked, name)) is not None}
     if asked.top_k is not None:
         given["top_k"] = max(0, asked.top_k)
@@ -181,7 +184,9 @@ def _wish(model: ServedModel, body: GenerateBody) -> Wish:
         **given,
         min_tokens=asked.min_new_tokens,
         stop_token_ids=tuple(asked.stop_token_ids or ()),
-        logprobs=body.top_logprobs_num if body.return_logprob else None,
+        logprobs=top,
+        prompt_logprobs=top if of_prompt else None,
+        prompt_logprobs_start=start or 0 if of_prompt else 0,
     )
     return Wish(
         params,

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from eyas.common.errors import EyasError
-from eyas.common.types import Entry, Finish, GenerationRequest, Timings, TokenLogprob
+from eyas.common.types import Entry, Finish, GenerationRequest, PromptLogprobs, Timings, TokenLogprob
 from gateway.backend import GenerationStream
 from gateway.stop import StopMatcher
 from gateway.tokenizer import Tokenizer
@@ -81,16 +81,20 @@ class Course(msgspec.Struct):
     """What happened to one request: every worker's own timings, and when its tokens came.
 
     `first` and `second` are monotonic seconds, 0 until they have come: token 0 of some choice, and the first
-    tokens after it, which is when decode has begun.
+    tokens after it, which is when decode has begun. `prompt`: what was asked of the prompt, known before any
+    delta is.
     """
 
     legs: list[Timings] = []
     first: float = 0.0
     second: float = 0.0
+    prompt: PromptLogprobs | None = None
 
     def saw(self, entry: Entry) -> None:
         if entry.timings is not None:
             self.legs.append(entry.timings)
+        if entry.prompt is not None:
+            self.prompt = entry.prompt
         if entry.tokens and not self.second:
             now = time.monotonic()
             self.first = self.first or now

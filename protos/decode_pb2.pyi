@@ -132,7 +132,7 @@ class Step(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("id", "attempt", "choice", "index", "tokens", "logprobs", "finish", "accepted", "offered", "timings")
+    __slots__ = ("id", "attempt", "choice", "index", "tokens", "logprobs", "finish", "accepted", "offered", "timings", "prompt")
     ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,7 @@ class Entry(_message.Message):
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     OFFERED_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     id: str
     attempt: int
     choice: int
@@ -153,4 +154,5 @@ class Entry(_message.Message):
     accepted: int
     offered: int
     timings: _common_pb2.Timings
-    def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., finish: _Optional[_Union[_common_pb2.Finish, str]] = ..., accepted: _Optional[int] = ..., offered: _Optional[int] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ...) -> None: ...
+    prompt: _common_pb2.PromptLogprobs
+    def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., finish: _Optional[_Union[_common_pb2.Finish, str]] = ..., accepted: _Optional[int] = ..., offered: _Optional[int] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., prompt: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from eyas.common.errors import EyasError, InvalidRequest, from_code
 from eyas.common.params import SamplingParams
 from eyas.common.types import (
@@ -19,6 +21,7 @@ from eyas.common.types import (
     GenerationRequest,
     Group,
     KvHandle,
+    PromptLogprobs,
     Role,
     Shard,
     Timings,
@@ -56,6 +59,8 @@ def params_to_pb(params: SamplingParams) -> common_pb2.SamplingParams:
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        prompt_logprobs_start=params.prompt_logprobs_start,
     )
 
 
@@ -75,6 +80,8 @@ def params_from_pb(pb: common_pb2.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(pb.stop_token_ids),
         ignore_eos=pb.ignore_eos,
         logprobs=pb.logprobs if pb.HasField("logprobs") else None,
+        prompt_logprobs=pb.prompt_logprobs if pb.HasField("prompt_logprobs") else None,
+        prompt_logprobs_start=pb.prompt_logprobs_start,
     )
 
 
@@ -110,6 +117,18 @@ def logprob_to_pb(logprob: TokenLogprob) -> common_pb2.TokenLogprob:
 
 def logprob_from_pb(pb: common_pb2.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(pb.logprob, tuple((t.token, t.logprob) for t in pb.top))
+
+
+def prompt_to_pb(prompt: PromptLogprobs) -> common_pb2.PromptLogprobs:
+    return common_pb2.PromptLogprobs(**msgspec.structs.asdict(prompt))
+
+
+def prompt_from_pb(pb: common_pb2.PromptLogprobs) -> PromptLogprobs:
+    """Raises InvalidRequest if its parts do not fit together."""
+    rows = len(pb.logprobs)
+    if rows % 4 or pb.top < 0 or not len(pb.best_ids) == len(pb.best) == rows * pb.top:
+        raise InvalidRequest("prompt has log-probabilities of different numbers of tokens", param="prompt")
+    return PromptLogprobs(pb.top, pb.logprobs, pb.best_ids, pb.best)
 
 
 def finish_to_pb(finish: Finish | None) -> common_pb2.Finish:
@@ -168,6 +187,8 @@ def step_to_pb(entries: Iterable[Entry], rename: Callable[[str], str] = str) -> 
             pb.accepted, pb.offered = entry.accepted, entry.offered
         if entry.timings is not None:
             pb.timings.CopyFrom(timings_to_pb(entry.timings))
+        if entry.prompt is not None:
+            pb.prompt.CopyFrom(prompt_to_pb(entry.prompt))
     return step
 
 
@@ -188,6 +209,7 @@ def _entry_from_pb(pb: decode_pb2.Entry) -> Entry:
         pb.accepted,
         pb.offered,
         timings_from_pb(pb.timings) if pb.HasField("timings") else None,
+        prompt_from_pb(pb.prompt) if pb.HasField("prompt") else None,
     )
 
 
@@ -197,6 +219,7 @@ def first_token_to_pb(first: FirstToken) -> common_pb2.FirstToken:
         token=first.token,
         logprob=logprob_to_pb(first.logprob) if first.logprob is not None else None,
         finish=finish_to_pb(first.finish),
+        prompt=None if first.prompt is None else prompt_to_pb(first.prompt),
     )
 
 
@@ -206,6 +229,7 @@ def first_token_from_pb(pb: common_pb2.FirstToken) -> FirstToken:
         token=pb.token,
         logprob=logprob_from_pb(pb.logprob) if pb.HasField("logprob") else None,
         finish=finish_from_pb(pb.finish),
+        prompt=prompt_from_pb(pb.prompt) if pb.HasField("prompt") else None,
     )
 
 

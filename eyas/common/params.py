@@ -22,7 +22,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     `seed` fixes the whole output; temperature 0 is plain argmax.
     """
 
-    max_tokens: int = 256
+    max_tokens: int = 256  # 0: only what is asked of the prompt
     min_tokens: int = 0
     temperature: float = 1.0
     top_k: int = 0  # 0: all
@@ -36,6 +36,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; n: the token's own and the n best
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    prompt_logprobs_start: int = 0  # only for those after this position
 
     @property
     def reads_history(self) -> bool:
@@ -46,7 +48,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     def validate(self, vocab_size: int) -> None:
         """Raises InvalidRequest naming the first field whose value makes no sense."""
         rules = [
-            ("max_tokens", self.max_tokens >= 1, "must be at least 1"),
+            ("max_tokens", self.max_tokens >= 0, "must be at least 0"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "must be between 0 and max_tokens"),
             ("temperature", 0.0 <= self.temperature <= 2.0, "must be between 0 and 2"),
             ("top_k", self.top_k >= 0, "must be 0 (all) or more"),
@@ -56,11 +58,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
             ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "must be between -2 and 2"),
             ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "must be between -2 and 2"),
             ("seed", 0 <= self.seed < 2**64, "must fit in 64 bits"),
-            (
-                "logprobs",
-                self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
-                f"must be between 0 and {MAX_TOP_LOGPROBS}",
-            ),
+            ("logprobs", _is_top(self.logprobs), f"must be between 0 and {MAX_TOP_LOGPROBS}"),
+            ("prompt_logprobs", _is_top(self.prompt_logprobs), f"must be between 0 and {MAX_TOP_LOGPROBS}"),
+            ("prompt_logprobs_start", self.prompt_logprobs_start >= 0, "must be at least 0"),
             (
                 "logit_bias",
                 len(self.logit_bias) <= MAX_BIASED_TOKENS,
@@ -85,3 +85,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+def _is_top(count: int | None) -> bool:
+    return count is None or 0 <= count <= MAX_TOP_LOGPROBS

@@ -7,6 +7,7 @@ Plain values (msgspec structs), cheap to send between processes. They know neith
 from __future__ import annotations
 
 import enum
+import struct
 
 import msgspec
 
@@ -47,6 +48,41 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True):
+    """Raw-model log-probabilities of consecutive prompt tokens, each given all before it.
+
+    `logprobs`: float32 [N]; `best_ids` int32 and `best` float32 [N, top]: the most probable ids in each
+    place, best first. All little-endian and packed: prompts are long, and only a front looks inside.
+    """
+
+    top: int = 0
+    logprobs: bytes = b""
+    best_ids: bytes = b""
+    best: bytes = b""
+
+    def __len__(self) -> int:
+        return len(self.logprobs) // 4
+
+    def joined(self, following: PromptLogprobs, known: int) -> PromptLogprobs:
+        """These rows, then `following` without its first `known` rows, which are here already."""
+        own, each = 4 * known, 4 * known * following.top
+        return PromptLogprobs(
+            following.top,  # no more than there are ids
+            self.logprobs + following.logprobs[own:],
+            self.best_ids + following.best_ids[each:],
+            self.best + following.best[each:],
+        )
+
+    def rows(self) -> list[TokenLogprob]:
+        """Unpacked, one a token."""
+        rows, top = len(self), self.top
+        ids = struct.unpack(f"<{rows * top}i", self.best_ids)
+        values = struct.unpack(f"<{rows * top}f", self.best)
+        best = list(zip(ids, values, strict=True))
+        own = struct.unpack(f"<{rows}f", self.logprobs)
+        return [TokenLogprob(p, tuple(best[i * top : (i + 1) * top])) for i, p in enumerate(own)]
+
+
 class Finish(enum.StrEnum):
     STOP = "stop"  # end-of-turn or a stop token
     LENGTH = "length"
@@ -72,7 +108,8 @@ class Entry(msgspec.Struct, frozen=True):
     """Tokens that one engine step gave one choice. `index` is the output index of tokens[0].
 
     Drafts `offered` tokens deep were verified by the step, and `accepted` of them kept (both 0 for a plain
-    row): a chain's drafts, or those on the longest branch of a tree.
+    row): a chain's drafts, or those on the longest branch of a tree. `prompt`: what was asked of the prompt,
+    on the first entry of the request.
     """
 
     id: str
@@ -85,15 +122,20 @@ class Entry(msgspec.Struct, frozen=True):
     accepted: int = 0
     offered: int = 0
     timings: Timings | None = None
+    prompt: PromptLogprobs | None = None
 
 
 class FirstToken(msgspec.Struct, frozen=True):
-    """Token 0 of one choice, sampled by the worker that ran the prompt."""
+    """Token 0 of one choice, sampled by the worker that ran the prompt; not to be told if `max_tokens` is 0.
+
+    `prompt`: what was asked of the prompt, on the first choice only.
+    """
 
     choice: int
     token: int
     logprob: TokenLogprob | None = None
     finish: Finish | None = None
+    prompt: PromptLogprobs | None = None
 
 
 class Group(enum.StrEnum):

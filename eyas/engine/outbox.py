@@ -43,6 +43,7 @@ class Outbox:
             accepted=drafts.accepted,
             offered=drafts.offered,
             timings=generation.timings_once(time.monotonic()),
+            prompt=generation.prompt_once(),
         )
         self._entries.append(entry)
         self.nodes_verified += drafts.nodes

@@ -27,6 +27,7 @@ from eyas.common.types import Choice, FirstToken, GenerationRequest, Group, KvHa
 from eyas.engine.leases import Leases
 from eyas.engine.messages import Admitted, Attach, Cancel, Lost, Prefill, Submit
 from eyas.engine.outbox import Outbox
+from eyas.engine.prompt_scores import PromptScores
 from eyas.engine.pulls import Arrival, Pulls
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Generation, Kind, Sequence
@@ -203,7 +204,10 @@ class Requests:
     def _begin(self, generation: Generation, first: FirstToken) -> Sequence:
         """A choice whose token 0 is known; without output if that token finished it."""
         seq = Sequence(self.new_uid(), generation, first.choice, generation.request.prompt_ids, [])
-        self.outbox.entry(seq, [first.token], [first.logprob], first.finish)
+        if first.prompt is not None:  # all that was asked
+            generation.scores = PromptScores(seq.prompt, len(seq.prompt), first.prompt)
+        wanted = generation.request.params.max_tokens
+        self.outbox.entry(seq, [first.token][:wanted], [first.logprob][:wanted], first.finish)
         if first.finish is None:
             seq.output.append(first.token)
         return seq
@@ -294,7 +298,7 @@ class Requests:
             raise InvalidRequest(
                 f"prompt has a token id outside 0 .. {limits.vocab_size - 1}", param="prompt"
             )
-        self._check_choices(request.choices, params.max_tokens if kind is Kind.LOCAL else 1)
+        self._check_choices(request.choices, max(params.max_tokens, 1) if kind is Kind.LOCAL else 1)
         if not 0.0 < request.timeout_s < math.inf:
             raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
         params.validate(limits.vocab_size)
@@ -330,6 +334,7 @@ class Requests:
         fresh = [c.index for c in choices if not c.output_ids]
         begun = [c for c in choices if c.output_ids]
         if fresh:
+            generation.scores = None if begun else PromptScores.of(generation.request)
             leader = Sequence(self.new_uid(), generation, fresh[0], prompt, [], forks=tuple(fresh[1:]))
             generation.sequences.append(leader)
         for choice in begun:

@@ -56,6 +56,8 @@ class Rounds:
         """Apply one step. Rows move and pages are copied before anyone may read or free them."""
         pending = _Pending()
         for out in outputs:
+            if out.scores is not None:
+                out.work.seq.generation.scored(*out.scores)
             if not out.work.sample:
                 self._chunk(out, pending)
             elif out.work.seq.generation.kind is Kind.PREFILL:
@@ -189,7 +191,7 @@ class Rounds:
         sampled = zip((seq.choice, *seq.forks), out.chosen, out.logprobs, strict=True)
         for choice, token, logprob in sampled:
             _, why = finish(generation.request.params, self.eos_ids, 0, [token])
-            first.append(FirstToken(choice, token, logprob, why))
+            first.append(FirstToken(choice, token, logprob, why, generation.prompt_once()))
         feature = b"" if out.features is None else out.features[-1].float().cpu().numpy().tobytes()
         self.leases.finished(generation, tuple(first), feature)
         timings = generation.timings_once(time.monotonic()) or Timings()

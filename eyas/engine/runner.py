@@ -7,17 +7,19 @@ mean is decided by the engine.
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from eyas.common.types import TokenLogprob
+from eyas.common.types import PromptLogprobs, TokenLogprob
 from eyas.engine.attention.base import AttentionBackend, Span
 from eyas.engine.forward import build_batch
 from eyas.engine.kv_pool import KvPool
 from eyas.engine.models.eagle3 import Eagle3Capture
 from eyas.engine.models.llama import Llama
+from eyas.engine.prompt_scores import Asked
 from eyas.engine.sampling.sampler import Row, Sampled, sample
+from eyas.engine.sampling.scores import score_slices
 from eyas.engine.sequence import Work
 from eyas.engine.stopping import banned_ids
 
@@ -35,6 +37,7 @@ class Output:
     chosen: list[int]
     logprobs: list[TokenLogprob | None]
     features: torch.Tensor | None
+    scores: tuple[Asked, PromptLogprobs] | None = None
 
 
 class Runner:
@@ -70,7 +73,21 @@ class Runner:
             picked += _picked(work, first, len(mine))
             first += len(work.tokens)
         sampled = sample(self.model.logits(hidden[picked]), rows) if rows else Sampled([], [])
-        return _outputs(works, counts, sampled, features)
+        outputs = _outputs(works, counts, sampled, features)
+        return self._scored(outputs, hidden)
+
+    def _scored(self, outputs: list[Output], hidden: torch.Tensor) -> list[Output]:
+        """With the log-probabilities of the prompts' rows that somebody asked for."""
+        first = 0
+        for i, out in enumerate(outputs):
+            asked = out.work.asked(first)
+            first += len(out.work.tokens)
+            if asked is not None:
+                rows = torch.tensor(asked.places, device=hidden.device)
+                tokens = torch.tensor(asked.tokens, device=hidden.device)
+                found = score_slices(rows, tokens, asked.top, lambda some: self.model.logits(hidden[some]))
+                outputs[i] = replace(out, scores=(asked, found.packed()))
+        return outputs
 
     def _rows(self, work: Work) -> list[Row]:
         """The sampling context of every row of `work` that gives a token."""

@@ -107,9 +107,14 @@ class Scheduler:
 
     # --- pages ---------------------------------------------------------------------------------------
 
-    def allocate(self, tokens: SequenceOf[int], rows: int) -> tuple[list[int], int] | None:
-        """Pages for `rows` rows of `tokens`: (pages, how many of them came from the cache); None: no room."""
-        cached = self.cache.match(tokens)
+    def allocate(
+        self, tokens: SequenceOf[int], rows: int, computed: int | None = None
+    ) -> tuple[list[int], int] | None:
+        """Pages for `rows` rows of `tokens`: (pages, how many of them came from the cache); None: no room.
+
+        No page with row `computed`, or one after it, comes from the cache.
+        """
+        cached = self.cache.match(tokens if computed is None else tokens[: computed + 1])
         fresh = pages_for(rows, self.limits.page_size) - len(cached)
         if self._starved or not self._make_room(fresh):
             self.pool.drop(cached)
@@ -156,7 +161,7 @@ class Scheduler:
         # `running` may have lost this sequence to a preemption earlier in the same step
         if seq.missing > 1 or not seq.pages:
             return False
-        if len(seq.output) + seq.in_flight >= seq.generation.request.params.max_tokens:
+        if seq.in_flight and len(seq.output) + seq.in_flight >= seq.generation.request.params.max_tokens:
             return False  # what is in flight ends it
         return seq.generation.kind is Kind.PREFILL or self._reserve(seq)
 
@@ -178,7 +183,8 @@ class Scheduler:
         if seq.in_flight or self.pull_since() < seq.generation.arrived:
             return False
         ahead = 0 if seq.generation.kind is Kind.PREFILL else self.limits.rows_ahead
-        found = self.allocate(seq.all_tokens(), len(seq) + ahead)
+        scores = seq.generation.scores
+        found = self.allocate(seq.all_tokens(), len(seq) + ahead, None if scores is None else scores.next)
         if found is None:
             return False
         seq.pages, cached = found

@@ -10,7 +10,8 @@ import enum
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from eyas.common.types import GenerationRequest, KvHandle, Timings
+from eyas.common.types import GenerationRequest, KvHandle, PromptLogprobs, Timings
+from eyas.engine.prompt_scores import Asked, PromptScores
 from eyas.engine.speculation.tree import DraftTree
 from eyas.engine.speculation.window import FeatureWindow
 
@@ -41,10 +42,21 @@ class Generation:
     offer_draft: bool = False  # PREFILL: offer draft KV as well
     draft_handle: KvHandle | None = None  # ATTACH: where a drafter finds its KV
     draft_claimed: bool = False  # a drafter was given that handle, and answers for it
+    scores: PromptScores | None = None  # what is asked of the prompt, until it is told
 
     @property
     def id(self) -> str:
         return self.request.id
+
+    def scored(self, asked: Asked, found: PromptLogprobs) -> None:
+        """Adds rows. After all was told they change nothing: their sequence lost its place and ran again."""
+        if self.scores is not None:
+            self.scores.add(asked, found)
+
+    def prompt_once(self) -> PromptLogprobs | None:
+        """What was asked of the prompt; None when nothing was, or when already told."""
+        scores, self.scores = self.scores, None
+        return None if scores is None else scores.found
 
     def timings_once(self, now: float) -> Timings | None:
         """Where the time went up to the first token; None when already told."""
@@ -124,3 +136,8 @@ class Work:
     tree: DraftTree | None
     sample: bool
     round: bool = False
+
+    def asked(self, first: int = 0) -> Asked | None:
+        """Which of its rows are to be scored, if they stand in the forward from place `first` on."""
+        scores = self.seq.generation.scores
+        return None if scores is None else scores.asked(self.start, range(first, first + len(self.tokens)))

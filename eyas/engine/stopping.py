@@ -25,13 +25,11 @@ def finish(
     The token that ends the output is kept; whatever follows it is dropped. `output_len` is counted before
     tokens[0].
     """
-    ending = _ending_ids(params, eos_ids)
-    for count, token in enumerate(tokens, start=1):
+    ending, room = _ending_ids(params, eos_ids), params.max_tokens - output_len
+    for count, token in enumerate(tokens[:room], start=1):
         if token in ending and output_len + count > params.min_tokens:
             return tuple(tokens[:count]), Finish.STOP
-        if output_len + count >= params.max_tokens:
-            return tuple(tokens[:count]), Finish.LENGTH
-    return tuple(tokens), None
+    return tuple(tokens[:room]), Finish.LENGTH if len(tokens) >= room else None
 
 
 def _ending_ids(params: SamplingParams, eos_ids: Collection[int]) -> tuple[int, ...]:

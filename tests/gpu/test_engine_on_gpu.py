@@ -63,17 +63,22 @@ def test_logprobs_against_transformers(tmp_path: Path, shape: str, backend: str)
     """The best ids' log-probabilities on random models: the error of bf16 over the logits' deviation."""
     folder = write_tiny_llama(tmp_path / "model", **SHAPES[shape])
     prompt = torch.randint(256, (300,), generator=torch.Generator().manual_seed(0)).tolist()
-    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=20)
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=20, prompt_logprobs=20)
     config = on_gpu(backend, model=str(folder), draft=None)
     (result,) = _run(config, [GenerationRequest("r", tuple(prompt), params)])
-    logits = Reference(str(folder)).logits(prompt, result.tokens[0])
-    scored = [logprob for entry in result.entries for logprob in entry.logprobs]
-    ids = torch.tensor([[id for id, _ in one.top] for one in scored])
-    ours = torch.tensor([[value for _, value in one.top] for one in scored])
-    wanted = logits.log_softmax(-1).gather(-1, ids)
-    error = float((ours - wanted).square().mean().sqrt() / logits.std(-1).mean())
-    print(f"\n{backend}, {shape}: relative error of bf16 log-probabilities: {error:.4f}")
-    assert ids.shape == (24, 20) and error < 0.03
+    reference, told = Reference(str(folder)), result.entries[0].prompt
+    assert told is not None
+    answer = [logprob for entry in result.entries for logprob in entry.logprobs]
+    for text, scored, logits in (
+        ("the answer", answer, reference.logits(prompt, result.tokens[0])),
+        ("the prompt", told.rows(), reference.logits(prompt[:1], prompt[1:])),
+    ):
+        ids = torch.tensor([[id for id, _ in one.top] for one in scored])
+        ours = torch.tensor([[value for _, value in one.top] for one in scored])
+        wanted = logits.log_softmax(-1).gather(-1, ids)
+        error = float((ours - wanted).square().mean().sqrt() / logits.std(-1).mean())
+        print(f"\n{backend}, {shape}: relative error of bf16 log-probabilities of {text}: {error:.4f}")
+        assert ids.shape == (len(logits), 20) and error < 0.03
 
 
 @pytest.mark.parametrize(

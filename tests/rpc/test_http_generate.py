@@ -176,7 +176,8 @@ BAD = [
     ("rid", {"text": ["a", "b"], "rid": "one"}),
     ("colour", {"text": "x", "colour": "red"}),
     ("return_hidden_states", {"text": "x", "return_hidden_states": True}),
-    ("logprob_start_len", {"text": "x", "logprob_start_len": 0}),
+    ("logprob_start_len", {"text": "x", "logprob_start_len": -2}),
+    ("logprob_start_len", {"text": "x", "return_logprob": True, "logprob_start_len": 9}),
     ("sampling_params.regex", {"text": "x", "sampling_params": {"regex": "a+"}}),
     ("sampling_params.seed", {"text": "x", "sampling_params": {"seed": 1, "sampling_seed": 2}}),
     ("max_new_tokens", {"text": "x", "sampling_params": {"max_new_tokens": 4000}}),
@@ -202,7 +203,7 @@ async def test_what_is_switched_off_asks_for_nothing(client: httpx.AsyncClient) 
     off = {
         "lora_path": None,
         "return_logprob": False,
-        "logprob_start_len": -1,
+        "logprob_start_len": 2**40,
         "return_routed_experts": False,
     }
     assert (await client.post("/generate", json={"text": "x"} | off)).status_code == 200

@@ -142,7 +142,7 @@ def test_the_files_values_are_checked(tmp_path: Path) -> None:
     file = tmp_path / "generation_config.json"
     file.write_text('{"top_k": -1, "temperature": 1, "top_p": null, "num_beams": 4}')
     assert sampling_defaults(tmp_path) == {"top_k": 0, "temperature": 1}
-    for said in ('{"temperature": -1}', '{"top_k": 1.5}', '{"top_p": true}', '{"max_new_tokens": 0}'):
+    for said in ('{"temperature": -1}', '{"top_k": 1.5}', '{"top_p": true}', '{"max_new_tokens": -1}'):
         file.write_text(said)
         field = said.partition('":')[0].removeprefix('{"')
         with pytest.raises(ConfigError, match=rf"generation_config\.json.*{field}"):

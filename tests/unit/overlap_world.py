@@ -7,11 +7,12 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import msgspec
+import torch
 from engine_rig import PAGE, Rig
 from paper_device import VOCAB, PaperDevice, Pool, logits_after
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, Entry, Finish, GenerationRequest
+from eyas.common.types import Choice, Entry, Finish, GenerationRequest, PromptLogprobs
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.flight import Flight
 from eyas.engine.device.hostsample import HostSampler
@@ -22,6 +23,7 @@ from eyas.engine.messages import Cancel, Step
 from eyas.engine.overlap import OverlappedPace
 from eyas.engine.rounds import Rounds
 from eyas.engine.sampling.sampler import Row, sample
+from eyas.engine.sampling.scores import score
 from eyas.engine.scheduler import Limits
 from eyas.engine.sequence import Sequence, Work
 from eyas.engine.stopping import banned_ids, finish
@@ -30,6 +32,10 @@ EOS = (23,)
 TILE = 3
 LONGEST = 40  # rows of a request
 HISTORY = ({"logprobs": 2}, {"frequency_penalty": 0.7}, {"min_tokens": 4, "max_tokens": 9})
+SCORING = (
+    {"prompt_logprobs": 2},
+    {"prompt_logprobs": 0, "prompt_logprobs_start": 5, "max_tokens": 0, "min_tokens": 0},
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,7 @@ class Story:
     request: GenerationRequest
     tokens: dict[int, list[int]]
     finishes: dict[int, Finish] = field(default_factory=dict)
+    prompt: PromptLogprobs | None = None
     cancelled: set[int] = field(default_factory=set)
 
     @property
@@ -153,7 +160,11 @@ class World:
         story = self.stories[entry.id]
         have = story.tokens[entry.choice]
         assert entry.index == len(have) and entry.choice not in story.finishes
-        assert entry.tokens and 0 <= entry.accepted <= entry.offered
+        assert bool(entry.tokens) == bool(story.request.params.max_tokens)
+        assert 0 <= entry.accepted <= entry.offered
+        if entry.prompt is not None:
+            assert story.prompt is None and not any(story.tokens.values()), "told late, or twice"
+            story.prompt = entry.prompt
         have += entry.tokens
         if story.request.params.logprobs is not None:
             assert len(entry.logprobs) == len(entry.tokens)
@@ -168,6 +179,12 @@ class World:
                 if choice.index in story.cancelled and choice.index not in story.finishes:
                     expected, why = expected[: len(found)], None
                 assert (found, story.finishes.get(choice.index)) == (expected, why), story.request
+            if (
+                story.prompt is not None
+                or story.finishes
+                and not any(c.output_ids for c in story.request.choices)
+            ):
+                assert story.prompt == plain_scores(story.request), story.request
         assert not self.rig.requests.table and not self.rig.scheduler.running
         assert self.rig.held() == 0, "pages are left"
         assert all(seq.in_flight == 0 for seq in self.seen.values())
@@ -181,10 +198,22 @@ def plain_rule(request: GenerationRequest, choice: Choice) -> tuple[list[int], F
         banned = banned_ids(params, EOS, len(output))
         row = Row(params, choice.index, len(ids), request.prompt_ids, tuple(output), (), banned)
         (token,) = sample(logits_after(ids)[None], [row]).tokens
-        _, why = finish(params, EOS, len(output), [token])
-        output.append(token)
+        kept, why = finish(params, EOS, len(output), [token])
+        output += kept
         if why is not None:
             return output, why
+
+
+def plain_scores(request: GenerationRequest) -> PromptLogprobs | None:
+    """Row after row, from all ids before."""
+    params, ids = request.params, request.prompt_ids
+    if params.prompt_logprobs is None:
+        return None
+    found = PromptLogprobs(params.prompt_logprobs)
+    for row in range(params.prompt_logprobs_start, len(ids) - 1):
+        one = score(logits_after(ids[: row + 1])[None], torch.tensor([ids[row + 1]]), found.top)
+        found = found.joined(one.packed(), 0)
+    return found
 
 
 def some_requests(
@@ -199,6 +228,8 @@ def some_requests(
         params = _params(pick)
         if pick.random() < host:
             params = msgspec.structs.replace(params, **pick.choice(HISTORY))
+        if pick.random() < 0.3:
+            params = msgspec.structs.replace(params, **pick.choice(SCORING))
         begun = tuple(pick.choices(range(4, VOCAB - 1), k=2)) if params.max_tokens > 3 else ()
         choices = (Choice(pick.randint(0, 3), begun if pick.random() < 0.1 else ()),)
         if pick.random() < many:

@@ -19,7 +19,9 @@ import torch
 from eyas.common.params import SamplingParams
 from eyas.engine.device.step import StepInput
 from eyas.engine.device.tables import Tables
+from eyas.engine.prompt_scores import Asked
 from eyas.engine.sampling.sampler import Row, sample
+from eyas.engine.sampling.scores import Scores, score
 
 VOCAB = 24
 
@@ -82,6 +84,18 @@ class PaperDevice:
 
     def logits(self, places: SequenceOf[int]) -> torch.Tensor:
         return torch.stack([logits_after(self._contexts[place][1]) for place in places])
+
+    def score(self, asked: Asked) -> Scores:
+        """Of chunk rows: what the pool holds up to each of them decides."""
+        slots = [0] * self._shape.chunk
+        for slot, first, _, count in self._part["tiles"].reshape(-1, 4).tolist():
+            slots[first : first + count] = [slot] * count
+        contexts = [
+            self._read(slots[place - self._shape.round_rows], int(self._part["positions"][place]) + 1)
+            for place in asked.places
+        ]
+        logits = torch.stack([logits_after(ids) for ids in contexts])
+        return score(logits, torch.tensor(asked.tokens), asked.top)
 
     def drafts(self, slots: SequenceOf[int]) -> list[tuple[list[int], list[int]]]:
         tables = self.tables

@@ -19,6 +19,7 @@ from eyas.common.types import (
     GenerationRequest,
     Group,
     KvHandle,
+    PromptLogprobs,
     Role,
     Shard,
     Timings,
@@ -43,6 +44,8 @@ params = st.builds(
     stop_token_ids=tokens,
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs_start=token,
 )
 request = st.builds(
     GenerationRequest,
@@ -54,6 +57,11 @@ request = st.builds(
     speculative=st.booleans(),
 )
 timings = st.builds(Timings, single, single, single, st.integers(0, 2**62), st.text(max_size=4), token)
+prompt = st.builds(
+    lambda rows, top: PromptLogprobs(top, b"own." * rows, b"ids." * rows * top, b"best" * rows * top),
+    st.integers(0, 3),
+    st.integers(0, 2),
+)
 entry = st.builds(
     Entry,
     id=st.text(max_size=8),
@@ -66,8 +74,9 @@ entry = st.builds(
     accepted=token,
     offered=token,
     timings=st.none() | timings,
+    prompt=st.none() | prompt,
 )
-first_token = st.builds(FirstToken, token, token, st.none() | logprob, finish)
+first_token = st.builds(FirstToken, token, token, st.none() | logprob, finish, st.none() | prompt)
 handle = st.builds(
     KvHandle,
     worker=st.text(max_size=8),
@@ -125,3 +134,5 @@ def test_unknown_values_are_refused_by_name() -> None:
         convert.first_token_from_pb(common_pb2.FirstToken(finish=9))
     with pytest.raises(InvalidRequest, match="'paint'"):
         convert.info_from_pb(worker_pb2.InfoReply(roles=["decode", "paint"]))
+    with pytest.raises(InvalidRequest, match="prompt"):
+        convert.prompt_from_pb(common_pb2.PromptLogprobs(top=1, logprobs=b"1234"))

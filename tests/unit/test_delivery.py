@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.common.errors import Cancelled, EyasError, Unavailable
-from eyas.common.types import Choice, Entry, Finish, Timings, TokenLogprob
+from eyas.common.types import Choice, Entry, Finish, PromptLogprobs, Timings, TokenLogprob
 from gateway.delivery import Delivery
 
 
@@ -48,6 +48,18 @@ def test_overlaps_are_trimmed(pieces: list[tuple[int, int]]) -> None:
         assert all(e.tokens[0] == e.index for e in entries if e.tokens)
 
     asyncio.run(run())
+
+
+async def test_what_was_asked_of_the_prompt_comes_once() -> None:
+    """Prefill says it with token 0, and decode repeats both; a cancelled choice may bring it."""
+    delivery = Delivery([Choice(0), Choice(1)])
+    delivery.close(1)
+    told = msgspec.structs.replace(entry(0, 5, choice=1), prompt=PromptLogprobs(1))
+    delivery.push(told)
+    delivery.push(msgspec.structs.replace(told, choice=0, tokens=(5, 6), finish=Finish.STOP))
+    first, second = await drain(delivery)
+    assert (first.prompt, first.tokens) == (PromptLogprobs(1), ())
+    assert (second.prompt, second.tokens) == (None, (5, 6))
 
 
 async def test_a_resumed_choice_goes_on_from_its_ids() -> None:

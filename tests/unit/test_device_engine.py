@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # Few ids: random drafts are often right.
 SIZES = {"layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 64, "vocab": 16}
 PROMPT = tuple(i * i % 13 + i % 4 for i in range(33))
-PATIENCE_S = 60
+PATIENCE_S = 90
 DRAFTS = {
     "plain": None,
     "chain": SpeculationConfig(steps=2, topk=1, draft_tokens=3),
@@ -73,8 +73,8 @@ def tokens(results: list[Result]) -> list[dict[int, list[int]]]:
 
 
 def requests() -> list[GenerationRequest]:
-    """A prompt of two chunks, one with a nucleus, and two choices whose history counts."""
-    greedy = SamplingParams(temperature=0.0, max_tokens=7, ignore_eos=True)
+    """A scored prompt of two chunks, one with a nucleus, and two choices whose history counts."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=7, prompt_logprobs=2, ignore_eos=True)
     seeded = SamplingParams(temperature=0.9, top_p=0.9, seed=2**63 + 7, max_tokens=6, ignore_eos=True)
     history = SamplingParams(
         temperature=0.8, seed=3, max_tokens=4, repetition_penalty=1.3, logprobs=2, ignore_eos=True
@@ -97,6 +97,8 @@ def test_tokens_are_the_plain_engines(config: EngineConfig, drafts: SpeculationC
     accepted = [entry for result in found[:2] for entry in result.entries if entry.accepted]
     assert bool(accepted) == (drafts is not None)
     assert logprobs(found[2]) == pytest.approx(logprobs(expected[2]), abs=1e-4)
+    (ours, ids), (theirs, same_ids) = (prompt_logprobs(results[0]) for results in (found, expected))
+    assert ours == pytest.approx(theirs, abs=1e-4) and ids == same_ids and len(ids) == 2 * 21
 
 
 def rounds(result: Result) -> list[tuple[int, ...]]:
@@ -109,6 +111,14 @@ def logprobs(result: Result) -> list[float]:
     told = [logprob for entry in entries for logprob in entry.logprobs]
     assert len(told) == sum(map(len, result.tokens.values()))
     return [number for one in told for number in (one.logprob, *(value for _, value in one.top))]
+
+
+def prompt_logprobs(result: Result) -> tuple[list[float], list[int]]:
+    """Of every token of the prompt and of the best at its place; and which those are."""
+    (told,) = [entry.prompt for entry in result.entries if entry.prompt is not None]
+    rows = told.rows()
+    numbers = [number for row in rows for number in (row.logprob, *(value for _, value in row.top))]
+    return numbers, [id for row in rows for id, _ in row.top]
 
 
 def test_preemption_changes_no_token(config: EngineConfig) -> None:

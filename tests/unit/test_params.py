@@ -19,7 +19,7 @@ def test_the_defaults_are_valid() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("max_tokens", 1),
+        ("max_tokens", 0),
         ("min_tokens", 256),
         ("temperature", 2.0),
         ("top_p", 1.0),
@@ -31,6 +31,8 @@ def test_the_defaults_are_valid() -> None:
         ("seed", 2**64 - 1),
         ("stop_token_ids", (0, VOCAB - 1)),
         ("logprobs", 20),
+        ("prompt_logprobs", 20),
+        ("prompt_logprobs_start", 0),
     ],
 )
 def test_the_edge_is_allowed(field: str, value: Any) -> None:
@@ -40,7 +42,7 @@ def test_the_edge_is_allowed(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("min_tokens", 257),
         ("min_tokens", -1),
         ("temperature", -0.1),
@@ -61,6 +63,8 @@ def test_the_edge_is_allowed(field: str, value: Any) -> None:
         ("stop_token_ids", (VOCAB,)),
         ("stop_token_ids", tuple([0] * 65)),
         ("logprobs", 21),
+        ("prompt_logprobs", 21),
+        ("prompt_logprobs_start", -1),
     ],
 )
 def test_past_the_edge_is_refused_by_name(field: str, value: Any) -> None:

@@ -28,6 +28,7 @@ from eyas.engine.device.step import StepInput, StepShape
 from eyas.engine.loaded import Loaded
 from eyas.engine.parallel.group import Group
 from eyas.engine.parallel.ranks import Call, Channel, Seat, follow
+from eyas.engine.prompt_scores import Asked
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -82,6 +83,11 @@ def _logprobs(result: Result) -> torch.Tensor:
     return torch.tensor([[value for _, value in one.top] for entry in entries for one in entry.logprobs])
 
 
+def _prompt_logprobs(result: Result) -> torch.Tensor:
+    (told,) = [entry.prompt for entry in result.entries if entry.prompt is not None]
+    return torch.tensor([[row.logprob, *(value for _, value in row.top)] for row in told.rows()])
+
+
 def _dummy_with_biases(folder: Path) -> dict[str, Any]:
     """A model of the wide path, whatever the rows; its biases are ones."""
     write_tiny_llama(folder, layers=2)
@@ -98,7 +104,7 @@ def test_two_ranks_give_what_one_gives(tmp_path: Path, path: str, followers_inte
     if path == "wide":
         model = _dummy_with_biases(tmp_path / "biased")
     requests = [
-        _request("host", 3, logprobs=5, logit_bias={11: 100.0}),
+        _request("host", 3, logprobs=5, logit_bias={11: 100.0}, prompt_logprobs=5),
         _request("forks", 3, choices=2, logprobs=5, temperature=1.0, seed=3),
         _request("device", 6, temperature=1.0, seed=4),
     ]
@@ -107,6 +113,9 @@ def test_two_ranks_give_what_one_gives(tmp_path: Path, path: str, followers_inte
     assert len(ours[1].tokens) == 2 and ours[1].tokens[0] != ours[1].tokens[1]
     for mine, theirs in zip(ours[:2], wanted[:2], strict=True):
         torch.testing.assert_close(_logprobs(mine), _logprobs(theirs), atol=1e-4, rtol=0)
+    mine, theirs = (_prompt_logprobs(results[0]) for results in (ours, wanted))
+    assert len(mine) == len(PROMPT) - 1
+    torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
 
 
 @pytest.mark.slow
@@ -143,9 +152,15 @@ def test_a_step_arrives_as_it_was_sent(chunks: int) -> None:
     data = numbers.integers(-(2**31), 2**31, shape.sections["all"][1]).astype(np.int32)
     pokes = numbers.integers(-9, 9, (2, 7 * chunks)).astype(np.int32)
     spans = [Span(list(range(i, 3 * i + 1)), 16 * i, 48) for i in range(chunks)]
-    found = calls.step_of(calls.begin(StepInput(shape, data, pokes, spans=spans)))
-    assert (found.shape, found.spans) == (shape, spans)
+    step = StepInput(shape, data, pokes, spans=spans, scored=chunks == 3)
+    found = calls.step_of(calls.begin(step))
+    assert (found.shape, found.spans, found.scored) == (shape, spans, step.scored)
     assert np.array_equal(found.data, data) and np.array_equal(found.pokes, pokes)
+
+
+def test_rows_to_be_scored_arrive() -> None:
+    asked = Asked(7, range(40, 43), (2**31 - 1, 0, 5), 20)
+    assert calls.asked_of(calls.score(asked)) == asked
 
 
 def test_tokens_arrive_or_do_not() -> None:

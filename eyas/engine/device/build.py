@@ -34,6 +34,7 @@ from eyas.engine.models.fused import Fabric, FusedLlama
 from eyas.engine.models.fused_eagle3 import FusedEagle3
 from eyas.engine.parallel.group import Group as Ranks
 from eyas.engine.parallel.ranks import Seat
+from eyas.engine.sampling.scores import SLICE, SLICE_BYTES
 from eyas.engine.speculation.device import DeviceDrafter
 from eyas.engine.startup import Phases, Start
 from kv_transfer.layout import pages_for
@@ -163,9 +164,14 @@ def _pages(loaded: Loaded, groups: list[Group]) -> int:
         page_size=config.page_size,
         context_length=loaded.target.context_length,
         rows_ahead=rounds_ahead(loaded) * loaded.round_rows,
-        reserve=RESERVE_BYTES + 4 * loaded.target.vocab_size * largest(loaded, buckets_of(loaded)).sampled,
+        reserve=RESERVE_BYTES + loaded.target.vocab_size * _logit_bytes(loaded),
     )
     return pool_pages(DeviceMemory.measure(config.device), config.mem_fraction_static, demand)
+
+
+def _logit_bytes(loaded: Loaded) -> int:
+    """For one id: of a step's rows that give a token, and of those of prompts that are scored at a time."""
+    return 4 * largest(loaded, buckets_of(loaded)).sampled + SLICE_BYTES * SLICE
 
 
 def rounds_ahead(loaded: Loaded) -> int:

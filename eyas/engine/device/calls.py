@@ -13,25 +13,40 @@ import numpy as np
 from eyas.engine.attention.base import Span
 from eyas.engine.device.step import StepInput, StepShape
 from eyas.engine.parallel.ranks import Call
+from eyas.engine.prompt_scores import Asked
 
 BEGIN = "begin"
+SCORE = "score"
 FINISH = "finish"
 COPY_PAGE = "copy_page"
 
 
 def begin(step: StepInput) -> Call:
-    """The numbers: the step's shape, then how many words of `data` are its array, its pokes, its spans."""
+    """The numbers: the step's shape; how many words of `data` are its array, its pokes, its spans; and
+    whether it is scored.
+    """
     parts = (step.data, step.pokes.reshape(-1), _flat(step.spans))
-    numbers = (*dataclasses.astuple(step.shape), *(len(part) for part in parts))
+    numbers = (*dataclasses.astuple(step.shape), *(len(part) for part in parts), int(step.scored))
     return Call(BEGIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
 
 
 def step_of(call: Call) -> StepInput:
     """What `begin` was made of; for the rank that was told."""
-    *sizes, words, pokes, _ = call.numbers
+    *sizes, words, pokes, _, scored = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)  # writable: torch takes no other
     data, poked, spans = np.split(array, [words, words + pokes])
-    return StepInput(StepShape(*sizes), data, poked.reshape(2, -1), spans=_spans(spans.tolist()))
+    spans_of = _spans(spans.tolist())
+    return StepInput(StepShape(*sizes), data, poked.reshape(2, -1), spans=spans_of, scored=bool(scored))
+
+
+def score(asked: Asked) -> Call:
+    return Call(SCORE, (asked.row, asked.places.start, asked.top), np.array(asked.tokens, np.int32).tobytes())
+
+
+def asked_of(call: Call) -> Asked:
+    row, first, top = call.numbers
+    tokens = np.frombuffer(call.data, np.int32).tolist()
+    return Asked(row, range(first, first + len(tokens)), tuple(tokens), top)
 
 
 def finish(tokens: np.ndarray | None) -> Call:

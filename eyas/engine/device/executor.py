@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,8 @@ from rich.progress import track
 from eyas.engine.device.program import Machine, Program
 from eyas.engine.device.step import StepInput, StepShape
 from eyas.engine.device.tables import Tables
+from eyas.engine.prompt_scores import Asked
+from eyas.engine.sampling.scores import Scores, score_slices
 
 IN_FLIGHT = 3  # steps whose host buffers may be in use at once: one running, one launched, one being written
 CAPTURE = "thread_local"  # other threads may do as they like: NCCL's look at its events all the time
@@ -44,6 +47,7 @@ class Executor:
         self.machine = machine
         self._captured: dict[StepShape, Captured] = {}
         self._program: Program | None = None
+        self._rows: torch.Tensor | None = None  # of the step that was begun, if they are to be scored
         self._inputs = torch.zeros(WORDS, dtype=torch.int32, device=machine.device)
         self._results = torch.zeros(WORDS, dtype=torch.int32, device=machine.device)
         self._outgoing = [_host(WORDS, machine.device) for _ in range(IN_FLIGHT)]
@@ -61,11 +65,14 @@ class Executor:
         """Everything up to the logits."""
         self._turn = (self._turn + 1) % IN_FLIGHT
         self._send(step)
-        captured = self._captured.get(step.shape)
+        self._rows = None
+        captured = self._graphs(step)
         if captured is None:
             planned = self.machine.prompts is not None and self.machine.prompts.plan(step.spans)
             self._program = Program(self.machine, step.shape, self._inputs, self._results, planned)
-            self._program.forward()
+            rows = self._program.forward()
+            if step.scored:
+                self._rows = rows
         else:
             self._program = captured.program
             captured.forward.replay()
@@ -74,7 +81,7 @@ class Executor:
     def finish(self, step: StepInput, tokens: np.ndarray | None = None) -> tuple[torch.Tensor, Event | None]:
         """The rest. `tokens`: what the host chose. Returns the result's copy on the host, and its event."""
         assert self._program is not None
-        captured = self._captured.get(step.shape)
+        captured = self._graphs(step)
         if tokens is not None:
             self._program.rest(torch.from_numpy(tokens).to(self.machine.device))
         elif captured is None:
@@ -82,6 +89,23 @@ class Executor:
         else:
             captured.rest.replay()
         return self._fetch(self._program.result_words)
+
+    def _graphs(self, step: StepInput) -> Captured | None:
+        """None for a shape that has none, and where rows are needed that a graph keeps to itself."""
+        return None if step.scored else self._captured.get(step.shape)
+
+    @torch.inference_mode()
+    def score(self, asked: Asked) -> Scores:
+        """Of rows of the step that was begun; valid once the event of its `finish` has passed."""
+        assert self._rows is not None
+        return self._score(self._rows, asked)
+
+    def _score(self, rows: torch.Tensor, asked: Asked) -> Scores:
+        device = self.machine.device
+        places = _pinned(np.array(asked.places, np.int32), device).to(device, non_blocking=True)
+        tokens = _pinned(np.array(asked.tokens, np.int64), device).to(device, non_blocking=True)
+        logits = partial(self.machine.slice_logits, rows)
+        return score_slices(places, tokens, asked.top, logits).to_host()
 
     def copy_page(self, source: int, target: int) -> None:
         """In every pool, after the steps before it and before those after it."""
@@ -128,7 +152,9 @@ class Executor:
         """Run a step in which every row is padding, without a graph. `logits`: see `Program`."""
         program = Program(self.machine, shape, self._inputs, self._results, logits=logits)
         program.blank()
-        program.forward()
+        rows = program.forward()
+        if shape.chunk:
+            self._score(rows, Asked(0, range(1), (0,), 1))
         program.rest(program.choose())
         self.wait()
         return program
@@ -161,7 +187,7 @@ class Executor:
 
     def close(self) -> None:
         """Gives up the graphs."""
-        self._program = None
+        self._program = self._rows = None
         self._captured.clear()
 
 

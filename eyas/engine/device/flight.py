@@ -12,7 +12,9 @@ from eyas.common.types import TokenLogprob
 from eyas.engine.device.executor import Event
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.rounds import FACTS
-from eyas.engine.sequence import Sequence, Work
+from eyas.engine.prompt_scores import Asked
+from eyas.engine.sampling.scores import Scores
+from eyas.engine.sequence import Generation, Sequence, Work
 from eyas.engine.verify import NO_DRAFTS, Drafts
 
 
@@ -46,6 +48,15 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """Prompt rows that `generation` asked for; `scores` are valid once the step has landed."""
+
+    generation: Generation
+    asked: Asked
+    scores: Scores
+
+
+@dataclass(frozen=True)
 class Flight:
     """`result`: int32 on the host, valid once `event` (None on a CPU) has passed."""
 
@@ -56,14 +67,18 @@ class Flight:
     result: torch.Tensor
     event: Event | None
     sampling: Sampling | None = None
+    scored: SequenceOf[Scored] = ()
 
     def land(self) -> list[Landed]:
         """Waits for the device. The result: `kernels.rounds.Verdicts.result`, then the ends' tokens.
 
         The ends come first here: those who wait for a first token hear of it before the others of theirs.
+        What was asked of prompts is added to what is known of them.
         """
         if self.event is not None:
             self.event.synchronize()
+        for one in self.scored:
+            one.generation.scored(one.asked, one.scores.packed())
         result, shape = self.result.numpy(), self.shape
         words = FACTS + shape.width
         split = shape.batch * words

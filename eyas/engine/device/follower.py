@@ -38,6 +38,7 @@ class Follower:
         self._step: StepInput | None = None
         self.calls = {
             calls.BEGIN: self._begin,
+            calls.SCORE: self._score,
             calls.FINISH: self._finish,
             calls.COPY_PAGE: self._copy_page,
         }
@@ -45,6 +46,9 @@ class Follower:
     def _begin(self, call: Call) -> None:
         self._step = calls.step_of(call)
         self._executor.begin(self._step)
+
+    def _score(self, call: Call) -> None:
+        self._executor.score(calls.asked_of(call))
 
     def _finish(self, call: Call) -> None:
         assert self._step is not None

@@ -22,6 +22,8 @@ from eyas.engine.device.step import StepInput
 from eyas.engine.loaded import Loaded
 from eyas.engine.parallel.group import Group
 from eyas.engine.parallel.ranks import Call, Channel, Followers, Seat
+from eyas.engine.prompt_scores import Asked
+from eyas.engine.sampling.scores import Scores
 
 START_S = 120.0  # a follower's process may take so long to be there
 LOAD_S = 900.0  # the slowest rank may load its weights so much longer than the fastest
@@ -90,6 +92,10 @@ class LedExecutor(Executor):
     def begin(self, step: StepInput) -> None:
         self._lead.tell(calls.begin(step))
         super().begin(step)
+
+    def score(self, asked: Asked) -> Scores:
+        self._lead.tell(calls.score(asked))
+        return super().score(asked)
 
     def finish(self, step: StepInput, tokens: np.ndarray | None = None) -> tuple[torch.Tensor, Event | None]:
         self._lead.tell(calls.finish(tokens))

@@ -18,6 +18,7 @@ from eyas.engine.kernels import paths, sample
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv_pool import KvPool
 from eyas.engine.models.fused import FusedLlama
+from eyas.engine.sampling.scores import SLICE
 from eyas.engine.speculation.device import CertainChunk, DeviceDrafter
 
 
@@ -55,6 +56,14 @@ class Machine:
     @property
     def device(self) -> str:
         return self.pool.shape.device
+
+    def slice_logits(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Float32 [n, vocab] of up to SLICE of a forward's rows, which `places` int32 [n] names.
+
+        The product has the same height for any n: a row's logits do not depend on where its prompt was cut.
+        """
+        padded = torch.nn.functional.pad(places, (0, SLICE - places.shape[0]))
+        return self.model.logits(rows, padded)[: places.shape[0]]
 
 
 class Program:
@@ -96,8 +105,10 @@ class Program:
         ):
             self._part[name].fill_(value)
 
-    def forward(self) -> None:
-        """Up to the logits of the rows that give a token: float32 [sampled, vocab]."""
+    def forward(self) -> torch.Tensor:
+        """Up to the logits of the rows that give a token: float32 [sampled, vocab]. Returns all rows, as the
+        model's `logits` takes them.
+        """
         shape, part, machine = self._shape, self._part, self._machine
         count = shape.round_rows
         rounds = None
@@ -115,6 +126,7 @@ class Program:
         if shape.sampled:
             picked = part["picked"] if shape.chunk else None
             self.logits = machine.model.logits(x, picked, self._room)
+        return x
 
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""

@@ -37,7 +37,9 @@ def launches(config: EngineConfig) -> None:
     inputs, results = (torch.empty(WORDS, dtype=torch.int32, device="meta") for _ in range(2))
     for shape in dict.fromkeys(_shapes(loaded)):
         program = Program(machine, shape, inputs, results)
-        program.forward()
+        rows = program.forward()
+        if shape.chunk:
+            machine.slice_logits(rows, torch.empty(1, dtype=torch.int32, device="meta"))
         program.rest(program.choose())
 
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from eyas.engine.attention.base import Span
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
-from eyas.engine.device.flight import Flight
+from eyas.engine.device.flight import Flight, Scored
 from eyas.engine.device.hostsample import HostSampler
 from eyas.engine.device.step import Layout, StepInput, pack, tiles_for
 from eyas.engine.device.tables import Pokes
-from eyas.engine.sequence import Sequence, Work
+from eyas.engine.prompt_scores import Asked
+from eyas.engine.sequence import Generation, Sequence, Work
 
 
 @dataclass
@@ -48,11 +49,13 @@ class DeviceRunner:
         for work in works:
             self._tell(work, pokes)
         data, spans = pack(rounds, chunks, shape, self._layout), self._spans(chunks)
-        step = StepInput(shape, data, pokes.array(), by_host, spans)
+        asked = _asked(chunks, shape.round_rows)
+        step = StepInput(shape, data, pokes.array(), by_host, spans, scored=bool(asked))
         self._executor.begin(step)
+        scores = [Scored(generation, one, self._executor.score(one)) for generation, one in asked]
         sampling = self._host.sample(shape, rounds, ends) if by_host else None
         result, event = self._executor.finish(step, None if sampling is None else sampling.tokens)
-        return Flight(shape, works, _seats(rounds), _seats(ends), result, event, sampling)
+        return Flight(shape, works, _seats(rounds), _seats(ends), result, event, sampling, scores)
 
     def _spans(self, chunks: SequenceOf[Work]) -> SequenceOf[Span]:
         if self._executor.machine.prompts is None:
@@ -86,6 +89,17 @@ class DeviceRunner:
         if told.pages < len(seq.pages):
             pokes.put("pages", seq.slot, seq.pages[told.pages :], start=told.pages)
             told.pages = len(seq.pages)
+
+
+def _asked(chunks: SequenceOf[Work], first: int) -> list[tuple[Generation, Asked]]:
+    """Rows of prompts to be scored; the chunks' rows stand in the step from `first` on."""
+    found = []
+    for work in chunks:
+        asked = work.asked(first)
+        first += len(work.tokens)
+        if asked is not None:
+            found.append((work.seq.generation, asked))
+    return found
 
 
 def _seats(sequences: SequenceOf[Sequence]) -> list[tuple[Sequence, int]]:

@@ -80,7 +80,8 @@ class StepInput:
     """`data`: int32, the parts of `shape.sections`. `pokes`: int32 [2, n] for `Tables.apply`.
 
     `by_host`: the tokens are not chosen on the device; the host will send them. `spans`: the chunks, in the
-    order of their rows, where their attention may be planned on the host.
+    order of their rows, where their attention may be planned on the host. `scored`: more of its rows will be
+    asked for than those that give a token.
     """
 
     shape: StepShape
@@ -88,6 +89,7 @@ class StepInput:
     pokes: np.ndarray
     by_host: bool = False
     spans: SequenceOf[Span] = ()
+    scored: bool = False
 
 
 @dataclass(frozen=True)

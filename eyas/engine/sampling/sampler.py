@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from eyas.common.types import TokenLogprob
-from eyas.engine.sampling.filters import keep_best, survivors, tempered
+from eyas.engine.sampling.filters import survivors, tempered
 from eyas.engine.sampling.noise import gumbel_at, gumbel_rows, streams
 from eyas.engine.sampling.processors import adjusted
 from eyas.engine.sampling.row import Row
+from eyas.engine.sampling.scores import score
 
 __all__ = ["Row", "Sampled", "draft_probabilities", "perturbed", "sample"]
 
@@ -94,14 +95,12 @@ def _streams(rows: Sequence[Row], like: Tensor) -> Tensor:
 
 def _logprobs(logits: Tensor, rows: Sequence[Row], tokens: list[int]) -> list[TokenLogprob | None]:
     found: list[TokenLogprob | None] = [None] * len(rows)
-    asking = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-    if not asking:
+    wanted = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
+    if not wanted:
         return found
-    logprobs = logits[asking].log_softmax(-1)
-    wanted = [rows[i].params.logprobs or 0 for i in asking]
-    best = keep_best(logprobs, torch.tensor(wanted, device=logits.device).clamp_(min=1)) > -torch.inf
-    for i, row, kept, count in zip(asking, logprobs, best, wanted, strict=True):
-        ids = kept.nonzero().squeeze(1)
-        ranked = sorted(zip(ids.tolist(), row[ids].tolist(), strict=True), key=lambda pair: -pair[1])
-        found[i] = TokenLogprob(float(row[tokens[i]]), tuple(ranked[:count]))
+    asking = list(wanted)
+    chosen = torch.tensor([tokens[i] for i in asking], device=logits.device)
+    scored = score(logits[asking], chosen, max(wanted.values())).rows()
+    for i, one in zip(asking, scored, strict=True):
+        found[i] = TokenLogprob(one.logprob, one.top[: wanted[i]])
     return found
