@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import eyas
 from eyas import flags
+from eyas.common import api_keys
 from eyas.common.config import (
     NANO,
     NANO_HEAD,
@@ -171,10 +172,19 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         registry=registry,
         model=args.model,
         served_model=args.served_model or served_model(args.model),
-        api_key=args.api_key,
+        api_keys=_api_keys(args),
         cors_origins=args.cors_origin,
         log_format=args.log_format,
     )
+
+
+def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    """Those of a flag, else those of the environment."""
+    if args.api_key_file is not None:
+        return api_keys.from_file(args.api_key_file)
+    if args.api_key is not None:
+        return api_keys.parse(args.api_key, "--api-key")
+    return api_keys.from_environment()
 
 
 def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 
+from eyas.common import api_keys
 from eyas.common.config import (
     ATTENTION_BACKENDS,
     DTYPES,
@@ -189,8 +190,17 @@ def add_gateway(parser: argparse.ArgumentParser) -> None:
     add("--port", type=port, default=GatewayConfig.port, help=f"HTTP ({GatewayConfig.port})")
     add("--grpc-port", type=port, default=GatewayConfig.grpc_port, help=f"({GatewayConfig.grpc_port})")
     add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
-    add("--api-key", help="what callers must send as a bearer token (nothing)")
+    _add_keys(parser)
     add("--cors-origin", type=names, default=(), metavar="URL,...", help="whose pages may call (nobody's)")
+
+
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "keys", f"what callers must send as a bearer token: in {api_keys.VARIABLE}, or by one of (nothing)"
+    )
+    add = group.add_mutually_exclusive_group().add_argument
+    add("--api-key-file", metavar="PATH", help="a key per line; lines that begin with # say nothing")
+    add("--api-key", metavar="K", help="a single key (which this machine's other users can read here)")
 
 
 def add_gateway_alone(parser: argparse.ArgumentParser) -> None:

@@ -89,13 +89,14 @@ def admit(model: ServedModel, prompt_ids: tuple[int, ...], wish: Wish, timeout_s
     """
     if not prompt_ids:
         raise InvalidRequest("the prompt is empty", param="prompt")
+    max_tokens = _max_tokens(model, len(prompt_ids), wish)  # before any id is looked at
     if min(prompt_ids) < 0 or max(prompt_ids) >= model.vocab_size:
         raise InvalidRequest(f"prompt holds a token id outside 0 .. {model.vocab_size - 1}", param="prompt")
     if model.synthetic and wish.speculative:
         _refuse_meaning(wish)
     params = msgspec.structs.replace(
         wish.params,
-        max_tokens=_max_tokens(model, len(prompt_ids), wish),
+        max_tokens=max_tokens,
         seed=secrets.randbits(64) if wish.seed is None else wish.seed % 2**64,
     )
     params.validate(model.vocab_size)
@@ -120,18 +121,23 @@ def _refuse_meaning(wish: Wish) -> None:
             )
 
 
-def _max_tokens(model: ServedModel, prompt: int, wish: Wish) -> int:
-    asked = wish.max_tokens
-    room = model.context_length - prompt
-    if room < 1:
+def room(model: ServedModel, prompt: int) -> int:
+    """How long an answer to `prompt` tokens may be. Raises ContextLengthExceeded if not one token fits."""
+    left = model.context_length - prompt
+    if left < 1:
         raise ContextLengthExceeded(
             f"the prompt has {prompt} tokens, but the context length is {model.context_length} "
             "and at least one token must be left for the answer",
             param="prompt",
         )
+    return left
+
+
+def _max_tokens(model: ServedModel, prompt: int, wish: Wish) -> int:
+    asked, left = wish.max_tokens, room(model, prompt)
     if asked is None:
-        return min(room, wish.default_max_tokens)
-    if asked > room:
+        return min(left, wish.default_max_tokens)
+    if asked > left:
         raise ContextLengthExceeded(
             f"the prompt has {prompt} tokens and max_tokens is {asked}: "
             f"together more than the context length of {model.context_length}",

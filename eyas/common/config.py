@@ -1,8 +1,8 @@
 """Configuration: frozen dataclasses, one per process kind, with every "auto" resolved before freezing.
 
-The command line's defaults are read from here. Nothing reads the environment, and an unknown key is an
-error because dataclasses refuse it. The defaults of `EngineConfig` are those of a CPU; `resolve_engine`
-knows those of a GPU.
+The command line's defaults are read from here. The environment says nothing but API keys
+(`eyas.common.api_keys`), and an unknown key is an error because dataclasses refuse it. The defaults of
+`EngineConfig` are those of a CPU; `resolve_engine` knows those of a GPU.
 """
 
 from __future__ import annotations
@@ -194,9 +194,10 @@ class GatewayConfig:
     registry: str = "static:"  # static:host:port,host:port or redis://host:port/db
     model: str = str(NANO)
     served_model: str = "eyas-nano"
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # (): anybody may call
     cors_origins: tuple[str, ...] = ()  # whose web pages may call; "*": anybody's
     max_body_bytes: int = 2 * 1024 * 1024
+    max_connections: int = 4096  # of each front
     request_timeout_s: float = 600.0
     log_format: str = "text"  # or "json"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 from collections.abc import AsyncIterator
 
@@ -16,6 +17,8 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from eyas.common import logging as eyas_logging
 from eyas.common.config import GatewayConfig
 from eyas.common.discovery import registry
+from eyas.worker.descriptors import raise_limit
+from eyas.worker.http_protocol import Limits
 from eyas.worker.http_server import HttpServer
 from gateway.backend import Backend
 from gateway.canary import Canary
@@ -30,7 +33,8 @@ from gateway.tokenizer import Tokenizer
 def run_gateway(config: GatewayConfig) -> None:
     """Serves until SIGTERM or SIGINT. Raises ConfigError for a bad port, registry or tokenizer."""
     eyas_logging.setup("gateway", config.log_format)
-    uvloop.run(_run(config))
+    connections = min(config.max_connections, raise_limit() // 3)  # a front; the rest is the gateway's own
+    uvloop.run(_run(dataclasses.replace(config, max_connections=connections)))
 
 
 async def _run(config: GatewayConfig) -> None:
@@ -64,7 +68,8 @@ async def fronts(
     config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
 ) -> AsyncIterator[None]:
     """Both fronts of `backend`, listening. At the end running requests get a few seconds to finish."""
-    http = HttpServer(create_app(config, backend, tokenizer, metrics), config.host, config.port)
+    app = create_app(config, backend, tokenizer, metrics)
+    http = HttpServer(app, config.host, config.port, Limits(config.max_connections))
     grpc = GrpcFront(config, backend, tokenizer, metrics)
     await grpc.start()
     await http.start()
