@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 
+import grpc
 import msgspec
 import pytest
 from fake_engine import request, worker
 from scripted_backend import INFO
 
-from eyas.common import clients, rpc
+from eyas.common import clients, convert, rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.types import GenerationRequest, Role
 from eyas.engine.messages import Prefill, Submit
 from gateway.admission import Wish, admit, served_model
+from protos import prefill_pb2, prefill_pb2_grpc
 
 LONG = (2**31 - 1,) * 129  # one more than the context, and no token at all: whoever looks at one says so
 
@@ -32,12 +34,15 @@ def test_the_gateway_counts_before_it_looks() -> None:
 
 async def test_a_prompt_is_refused_before_the_engine_hears_of_it() -> None:
     async with worker(Role.PREFILL) as w, rpc.channel(w.address) as channel:
-        client = clients.PrefillClient(channel)
-        with pytest.raises(ContextLengthExceeded, match="129 ids"):
-            await anext(client.prefill(request(*LONG), 1, False))
-        for bad in bad_times():
-            with pytest.raises(InvalidRequest, match="timeout_s"):
-                await anext(client.prefill(bad, 1, False))
+        stub = prefill_pb2_grpc.PrefillServiceStub(channel)
+        got = []
+        for bad in [request(*LONG), *bad_times()]:
+            message = prefill_pb2.PrefillRequest(request=convert.request_to_pb(bad), attempt=1)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Prefill(message, timeout=5).read()
+            error = rpc.map_rpc_error(caught.value)
+            got.append((type(error), error.param))
+        assert got == [(ContextLengthExceeded, "prompt"), *[(InvalidRequest, "timeout_s")] * 4]
         assert w.engine.of(Prefill) == []
 
 
