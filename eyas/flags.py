@@ -195,12 +195,11 @@ def add_gateway(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "keys", f"what callers must send as a bearer token: in {api_keys.VARIABLE}, or by one of (nothing)"
-    )
+    text = f"what callers must send as a bearer token (nothing); without a flag those in {api_keys.VARIABLE}"
+    group = parser.add_argument_group("keys", text)
     add = group.add_mutually_exclusive_group().add_argument
     add("--api-key-file", metavar="PATH", help="a key per line; lines that begin with # say nothing")
-    add("--api-key", metavar="K", help="a single key (which this machine's other users can read here)")
+    add("--api-key", metavar="K", help="a single key, which other users of this machine can read")
 
 
 def add_gateway_alone(parser: argparse.ArgumentParser) -> None:

@@ -85,7 +85,7 @@ class Channels:
 def server(door: grpc.aio.ServerInterceptor | None = None, options: Options | None = None) -> grpc.aio.Server:
     """A server that maps errors by `ErrorInterceptor`; add servicers, `bind`, then start it.
 
-    Calls pass `door` first; `options` come before those that all servers have.
+    Calls pass `door` first; `options` are added to those that all servers have, or replace them.
     """
     interceptors = [ErrorInterceptor(), *([door] if door else [])]
     all_options = _SERVER_OPTIONS | (options or {})

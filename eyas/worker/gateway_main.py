@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import signal
 from collections.abc import AsyncIterator
 
@@ -29,11 +30,16 @@ from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
 from gateway.tokenizer import Tokenizer
 
+_log = logging.getLogger("eyas.gateway")
+
 
 def run_gateway(config: GatewayConfig) -> None:
     """Serves until SIGTERM or SIGINT. Raises ConfigError for a bad port, registry or tokenizer."""
     eyas_logging.setup("gateway", config.log_format)
-    connections = min(config.max_connections, raise_limit() // 3)  # a front; the rest is the gateway's own
+    files = raise_limit()
+    connections = min(config.max_connections, files // 3)  # of each front; the rest is the gateway's own
+    if connections < config.max_connections:
+        _log.warning("only %d files may be open: at most %d connections per front", files, connections)
     uvloop.run(_run(dataclasses.replace(config, max_connections=connections)))
 
 

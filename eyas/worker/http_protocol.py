@@ -53,7 +53,7 @@ class Connections:
     def enter(self, connection: HttpProtocol) -> None:
         """Raises Unavailable if every place is taken by a connection that is at work."""
         if len(self._open) >= self.limits.connections:
-            self._alarm.warning("%d HTTP connections are open: idle ones are closed", len(self._open))
+            self._alarm.warning("%d HTTP connections are open: new ones replace idle ones", len(self._open))
             if not self._waiting:
                 raise Unavailable("the server has too many connections")
             longest = next(iter(self._waiting))
@@ -183,12 +183,12 @@ class HttpProtocol(HttpToolsProtocol):
     def _watch(self) -> None:
         """Sets the timer for what is waited for now."""
         self._unset_keepalive_if_required()
-        closing = self.transport.is_closing()
-        if not closing and self._answering:
+        ending = self._refused or self.transport.is_closing()
+        if self._answering and not ending:
             self._connections.works(self)
             return
         self._connections.waits(self)
-        if closing or self._in_body or self._refused:
+        if ending or self._in_body:
             self._after(self._limits.rest_s, self.transport.abort)
         elif self._in_header:
             self._after(self._limits.header_s, self._late)
@@ -221,9 +221,12 @@ class HttpProtocol(HttpToolsProtocol):
         Closed at once, it would be reset, and a client that still sends would not see the answer.
         """
         self._refused = True
-        if self._answering:  # an answer to another request is on its way: there is no place for this one
-            self.transport.abort()
-            return
+        if self._answering:
+            if not self._in_body or self.pipeline or self.cycle.response_started:
+                self.transport.abort()  # another answer is due first: there is no place for this one
+                return
+            self.cycle.disconnected = True  # this is the answer: the application's has nowhere to go
+            self.cycle.message_event.set()
         body = error_body(error)
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[error.http_status] + head.encode() + body)

@@ -151,7 +151,7 @@ async def test_what_follows_a_body_is_a_header_too() -> None:
         wire = await d.wire()
         wire.say(POST.replace(b"/early", b"/") + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nx: ")
         wire.say(b"a" * 500_000)
-        assert await wire.end() == b""  # the body's request was to be answered: there is no place for this
+        assert (await wire.answer())[0] == 431
 
 
 async def test_half_a_header_is_not_waited_for() -> None:
@@ -177,6 +177,15 @@ async def test_drops_do_not_prolong_a_header() -> None:
         dripping = asyncio.create_task(drip())
         assert (await wire.answer())[0] == 408
         dripping.cancel()
+
+
+async def test_a_broken_body_is_answered() -> None:
+    async with door() as d:
+        wire = await d.wire()
+        wire.say(POST.replace(b"/early", b"/") + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\nworm\r\n")
+        status, body = await wire.answer()
+        assert (status, code(body)) == (400, "invalid_request")
+        assert await wire.end() == b""
 
 
 @pytest.mark.parametrize("words", [b"\x16\x03\x01 hello\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"])
