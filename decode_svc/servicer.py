@@ -107,7 +107,11 @@ class _Session:
                 raise InvalidRequest("the Session got a message of an unknown kind", param="message")
 
     def _submit(self, submit: decode_pb2.Submit) -> None:
-        request = convert.request_from_pb(submit.request)
+        try:
+            request = convert.request_from_pb(submit.request, self._engine.context_length)
+        except InvalidRequest as error:
+            self._reject(submit.request.id, submit.attempt, error)
+            return
         id = self._id(request.id)
         if len(self._alive) >= MAX_REQUESTS:
             full = Overloaded(f"the Session carries {MAX_REQUESTS} requests already")

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import eyas
 from eyas import flags
+from eyas.common import api_keys
 from eyas.common.config import (
     NANO,
     NANO_HEAD,
@@ -173,10 +174,24 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         registry=registry,
         model=args.model,
         served_model=args.served_model or served_model(args.model),
-        api_key=args.api_key,
+        api_keys=_api_keys(args),
         cors_origins=args.cors_origin,
         log_format=args.log_format,
     )
+
+
+def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    """Those of a flag, else those of the environment."""
+    if args.api_key_file is not None:
+        return api_keys.from_file(args.api_key_file)
+    if args.api_key is not None:
+        return api_keys.parse(args.api_key, "--api-key")
+    return api_keys.from_environment()
+
+
+def _key(args: argparse.Namespace) -> str | None:
+    """The key that a client command sends: the flag's, else the first of the environment."""
+    return args.api_key or next(iter(api_keys.from_environment()), None)
 
 
 def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfig:
@@ -256,13 +271,13 @@ def _gateway(args: argparse.Namespace) -> int:
 def _chat(args: argparse.Namespace) -> int:
     from eyas.client.terminal import chat
 
-    return chat(args.url, args.api_key, args.temperature)
+    return chat(args.url, _key(args), args.temperature)
 
 
 def _doctor(args: argparse.Namespace) -> int:
     from eyas.worker.doctor import examine
 
-    return examine(args.url, args.api_key)
+    return examine(args.url, _key(args))
 
 
 def _demo(args: argparse.Namespace) -> int:
@@ -279,7 +294,7 @@ def _bench(args: argparse.Namespace) -> int:
 
     plan = make_plan(args.cases, args.vocab_size, args.both, args.out)
     if args.url:
-        return asyncio.run(bench_server(Server(args.url, args.api_key), args.served_model, plan))
+        return asyncio.run(bench_server(Server(args.url, _key(args)), args.served_model, plan))
     return bench_own(own_config(args), plan)
 
 
@@ -298,9 +313,7 @@ def _train(args: argparse.Namespace) -> int:
 def _evals(args: argparse.Namespace) -> int:
     from eyas.evals.nano import Evaluation, evaluate
 
-    return evaluate(
-        Evaluation(args.url, args.api_key, args.served_model, args.size, args.parallel, args.seed)
-    )
+    return evaluate(Evaluation(args.url, _key(args), args.served_model, args.size, args.parallel, args.seed))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from urllib.parse import urlsplit
 
+from eyas.common import api_keys
 from eyas.common.config import (
     ATTENTION_BACKENDS,
     DTYPES,
@@ -19,7 +20,6 @@ from eyas.common.config import (
     ServeConfig,
     SpeculationConfig,
     WorkerConfig,
-    key_of_environment,
 )
 from eyas.common.logging import FORMATS
 from eyas.common.types import Role
@@ -192,8 +192,16 @@ def add_gateway(parser: argparse.ArgumentParser) -> None:
     add("--port", type=port, default=GatewayConfig.port, help=f"HTTP ({GatewayConfig.port})")
     add("--grpc-port", type=port, default=GatewayConfig.grpc_port, help=f"({GatewayConfig.grpc_port})")
     add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
-    add("--api-key", help="what callers must send as a bearer token (nothing)")
+    _add_keys(parser)
     add("--cors-origin", type=names, default=(), metavar="URL,...", help="whose pages may call (nobody's)")
+
+
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    text = f"what callers must send as a bearer token (nothing); without a flag those in {api_keys.VARIABLE}"
+    group = parser.add_argument_group("keys", text)
+    add = group.add_mutually_exclusive_group().add_argument
+    add("--api-key-file", metavar="PATH", help="a key per line; lines that begin with # say nothing")
+    add("--api-key", metavar="K", help="a single key, which other users of this machine can read")
 
 
 def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
@@ -268,9 +276,7 @@ def add_server(parser: argparse.ArgumentParser, url: str | None = DEFAULT_URL) -
     parser.add_argument(
         "--url", default=url, type=http_url, help=f"a running server's HTTP address ({default})"
     )
-    parser.add_argument(
-        "--api-key", default=key_of_environment(), metavar="K", help="its key ($EYAS_API_KEY)"
-    )
+    parser.add_argument("--api-key", metavar="K", help="its key ($EYAS_API_KEY)")
 
 
 # --- values --------------------------------------------------------------------------------------------

@@ -100,13 +100,14 @@ def admit(model: ServedModel, prompt_ids: tuple[int, ...], wish: Wish, timeout_s
     """
     if not prompt_ids:
         raise InvalidRequest("the prompt is empty", param="prompt")
+    max_tokens = _max_tokens(model, len(prompt_ids), wish)  # before any id is looked at
     if min(prompt_ids) < 0 or max(prompt_ids) >= model.vocab_size:
         raise InvalidRequest(f"prompt holds a token id outside 0 .. {model.vocab_size - 1}", param="prompt")
     if model.synthetic and wish.speculative:
         _refuse_meaning(wish)
     params = msgspec.structs.replace(
         wish.params,
-        max_tokens=_max_tokens(model, len(prompt_ids), wish),
+        max_tokens=max_tokens,
         seed=secrets.randbits(64) if wish.seed is None else wish.seed % 2**64,
     )
     params.validate(model.vocab_size)
@@ -149,19 +150,25 @@ def _check_prompt_logprobs(params: SamplingParams, prompt: int) -> None:
         )
 
 
-def _max_tokens(model: ServedModel, prompt: int, wish: Wish) -> int:
-    asked = wish.max_tokens
-    room = model.context_length - prompt
-    if room < (0 if asked == 0 else 1):
+def room(model: ServedModel, prompt: int, least: int = 1) -> int:
+    """How long an answer to `prompt` tokens may be. Raises ContextLengthExceeded if `least` do not fit."""
+    left = model.context_length - prompt
+    if left < least:
         raise ContextLengthExceeded(
             f"the prompt has {prompt} tokens, but the context length is {model.context_length} "
             "and at least one token must be left for the answer",
             param="prompt",
         )
+    return left
+
+
+def _max_tokens(model: ServedModel, prompt: int, wish: Wish) -> int:
+    asked = wish.max_tokens
+    left = room(model, prompt, least=0 if asked == 0 else 1)
     if asked is None:
         default: int = model.sampling.get("max_tokens", wish.default_max_tokens)
-        return min(room, default)
-    if asked > room:
+        return min(left, default)
+    if asked > left:
         raise ContextLengthExceeded(
             f"the prompt has {prompt} tokens and max_tokens is {asked}: "
             f"together more than the context length of {model.context_length}",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import AsyncGenerator
 from typing import Any, TypeAlias
 
@@ -15,9 +14,11 @@ import grpc
 
 from eyas.common import convert, rpc
 from eyas.common.config import GatewayConfig
-from eyas.common.errors import InvalidRequest, PayloadTooLarge, Unauthorized
-from gateway.admission import ServedModel, Wish, admit, check_model, served_model
+from eyas.common.errors import InvalidRequest
+from gateway import grpc_door
+from gateway.admission import ServedModel, Wish, admit, check_model, room, served_model
 from gateway.backend import Backend
+from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics
 from gateway.schema import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
 from gateway.text import Delta, TextRules, TextStream, Usage
@@ -51,7 +52,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def Chat(
         self, request: eyas_pb2.ChatRequest, context: Context
     ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
-        self._check(request, context)
+        self._check(request)
         if not request.messages:
             raise InvalidRequest("messages is empty", param="messages")
         for i, message in enumerate(request.messages):
@@ -69,8 +70,9 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def Generate(
         self, request: eyas_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
-        self._check(request, context)
+        self._check(request)
         if request.WhichOneof("prompt") == "ids":
+            room(await self._served(), len(request.ids.ids), least=0)  # before they are copied
             prompt = tuple(request.ids.ids)
         else:
             prompt = await self._tokenizer.encode_prompt(request.text)
@@ -80,30 +82,18 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
                 yield event
 
     async def Models(self, request: eyas_pb2.ModelsRequest, context: Context) -> eyas_pb2.ModelsReply:
-        self._authorize(context)
-        model = served_model(self._config, await self._backend.models())
+        model = await self._served()
         await _mark(model, context)
         info = eyas_pb2.ModelInfo(id=model.id, context_length=model.context_length)
         return eyas_pb2.ModelsReply(models=[info])
 
-    def _check(
-        self,
-        request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest,
-        context: Context,
-    ) -> None:
-        """The caller, the size, and the model's name (empty: the one that is served)."""
-        self._authorize(context)
-        if request.ByteSize() > self._config.max_body_bytes:
-            raise PayloadTooLarge(f"the request is larger than {self._config.max_body_bytes} bytes")
+    def _check(self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest) -> None:
+        """The model's name (empty: the one that is served)."""
         if request.model:
             check_model(self._config, request.model)
 
-    def _authorize(self, context: Context) -> None:
-        key = self._config.api_key
-        metadata = dict(context.invocation_metadata() or ())
-        given = str(metadata.get("authorization", ""))
-        if key is not None and not secrets.compare_digest(given.encode(), f"Bearer {key}".encode()):
-            raise Unauthorized("the API key is missing or wrong: send metadata 'authorization: Bearer KEY'")
+    async def _served(self) -> ServedModel:
+        return served_model(self._config, await self._backend.models())
 
     async def _run(
         self,
@@ -113,7 +103,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         context: Context,
     ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
         """Admit the prompt, then its deltas, then its usage; whatever ends the call frees the cluster."""
-        model = served_model(self._config, await self._backend.models())
+        model = await self._served()
         timeout_s = min(self._config.request_timeout_s, context.time_remaining() or float("inf"))
         request = admit(model, prompt, _wish(model, options), timeout_s)
         async with contextlib.AsyncExitStack() as owned:
@@ -138,7 +128,7 @@ class GrpcFront:
     ) -> None:
         """Raises ConfigError if the port is taken."""
         self._backend = backend
-        self._server = rpc.server()
+        self._server = rpc.server(grpc_door.Door(SERVICE, Keys(config.api_keys)), grpc_door.limits(config))
         servicer = EyasServicer(config, backend, tokenizer, metrics)
         eyas_pb2_grpc.add_EyasServicer_to_server(servicer, self._server)
         self._health = rpc.Health(self._server, [SERVICE])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -27,10 +26,11 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from eyas.common.config import GatewayConfig
-from eyas.common.errors import DeadlineExceeded, EyasError, InvalidRequest, Unauthorized, Unavailable
+from eyas.common.errors import DeadlineExceeded, EyasError, InvalidRequest, Unavailable
 from gateway.admission import ServedModel, check_model, is_synthetic, served_model
 from gateway.answer import Answer, admitted, joined
 from gateway.backend import Backend
+from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics, Meter
 from gateway.openai_reply import ChatFormat, Format, TextFormat, error_event
 from gateway.openai_request import Call, chat_call, text_call
@@ -88,6 +88,7 @@ class Front:
         self, config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
     ) -> None:
         self._config = config
+        self._keys = Keys(config.api_keys)
         self._backend = backend
         self._tokenizer = tokenizer
         self._metrics = metrics
@@ -118,13 +119,10 @@ class Front:
         ]
 
     def _keyed(self, endpoint: Endpoint) -> Endpoint:
-        """Raises Unauthorized unless the request carries the key (if one is configured)."""
+        """Raises Unauthorized, before any of the body is read, unless the request carries a key."""
 
         async def authorized(request: Request) -> Response:
-            key = self._config.api_key
-            given = request.headers.get("authorization", "")
-            if key is not None and not secrets.compare_digest(given.encode(), f"Bearer {key}".encode()):
-                raise Unauthorized("the API key is missing or wrong: send it as 'Authorization: Bearer KEY'")
+            self._keys.caller(request.headers.get("authorization"))
             return await endpoint(request)
 
         return authorized

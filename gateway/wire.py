@@ -17,7 +17,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eyas.common.errors import Cancelled, EyasError, InvalidRequest, NotFound, Overloaded, PayloadTooLarge
+from eyas.common.errors import (
+    Cancelled,
+    EyasError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTimeout,
+)
 from eyas.common.logging import request_id
 from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
@@ -29,7 +37,7 @@ _log = logging.getLogger("eyas.gateway")
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body. Raises PayloadTooLarge as soon as it is known to have more than `limit` bytes,
-    InvalidRequest if it does not arrive in BODY_TIMEOUT_S, Cancelled if the client leaves meanwhile.
+    RequestTimeout if it does not arrive in BODY_TIMEOUT_S, Cancelled if the client leaves meanwhile.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
@@ -38,7 +46,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             return await _bounded(request, limit)
     except TimeoutError:
-        raise InvalidRequest(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+        raise RequestTimeout(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
     except ClientDisconnect:
         raise Cancelled("the client left before its request was complete") from None
 

@@ -42,7 +42,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
     async def Prefill(
         self, request: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
-        generation = convert.request_from_pb(request.request)
+        generation = convert.request_from_pb(request.request, self._engine.context_length)
         deadline = asyncio.get_running_loop().time() + generation.timeout_s
         buffer: StreamBuffer[Event] = StreamBuffer(MAX_BUFFERED, deadline)
         number = self._engine.open(buffer.put)

@@ -1,15 +1,14 @@
 """Configuration: frozen dataclasses, one per process kind, with every "auto" resolved before freezing.
 
-The command line's defaults are read from here. Only an API key may come from the environment; an unknown
-field is an error because dataclasses refuse it. The defaults of `EngineConfig` are those of a CPU;
-`resolve_engine` knows those of a GPU.
+The command line's defaults are read from here. The environment says nothing but API keys
+(`eyas.common.api_keys`), and an unknown key is an error because dataclasses refuse it. The defaults of
+`EngineConfig` are those of a CPU; `resolve_engine` knows those of a GPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,9 +221,10 @@ class GatewayConfig:
     registry: str = "static:"  # static:host:port,host:port or redis://host:port/db
     model: str = str(NANO)
     served_model: str = "eyas-nano"
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # (): anybody may call
     cors_origins: tuple[str, ...] = ()  # whose web pages may call; "*": anybody's
     max_body_bytes: int = 2 * 1024 * 1024
+    max_connections: int = 4096  # of each front
     request_timeout_s: float = 600.0
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of a request that says nothing
     log_format: str = "text"  # or "json"
@@ -249,8 +249,3 @@ class ServeConfig:
 def replace_engine(config: ServeConfig, **changes: object) -> ServeConfig:
     """A copy of `config` whose engine part has `changes`."""
     return dataclasses.replace(config, engine=dataclasses.replace(config.engine, **changes))  # type: ignore[arg-type]
-
-
-def key_of_environment() -> str | None:
-    """The API key in $EYAS_API_KEY: a secret does not belong among a process's arguments."""
-    return os.environ.get("EYAS_API_KEY") or None

@@ -1,17 +1,19 @@
 """The one translation between protobuf records and the nouns of `eyas.common.types`.
 
 `x_to_pb` and `x_from_pb` come in pairs and lose nothing. What arrives is checked only for being
-expressible (an unknown enum value is an InvalidRequest naming the field); whether values make sense is
-the receiver's business. Messages of one service alone are put together by its servicer and client.
+expressible (an unknown enum value is an InvalidRequest naming the field) and for its size; whether values
+make sense is the receiver's business. Messages of one service alone are put together by its servicer and
+client.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import msgspec
 
-from eyas.common.errors import EyasError, InvalidRequest, from_code
+from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest, from_code
 from eyas.common.params import SamplingParams
 from eyas.common.types import (
     Choice,
@@ -96,7 +98,16 @@ def request_to_pb(request: GenerationRequest) -> common_pb2.GenerationRequest:
     )
 
 
-def request_from_pb(pb: common_pb2.GenerationRequest) -> GenerationRequest:
+def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> GenerationRequest:
+    """Raises ContextLengthExceeded for more than `context_length` ids, before any of them is looked at, and
+    InvalidRequest for a time that no clock can wait for.
+    """
+    longest = max([len(pb.prompt_ids), *(len(choice.output_ids) for choice in pb.choices)])
+    if longest > context_length:
+        message = f"the request has {longest} ids, more than the context length of {context_length}"
+        raise ContextLengthExceeded(message, param="prompt")
+    if not 0.0 < pb.timeout_s < math.inf:
+        raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
     return GenerationRequest(
         id=pb.id,
         prompt_ids=tuple(pb.prompt_ids[:]),

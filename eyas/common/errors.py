@@ -3,7 +3,9 @@
     EyasError                      INTERNAL             500
     ├── InvalidRequest             INVALID_ARGUMENT     400   (names the field)
     │   ├── ContextLengthExceeded                       400
-    │   └── PayloadTooLarge                             413
+    │   ├── PayloadTooLarge                             413
+    │   ├── HeadersTooLarge                             431
+    │   └── RequestTimeout                              408   (it did not arrive in time)
     ├── Unauthorized               UNAUTHENTICATED      401
     ├── NotFound                   NOT_FOUND            404
     │   └── ModelNotFound                               404
@@ -44,6 +46,14 @@ class ContextLengthExceeded(InvalidRequest):
 
 class PayloadTooLarge(InvalidRequest):
     http_status, code = 413, "payload_too_large"
+
+
+class HeadersTooLarge(InvalidRequest):
+    http_status, code = 431, "headers_too_large"
+
+
+class RequestTimeout(InvalidRequest):
+    http_status, code = 408, "request_timeout"
 
 
 class Unauthorized(EyasError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import time
 from contextvars import ContextVar
 
 FORMATS = ("text", "json")
@@ -22,6 +23,21 @@ def setup(process: str, format: str = "text") -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(process) if format == "json" else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+class Rarely:
+    """A logger for what strangers can make happen often: one line in `every_s` seconds, whatever it says."""
+
+    def __init__(self, log: logging.Logger, every_s: float = 60.0) -> None:
+        self._log = log
+        self._every_s = every_s
+        self._next = 0.0
+
+    def warning(self, message: str, *args: object) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._every_s
+            self._log.warning(message, *args)
 
 
 class JsonFormatter(logging.Formatter):

@@ -15,37 +15,44 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from eyas.common.errors import ConfigError, EyasError, Unavailable, from_code, from_grpc_status
+from eyas.common.errors import (
+    ConfigError,
+    EyasError,
+    PayloadTooLarge,
+    Unavailable,
+    from_code,
+    from_grpc_status,
+)
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 # A stopped peer (SIGSTOP, pulled cable) is noticed within 2 s + 3 s. The ping timeout is part of it: without
 # it the transport waits a minute for the missing ping before the keepalive watchdog may end the stream.
-_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 3000),
-    ("grpc.http2.ping_timeout_ms", 3000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-]
-_CHANNEL_OPTIONS = [
-    *_OPTIONS,
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-]
-_SERVER_OPTIONS = [
-    *_OPTIONS,
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.so_reuseport", 0),  # a taken port is an error, not a second listener that gets half the calls
-]
+Options = dict[str, int]
+_OPTIONS: Options = {
+    "grpc.keepalive_time_ms": 2000,
+    "grpc.keepalive_timeout_ms": 3000,
+    "grpc.http2.ping_timeout_ms": 3000,
+    "grpc.keepalive_permit_without_calls": 1,
+    "grpc.http2.max_pings_without_data": 0,
+    "grpc.max_send_message_length": MAX_MESSAGE_BYTES,
+    "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
+}
+_CHANNEL_OPTIONS = _OPTIONS | {
+    "grpc.initial_reconnect_backoff_ms": 200,
+    "grpc.min_reconnect_backoff_ms": 200,
+    "grpc.max_reconnect_backoff_ms": 2000,
+}
+_SERVER_OPTIONS = _OPTIONS | {
+    "grpc.http2.min_recv_ping_interval_without_data_ms": 1000,
+    "grpc.http2.max_ping_strikes": 0,
+    "grpc.so_reuseport": 0,  # a taken port is an error, not a second listener that gets half the calls
+}
 
 SYNTHETIC = "eyas-synthetic"
 """In the initial metadata of an answer that means nothing, because drafts were accepted by chance."""
 
+_TOO_LARGE = "larger than max"  # gRPC's own words
 _CODE_KEY = "eyas-code"
 _PARAM_KEY = "eyas-param"
 _log = logging.getLogger("eyas.rpc")
@@ -56,7 +63,7 @@ Stream = Callable[..., AsyncIterator[Any]]
 
 def channel(address: str) -> grpc.aio.Channel:
     """A channel to `host:port` that notices a dead or stopped peer within 6 s. The caller closes it."""
-    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    return grpc.aio.insecure_channel(address, options=list(_CHANNEL_OPTIONS.items()))
 
 
 class Channels:
@@ -75,9 +82,14 @@ class Channels:
             await open_channel.close()
 
 
-def server() -> grpc.aio.Server:
-    """A server that maps errors by `ErrorInterceptor`; add servicers, `bind`, then start it."""
-    return grpc.aio.server(interceptors=[ErrorInterceptor()], options=_SERVER_OPTIONS)
+def server(door: grpc.aio.ServerInterceptor | None = None, options: Options | None = None) -> grpc.aio.Server:
+    """A server that maps errors by `ErrorInterceptor`; add servicers, `bind`, then start it.
+
+    Calls pass `door` first; `options` are added to those that all servers have, or replace them.
+    """
+    interceptors = [ErrorInterceptor(), *([door] if door else [])]
+    all_options = _SERVER_OPTIONS | (options or {})
+    return grpc.aio.server(interceptors=interceptors, options=list(all_options.items()))
 
 
 def bind(target: grpc.aio.Server, host: str, port: int) -> int:
@@ -94,11 +106,18 @@ def bind(target: grpc.aio.Server, host: str, port: int) -> int:
 # --- errors ------------------------------------------------------------------------------------------
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: EyasError) -> None:
+def _set_status(context: grpc.aio.ServicerContext[Any, Any], error: EyasError) -> None:
+    """The call ends with it as soon as its handler returns.
+
+    (`context.abort` raises an exception that the call keeps, and that keeps the call and its request: after
+    many refusals the memory would wait for a garbage collection.)
+    """
     metadata = [(_CODE_KEY, error.code)]
     if error.param:
         metadata.append((_PARAM_KEY, error.param))
-    await context.abort(grpc.StatusCode[error.grpc_status], error.message, tuple(metadata))
+    context.set_code(grpc.StatusCode[error.grpc_status])
+    context.set_details(error.message)
+    context.set_trailing_metadata(tuple(metadata))
 
 
 def as_eyas(error: Exception, where: str) -> EyasError:
@@ -116,7 +135,7 @@ def _unary(behaviour: Unary, method: str) -> Unary:
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            await _abort(context, as_eyas(error, method))
+            _set_status(context, as_eyas(error, method))
 
     return call
 
@@ -130,7 +149,7 @@ def _streaming(behaviour: Stream, method: str) -> Stream:
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            await _abort(context, as_eyas(error, method))
+            _set_status(context, as_eyas(error, method))
         finally:
             await stream.aclose()  # type: ignore[attr-defined]  # our handlers are async generators
 
@@ -151,18 +170,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        method = handler_call_details.method
-        codec = {
-            "request_deserializer": handler.request_deserializer,
-            "response_serializer": handler.response_serializer,
-        }
-        if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method), **codec)
-        if inspect.isasyncgenfunction(handler.unary_stream):
-            return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, method), **codec)
-        if inspect.isasyncgenfunction(handler.stream_stream):
-            return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, method), **codec)
-        return handler  # health's Watch writes by itself
+        kind, served = behaviour(handler)
+        wrap = _streaming if inspect.isasyncgenfunction(served) else _unary  # health's Watch writes by itself
+        return handler._replace(**{kind: wrap(served, handler_call_details.method)})
+
+
+def behaviour(handler: Any) -> tuple[str, Callable[..., Any]]:
+    """A method handler's function, and the name of the handler's field that holds it."""
+    kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+    return next((kind, function) for kind in kinds if (function := getattr(handler, kind)) is not None)
 
 
 def map_rpc_error(error: grpc.aio.AioRpcError) -> EyasError:
@@ -170,6 +186,8 @@ def map_rpc_error(error: grpc.aio.AioRpcError) -> EyasError:
     metadata = {key: value for key, value in error.trailing_metadata() or ()}
     message = error.details() or f"the call ended with {error.code().name}"
     code = metadata.get(_CODE_KEY)
+    if code is None and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in message:
+        return PayloadTooLarge(message)
     if code is not None:
         return from_code(str(code), message, metadata.get(_PARAM_KEY))
     return from_grpc_status(error.code().name, message)

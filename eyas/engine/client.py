@@ -65,6 +65,13 @@ class EngineClient:
         if self._refusal is not None:
             raise self._refusal
 
+    @property
+    def context_length(self) -> int:
+        """Tokens that a request may have. Raises Unavailable while the engine cannot serve."""
+        self.check()
+        assert self.ready is not None
+        return self.ready.context_length
+
     def open(self, owner: Sink) -> int:
         """A new number, whose events go to `owner`. Raises Unavailable while the engine cannot serve."""
         self.check()

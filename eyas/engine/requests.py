@@ -293,6 +293,11 @@ class Requests:
             raise InvalidRequest("KV pages of this worker cannot travel: it takes whole requests only")
         if n == 0:
             raise InvalidRequest("prompt must have at least one token", param="prompt")
+        if n + params.max_tokens > limits.context_length:  # before any id is looked at
+            message = (
+                f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context length of "
+            )
+            raise ContextLengthExceeded(message + f"{limits.context_length} tokens", param="max_tokens")
         ids = itertools.chain(request.prompt_ids, *(choice.output_ids for choice in request.choices))
         if not all(map(self._is_token, ids)):
             raise InvalidRequest(
@@ -302,11 +307,6 @@ class Requests:
         if not 0.0 < request.timeout_s < math.inf:
             raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
         params.validate(limits.vocab_size)
-        if n + params.max_tokens > limits.context_length:
-            message = (
-                f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context length of "
-            )
-            raise ContextLengthExceeded(message + f"{limits.context_length} tokens", param="max_tokens")
         rows = n if kind is Kind.PREFILL else n + params.max_tokens  # a prompt for elsewhere grows there
         if not self.scheduler.fits(rows):
             message = "prompt and max_tokens need more KV pages than this worker has"

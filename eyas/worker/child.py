@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 POLL_S = 0.05
 LOG_TAIL = 40  # lines kept for a failure report
@@ -26,11 +26,15 @@ class Child:
     The pipe on its standard input is its lifeline: the child ends when our end closes, whoever closes it.
     """
 
-    def __init__(self, name: str, argv: tuple[str, ...], log: LogLine) -> None:
+    def __init__(
+        self, name: str, argv: tuple[str, ...], log: LogLine, env: Mapping[str, str] | None = None
+    ) -> None:
+        """`env` None: the environment of this process."""
         self.name = name
         self.argv = argv
         self.tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL)
         self._log = log
+        self._env = env
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self.started_at = 0.0
@@ -40,6 +44,7 @@ class Child:
         self.started_at = time.monotonic()
         self._process = subprocess.Popen(
             self.argv,
+            env=self._env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -18,6 +18,8 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from eyas.common import logging as eyas_logging
 from eyas.common.config import GatewayConfig
 from eyas.common.discovery import registry
+from eyas.worker.descriptors import raise_limit
+from eyas.worker.http_protocol import Limits
 from eyas.worker.http_server import HttpServer
 from gateway.backend import Backend
 from gateway.canary import Canary
@@ -35,7 +37,11 @@ _log = logging.getLogger("eyas.gateway")
 def run_gateway(config: GatewayConfig) -> None:
     """Serves until SIGTERM or SIGINT. Raises ConfigError for a bad port, registry or tokenizer."""
     eyas_logging.setup("gateway", config.log_format)
-    uvloop.run(_run(config))
+    files = raise_limit()
+    connections = min(config.max_connections, files // 3)  # of each front; the rest is the gateway's own
+    if connections < config.max_connections:
+        _log.warning("only %d files may be open: at most %d connections per front", files, connections)
+    uvloop.run(_run(dataclasses.replace(config, max_connections=connections)))
 
 
 async def _run(config: GatewayConfig) -> None:
@@ -75,7 +81,8 @@ async def fronts(
     """Both fronts of `backend`, listening. At the end running requests get a few seconds to finish."""
     grpc = GrpcFront(config, backend, tokenizer, metrics)
     config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one
-    http = HttpServer(create_app(config, backend, tokenizer, metrics), config.host, config.port)
+    app = create_app(config, backend, tokenizer, metrics)
+    http = HttpServer(app, config.host, config.port, Limits(config.max_connections))
     await grpc.start()
     await http.start()
     try:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from eyas.worker.http_protocol import Connections, Limits
 from eyas.worker.ports import listen
 
 GRACE_S = 3  # how long running answers may take to finish after `aclose`
@@ -17,12 +18,13 @@ GRACE_S = 3  # how long running answers may take to finish after `aclose`
 class HttpServer:
     """Serves `app` from `start` to `aclose`. Binds at once: raises ConfigError if the address is no good."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, limits: Limits) -> None:
         self._listener = listen(host, port, "port")
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="auto",  # httptools: with h11 a streamed token costs half as much again
+                http=Connections(limits).protocol,  # type: ignore[arg-type]  # all that is asked of a class
+                ws="none",
                 lifespan="off",
                 access_log=False,
                 log_config=None,

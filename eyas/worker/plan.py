@@ -130,7 +130,10 @@ def _speculation_flags(spec: SpeculationConfig) -> dict[str, object]:
 
 
 def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
-    """The command line of `gateway`; `eyas.cli` parses it back to an equal config."""
+    """The command line of `gateway`; `eyas.cli` parses it back to an equal config.
+
+    (But for its keys, which never stand in a command line: they are handed over in the environment.)
+    """
     flags: dict[str, object] = {
         "registry": gateway.registry,
         "host": gateway.host,
@@ -142,8 +145,6 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
     }
     if gateway.cors_origins:
         flags["cors-origin"] = ",".join(gateway.cors_origins)
-    if gateway.api_key:
-        flags["api-key"] = gateway.api_key
     return ("gateway", *_command_line(flags), "--supervised")
 
 

@@ -19,7 +19,7 @@ from types import TracebackType
 
 import httpx
 
-from eyas.common import rpc
+from eyas.common import api_keys, rpc
 from eyas.common.config import ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.worker.child import Child, LogLine
@@ -114,7 +114,9 @@ class Cluster:
         began = time.monotonic()
         for name in (*self._plan.workers, GATEWAY):
             command = (sys.executable, "-m", "eyas.cli", *self._argv(name))
-            self._children[name] = child = Child(name, command, self._log)
+            keys = self._plan.gateway.api_keys if name == GATEWAY else ()
+            child = Child(name, command, self._log, api_keys.environment(keys))
+            self._children[name] = child
             child.start()
         self._loading = list(self._children)
         async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False) as http:

@@ -25,6 +25,7 @@ from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import DeadlineExceeded, Unavailable
 from eyas.engine.messages import Ready
 from eyas.worker import engine_main
+from eyas.worker.descriptors import raise_limit
 from eyas.worker.front import Front
 from eyas.worker.link import ZmqFront
 
@@ -41,6 +42,7 @@ def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> N
     `engine` is what the engine process runs: (its config, the link's endpoint).
     """
     eyas_logging.setup("worker", config.engine.log_format)
+    raise_limit()
     uvloop.run(_run(config, engine))
 
 

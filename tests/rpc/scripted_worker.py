@@ -34,6 +34,8 @@ from protos import (
     worker_pb2_grpc,
 )
 
+CONTEXT_LENGTH = 2048
+
 
 def token(prompt: tuple[int, ...], choice: int, index: int) -> int:
     return (sum(prompt) * 31 + choice * 101 + index * 7) % 997
@@ -107,7 +109,7 @@ class ScriptedWorker(
                 "m",
                 self.fingerprint,
                 "d",
-                2048,
+                CONTEXT_LENGTH,
                 1000,
                 100,
                 synthetic=self.synthetic,
@@ -120,7 +122,7 @@ class ScriptedWorker(
         self, message: prefill_pb2.PrefillRequest, context: Any
     ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
         self.heard.append(("prefill", message))
-        request = convert.request_from_pb(message.request)
+        request = convert.request_from_pb(message.request, CONTEXT_LENGTH)
         if self.script.refuse_prefill:
             raise self.script.refuse_prefill
         try:
@@ -193,7 +195,7 @@ class ScriptedWorker(
             if self.script.silent:
                 continue
             if kind == "submit":
-                request = convert.request_from_pb(message.request)
+                request = convert.request_from_pb(message.request, CONTEXT_LENGTH)
                 names = {"id": request.id, "attempt": message.attempt}
                 if self.script.refuse_submit:
                     status = convert.error_to_pb(self.script.refuse_submit)

@@ -96,7 +96,7 @@ async def test_a_pipe_gets_the_bare_answer(backend: ScriptedBackend) -> None:
 
 
 async def test_the_key_comes_from_the_environment(backend: ScriptedBackend) -> None:
-    async with served(backend, api_key="sesame") as url:
+    async with served(backend, api_keys=("sesame",)) as url:
         refused = await asyncio.to_thread(piped, url, "Hi\n")
         welcome = await asyncio.to_thread(piped, url, "Hi\n", key="sesame")
     assert refused.returncode == 1 and "EYAS_API_KEY" in refused.stderr

@@ -28,6 +28,7 @@ from eyas.client import (
 )
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
+from eyas.common.errors import PayloadTooLarge
 from eyas.common.types import GenerationRequest
 from gateway.grpc_front import GrpcFront
 from gateway.metrics import GatewayMetrics
@@ -146,7 +147,7 @@ async def test_bad_prompts_are_named(client: AsyncClient) -> None:
         await client.generate([5000])
     with pytest.raises(InvalidRequest, match="prompt"):
         await client.generate("")
-    with pytest.raises(eyas.client.EyasError, match="4096 bytes"):
+    with pytest.raises(PayloadTooLarge, match="5005 vs. 4096"):
         await client.generate("x" * 5000)
 
 
@@ -214,7 +215,7 @@ async def test_unknown_model_timeout_and_no_server(backend: ScriptedBackend) -> 
 
 
 async def test_api_key(backend: ScriptedBackend) -> None:
-    async with served(backend, dataclasses.replace(CONFIG, api_key="secret")) as address:
+    async with served(backend, dataclasses.replace(CONFIG, api_keys=("secret",))) as address:
         for key in (None, "wrong"):
             async with AsyncClient(address, api_key=key) as client:
                 with pytest.raises(Unauthorized):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.request
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,6 +121,7 @@ async def test_prefill_runs_through_its_phases_and_does_not_cancel_what_is_done(
 async def test_a_prompt_whose_end_the_caller_did_not_take_is_cancelled() -> None:
     sent: list[Command] = []
     engine = EngineClient(sent.extend)
+    engine.ready = SimpleNamespace(context_length=128)
     engine.accept()
     asked = prefill_pb2.PrefillRequest(request=convert.request_to_pb(request(1)), attempt=1)
     for taken in (False, True):

@@ -17,7 +17,7 @@ from gateway.metrics import GatewayMetrics
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, Any] = {"model": "eyas-nano", "messages": MESSAGES}
 TEXT: dict[str, Any] = {"model": "eyas-nano", "prompt": "Hi"}
-CONFIG = GatewayConfig(max_body_bytes=4096, api_key="sesame")
+CONFIG = GatewayConfig(max_body_bytes=4096, api_keys=("sesame",))
 KEY = {"authorization": "Bearer sesame"}
 
 

@@ -27,7 +27,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, backend: ScriptedBackend) -> None:
         app = create_app(
-            GatewayConfig(api_key="k"), backend, backend.tokenizer, GatewayMetrics(CollectorRegistry())
+            GatewayConfig(api_keys=("k",)), backend, backend.tokenizer, GatewayMetrics(CollectorRegistry())
         )
         super().__init__(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
         self.socket = socket.create_server(("127.0.0.1", 0))
@@ -214,5 +214,5 @@ async def test_half_a_body_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
         async with asyncio.timeout(3):
             status = await reader.readline()
         writer.close()
-    assert b" 400 " in status
+    assert b" 408 " in status
     assert backend.requests == []

@@ -19,6 +19,7 @@ from eyas.common.errors import Unavailable
 from eyas.common.logging import JsonFormatter
 from eyas.worker import doctor
 from eyas.worker.doctor import examine
+from eyas.worker.http_protocol import Limits
 from eyas.worker.http_server import HttpServer
 from eyas.worker.ports import free_ports
 from gateway.backend import Backend
@@ -81,7 +82,7 @@ async def test_web_pages_of_other_origins_may_call_only_if_allowed() -> None:
     }
     async with client_of(GatewayConfig()) as client:
         assert "access-control-allow-origin" not in (await client.get("/v1/models", headers=origin)).headers
-    config = GatewayConfig(cors_origins=("https://chat.example",), api_key="k")
+    config = GatewayConfig(cors_origins=("https://chat.example",), api_keys=("k",))
     async with client_of(config) as client:
         asked = await client.options("/v1/chat/completions", headers=preflight)
         assert asked.status_code == 200  # asked without the key, as browsers do
@@ -99,8 +100,8 @@ async def test_web_pages_of_other_origins_may_call_only_if_allowed() -> None:
 async def examined(backend: Backend, metrics: GatewayMetrics, key: str | None = "k") -> int:
     """What the doctor says of a real gateway in front of `backend`."""
     port = next(free_ports())
-    app = create_app(GatewayConfig(api_key="k"), backend, nano_tokenizer(), metrics)
-    server = HttpServer(app, "127.0.0.1", port)
+    app = create_app(GatewayConfig(api_keys=("k",)), backend, nano_tokenizer(), metrics)
+    server = HttpServer(app, "127.0.0.1", port, Limits())
     await server.start()
     try:
         return await asyncio.to_thread(examine, f"http://127.0.0.1:{port}", key)

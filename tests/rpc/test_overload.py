@@ -16,6 +16,7 @@ from real_worker import RealWorker, real_worker, tiny_config
 from eyas.common.config import NANO, EngineConfig, GatewayConfig
 from eyas.common.discovery import registry
 from eyas.common.types import Role
+from eyas.worker.http_protocol import Limits
 from eyas.worker.http_server import HttpServer
 from eyas.worker.ports import free_ports
 from gateway.cluster import Cluster
@@ -42,7 +43,7 @@ async def gateway(*workers: RealWorker) -> AsyncIterator[httpx.AsyncClient]:
         Tokenizer.load(str(NANO)),
         GatewayMetrics(CollectorRegistry()),
     )
-    http = HttpServer(app, "127.0.0.1", port)
+    http = HttpServer(app, "127.0.0.1", port, Limits())
     await cluster.start()
     await http.start()
     async with httpx.AsyncClient(

@@ -90,13 +90,13 @@ def test_no_mixins() -> None:
 
 
 MAY_READ_THE_ENVIRONMENT = (
-    "eyas/common/config.py",
+    "eyas/common/api_keys.py",
     "eyas/engine/kernels/warm.py",  # Triton is told in no other way where to keep its kernels
     "eyas/engine/attention/flashinfer_backend.py",  # nor flashinfer how to call its compilers
 )
 
 
-def test_only_config_reads_the_environment() -> None:
+def test_few_read_the_environment() -> None:
     readers = [
         name
         for name, tree, _ in sources(*PACKAGES)

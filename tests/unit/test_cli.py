@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from eyas import cli
+from eyas.common import api_keys
 from eyas.common.config import (
     GPU_DEFAULTS,
     EngineConfig,
@@ -127,7 +128,7 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
     assert cli.worker_config(parse(*worker_argv(plain))) == plain
 
 
-def test_a_gateway_command_line_comes_back_as_its_config() -> None:
+def test_a_gateway_command_line_comes_back_as_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = GatewayConfig(
         host="0.0.0.0",
         port=1,
@@ -135,12 +136,45 @@ def test_a_gateway_command_line_comes_back_as_its_config() -> None:
         registry="static:a:1,b:2",
         model="/m",
         served_model="x",
-        api_key="k",
+        api_keys=("k", "l"),
         cors_origins=("https://a.example", "*"),
         log_format="json",
     )
+    monkeypatch.setenv(api_keys.VARIABLE, api_keys.environment(gateway.api_keys)[api_keys.VARIABLE])
     args = parse(*gateway_argv(gateway))
     assert cli.gateway_config(args, args.registry) == gateway
+
+
+def test_a_key_is_handed_on_out_of_sight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From a flag, a file or the environment; never into the command line of another process."""
+    monkeypatch.setenv(api_keys.VARIABLE, "from-environment")
+    file = tmp_path / "keys"
+    file.write_text("# ours\n\nfirst-key\n  second-key  \n")
+    for flags, keys in {
+        (): ("from-environment",),
+        ("--api-key", "from-flag"): ("from-flag",),
+        ("--api-key-file", str(file)): ("first-key", "second-key"),
+    }.items():
+        config = cli.gateway_config(parse("serve", *flags))
+        assert config.api_keys == keys
+        assert not any(key in word for key in keys for word in (*gateway_argv(config), repr(config)))
+    assert api_keys.VARIABLE not in api_keys.environment(())  # a worker's, or that of a gateway without keys
+
+
+@pytest.mark.parametrize("given", ["", "# not a key", "two words", "schlüssel"])
+def test_what_is_no_key_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str) -> None:
+    """Rather than that a server stands open whose owner thinks that it is locked."""
+    file = tmp_path / "keys"
+    file.write_text(given)
+    for flags in (["--api-key", given], ["--api-key-file", str(file)]):
+        with pytest.raises(ConfigError, match=flags[0]):
+            cli.gateway_config(parse("serve", *flags))
+    monkeypatch.setenv(api_keys.VARIABLE, given)
+    if given:
+        with pytest.raises(ConfigError, match=api_keys.VARIABLE):
+            cli.gateway_config(parse("serve"))
+    else:
+        assert cli.gateway_config(parse("serve")).api_keys == ()
 
 
 def test_only_the_embedded_model_has_the_embedded_head(tmp_path: Path) -> None:

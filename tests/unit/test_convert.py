@@ -53,7 +53,7 @@ request = st.builds(
     prompt_ids=tokens,
     params=params,
     choices=st.lists(st.builds(Choice, token, tokens), max_size=3).map(tuple),
-    timeout_s=single,
+    timeout_s=st.floats(2.0**-10, 2.0**20, width=32),
     speculative=st.booleans(),
 )
 timings = st.builds(Timings, single, single, single, st.integers(0, 2**62), st.text(max_size=4), token)
@@ -96,7 +96,7 @@ def over_the_wire(pb: Any) -> Any:
 
 @given(request)
 def test_requests(value: GenerationRequest) -> None:
-    assert convert.request_from_pb(over_the_wire(convert.request_to_pb(value))) == value
+    assert convert.request_from_pb(over_the_wire(convert.request_to_pb(value)), 5) == value
 
 
 @given(entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -15,13 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from eyas.common.config import EngineConfig, ServeConfig
-from eyas.common.errors import ConfigError
+from eyas.common import api_keys
+from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
+from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.common.types import Role
 from eyas.worker.child import Child
 from eyas.worker.plan import plan
 from eyas.worker.pool_folder import PREFIX, PoolFolder
 from eyas.worker.ports import free_ports, listen
+from eyas.worker.serve import Cluster
 
 # --- plan ----------------------------------------------------------------------------------------------
 
@@ -104,6 +107,36 @@ async def test_log_lines_are_forwarded_and_the_code_is_told() -> None:
     assert await child.exited() == 3
     child.kill()
     assert lines == [("one", "hello")] and list(child.tail) == ["hello"]
+
+
+async def test_a_process_has_the_environment_that_it_is_given() -> None:
+    lines: list[tuple[str, str]] = []
+    code = "import os; print(sorted(name for name in os.environ if name.startswith('EYAS')))"
+    child = Child("one", python(code), lambda *line: lines.append(line), {"EYAS_TOLD": "1"})
+    child.start()
+    await child.exited()
+    await until(lambda: lines)
+    child.kill()
+    assert lines == [("one", "['EYAS_TOLD']")]
+
+
+async def test_only_the_gateway_is_handed_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, str | None] = {}
+
+    class NotStarted(Child):
+        def start(self) -> None:
+            assert self._env is not None and not any("sesame" in word for word in self.argv)
+            told[self.name] = self._env.get(api_keys.VARIABLE)
+
+    monkeypatch.setenv(api_keys.VARIABLE, "of a client")
+    monkeypatch.setattr("eyas.worker.serve.Child", NotStarted)
+    monkeypatch.setattr("eyas.worker.serve.START_S", 0.0)
+    with contextlib.closing(free_ports()) as ports:
+        gateway = GatewayConfig(port=next(ports), grpc_port=next(ports), api_keys=("sesame", "open"))
+    with pytest.raises(DeadlineExceeded):
+        async with Cluster(ServeConfig(gateway), lambda *_: None):
+            pass
+    assert told == {"prefill-0": None, "decode-0": None, "draft-0": None, "gateway": "sesame\nopen"}
 
 
 async def test_a_stubborn_process_is_killed_in_bounded_time() -> None:

@@ -1,0 +1,17 @@
+"""How many files and connections this process may have open at a time. It knows the system's limit only."""
+
+from __future__ import annotations
+
+import resource
+
+MOST = 65536  # more would not be used
+
+
+def raise_limit() -> int:
+    """Raises the soft limit on open files to the hard one; gives what it is then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST if hard == resource.RLIM_INFINITY else min(MOST, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return MOST if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,234 @@
+"""HTTP/1.1 as strangers may speak it: uvicorn's protocol, with a bound on all that a client can stretch.
+
+It knows the size and the time of headers, idle and stalled connections, and how many there are. A body is
+the application's to read and to bound; what is asked and answered is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from eyas.common.errors import EyasError, HeadersTooLarge, InvalidRequest, RequestTimeout, Unavailable
+from eyas.common.logging import Rarely
+from gateway.openai_reply import error_body
+
+_CHUNK_LINES = 16  # bytes around a chunk of a body: its length and two ends of lines
+_log = logging.getLogger("eyas.gateway")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client may take of the server; times in seconds."""
+
+    connections: int = 4096
+    header_bytes: int = 64 * 1024  # the request's line and all headers
+    headers: int = 100
+    header_s: float = 10.0  # from a request's first byte, or the connection's start, to the last header
+    idle_s: float = 75.0  # between two requests
+    rest_s: float = 5.0  # for what is still to be sent or taken after the answer
+    stalled_s: float = 60.0  # for which a client may take nothing of its answer
+    pipelined: int = 16  # requests sent ahead of their answers
+
+
+class Connections:
+    """The open connections of a server. One too many takes the place of the one that has waited longest."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._open: set[HttpProtocol] = set()
+        self._waiting: dict[HttpProtocol, None] = {}  # for (the rest of) a request; the longest comes first
+        self._alarm = Rarely(_log)
+
+    def protocol(self, **given: Any) -> HttpProtocol:
+        """What uvicorn makes for each connection."""
+        return HttpProtocol(self, **given)
+
+    def enter(self, connection: HttpProtocol) -> None:
+        """Raises Unavailable if every place is taken by a connection that is at work."""
+        if len(self._open) >= self.limits.connections:
+            self._alarm.warning("%d HTTP connections are open: new ones replace idle ones", len(self._open))
+            if not self._waiting:
+                raise Unavailable("the server has too many connections")
+            longest = next(iter(self._waiting))
+            self.leave(longest)
+            longest.transport.abort()
+        self._open.add(connection)
+
+    def waits(self, connection: HttpProtocol) -> None:
+        self.works(connection)
+        if connection in self._open:
+            self._waiting[connection] = None
+
+    def works(self, connection: HttpProtocol) -> None:
+        self._waiting.pop(connection, None)
+
+    def leave(self, connection: HttpProtocol) -> None:
+        self.works(connection)
+        self._open.discard(connection)
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection. It has one timer, for what it waits for now, and none while a request is answered."""
+
+    def __init__(self, connections: Connections, **given: Any) -> None:
+        super().__init__(**given)
+        self._connections = connections
+        self._limits = connections.limits
+        self._header_bytes = 0  # of this request: of complete headers
+        self._loose_bytes = 0  # of this request: all but its body
+        self._in_header = True
+        self._in_body = False
+        self._refused = False
+        self._stalled: asyncio.TimerHandle | None = None
+
+    # --- the connection --------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        try:
+            self._connections.enter(self)
+        except EyasError as error:
+            self._refuse(error)
+            transport.close()
+            return
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.leave(self)
+        self._unset_keepalive_if_required()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self._limits.stalled_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._watch()  # it is closed when the client has taken all: that has an end, too
+
+    # --- a request -------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._loose_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+            if self._loose_bytes > self._limits.header_bytes:
+                raise self._too_large()
+        except httptools.HttpParserUpgrade:
+            pass  # to what is not spoken here: the request is answered as it stands
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, EyasError) else InvalidRequest("this is no HTTP request"))
+        except EyasError as error:
+            self._refuse(error)
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= self._limits.pipelined:
+            raise InvalidRequest("too many requests were sent ahead of their answers")
+        super().on_message_begin()
+        self._header_bytes = 0
+        self._in_header = True
+        self._watch()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value))
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > self._limits.header_bytes or len(self.headers) > self._limits.headers:
+            raise self._too_large()
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._in_header, self._in_body = False, True
+        self._watch()
+
+    def on_body(self, body: bytes) -> None:
+        self._loose_bytes = max(0, self._loose_bytes - len(body) - _CHUNK_LINES)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_body = False
+        self._loose_bytes = 0
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    # --- limits ----------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Sets the timer for what is waited for now."""
+        self._unset_keepalive_if_required()
+        ending = self._refused or self.transport.is_closing()
+        if self._answering and not ending:
+            self._connections.works(self)
+            return
+        self._connections.waits(self)
+        if ending or self._in_body:
+            self._after(self._limits.rest_s, self.transport.abort)
+        elif self._in_header:
+            self._after(self._limits.header_s, self._late)
+        else:
+            self._after(self._limits.idle_s, self.timeout_keep_alive_handler)
+
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, action)
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _late(self) -> None:
+        """The header did not come in time. A client that said nothing at all is not answered."""
+        if self._loose_bytes == 0:
+            self.transport.close()
+        else:
+            self._refuse(RequestTimeout(f"the header did not arrive within {self._limits.header_s:g} s"))
+
+    def _too_large(self) -> HeadersTooLarge:
+        limits = self._limits
+        return HeadersTooLarge(
+            f"the header has more than {limits.headers} lines or {limits.header_bytes} bytes"
+        )
+
+    def _refuse(self, error: EyasError) -> None:
+        """Answers `error` and ends the connection; what comes meanwhile is thrown away.
+
+        Closed at once, it would be reset, and a client that still sends would not see the answer.
+        """
+        self._refused = True
+        if self._answering:
+            if not self._in_body or self.pipeline or self.cycle.response_started:
+                self.transport.abort()  # another answer is due first: there is no place for this one
+                return
+            self.cycle.disconnected = True  # this is the answer: the application's has nowhere to go
+            self.cycle.message_event.set()
+        body = error_body(error)
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[error.http_status] + head.encode() + body)
+        self.transport.write_eof()
+        self._watch()
