@@ -53,7 +53,7 @@ async def admitted(backend: Backend, tokenizer: Tokenizer, call: Call) -> AsyncI
         for request in call.requests:
             stream = await backend.start(request)
             owned.push_async_callback(stream.aclose)
-            streams.append(TextStream(stream, request, tokenizer, call.stops))
+            streams.append(TextStream(stream, request, tokenizer, call.rules))
         yield Answer(streams, call.n)
 
 

@@ -36,14 +36,26 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ConfigError(f"the chat template does not compile: line {error.lineno}: {error}") from error
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt that asks for the next assistant message.
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt that asks for the next assistant message, or for the rest of the last one.
 
         Raises InvalidRequest if the template refuses the messages or fails on them.
         """
         try:
             return self._template.render(
-                messages=[dict(message) for message in messages], add_generation_prompt=True, **self._special
+                **{
+                    **self._special,
+                    **(template_kwargs or {}),
+                    "messages": [dict(message) for message in messages],
+                    "add_generation_prompt": add_generation_prompt,
+                }
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise InvalidRequest(

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from eyas.common.errors import ConfigError
 
+_CONTEXT = 16  # tokens before a text that may change how it begins
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -34,9 +35,12 @@ class TokenBytes:
         self._table = [b""] * (max(vocabulary.values(), default=-1) + 1)
         self._names = [""] * len(self._table)
         for piece, id in vocabulary.items():
-            special = id in added and added[id].special
-            self._table[id] = b"" if special else to_bytes(piece)
+            self._table[id] = to_bytes(piece)
             self._names[id] = piece
+        self._shown = list(self._table)
+        for id, token in added.items():
+            if token.special:
+                self._table[id] = b""
         # SentencePiece writes a space before the first word; decoding takes one away again.
         self.drops_first_space = _strips_first_space(decoder)
 
@@ -46,9 +50,9 @@ class TokenBytes:
     def __getitem__(self, id: int) -> bytes:
         return self._table[id] if 0 <= id < len(self._table) else b""
 
-    def join(self, ids: Sequence[int]) -> bytes:
-        """What `ids` contribute together."""
-        table, known = self._table, len(self._table)
+    def join(self, ids: Sequence[int], *, special: bool = False) -> bytes:
+        """What `ids` contribute together, special tokens included or not."""
+        table, known = self._shown if special else self._table, len(self._table)
         return b"".join([table[id] for id in ids if 0 <= id < known])
 
     def label(self, id: int) -> tuple[str, bytes]:
@@ -62,14 +66,19 @@ class TokenBytes:
 class Detokenizer:
     """The text of one choice, as its tokens come."""
 
-    def __init__(self, table: TokenBytes) -> None:
+    def __init__(
+        self, table: TokenBytes, context: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> None:
+        """The text goes on where that of `context` ends; without one it begins anew."""
         self._table = table
+        self._special = not skip_special_tokens
         self._begun = b""  # the bytes of a character that is not whole yet
         self._drop_space = table.drops_first_space
+        self.feed(context[-_CONTEXT:])
 
     def feed(self, ids: Sequence[int]) -> str:
         """The characters that these tokens completed (often one word each, sometimes none)."""
-        return self._decode(self._table.join(ids), final=False)
+        return self._decode(self._table.join(ids, special=self._special), final=False)
 
     def flush(self) -> str:
         """Ends the text: a character still unfinished becomes U+FFFD."""
@@ -83,12 +92,6 @@ class Detokenizer:
             self._drop_space = False
             return text.removeprefix(" ")
         return text
-
-
-def decode(table: TokenBytes, ids: Sequence[int]) -> str:
-    """The text of `ids` at once."""
-    text = table.join(ids).decode("utf-8", "replace")
-    return text.removeprefix(" ") if table.drops_first_space else text
 
 
 def _piece_decoder(decoder: dict[str, Any]) -> Callable[[str], bytes]:

@@ -21,7 +21,7 @@ from gateway.admission import ServedModel, Wish, admit, check_model, served_mode
 from gateway.backend import Backend
 from gateway.metrics import GatewayMetrics
 from gateway.schema import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
-from gateway.text import Delta, TextStream, Usage
+from gateway.text import Delta, TextRules, TextStream, Usage
 from gateway.tokenizer import Tokenizer
 from protos import eyas_pb2, eyas_pb2_grpc
 
@@ -62,7 +62,8 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         prompt = await self._tokenizer.encode_chat(
             [{"role": message.role, "content": message.content} for message in request.messages]
         )
-        async with contextlib.aclosing(self._run(prompt, request.options, context)) as events:
+        rules = TextRules(_stops(request.options))
+        async with contextlib.aclosing(self._run(prompt, request.options, rules, context)) as events:
             async for event in events:
                 yield event
 
@@ -74,7 +75,8 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             prompt = tuple(request.ids.ids)
         else:
             prompt = await self._tokenizer.encode_prompt(request.text)
-        async with contextlib.aclosing(self._run(prompt, request.options, context)) as events:
+        rules = TextRules(_stops(request.options), continues_prompt=True)
+        async with contextlib.aclosing(self._run(prompt, request.options, rules, context)) as events:
             async for event in events:
                 yield event
 
@@ -108,12 +110,12 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self,
         prompt: tuple[int, ...],
         options: eyas_pb2.GenerateOptions,
+        rules: TextRules,
         context: Context,
     ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
         """Admit the prompt, then its deltas, then its usage; whatever ends the call frees the cluster."""
         model = served_model(self._config, await self._backend.models())
         timeout_s = min(self._config.request_timeout_s, context.time_remaining() or float("inf"))
-        stops = _stops(options)
         request = admit(model, prompt, _wish(options), timeout_s)
         async with contextlib.AsyncExitStack() as owned:
             meter = owned.enter_context(self._metrics.meter())
@@ -121,7 +123,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
                 contextlib.aclosing(await self._backend.start(request))
             )
             await _mark(model, context)
-            text = TextStream(generation, request, self._tokenizer, stops)
+            text = TextStream(generation, request, self._tokenizer, rules)
             owned.callback(lambda: meter.ended(text.usage, [text.course]))
             async for delta in text.deltas():
                 meter.delta(delta)

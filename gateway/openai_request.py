@@ -15,6 +15,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from gateway.admission import ServedModel, Wish, admit, check_model
 from gateway.schema import ChatBody, GenerationBody, TextBody
+from gateway.text import TextRules
 from gateway.tokenizer import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
@@ -38,7 +39,7 @@ class Call:
     model: ServedModel
     requests: tuple[GenerationRequest, ...]
     n: int
-    stops: tuple[str, ...]
+    rules: TextRules
     stream: bool
     include_usage: bool
     timings: bool
@@ -65,7 +66,7 @@ async def chat_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     wish = _wish(body, limit, (body.top_logprobs or 0) if body.logprobs else None)
     request = admit(model, prompt, wish, timeout_s(config, body.timeout))
-    return _call("chatcmpl-", model, body, [request])
+    return _call("chatcmpl-", model, body, TextRules(tuple(body.stop or ())), [request])
 
 
 async def text_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: TextBody) -> Call:
@@ -79,7 +80,8 @@ async def text_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
         requests.append(admit(model, ids, wish, timeout_s(config, body.timeout)))
         if body.echo:
             echoes.append(prompt if isinstance(prompt, str) else tokenizer.decode(ids))
-    return _call("cmpl-", model, body, requests, echoes)
+    rules = TextRules(tuple(body.stop or ()), continues_prompt=True)
+    return _call("cmpl-", model, body, rules, requests, echoes)
 
 
 def timeout_s(config: GatewayConfig, asked: float | None) -> float:
@@ -97,6 +99,7 @@ def _call(
     prefix: str,
     model: ServedModel,
     body: GenerationBody,
+    rules: TextRules,
     requests: Sequence[GenerationRequest],
     echoes: Sequence[str] = (),
 ) -> Call:
@@ -106,7 +109,7 @@ def _call(
         model=model,
         requests=tuple(requests),
         n=body.n or 1,
-        stops=tuple(body.stop or ()),
+        rules=rules,
         stream=body.stream,
         include_usage=body.include_usage,
         timings=body.timings,

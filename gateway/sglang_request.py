@@ -20,6 +20,7 @@ from eyas.common.params import MAX_TOP_LOGPROBS, SamplingParams
 from gateway.admission import ServedModel, Wish, admit, check_model
 from gateway.openai_request import Call, timeout_s
 from gateway.schema import MAX_CHOICES, MAX_PROMPTS, Body, is_ids, refuse, stop_list
+from gateway.text import TextRules
 from gateway.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -163,7 +164,7 @@ async def generate_call(
         model=model,
         requests=tuple(requests),
         n=wish.n,
-        stops=tuple(body.sampling_params.stop or ()),
+        rules=TextRules(tuple(body.sampling_params.stop or ()), continues_prompt=True),
         stream=body.stream,
         include_usage=False,
         timings=body.timings,

@@ -7,7 +7,7 @@ usage. It knows tokens and text; it refuses to know HTTP, JSON and protobuf.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 
 import msgspec
 
@@ -16,6 +16,18 @@ from eyas.common.types import Entry, Finish, GenerationRequest, Timings, TokenLo
 from gateway.backend import GenerationStream
 from gateway.stop import StopMatcher
 from gateway.tokenizer import Tokenizer
+
+
+class TextRules(msgspec.Struct, frozen=True):
+    """How the tokens of a request are shown.
+
+    `continues_prompt`: the text goes on where the prompt's ends (a completion) instead of beginning anew (an
+    answer), which tells a tokenizer with marked spaces whether its first space is shown.
+    """
+
+    stops: tuple[str, ...] = ()
+    continues_prompt: bool = False
+    skip_special_tokens: bool = True
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -91,10 +103,11 @@ class Course(msgspec.Struct):
 class ChoiceText:
     """One choice's tokens on their way to text."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], min_tokens: int) -> None:
-        self._detokenizer = tokenizer.detokenizer()
-        self._matcher = StopMatcher(stops)
-        self._min_tokens = min_tokens
+    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, rules: TextRules) -> None:
+        context = request.prompt_ids if rules.continues_prompt else ()
+        self._detokenizer = tokenizer.detokenizer(context, skip_special_tokens=rules.skip_special_tokens)
+        self._matcher = StopMatcher(rules.stops)
+        self._min_tokens = request.params.min_tokens
         self._tokens = 0
         self._length = 0  # characters decoded so far, held ones included
 
@@ -170,15 +183,12 @@ class TextStream:
         stream: GenerationStream,
         request: GenerationRequest,
         tokenizer: Tokenizer,
-        stops: Sequence[str] = (),
+        rules: TextRules,
     ) -> None:
         self.usage = Usage(prompt_tokens=len(request.prompt_ids))
         self.course = Course()
         self._stream = stream
-        self._open = {
-            choice.index: ChoiceText(tokenizer, stops, request.params.min_tokens)
-            for choice in request.choices
-        }
+        self._open = {choice.index: ChoiceText(tokenizer, request, rules) for choice in request.choices}
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Ends after every choice has finished. Raises what the generation stream raises."""

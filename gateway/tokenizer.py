@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from eyas.common.errors import ConfigError, InvalidRequest
 from gateway.chat import ChatTemplate, Message
-from gateway.detokenize import Detokenizer, TokenBytes, decode
+from gateway.detokenize import Detokenizer, TokenBytes
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 _LONG_TEXT = 16_384  # characters; longer ones are tokenized in a thread, so that other streams go on
@@ -53,26 +53,42 @@ class Tokenizer:
         # The batch form gives up the GIL while it works, the plain one does not.
         return tuple(self._hf.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
-    async def encode_prompt(self, text: str) -> tuple[int, ...]:
+    async def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The ids of a completion's prompt."""
-        return await self._encode(text, special=True)
+        return await self._encode(text, special=add_special_tokens)
 
-    async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The ids that ask for the next assistant message.
+    async def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """The ids that ask for the next assistant message, or for the rest of the last one.
 
-        Raises InvalidRequest if the model has no chat template or its template refuses the messages.
+        `template_kwargs` are further variables of the template. Raises InvalidRequest if there is no chat
+        template, or if its template refuses the messages or fails on them.
         """
         if self._template is None:
             raise InvalidRequest("the model has no chat template: use /v1/completions", param="messages")
+        text = self._template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+        )
         # The template writes the special tokens itself.
-        return await self._encode(self._template.render(messages), special=False)
+        return await self._encode(text, special=False)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens left out; broken UTF-8 becomes U+FFFD."""
-        return decode(self.table, ids)
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; broken UTF-8 becomes U+FFFD."""
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return detokenizer.feed(ids) + detokenizer.flush()
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self.table)
+    def detokenizer(self, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
+        """For text that goes on where the text of `context` ends; without one, for a text of its own."""
+        return Detokenizer(self.table, context, skip_special_tokens=skip_special_tokens)
 
     async def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
         if len(text) < _LONG_TEXT:

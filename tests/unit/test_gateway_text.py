@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Entry, Finish, GenerationRequest, TokenLogprob
 from gateway.chat import ChatTemplate
 from gateway.stop import StopMatcher
-from gateway.text import ChoiceText, TextStream
+from gateway.text import ChoiceText, TextRules, TextStream
 from gateway.tokenizer import Tokenizer
 
 TEMPLATE = (
@@ -150,6 +151,11 @@ def entry(tokens: list[int], index: int, finish: Finish | None = None, **more: A
     return Entry("r", 1, 0, index, tuple(tokens), scored, finish, **more)
 
 
+def choice_text(tokenizer: Tokenizer, stops: Sequence[str] = (), min_tokens: int = 0) -> ChoiceText:
+    request = GenerationRequest("r", (1,), SamplingParams(min_tokens=min_tokens))
+    return ChoiceText(tokenizer, request, TextRules(tuple(stops)))
+
+
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.integers(0, 2))
 def test_text_and_usage_do_not_depend_on_the_steps(cuts: list[int], min_tokens: int) -> None:
     tokenizer = Tokenizer(byte_level())
@@ -162,7 +168,7 @@ def test_text_and_usage_do_not_depend_on_the_steps(cuts: list[int], min_tokens: 
     steps.append(entry(ids[start:], start))
     results = []
     for entries in (alone, steps):
-        choice = ChoiceText(tokenizer, [" cat"], min_tokens)
+        choice = choice_text(tokenizer, [" cat"], min_tokens)
         deltas = []
         for one in entries:
             deltas.append(choice.push(one))
@@ -183,7 +189,7 @@ def test_text_and_usage_do_not_depend_on_the_steps(cuts: list[int], min_tokens: 
 def test_min_tokens_hides_early_stop_strings() -> None:
     tokenizer = Tokenizer(byte_level())
     ids = list(tokenizer.encode("x the cat the"))
-    choice = ChoiceText(tokenizer, ["the"], min_tokens=len(ids) - 1)
+    choice = choice_text(tokenizer, ["the"], min_tokens=len(ids) - 1)
     assert choice.push(entry(ids, 0)).text == "x the cat "
 
 
@@ -191,7 +197,7 @@ def test_the_token_that_stopped_the_engine_is_no_text() -> None:
     tokenizer = Tokenizer(byte_level())
     word = list(tokenizer.encode("cat"))
     last = byte_level().token_to_id("x")
-    delta = ChoiceText(tokenizer, ["ca#"], 0).push(entry([*word, last], 0, Finish.STOP))
+    delta = choice_text(tokenizer, ["ca#"]).push(entry([*word, last], 0, Finish.STOP))
     assert (delta.text, delta.tokens, delta.finish) == ("cat", (*word, last), Finish.STOP)
 
 
@@ -208,7 +214,7 @@ def test_what_is_read_at_once_is_what_is_read_by_token(ids: list[int], cuts: lis
         entry(ids[a:b], a, end if b == len(ids) else None, accepted=b - a, offered=b - a + 1)
         for a, b in zip(bounds, bounds[1:], strict=False)
     ]
-    at_once, by_token = ChoiceText(tokenizer, [], 0), ChoiceText(tokenizer, [], 0)
+    at_once, by_token = choice_text(tokenizer), choice_text(tokenizer)
     for one in entries:
         unscored = msgspec.structs.replace(one, logprobs=())
         wanted = msgspec.structs.replace(by_token.push(one), logprobs=(), offsets=())
@@ -236,7 +242,7 @@ async def test_drafts_after_a_stop_string_are_not_counted() -> None:
     tokenizer = Tokenizer(byte_level())
     ids = list(tokenizer.encode("xyz"))
     stream = Script([entry(ids[:1], 0), entry([*ids[1:], *ids], 1, accepted=4, offered=6), entry(ids, 6)])
-    text = TextStream(stream, GenerationRequest("r", (1, 2), SamplingParams()), tokenizer, ["y"])
+    text = TextStream(stream, GenerationRequest("r", (1, 2), SamplingParams()), tokenizer, TextRules(("y",)))
     assert "".join([delta.text async for delta in text.deltas()]) == "x"
     usage = text.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (2, 2)
@@ -246,7 +252,7 @@ async def test_drafts_after_a_stop_string_are_not_counted() -> None:
 
 async def test_a_stream_that_just_ends_is_an_error() -> None:
     request = GenerationRequest("r", (1,), SamplingParams(), (Choice(0), Choice(1)))
-    text = TextStream(Script([entry([5], 0, Finish.LENGTH)]), request, Tokenizer(byte_level()))
+    text = TextStream(Script([entry([5], 0, Finish.LENGTH)]), request, Tokenizer(byte_level()), TextRules())
     with pytest.raises(EyasError, match="ended before"):
         [delta async for delta in text.deltas()]
 
