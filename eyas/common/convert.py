@@ -56,6 +56,7 @@ def params_to_pb(params: SamplingParams) -> common_pb2.SamplingParams:
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs,
+        bad_words=[common_pb2.Run(ids=word) for word in params.bad_words],
     )
 
 
@@ -75,6 +76,7 @@ def params_from_pb(pb: common_pb2.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(pb.stop_token_ids),
         ignore_eos=pb.ignore_eos,
         logprobs=pb.logprobs if pb.HasField("logprobs") else None,
+        bad_words=tuple(tuple(word.ids) for word in pb.bad_words),
     )
 
 

@@ -43,6 +43,7 @@ params = st.builds(
     stop_token_ids=tokens,
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, 20),
+    bad_words=st.lists(tokens, max_size=3).map(tuple),
 )
 request = st.builds(
     GenerationRequest,

@@ -31,6 +31,8 @@ def test_the_defaults_are_valid() -> None:
         ("seed", 2**64 - 1),
         ("stop_token_ids", (0, VOCAB - 1)),
         ("logprobs", 20),
+        ("top_k", 2**31 - 1),
+        ("bad_words", ((0,) * 512,) * 128),
     ],
 )
 def test_the_edge_is_allowed(field: str, value: Any) -> None:
@@ -61,6 +63,13 @@ def test_the_edge_is_allowed(field: str, value: Any) -> None:
         ("stop_token_ids", (VOCAB,)),
         ("stop_token_ids", tuple([0] * 65)),
         ("logprobs", 21),
+        ("max_tokens", 2**31),
+        ("top_k", 2**31),
+        ("bad_words", ((VOCAB,),)),
+        ("bad_words", ((-1, 2),)),
+        ("bad_words", ((),)),
+        ("bad_words", ((0,) * 513,)),
+        ("bad_words", ((0,),) * 129),
     ],
 )
 def test_past_the_edge_is_refused_by_name(field: str, value: Any) -> None:
