@@ -64,6 +64,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
     ) -> tuple[int, ...]:
         """The ids that ask for the next assistant message, or for the rest of the last one.
 
@@ -79,7 +80,14 @@ class Tokenizer:
             template_kwargs=template_kwargs,
         )
         # The template writes the special tokens itself.
-        return await self._encode(text, special=False)
+        return await self._encode(text, special=add_special_tokens)
+
+    async def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The ids of each word as it stands at a text's beginning and after a space.
+
+        As in vLLM the second counts only where it is as long as the first and begins with another id.
+        """
+        return await asyncio.to_thread(self._spellings, words)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`; broken UTF-8 becomes U+FFFD."""
@@ -89,6 +97,16 @@ class Tokenizer:
     def detokenizer(self, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
         """For text that goes on where the text of `context` ends; without one, for a text of its own."""
         return Detokenizer(self.table, context, skip_special_tokens=skip_special_tokens)
+
+    def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        found = []
+        for word in words:
+            plain = self.encode(word.lstrip(), special=False)
+            spaced = self.encode(" " + word.lstrip(), special=False)
+            found.append(plain)
+            if plain and len(spaced) == len(plain) and spaced[0] != plain[0]:
+                found.append(spaced)
+        return tuple(found)
 
     async def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
         if len(text) < _LONG_TEXT:
