@@ -18,7 +18,6 @@ from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -41,6 +40,7 @@ from gateway.sglang_request import GenerateBody, generate_call
 from gateway.text import Delta
 from gateway.tokenizer import Tokenizer
 from gateway.wire import (
+    Cors,
     Doorkeeper,
     WhileConnected,
     on_eyas_error,
@@ -71,7 +71,7 @@ def create_app(
     app.add_middleware(Doorkeeper, metrics=metrics)
     if config.cors_origins:
         app.add_middleware(
-            CORSMiddleware,
+            Cors,
             allow_origins=config.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],

@@ -14,6 +14,7 @@ from itertools import islice
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -82,6 +83,15 @@ class WhileConnected(Response):
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class Cors(CORSMiddleware):
+    """Starlette's, whose answers to a preflight always name `Authorization`, which `*` does not cover."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        response.headers.setdefault("access-control-allow-headers", "Authorization, Content-Type")
+        return response
 
 
 class Doorkeeper:
