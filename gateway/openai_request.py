@@ -150,10 +150,10 @@ async def _wish(
 ) -> Wish:
     words = await tokenizer.spellings(body.bad_words) if body.bad_words else ()
     return Wish(
-        sampling_params(body, min_tokens=body.min_tokens or 0, bad_words=words, logprobs=logprobs),
+        sampling_params(body, min_tokens=body.min_tokens, bad_words=words, logprobs=logprobs),
         max_tokens,
         seed=body.seed,
-        n=body.n or 1,
+        n=body.n,
         speculative=body.speculative,
         truncate_prompt=body.truncate_prompt_tokens,
     )
@@ -172,7 +172,7 @@ def _call(
         created=int(time.time()),
         model=model,
         requests=tuple(requests),
-        n=body.n or 1,
+        n=body.n,
         rules=rules,
         stream=body.stream,
         include_usage=body.include_usage,

@@ -89,8 +89,8 @@ BadWord = Annotated[str, Field(max_length=MAX_STOP_LENGTH, pattern=r"\S")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Biases = Annotated[
     dict[TokenId, Bias],
-    BeforeValidator(_id_keys, json_schema_input_type=dict[str, Bias]),
     Field(max_length=MAX_BIASED_TOKENS),
+    BeforeValidator(_id_keys, json_schema_input_type=dict[str, Bias]),
 ]
 Prompts = Annotated[
     list[str | list[int]],
@@ -100,7 +100,9 @@ Prompts = Annotated[
 
 class TextPart(Body):
     type: Annotated[str, BeforeValidator(_only_text, json_schema_input_type=Literal["text"])]
+    """The kind of part."""
     text: str
+    """The text."""
 
 
 class Message(Body):
@@ -133,20 +135,20 @@ class SamplingFields(Body):
     top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
     """Keeps this many of the likeliest tokens; -1 and 0 keep all. The model's default, else all."""
     min_p: float | None = Field(None, ge=0, lt=1)
-    """Keeps tokens that have at least this share of the likeliest one's probability."""
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    """Keeps tokens that have at least this share of the likeliest one's probability. As above, else 0."""
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
     """Subtracted once from the logits of tokens in the output."""
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
     """Subtracted from the logits of tokens in the output, for each time they stand there."""
     repetition_penalty: float | None = Field(None, gt=0, le=10)
-    """Weakens tokens of prompt and output by this factor."""
+    """Weakens tokens of prompt and output by this factor. As above, else 1, which is none."""
     logit_bias: Biases | None = None
     """Added to the logits of these token ids; at most 1024, each -100 to 100."""
     stop: Stops | None = None
     """Texts that end a choice: one or at most 16, each of 1 to 512 characters."""
     stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     """Tokens that end a choice, beside the model's own."""
-    ignore_eos: bool | None = None
+    ignore_eos: bool = False
     """The model's own end does not end a choice."""
     skip_special_tokens: bool = True
     """Special tokens are left out of the text."""
@@ -167,11 +169,11 @@ class GenerationBody(SamplingFields):
     """Answers as server-sent events, as tokens come."""
     stream_options: StreamOptions | None = None
     """Read with `stream` only."""
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    """How many answers each prompt gets; 1 unless given."""
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    """How many answers each prompt gets."""
     max_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
     """The longest answer, in tokens. Chat: what fits, at most 4096; completions: 16."""
-    min_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    min_tokens: int = Field(0, ge=0, le=INT32_MAX)
     """The shortest answer, in tokens: nothing ends it before."""
     seed: Seed | None = None
     """Fixes the whole answer; random unless given."""
@@ -241,7 +243,7 @@ class ChatBody(TemplateFields, GenerationBody):
     """The chat so far."""
     max_completion_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
     """The newer name of `max_tokens`; it wins."""
-    logprobs: bool | None = None
+    logprobs: bool = False
     """The answer also tells the log-probability of each token."""
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     """With `logprobs`: and this many of the likeliest tokens of its place."""
