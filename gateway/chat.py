@@ -18,6 +18,8 @@ from eyas.common.errors import ConfigError, InvalidRequest
 
 Message = Mapping[str, str]  # role and content
 
+_MARK = "<|the final message ends here|>"
+
 
 class ChatTemplate:
     """One compiled template. `special` are the names it may use, such as bos_token."""
@@ -48,19 +50,34 @@ class ChatTemplate:
 
         Raises InvalidRequest if the template refuses the messages or fails on them.
         """
+        chat = [dict(message) for message in messages]
+        if continue_final_message:
+            final = chat[-1]["content"]
+            chat[-1]["content"] = f"{final}{_MARK} "
         try:
-            return self._template.render(
+            text = self._template.render(
                 **{
                     **self._special,
                     **(template_kwargs or {}),
-                    "messages": [dict(message) for message in messages],
-                    "add_generation_prompt": add_generation_prompt,
+                    "messages": chat,
+                    "add_generation_prompt": add_generation_prompt and not continue_final_message,
                 }
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise InvalidRequest(
                 f"the chat template refused the messages: {error}", param="messages"
             ) from error
+        return _cut_at_mark(text, final) if continue_final_message else text
+
+
+def _cut_at_mark(text: str, final: str) -> str:
+    """The prompt up to where its final message ends, stripped where the template strips messages."""
+    before, mark, after = text.rpartition(_MARK)
+    if not mark or final.strip() not in before:
+        raise InvalidRequest(
+            "the chat template changes the final message, so it cannot be continued", param="messages"
+        )
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
