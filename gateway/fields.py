@@ -15,6 +15,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
     ValidationError,
     model_validator,
 )
@@ -44,13 +45,6 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
     unsupported: ClassVar[Mapping[str, Unsupported]] = {}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {name: field for name, field in value.items() if field is not None}
-
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler.resolve_ref_schema(handler(core))
@@ -59,13 +53,18 @@ class Body(BaseModel):
             schema["properties"][name] = {"enum": values, "description": f"Not supported: {known.reason}."}
         return schema
 
-    @model_validator(mode="after")
-    def _refuse_unsupported(self) -> Self:
-        for name, value in (self.model_extra or {}).items():
-            known = self.unsupported.get(name)
-            if known is not None and not known.admits(value):
+    @model_validator(mode="wrap")
+    @classmethod
+    def _judge(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        """Null means absent; a field that is known and not supported asks for nothing, or is refused."""
+        if isinstance(value, dict) and None in value.values():
+            value = {name: field for name, field in value.items() if field is not None}
+        body = read(value)
+        for name, field in (body.model_extra or {}).items():
+            known = cls.unsupported.get(name)
+            if known is not None and not known.admits(field):
                 refuse(name, f"is not supported: {known.reason}")
-        return self
+        return body
 
 
 def refuse(field: str, reason: str) -> NoReturn:
@@ -99,15 +98,14 @@ def parse(kind: type[B], body: bytes) -> B:
 
 def ignored(body: Body, prefix: str = "") -> Iterator[str]:
     """The fields of the body and of what it holds that nothing reads, as messages[0].name."""
-    yield from (prefix + name for name in body.model_extra or () if name not in body.unsupported)
-    for name in body.model_fields_set & type(body).model_fields.keys():
-        value = getattr(body, name)
+    if extra := body.model_extra:
+        yield from (prefix + name for name in extra if name not in body.unsupported)
+    for name, value in body.__dict__.items():
         if isinstance(value, Body):
             yield from ignored(value, f"{prefix}{name}.")
-        elif isinstance(value, list):
+        elif isinstance(value, list) and value and isinstance(value[0], Body):
             for i, item in enumerate(value):
-                if isinstance(item, Body):
-                    yield from ignored(item, f"{prefix}{name}[{i}].")
+                yield from ignored(item, f"{prefix}{name}[{i}].")
 
 
 def _first_problem(error: ErrorDetails) -> InvalidRequest:

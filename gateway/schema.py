@@ -10,7 +10,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from gateway import unsupported
@@ -48,13 +57,12 @@ def _prompt_list(value: Any) -> list[str | list[int]]:
     return value
 
 
-def _parts(value: Any) -> Any:
-    """A message's text as a list of parts, which is the other way to write it."""
+def _text_or_parts(value: Any, parts: ValidatorFunctionWrapHandler) -> Any:
     if isinstance(value, str):
-        return [{"type": "text", "text": value}]
+        return value
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of parts")
-    return value
+    return parts(value)
 
 
 def _only_text(kind: Any) -> Any:
@@ -105,17 +113,25 @@ class TextPart(Body):
     """The text."""
 
 
+# Text stays text. A wrapped list, not a union: errors then say which part is wrong.
+Content = Annotated[
+    list[TextPart], WrapValidator(_text_or_parts, json_schema_input_type=str | list[TextPart])
+]
+
+
 class Message(Body):
     unsupported = unsupported.MESSAGE
 
     role: Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_system_role)]
     """Whose words these are; a developer's are the system's."""
-    content: Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])]
+    content: Content
     """Text, or parts of text, which are joined by newlines."""
 
     def as_dict(self) -> dict[str, str]:
         """What chat templates read."""
-        return {"role": self.role, "content": "\n".join(part.text for part in self.content)}
+        content: str | list[TextPart] = self.content
+        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+        return {"role": self.role, "content": text}
 
 
 class StreamOptions(Body):
