@@ -32,7 +32,7 @@ MAX_STOP_LENGTH = 512
 MAX_BAD_WORDS = 64
 
 _RESERVED = ("messages", "add_generation_prompt", "continue_final_message")  # variables of every template
-_TOKEN_ID = re.compile(r"\d{1,10}")
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
 def _stop_list(value: Any) -> Any:
@@ -194,7 +194,7 @@ class GenerationBody(SamplingFields):
     seed: Seed | None = None
     """Fixes the whole answer; random unless given."""
     bad_words: list[BadWord] | None = Field(None, max_length=MAX_BAD_WORDS)
-    """Texts that no choice may hold, with or without a space before them, as the tokenizer spells them."""
+    """Texts of at most 64 tokens that no choice may hold, with or without a space before them."""
     include_stop_str_in_output: bool = False
     """What stopped a choice is the end of its text."""
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)

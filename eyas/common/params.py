@@ -14,7 +14,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_BIASED_TOKENS = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_BAD_WORDS = 128
-MAX_BAD_WORD_TOKENS = 512
+MAX_BAD_WORD_TOKENS = 64
 INT32_MAX = 2**31 - 1  # the largest whole number on the wire, seeds aside
 
 

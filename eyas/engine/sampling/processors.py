@@ -46,6 +46,8 @@ def _banned(row: Row) -> list[int]:
 
 
 def _ends_with(ids: Sequence[int], run: Sequence[int]) -> bool:
+    if not run or not ids or ids[-1] != run[-1]:  # nearly always says it all
+        return not run
     return len(run) <= len(ids) and ids[len(ids) - len(run) :] == run
 
 
