@@ -83,10 +83,7 @@ class Tokenizer:
         return await self._encode(text, special=add_special_tokens)
 
     async def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The ids of each word as it stands at a text's beginning and after a space.
-
-        As in vLLM the second counts only where it is as long as the first and begins with another id.
-        """
+        """The ids of each word as it stands at a text's beginning and after a space, each spelling once."""
         return await asyncio.to_thread(self._spellings, words)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -99,14 +96,8 @@ class Tokenizer:
         return Detokenizer(self.table, context, skip_special_tokens=skip_special_tokens)
 
     def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        found = []
-        for word in words:
-            plain = self.encode(word.lstrip(), special=False)
-            spaced = self.encode(" " + word.lstrip(), special=False)
-            found.append(plain)
-            if plain and len(spaced) == len(plain) and spaced[0] != plain[0]:
-                found.append(spaced)
-        return tuple(found)
+        texts = (space + word.lstrip() for word in words for space in ("", " "))
+        return tuple(dict.fromkeys(self.encode(text, special=False) for text in texts))
 
     async def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
         if len(text) < _LONG_TEXT:
