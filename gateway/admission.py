@@ -28,7 +28,8 @@ class Wish:
     """What a caller wants done with a prompt.
 
     `max_tokens` None: what fits, up to what the model wants or, if it wants nothing, `default_max_tokens`.
-    `params.max_tokens` is not read. `seed` None: a random one.
+    `params.max_tokens` is not read; a `params.top_k` of -1 means all, as 0 does. `seed` None: a random one.
+    `truncate_prompt`: how many of the prompt's last tokens are kept; -1: what leaves room for `max_tokens`.
     """
 
     params: SamplingParams = SamplingParams()
@@ -37,6 +38,11 @@ class Wish:
     seed: int | None = None
     n: int = 1
     speculative: bool = True
+    truncate_prompt: int | None = None
+
+    def with_params(self, **changes: Any) -> Wish:
+        """The same with some parameters changed."""
+        return dataclasses.replace(self, params=msgspec.structs.replace(self.params, **changes))
 
 
 @dataclass(frozen=True)
@@ -100,14 +106,19 @@ def admit(model: ServedModel, prompt_ids: tuple[int, ...], wish: Wish, timeout_s
     """
     if not prompt_ids:
         raise InvalidRequest("the prompt is empty", param="prompt")
+    if wish.truncate_prompt is not None:
+        prompt_ids = prompt_ids[-_kept(model, wish) :]
     max_tokens = _max_tokens(model, len(prompt_ids), wish)  # before any id is looked at
     if min(prompt_ids) < 0 or max(prompt_ids) >= model.vocab_size:
-        raise InvalidRequest(f"prompt holds a token id outside 0 .. {model.vocab_size - 1}", param="prompt")
+        raise InvalidRequest(
+            f"the prompt holds a token id outside 0 .. {model.vocab_size - 1}", param="prompt"
+        )
     if model.synthetic and wish.speculative:
         _refuse_meaning(wish)
     params = msgspec.structs.replace(
         wish.params,
         max_tokens=max_tokens,
+        top_k=0 if wish.params.top_k == -1 else wish.params.top_k,
         seed=secrets.randbits(64) if wish.seed is None else wish.seed % 2**64,
     )
     params.validate(model.vocab_size)
@@ -148,6 +159,13 @@ def _check_prompt_logprobs(params: SamplingParams, prompt: int) -> None:
             f"{MAX_PROMPT_LOGPROBS} numbers is the most",
             param="logprobs",
         )
+
+
+def _kept(model: ServedModel, wish: Wish) -> int:
+    """How many tokens of a prompt are kept, at least one."""
+    if wish.truncate_prompt is not None and wish.truncate_prompt > 0:
+        return wish.truncate_prompt
+    return max(1, model.context_length - (1 if wish.max_tokens is None else wish.max_tokens))
 
 
 def room(model: ServedModel, prompt: int, least: int = 1) -> int:

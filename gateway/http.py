@@ -11,36 +11,36 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from importlib.resources import files
+from typing import TypeVar
 
-import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Send
 
 from eyas.common.config import GatewayConfig
-from eyas.common.errors import DeadlineExceeded, EyasError, InvalidRequest, Unavailable
-from gateway.admission import ServedModel, check_model, is_synthetic, served_model
+from eyas.common.errors import DeadlineExceeded, EyasError, InvalidRequest
+from gateway.admission import ServedModel, is_synthetic, served_model
 from gateway.answer import Answer, admitted, joined
 from gateway.backend import Backend
+from gateway.fields import Body, ignored, parse
 from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics, Meter
 from gateway.openai_reply import ChatFormat, Format, TextFormat, error_event
-from gateway.openai_request import Call, chat_call, text_call
-from gateway.sampling_defaults import as_named_there
-from gateway.schema import ChatBody, DetokenizeBody, TextBody, TokenizeBody, parse
+from gateway.openai_request import Call, chat_call, chat_prompt, text_call
+from gateway.openapi import EVENTS, JSON, Answerer, Endpoint, described
+from gateway.pages import Pages, json_response
+from gateway.schema import ChatBody, DetokenizeBody, TextBody, TokenizeBody
 from gateway.sglang_reply import SglangFormat
 from gateway.sglang_request import GenerateBody, generate_call
 from gateway.text import Delta
 from gateway.tokenizer import Tokenizer
 from gateway.wire import (
+    Cors,
     Doorkeeper,
     WhileConnected,
     on_eyas_error,
@@ -49,9 +49,9 @@ from gateway.wire import (
 )
 
 LAST_SEND_TIMEOUT_S = 10.0
-Endpoint = Callable[[Request], Awaitable[Response]]
-_JSON = [(b"content-type", b"application/json")]
-_EVENTS = [
+B = TypeVar("B", bound=Body)
+_JSON_HEADERS = [(b"content-type", b"application/json")]
+_EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -66,15 +66,16 @@ def create_app(
     metrics.serving.set_function(lambda: float(not backend.health().problem))
     metrics.synthetic.set_function(lambda: float(is_synthetic(link.info for link in backend.links())))
     front = Front(config, backend, tokenizer, metrics)
-    app = Starlette(routes=front.routes())
+    endpoints = described([*front.endpoints(), *Pages(config, backend, metrics).endpoints()])
+    app = Starlette(routes=[front.route(endpoint) for endpoint in endpoints])
     app.add_middleware(Doorkeeper, metrics=metrics)
     if config.cors_origins:
         app.add_middleware(
-            CORSMiddleware,
+            Cors,
             allow_origins=config.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "x-eyas-ignored", "retry-after"],
         )
     app.add_exception_handler(EyasError, on_eyas_error)
     app.add_exception_handler(HTTPException, on_http_exception)
@@ -92,33 +93,24 @@ class Front:
         self._backend = backend
         self._tokenizer = tokenizer
         self._metrics = metrics
-        static = files("gateway") / "static"
-        self._console = (static / "console.html").read_bytes()
-        self._console_script = (static / "markdown.js").read_bytes()
-        self._created = int(time.time())
 
-    def routes(self) -> list[Route]:
-        """Every path; all but the server's own ask for the key."""
-        keyed: list[tuple[str, str, Endpoint]] = [
-            ("POST", "/v1/chat/completions", self.chat),
-            ("POST", "/v1/completions", self.completions),
-            ("POST", "/generate", self.generate),
-            ("GET", "/get_model_info", self.model_info),
-            ("GET", "/v1/models", self.models),
-            ("GET", "/v1/models/{name:path}", self.model),
-            ("POST", "/tokenize", self.tokenize),
-            ("POST", "/detokenize", self.detokenize),
-            ("GET", "/cluster", self.cluster),
-        ]
+    def endpoints(self) -> list[Endpoint]:
+        streams = (JSON, EVENTS)
         return [
-            *(Route(path, self._keyed(endpoint), methods=[method]) for method, path, endpoint in keyed),
-            Route("/health", self.health, methods=["GET"]),
-            Route("/metrics", self.metrics_page, methods=["GET"]),
-            Route("/", self.console, methods=["GET"]),
-            Route("/markdown.js", self.console_script, methods=["GET"]),
+            Endpoint("POST", "/v1/chat/completions", self.chat, "Answers a chat", ChatBody, gives=streams),
+            Endpoint("POST", "/v1/completions", self.completions, "Continues text", TextBody, gives=streams),
+            Endpoint(
+                "POST", "/generate", self.generate, "Continues text, as SGLang", GenerateBody, gives=streams
+            ),
+            Endpoint("POST", "/tokenize", self.tokenize, "Text or a chat to token ids", TokenizeBody),
+            Endpoint("POST", "/detokenize", self.detokenize, "Token ids to text", DetokenizeBody),
         ]
 
-    def _keyed(self, endpoint: Endpoint) -> Endpoint:
+    def route(self, endpoint: Endpoint) -> Route:
+        answer = self._keyed(endpoint.answer) if endpoint.keyed else endpoint.answer
+        return Route(endpoint.path, answer, methods=[endpoint.method])
+
+    def _keyed(self, endpoint: Answerer) -> Answerer:
         """Raises Unauthorized, before any of the body is read, unless the request carries a key."""
 
         async def authorized(request: Request) -> Response:
@@ -130,17 +122,17 @@ class Front:
     # --- generation ----------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Response:
-        body = parse(ChatBody, await self._body(request))
+        body = await self._body(ChatBody, request)
         call = await chat_call(self._config, await self._served(), self._tokenizer, body)
         return WhileConnected(partial(self._answer, call, partial(ChatFormat, call, self._tokenizer.table)))
 
     async def completions(self, request: Request) -> Response:
-        body = parse(TextBody, await self._body(request))
+        body = await self._body(TextBody, request)
         call = await text_call(self._config, await self._served(), self._tokenizer, body)
         return WhileConnected(partial(self._answer, call, partial(TextFormat, call, self._tokenizer.table)))
 
     async def generate(self, request: Request) -> Response:
-        body = parse(GenerateBody, await self._body(request))
+        body = await self._body(GenerateBody, request)
         call = await generate_call(self._config, await self._served(), self._tokenizer, body)
         shape = partial(SglangFormat, call, body.shape, self._tokenizer.table)
         return WhileConnected(partial(self._answer, call, shape))
@@ -162,117 +154,45 @@ class Front:
                         choices = await _collect(answer, call.choices, meter)
                     await _send_json(format.whole(choices), send)
 
-    async def _body(self, request: Request) -> bytes:
-        return await read_body(request, self._config.max_body_bytes)
+    async def _body(self, kind: type[B], request: Request) -> B:
+        """The request's body as `kind`; the answer's headers name what of it nothing reads."""
+        body = parse(kind, await read_body(request, self._config.max_body_bytes))
+        request.state.ignored = ignored(body)
+        return body
 
     async def _served(self) -> ServedModel:
         return served_model(self._config, await self._backend.models())
 
-    # --- models and tokens ---------------------------------------------------------------------------
-
-    async def models(self, _: Request) -> Response:
-        return _json({"object": "list", "data": [self._describe(await self._served())]})
-
-    async def model(self, request: Request) -> Response:
-        check_model(self._config, request.path_params["name"])
-        return _json(self._describe(await self._served()))
-
-    async def model_info(self, _: Request) -> Response:
-        """The same model as SGLang describes one."""
-        model = await self._served()
-        return _json(
-            {
-                "model_path": self._config.model,
-                "tokenizer_path": self._config.model,
-                "served_model_name": model.id,
-                "is_generation": True,
-                "preferred_sampling_params": as_named_there(model.sampling) or None,
-                "max_model_len": model.context_length,
-                "vocab_size": model.vocab_size,
-                **_mark(model),
-            }
-        )
-
-    def _describe(self, model: ServedModel) -> dict[str, object]:
-        return {
-            "id": model.id,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "eyas",
-            "max_model_len": model.context_length,
-            **_mark(model),
-        }
+    # --- tokens --------------------------------------------------------------------------------------
 
     async def tokenize(self, request: Request) -> Response:
-        body = parse(TokenizeBody, await self._body(request))
+        body = await self._body(TokenizeBody, request)
         if body.messages is not None:
-            ids = await self._tokenizer.encode_chat([m.as_dict() for m in body.messages])
+            ids = await chat_prompt(self._tokenizer, body)
         else:
-            ids = await self._tokenizer.encode_prompt(body.prompt or "")
-        return _json({"tokens": ids, "count": len(ids)})
+            special = body.add_special_tokens is not False
+            ids = await self._tokenizer.encode_prompt(body.prompt or "", add_special_tokens=special)
+        return json_response({"tokens": ids, "count": len(ids)})
 
     async def detokenize(self, request: Request) -> Response:
-        body = parse(DetokenizeBody, await self._body(request))
+        body = await self._body(DetokenizeBody, request)
         known = len(self._tokenizer.table)
         if not all(0 <= id < known for id in body.tokens):
             raise InvalidRequest(f"tokens holds an id outside 0 .. {known - 1}", param="tokens")
-        return _json({"prompt": self._tokenizer.decode(body.tokens)})
-
-    # --- the server itself ---------------------------------------------------------------------------
-
-    async def health(self, _: Request) -> Response:
-        health = self._backend.health()
-        if health.problem:
-            raise Unavailable(health.problem)
-        return _json(
-            {"status": "degraded", "reason": health.degraded} if health.degraded else {"status": "ok"}
-        )
-
-    async def cluster(self, _: Request) -> Response:
-        """Who is behind this gateway, as `eyas doctor` shows it."""
-        health = self._backend.health()
-        workers = [
-            {
-                **msgspec.structs.asdict(link.info),
-                "epoch": str(link.info.epoch),  # 64 bits are too many for some readers of JSON
-                "connected": link.connected,
-                "in_flight": link.in_flight,
-            }
-            for link in self._backend.links()
-        ]
-        return _json(
-            {
-                "model": self._config.served_model,
-                "grpc_port": self._config.grpc_port,
-                "health": health,
-                "workers": workers,
-            }
-        )
-
-    async def metrics_page(self, _: Request) -> Response:
-        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    async def console(self, _: Request) -> Response:
-        return Response(self._console, media_type="text/html; charset=utf-8")
-
-    async def console_script(self, _: Request) -> Response:
-        return Response(self._console_script, media_type="text/javascript; charset=utf-8")
-
-
-def _mark(model: ServedModel) -> dict[str, bool]:
-    """What a description of the model adds if its answers mean nothing."""
-    return {"synthetic": True} if model.synthetic else {}
+        text = self._tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+        return json_response({"prompt": text})
 
 
 def _log_end(call: Call, answer: Answer) -> None:
     """The line that ties a caller's request id to the id that the workers know."""
     tokens, seconds = answer.usage.completion_tokens, time.monotonic() - call.began
-    _log.info("%s ended after %d tokens, %.3f s", call.id, tokens, seconds)
+    worked_as = call.requests[0].id
+    _log.info("%s (%s) ended after %d tokens, %.3f s", call.id, worked_as, tokens, seconds)
 
 
 async def _stream(answer: Answer, format: Format, meter: Meter, deadline: float, send: Send) -> None:
     """Events as the deltas come; a failure after the first byte can only be told as the last event."""
-    await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+    await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
     try:
         async with _until(deadline):
             await _send_events(format.opening(), send)
@@ -315,7 +235,7 @@ async def _send_events(events: bytes, send: Send) -> None:
 
 async def _send_json(body: bytes, send: Send) -> None:
     length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": 200, "headers": [*_JSON, length]})
+    await send({"type": "http.response.start", "status": 200, "headers": [*_JSON_HEADERS, length]})
     await _send_last(body, send)
 
 
@@ -324,7 +244,3 @@ async def _send_last(body: bytes, send: Send) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LAST_SEND_TIMEOUT_S):
             await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

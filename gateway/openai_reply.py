@@ -22,6 +22,8 @@ from gateway.timings import TimingsObject, timings_object
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
+Ids = Sequence[int] | msgspec.UnsetType  # told on request only
+
 
 class Format(Protocol):
     """One API's way of telling an answer, for as long as that answer runs."""
@@ -78,6 +80,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     delta: Piece
     logprobs: Any = None
     finish_reason: str | None = None
+    token_ids: Ids = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -85,6 +88,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     message: AssistantMessage
     logprobs: Any
     finish_reason: str | None
+    token_ids: Ids = msgspec.UNSET
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -92,6 +96,8 @@ class TextChoice(msgspec.Struct, frozen=True):
     text: str
     logprobs: Any = None
     finish_reason: str | None = None
+    token_ids: Ids = msgspec.UNSET
+    prompt_token_ids: Ids = msgspec.UNSET
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -105,6 +111,7 @@ class Reply(msgspec.Struct, frozen=True):
     choices: Sequence[ChatChunkChoice | ChatChoice | TextChoice]
     usage: UsageObject | None | msgspec.UnsetType = msgspec.UNSET
     timings: TimingsObject | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: Ids = msgspec.UNSET
 
 
 class ErrorObject(msgspec.Struct, frozen=True):
@@ -127,11 +134,14 @@ class Frame:
         self._whole = whole
         self._event = event
         # All events of a call are alike but for their choice: the rest is encoded once.
-        usage = None if call.include_usage else msgspec.UNSET
-        self._before, _, self._after = _event(self._reply(event, [], usage)).partition(b'"choices":[]')
+        none = None if call.include_usage else msgspec.UNSET
+        self._before, _, self._after = _event(self._reply(event, [], none)).partition(b'"choices":[]')
 
-    def event(self, choice: ChatChunkChoice | TextChoice) -> bytes:
-        return b'%b"choices":[%b]%b' % (self._before, _encode(choice), self._after)
+    def event(self, choice: ChatChunkChoice | TextChoice, prompt_ids: Ids = msgspec.UNSET) -> bytes:
+        if not self._call.continuous_usage and prompt_ids is msgspec.UNSET:
+            return b'%b"choices":[%b]%b' % (self._before, _encode(choice), self._after)
+        reply = self._reply(self._event, [choice], self._usage())
+        return _event(msgspec.structs.replace(reply, prompt_token_ids=prompt_ids))
 
     def closing(self) -> bytes:
         if not (self._call.include_usage or self._call.timings):
@@ -139,8 +149,15 @@ class Frame:
         usage = _usage_object(self._answer.usage) if self._call.include_usage else msgspec.UNSET
         return _event(self._timed(self._reply(self._event, [], usage))) + DONE
 
-    def whole(self, choices: Sequence[ChatChoice | TextChoice]) -> bytes:
-        return _encode(self._timed(self._reply(self._whole, choices, _usage_object(self._answer.usage))))
+    def whole(self, choices: Sequence[ChatChoice | TextChoice], prompt_ids: Ids = msgspec.UNSET) -> bytes:
+        reply = self._reply(self._whole, choices, _usage_object(self._answer.usage))
+        return _encode(msgspec.structs.replace(self._timed(reply), prompt_token_ids=prompt_ids))
+
+    def _usage(self) -> UsageObject | None | msgspec.UnsetType:
+        """What an event in the middle says of usage: that of all choices so far, if it is asked for."""
+        if self._call.continuous_usage:
+            return _usage_object(self._answer.usage)
+        return None if self._call.include_usage else msgspec.UNSET
 
     def _timed(self, reply: Reply) -> Reply:
         if not self._call.timings:
@@ -170,26 +187,32 @@ class ChatFormat:
         self._frame = Frame(call, answer, "chat.completion", "chat.completion.chunk")
 
     def opening(self) -> bytes:
-        first = Piece(role="assistant", content="")
-        return b"".join(self._frame.event(ChatChunkChoice(i, first)) for i in range(self._call.choices))
+        first, prompt = Piece(role="assistant", content=""), prompt_ids(self._call, 0)
+        choices = (ChatChunkChoice(i, first) for i in range(self._call.choices))
+        return b"".join(self._frame.event(choice, prompt) for choice in choices)
 
     def event(self, delta: Delta) -> bytes:
-        logprobs = self._logprobs(delta)
-        if not delta.text and delta.finish is None and logprobs is None:
+        logprobs, ids = self._logprobs(delta), token_ids(self._call, delta)
+        if not (delta.text or delta.finish or logprobs or ids):
             return b""
         piece = Piece(content=delta.text) if delta.text else Piece()
-        return self._frame.event(ChatChunkChoice(delta.choice, piece, logprobs, delta.finish))
+        return self._frame.event(ChatChunkChoice(delta.choice, piece, logprobs, delta.finish, ids))
 
     def closing(self) -> bytes:
         return self._frame.closing()
 
     def whole(self, choices: Sequence[Delta]) -> bytes:
-        return self._frame.whole(
-            [
-                ChatChoice(i, AssistantMessage("assistant", d.text), self._logprobs(d), d.finish)
-                for i, d in enumerate(choices)
-            ]
-        )
+        told = [
+            ChatChoice(
+                index=i,
+                message=AssistantMessage("assistant", delta.text),
+                logprobs=self._logprobs(delta),
+                finish_reason=delta.finish,
+                token_ids=token_ids(self._call, delta),
+            )
+            for i, delta in enumerate(choices)
+        ]
+        return self._frame.whole(told, prompt_ids(self._call, 0))
 
     def _logprobs(self, delta: Delta) -> Any:
         return chat_logprobs(delta, self._table) if self._wants_logprobs else None
@@ -203,20 +226,20 @@ class TextFormat:
         self._table = table
         self._answer = answer
         self._frame = Frame(call, answer, "text_completion", "text_completion")
-        self._to_echo = set(range(call.choices)) if call.echoes else set()
+        self._to_begin = set(range(call.choices)) if call.echoes or call.token_ids else set()
 
     def opening(self) -> bytes:
         """The prompts; those whose log-probabilities are asked for wait until these are known."""
         if self._call.logprobs:
             return b""
-        return b"".join(map(self._echo_event, sorted(self._to_echo)))
+        return b"".join(map(self._first, sorted(self._to_begin)))
 
     def event(self, delta: Delta) -> bytes:
-        echo = self._echo_event(delta.choice) if delta.choice in self._to_echo else b""
-        logprobs = self._logprobs(delta)
-        if not delta.text and delta.finish is None and logprobs is None:
-            return echo
-        return echo + self._frame.event(TextChoice(delta.choice, delta.text, logprobs, delta.finish))
+        first = self._first(delta.choice) if delta.choice in self._to_begin else b""
+        logprobs, ids = self._logprobs(delta), token_ids(self._call, delta)
+        if not (delta.text or delta.finish or logprobs or ids):
+            return first
+        return first + self._frame.event(TextChoice(delta.choice, delta.text, logprobs, delta.finish, ids))
 
     def closing(self) -> bytes:
         return self._frame.closing()
@@ -226,20 +249,30 @@ class TextFormat:
 
     def _choice(self, choice: int, delta: Delta) -> TextChoice:
         """All of a choice, the prompt included if it is to be echoed."""
-        text, logprobs = delta.text, self._logprobs(delta)
-        if choice in self._to_echo:
-            echo, scored = self._echo(choice)
-            text = echo + text
-            logprobs = scored if logprobs is None or scored is None else scored + logprobs
-        return TextChoice(choice, text, logprobs, delta.finish)
+        echo, scored = self._echo(choice)
+        logprobs = self._logprobs(delta)
+        return TextChoice(
+            index=choice,
+            text=echo + delta.text,
+            logprobs=scored + logprobs if scored and logprobs else logprobs or scored,
+            finish_reason=delta.finish,
+            token_ids=token_ids(self._call, delta),
+            prompt_token_ids=prompt_ids(self._call, choice),
+        )
 
-    def _echo_event(self, choice: int) -> bytes:
-        self._to_echo.remove(choice)
+    def _first(self, choice: int) -> bytes:
+        """The event that tells what a choice begins with."""
+        self._to_begin.remove(choice)
         echo, logprobs = self._echo(choice)
-        return self._frame.event(TextChoice(choice, echo, logprobs)) if echo or logprobs else b""
+        ids = prompt_ids(self._call, choice)
+        if not (echo or logprobs or ids):
+            return b""
+        return self._frame.event(TextChoice(choice, echo, logprobs, prompt_token_ids=ids))
 
     def _echo(self, choice: int) -> tuple[str, TextLogprobs | None]:
-        """What a choice begins with: its prompt, and log-probabilities if they are asked for."""
+        """What a choice begins with: its prompt if asked for, and log-probabilities if they are too."""
+        if not self._call.echoes:
+            return "", None
         prompt = choice // self._call.n
         echo, scored = self._call.echoes[prompt], self._answer.courses[prompt].prompt
         if scored is None:
@@ -255,6 +288,16 @@ class TextFormat:
             before = len(self._call.echoes[delta.choice // self._call.n].text)
             offsets = [before + offset for offset in offsets]
         return text_logprobs(delta.tokens, delta.logprobs, offsets, self._table)
+
+
+def token_ids(call: Call, delta: Delta) -> Ids:
+    """The delta's tokens, if the call asks for ids."""
+    return delta.tokens if call.token_ids else msgspec.UNSET
+
+
+def prompt_ids(call: Call, choice: int) -> Ids:
+    """The ids of the choice's prompt, if the call asks for ids."""
+    return call.requests[choice // call.n].prompt_ids if call.token_ids else msgspec.UNSET
 
 
 def error_body(error: EyasError) -> bytes:

@@ -5,25 +5,27 @@ It knows what OpenAI's fields mean and their defaults. It refuses to know socket
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import msgspec
+from typing import Any
 
 from eyas.common.config import GatewayConfig
+from eyas.common.errors import InvalidRequest
+from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from gateway.admission import ServedModel, Wish, admit, check_model
-from gateway.schema import ChatBody, GenerationBody, TextBody
+from gateway.schema import ChatBody, GenerationBody, SamplingFields, TextBody, TokenizeBody
 from gateway.text import TextRules
 from gateway.tokenizer import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 
 _SAMPLING = (
-    "min_tokens temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty "
+    "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty "
     "logit_bias ignore_eos"
 ).split()
 
@@ -51,9 +53,11 @@ class Call:
     n: int
     rules: TextRules
     stream: bool
-    include_usage: bool
     timings: bool
     began: float  # monotonic seconds
+    include_usage: bool = False
+    continuous_usage: bool = False  # in every event, not in the last one alone
+    token_ids: bool = False
     echoes: tuple[Echo, ...] = ()
 
     @property
@@ -69,38 +73,62 @@ class Call:
         return self.requests[0].params.logprobs is not None
 
 
+async def chat_prompt(tokenizer: Tokenizer, body: ChatBody | TokenizeBody) -> tuple[int, ...]:
+    """The ids of the body's messages. Raises InvalidRequest if the model's template refuses them."""
+    return await tokenizer.encode_chat(
+        [message.as_dict() for message in body.messages or ()],
+        add_generation_prompt=body.asks_for_a_message,
+        continue_final_message=body.continue_final_message,
+        template_kwargs=body.chat_template_kwargs,
+        add_special_tokens=bool(body.add_special_tokens),
+    )
+
+
 async def chat_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: ChatBody) -> Call:
     """Raises EyasError for what the model cannot do."""
     check_model(config, body.model)
-    prompt = await tokenizer.encode_chat([message.as_dict() for message in body.messages])
+    prompt = await chat_prompt(tokenizer, body)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    wish = _wish(model, body, limit, (body.top_logprobs or 0) if body.logprobs else None)
-    request = admit(model, prompt, wish, timeout_s(config, body.timeout))
-    return _call("chatcmpl-", model, body, TextRules(tuple(body.stop or ())), [request])
+    wish = await _wish(model, tokenizer, body, limit)
+    wish = wish.with_params(logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    names = {} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+    with named(names, "messages"):
+        request = admit(model, prompt, wish, timeout_s(config, body.timeout))
+    rules = text_rules(body, continues_prompt=body.continue_final_message, include_stop=body.includes_stop)
+    return _call("chatcmpl-", model, body, rules, [request])
 
 
 async def text_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: TextBody) -> Call:
     """Raises EyasError for what the model cannot do."""
     check_model(config, body.model)
-    wish = _wish(model, body, body.max_tokens, body.logprobs)
-    params = msgspec.structs.replace(wish.params, prompt_logprobs=body.logprobs if body.echo else None)
-    wish = dataclasses.replace(wish, params=params, default_max_tokens=COMPLETION_MAX_TOKENS)
+    wish = await _wish(model, tokenizer, body, body.max_tokens)
+    wish = dataclasses.replace(wish, default_max_tokens=COMPLETION_MAX_TOKENS)
+    wish = wish.with_params(logprobs=body.logprobs, prompt_logprobs=body.logprobs if body.echo else None)
     requests, echoes = [], []
     for prompt in body.prompt:
-        ids = await tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)
-        requests.append(admit(model, ids, wish, timeout_s(config, body.timeout)))
+        if isinstance(prompt, str):
+            ids = await tokenizer.encode_prompt(prompt, add_special_tokens=body.add_special_tokens)
+        else:
+            ids = tuple(prompt)
+        request = admit(model, ids, wish, timeout_s(config, body.timeout))
+        requests.append(request)
         if body.echo:
-            text = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
-            echoes.append(Echo(text, () if body.logprobs is None else _offsets(tokenizer, ids)))
-    rules = TextRules(tuple(body.stop or ()), continues_prompt=True)
+            whole = isinstance(prompt, str) and request.prompt_ids == ids
+            echoes.append(_echo(tokenizer, body, request.prompt_ids, str(prompt) if whole else None))
+    rules = text_rules(body, continues_prompt=True, include_stop=body.includes_stop)
     return _call("cmpl-", model, body, rules, requests, echoes)
 
 
-def _offsets(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
-    """Where each token's text begins, in characters."""
-    detokenizer = tokenizer.detokenizer()
+def _echo(tokenizer: Tokenizer, body: TextBody, ids: Sequence[int], text: str | None) -> Echo:
+    """A prompt as it is told back: its `text` if it came as one, else what `ids` stand for."""
+    skip = body.skip_special_tokens
+    if text is None:
+        text = tokenizer.decode(ids, skip_special_tokens=skip)
+    if body.logprobs is None:
+        return Echo(text, ())
+    detokenizer = tokenizer.detokenizer(skip_special_tokens=skip)
     lengths = [len(detokenizer.feed((id,))) for id in ids]
-    return tuple(itertools.accumulate(lengths[:-1], initial=0))
+    return Echo(text, tuple(itertools.accumulate(lengths[:-1], initial=0)))
 
 
 def timeout_s(config: GatewayConfig, asked: float | None) -> float:
@@ -108,10 +136,46 @@ def timeout_s(config: GatewayConfig, asked: float | None) -> float:
     return min(config.request_timeout_s, asked or config.request_timeout_s)
 
 
-def _wish(model: ServedModel, body: GenerationBody, max_tokens: int | None, logprobs: int | None) -> Wish:
+@contextlib.contextmanager
+def named(names: Mapping[str, str], source: str) -> Iterator[None]:
+    """Refusals name the fields as the caller knows them: `names`, by our own, and the prompt's `source`."""
+    try:
+        yield
+    except InvalidRequest as error:
+        message = error.message
+        for ours, theirs in names.items():
+            message = message.replace(ours, theirs)
+        param = {"prompt": source, **names}.get(error.param or "", error.param)
+        raise type(error)(message, param=param) from None
+
+
+def sampling_params(model: ServedModel, body: SamplingFields, **others: Any) -> SamplingParams:
+    """The parameters that `body` gives, and `others`; the rest are the model's defaults."""
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    params = model.params(**given, stop_token_ids=tuple(body.stop_token_ids or ()), logprobs=logprobs)
-    return Wish(params, max_tokens, seed=body.seed, n=body.n or 1, speculative=body.speculative)
+    return model.params(**given, stop_token_ids=tuple(body.stop_token_ids or ()), **others)
+
+
+def text_rules(body: SamplingFields, *, continues_prompt: bool, include_stop: bool) -> TextRules:
+    return TextRules(
+        stops=tuple(body.stop or ()),
+        continues_prompt=continues_prompt,
+        skip_special_tokens=body.skip_special_tokens,
+        include_stop=include_stop,
+    )
+
+
+async def _wish(
+    model: ServedModel, tokenizer: Tokenizer, body: GenerationBody, max_tokens: int | None
+) -> Wish:
+    words = await tokenizer.spellings(body.bad_words) if body.bad_words else ()
+    return Wish(
+        sampling_params(model, body, min_tokens=body.min_tokens, bad_words=words),
+        max_tokens,
+        seed=body.seed,
+        n=body.n,
+        speculative=body.speculative,
+        truncate_prompt=body.truncate_prompt_tokens,
+    )
 
 
 def _call(
@@ -123,14 +187,16 @@ def _call(
     echoes: Sequence[Echo] = (),
 ) -> Call:
     return Call(
-        id=prefix + requests[0].id,
+        id=prefix + (body.request_id or requests[0].id),
         created=int(time.time()),
         model=model,
         requests=tuple(requests),
-        n=body.n or 1,
+        n=body.n,
         rules=rules,
         stream=body.stream,
         include_usage=body.include_usage,
+        continuous_usage=body.continuous_usage,
+        token_ids=body.return_token_ids,
         timings=body.timings,
         began=time.monotonic(),
         echoes=tuple(echoes),

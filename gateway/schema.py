@@ -1,72 +1,47 @@
 """The bodies that the HTTP API accepts: OpenAI's chat and text completions, and this server's extensions.
 
-Shapes and ranges of single fields only, strictly typed. What needs the model (lengths, token ids) is
-checked in `admission`. A field that would change the answer but cannot be honoured is an error that names
-it; a short list of harmless ones is accepted and ignored, and so is any unknown field that is null.
+Shapes and ranges of single fields only. What needs the model (lengths, token ids) is checked in `admission`.
+The text under a field is its description in /openapi.json and docs/api.md. Every whole number is bounded by
+what the wire can carry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
+    AliasChoices,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
-    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
 
-from eyas.common.errors import InvalidRequest
-from eyas.common.params import MAX_TOP_LOGPROBS
+from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from gateway import unsupported
+from gateway.fields import Body, RequestId, is_ids, refuse
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 512
+MAX_BAD_WORDS = 64
 
-HARMLESS = frozenset(
-    "user store metadata service_tier parallel_tool_calls prompt_cache_key safety_identifier name "
-    "include_obfuscation".split()
-)
-UNSUPPORTED = frozenset(
-    "tools tool_choice tool_calls tool_call_id functions function_call response_format modalities audio "
-    "prediction web_search_options reasoning_effort verbosity suffix best_of guided_json refusal".split()
-)
+_RESERVED = ("messages", "add_generation_prompt", "continue_final_message")  # variables of every template
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
-_REFUSED = "refused"
-
-
-def _text_content(value: Any) -> Any:
-    """A string, or a list of text parts joined by newlines."""
-    if not isinstance(value, list):
-        return value
-    for i, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise ValueError(f"part {i} has type {kind!r}: only text parts are supported")
-        if not isinstance(part.get("text"), str):
-            raise ValueError(f"part {i} has no text")
-    return "\n".join(part["text"] for part in value)
-
-
-def stop_list(value: Any) -> Any:
+def _stop_list(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError("must be a string or a list of strings")
     if len(stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
         raise ValueError(f"must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters")
     return stops
-
-
-def is_ids(value: Any) -> bool:
-    return isinstance(value, list) and set(map(type, value)) == {int}
 
 
 def _prompt_list(value: Any) -> list[str | list[int]]:
@@ -82,102 +57,234 @@ def _prompt_list(value: Any) -> list[str | list[int]]:
     return value
 
 
+def _text_or_parts(value: Any, parts: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of parts")
+    return parts(value)
+
+
+def _only_text(kind: Any) -> Any:
+    if kind != "text":
+        raise ValueError(f"only text parts are supported, not {kind!r:.40}")
+    return kind
+
+
+def _id_keys(value: Any) -> Any:
+    """JSON's keys are text; those that are no id are left for the error to name."""
+    if not isinstance(value, dict):
+        return value
+    return {int(key) if _TOKEN_ID.fullmatch(key) else key: bias for key, bias in value.items()}
+
+
+def _no_reserved(variables: dict[str, Any]) -> dict[str, Any]:
+    for name in _RESERVED:
+        if name in variables:
+            raise ValueError(f"{name} is a field of its own")
+    return variables
+
+
 def _system_role(role: str) -> str:
     """Chat templates know the older name of the developer's voice."""
     return "system" if role == "developer" else role
 
 
-def refuse(field: str, reason: str) -> NoReturn:
-    """Fails the validation of the model around `field`, naming it."""
-    raise PydanticCustomError(_REFUSED, "{reason}", {"field": field, "reason": reason})
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Stops = Annotated[list[str], BeforeValidator(_stop_list, json_schema_input_type=str | list[str])]
+BadWord = Annotated[str, Field(max_length=MAX_STOP_LENGTH, pattern=r"\S")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Biases = Annotated[
+    dict[TokenId, Bias],
+    Field(max_length=MAX_BIASED_TOKENS),
+    BeforeValidator(_id_keys, json_schema_input_type=dict[str, Bias]),
+]
+Prompts = Annotated[
+    list[str | list[int]],
+    PlainValidator(_prompt_list, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
+]
 
 
-class Body(BaseModel):
-    """Strict types; extra fields are read, judged by name, and dropped."""
+class TextPart(Body):
+    type: Annotated[str, BeforeValidator(_only_text, json_schema_input_type=Literal["text"])]
+    """The kind of part."""
+    text: str
+    """The text."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
-    @model_validator(mode="after")
-    def _judge_extras(self) -> Self:
-        for name, value in (self.model_extra or {}).items():
-            if value is None or name in HARMLESS:
-                continue
-            refuse(name, "is not supported" if name in UNSUPPORTED else "is not a known field")
-        return self
+# Text stays text. A wrapped list, not a union: errors then say which part is wrong.
+Content = Annotated[
+    list[TextPart], WrapValidator(_text_or_parts, json_schema_input_type=str | list[TextPart])
+]
 
 
 class Message(Body):
+    unsupported = unsupported.MESSAGE
+
     role: Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_system_role)]
-    content: Annotated[str, BeforeValidator(_text_content)]
+    """Whose words these are; a developer's are the system's."""
+    content: Content
+    """Text, or parts of text, which are joined by newlines."""
 
     def as_dict(self) -> dict[str, str]:
         """What chat templates read."""
-        return {"role": self.role, "content": self.content}
+        content: str | list[TextPart] = self.content
+        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+        return {"role": self.role, "content": text}
 
 
 class StreamOptions(Body):
     include_usage: bool = False
+    """A last event tells the usage."""
+    continuous_usage_stats: bool = False
+    """With `include_usage`: every event tells the usage so far."""
 
 
-class GenerationBody(Body):
+class SamplingFields(Body):
+    """How tokens are chosen and shown, on every route that generates."""
+
+    temperature: float | None = Field(None, ge=0, le=2)
+    """0 takes the likeliest token. The model's default, else 1."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Keeps the likeliest tokens that together have this probability. The model's default, else 1."""
+    top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
+    """Keeps this many of the likeliest tokens; -1 and 0 keep all. The model's default, else all."""
+    min_p: float | None = Field(None, ge=0, lt=1)
+    """Keeps tokens that have at least this share of the likeliest one's probability. As above, else 0."""
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    """Subtracted once from the logits of tokens in the output."""
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    """Subtracted from the logits of tokens in the output, for each time they stand there."""
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    """Weakens tokens of prompt and output by this factor. As above, else 1, which is none."""
+    logit_bias: Biases | None = None
+    """Added to the logits of these token ids; at most 1024, each -100 to 100."""
+    stop: Stops | None = None
+    """Texts that end a choice: one or at most 16, each of 1 to 512 characters."""
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
+    """Tokens that end a choice, beside the model's own."""
+    ignore_eos: bool = False
+    """The model's own end does not end a choice."""
+    skip_special_tokens: bool = True
+    """Special tokens are left out of the text."""
+    spaces_between_special_tokens: bool = True
+    """Accepted; as in transformers' fast tokenizers it changes nothing."""
+    no_stop_trim: bool = False
+    """SGLang's name of `include_stop_str_in_output`."""
+
+
+class GenerationBody(SamplingFields):
     """What chat and text completions share. None means: the server's default."""
 
     endpoint: ClassVar[str]
 
     model: str
+    """The id of the served model."""
     stream: bool = False
+    """Answers as server-sent events, as tokens come."""
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    max_tokens: int | None = Field(None, ge=0)
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    stop: Annotated[list[str], BeforeValidator(stop_list)] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
+    """Read with `stream` only."""
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    """How many answers each prompt gets."""
+    max_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    """The longest answer, in tokens. Chat: what fits, at most 4096; completions: 16."""
+    min_tokens: int = Field(0, ge=0, le=INT32_MAX)
+    """The shortest answer, in tokens: nothing ends it before."""
+    seed: Seed | None = None
+    """Fixes the whole answer; random unless given."""
+    bad_words: list[BadWord] | None = Field(None, max_length=MAX_BAD_WORDS)
+    """Texts of at most 64 tokens that no choice may hold, with or without a space before them."""
+    include_stop_str_in_output: bool = False
+    """What stopped a choice is the end of its text."""
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)
+    """Keeps this many of the prompt's last tokens; -1: as many as leave room for `max_tokens`."""
+    return_token_ids: bool = False
+    """The answer also holds the ids of prompt (`prompt_token_ids`) and choices (`token_ids`)."""
+    request_id: RequestId | None = Field(None, validation_alias=AliasChoices("request_id", "rid"))
+    """Names the request in the answer's `id`; SGLang's name of it is `rid`."""
     speculative: bool = True
+    """False turns drafting off for this request."""
     timings: bool = False
-    timeout: float | None = Field(None, gt=0)  # seconds
+    """The answer also says where its time went."""
+    timeout: float | None = Field(None, gt=0)
+    """Seconds until the request fails; at most the server's own limit."""
 
     @model_validator(mode="after")
-    def _options_need_a_stream(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            refuse("stream_options", "is only allowed with stream")
+    def _truncated_to_something(self) -> Self:
+        if self.truncate_prompt_tokens == 0:
+            refuse("truncate_prompt_tokens", "must be -1 or at least 1")
         return self
+
+    @property
+    def includes_stop(self) -> bool:
+        return self.include_stop_str_in_output or self.no_stop_trim
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def continuous_usage(self) -> bool:
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
-class ChatBody(GenerationBody):
+
+class TemplateFields(Body):
+    """How messages become a prompt."""
+
+    add_generation_prompt: bool | None = None
+    """The prompt ends where the assistant's next message begins; true unless a message is continued."""
+    continue_final_message: bool = False
+    """The answer continues the last message."""
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_no_reserved)] | None = None
+    """More variables for the model's chat template."""
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            refuse("add_generation_prompt", "is not allowed with continue_final_message")
+        return self
+
+    @property
+    def asks_for_a_message(self) -> bool:
+        return not self.continue_final_message and self.add_generation_prompt is not False
+
+
+class ChatBody(TemplateFields, GenerationBody):
     endpoint = "chat"
+    unsupported = unsupported.CHAT
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=0)
-    logprobs: bool | None = None
+    """The chat so far."""
+    max_completion_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    """The newer name of `max_tokens`; it wins."""
+    logprobs: bool = False
+    """The answer also tells the log-probability of each token."""
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    """With `logprobs`: and this many of the likeliest tokens of its place."""
+    add_special_tokens: bool = False
+    """What the tokenizer puts around a text is put around the chat, beside what its template writes."""
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             refuse("top_logprobs", "is only allowed with logprobs")
         return self
 
 
 class TextBody(GenerationBody):
     endpoint = "completions"
+    unsupported = unsupported.TEXT
 
-    prompt: Annotated[list[str | list[int]], PlainValidator(_prompt_list)]
+    prompt: Prompts
+    """What to continue: text, token ids, or a list of at most 64 of either."""
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    """The answer also tells the log-probabilities of each token and of this many of the likeliest ones."""
     echo: bool = False
+    """The text begins with the prompt."""
+    add_special_tokens: bool = True
+    """What the tokenizer puts around a text is put around the prompt."""
 
     @model_validator(mode="after")
     def _what_goes_together(self) -> Self:
@@ -186,12 +293,17 @@ class TextBody(GenerationBody):
         return self
 
 
-class TokenizeBody(Body):
+class TokenizeBody(TemplateFields):
     """Exactly one of `prompt` (text) and `messages` (a chat)."""
 
     model: str | None = None
+    """Not read."""
     prompt: str | None = None
+    """A text."""
     messages: list[Message] | None = Field(None, min_length=1)
+    """A chat."""
+    add_special_tokens: bool | None = None
+    """What the tokenizer puts around a text is put around it: true for a text, false for a chat."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -202,42 +314,8 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str | None = None
+    """Not read."""
     tokens: list[int]
-
-
-B = TypeVar("B", bound=Body)
-
-
-def parse(kind: type[B], body: bytes) -> B:
-    """The body as `kind`. Raises InvalidRequest naming the first field that is wrong."""
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise _first_problem(error.errors(include_url=False, include_input=False)[0]) from None
-
-
-def _first_problem(error: ErrorDetails) -> InvalidRequest:
-    kind, reason = error["type"], error["msg"]
-    if kind == "json_invalid":
-        return InvalidRequest(f"the body is not valid JSON: {error['ctx']['error']}")
-    if kind == _REFUSED:
-        name = _path([*error["loc"], error["ctx"]["field"]])
-        return InvalidRequest(f"{name} {reason}", param=name)
-    name = _path(error["loc"])
-    if not name:
-        return InvalidRequest("the body must be a JSON object")
-    if kind == "missing":
-        return InvalidRequest(f"{name} is required", param=name)
-    reason = reason.removeprefix("Value error, ").replace("Input should", "should", 1)
-    return InvalidRequest(f"{name}: {reason}", param=name)
-
-
-def _path(location: Sequence[str | int]) -> str:
-    """("messages", 0, "content") as messages[0].content."""
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part != "[key]":  # the library's mark for a bad key of a dictionary
-            path += f".{part}" if path else part
-    return path
+    """Token ids."""
+    skip_special_tokens: bool = True
+    """Special tokens are left out of the text."""

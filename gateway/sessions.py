@@ -61,8 +61,8 @@ class Session:
         """Queue a request under `listener.attempt`. Raises Unavailable while not connected."""
         if self._stream is None:
             raise Unavailable(f"worker {self.worker} is not connected")
-        self._listeners[request.id] = listener
         self._stream.submit(request, listener.attempt, attach)
+        self._listeners[request.id] = listener  # of what was sent: a request that cannot be is not kept
 
     def attach(
         self, id: str, attempt: int, handles: tuple[KvHandle, ...], first_tokens: tuple[FirstToken, ...] = ()

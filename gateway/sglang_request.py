@@ -6,21 +6,19 @@ names the field; what is switched off (null, false, or SGLang's default) asks fo
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from eyas.common.config import GatewayConfig
-from eyas.common.errors import InvalidRequest
-from eyas.common.params import MAX_TOP_LOGPROBS
+from eyas.common.params import INT32_MAX, MAX_TOP_LOGPROBS
+from gateway import unsupported
 from gateway.admission import ServedModel, Wish, admit, check_model
-from gateway.openai_request import Call, timeout_s
-from gateway.schema import MAX_CHOICES, MAX_PROMPTS, Body, is_ids, refuse, stop_list
-from gateway.text import TextRules
+from gateway.fields import Body, RequestId, is_ids, refuse
+from gateway.openai_request import Call, named, sampling_params, text_rules, timeout_s
+from gateway.schema import MAX_CHOICES, MAX_PROMPTS, SamplingFields, Seed
 from gateway.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -31,9 +29,6 @@ _OUR_NAMES = {
     "prompt_logprobs_start": "logprob_start_len",
     "logprobs": "return_logprob",
 }
-_SAME_NAMES = (
-    "temperature top_p min_p frequency_penalty presence_penalty repetition_penalty ignore_eos logit_bias"
-).split()
 
 
 def _texts(value: Any) -> str | list[str]:
@@ -51,34 +46,33 @@ def _ids(value: Any) -> list[int] | list[list[int]]:
 
 
 def _rids(value: Any) -> Any:
-    rids = [value] if isinstance(value, str) else value
-    if not isinstance(rids, list) or not all(isinstance(r, str) and 1 <= len(r) <= 128 for r in rids):
-        raise ValueError("must be a string of 1 to 128 characters or a list of such strings")
-    return rids
+    return [value] if isinstance(value, str) else value
 
 
-class SamplingBody(Body):
+Texts = Annotated[str | list[str], PlainValidator(_texts, json_schema_input_type=str | list[str])]
+Ids = Annotated[
+    list[int] | list[list[int]], PlainValidator(_ids, json_schema_input_type=list[int] | list[list[int]])
+]
+Rids = Annotated[list[RequestId], BeforeValidator(_rids, json_schema_input_type=str | list[str])]
+
+
+class SamplingBody(SamplingFields):
     """SGLang's `sampling_params`."""
 
-    max_new_tokens: int | None = Field(None, ge=0)
-    min_new_tokens: int = Field(0, ge=0)
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = Field(None, ge=-1)  # -1: all
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    stop: Annotated[list[str], BeforeValidator(stop_list)] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
+    unsupported = unsupported.SAMPLING_PARAMS
+
+    max_new_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    """The longest answer, in tokens; what fits, at most 128, unless given."""
+    min_new_tokens: int = Field(0, ge=0, le=INT32_MAX)
+    """The shortest answer, in tokens: nothing ends it before."""
     n: int = Field(1, ge=1, le=MAX_CHOICES)
-    sampling_seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    skip_special_tokens: Literal[True] | None = None
-    spaces_between_special_tokens: Literal[True] | None = None
-    no_stop_trim: Literal[False] | None = None
+    """How many answers each prompt gets."""
+    sampling_seed: Seed | None = None
+    """Fixes the whole answer; random unless given."""
+    seed: Seed | None = None
+    """Another name of `sampling_seed`."""
+    no_stop_trim: bool = False
+    """What stopped a choice is the end of its text."""
 
     @model_validator(mode="after")
     def _one_seed(self) -> Self:
@@ -99,23 +93,34 @@ class Shape:
 class GenerateBody(Body):
     """Exactly one of `text` and `input_ids`; `speculative`, `timings` and `timeout` are extensions."""
 
-    text: Annotated[str | list[str], PlainValidator(_texts)] | None = None
-    input_ids: Annotated[list[int] | list[list[int]], PlainValidator(_ids)] | None = None
+    unsupported = unsupported.GENERATE
+
+    text: Texts | None = None
+    """What to continue: a text or a list of at most 64."""
+    input_ids: Ids | None = None
+    """The same as token ids."""
     sampling_params: SamplingBody = SamplingBody.model_validate({})
+    """How to generate."""
     stream: bool = False
-    rid: Annotated[list[str], BeforeValidator(_rids)] | None = None
+    """Answers as server-sent events, each with all so far."""
+    rid: Rids | None = None
+    """Names the prompts in the answers' `meta_info.id`: one name each, of printable ASCII."""
     model: str | None = None
+    """The id of the served model, if given."""
     return_logprob: bool = False
+    """The answer also tells the log-probability of each token."""
     top_logprobs_num: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    """With `return_logprob`: and this many of the likeliest tokens of its place."""
     return_text_in_logprobs: bool = False
-    logprob_start_len: int | None = Field(None, ge=-1)  # -1: nothing of the prompt
-    return_hidden_states: Literal[False] | None = None
-    return_routed_experts: Literal[False] | None = None
-    background: Literal[False] | None = None
-    log_metrics: bool | None = None
+    """Log-probabilities come with the tokens' texts."""
+    logprob_start_len: int | None = Field(None, ge=-1)
+    """With `return_logprob`: the prompt's tokens after this place have theirs told too; -1: none of them."""
     speculative: bool = True
+    """False turns drafting off for this request."""
     timings: bool = False
-    timeout: float | None = Field(None, gt=0)  # seconds
+    """The answer also says where its time went."""
+    timeout: float | None = Field(None, gt=0)
+    """Seconds until the request fails; at most the server's own limit."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -152,12 +157,13 @@ async def generate_call(
     """Raises EyasError for what the model cannot do."""
     if body.model is not None:
         check_model(config, body.model)
-    wish, seconds = _wish(model, body), timeout_s(config, body.timeout)
-    names = _OUR_NAMES | ({} if body.sampling_params.sampling_seed is None else {"seed": "sampling_seed"})
+    asked, wish, seconds = body.sampling_params, _wish(model, body), timeout_s(config, body.timeout)
+    names = _OUR_NAMES | ({} if asked.sampling_seed is None else {"seed": "sampling_seed"})
+    source = "text" if body.input_ids is None else "input_ids"
     requests = []
     for prompt in body.prompts:
         ids = await tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)
-        with _named(names):
+        with named(names, source):
             requests.append(admit(model, ids, wish, seconds))
     return Call(
         id=requests[0].id,
@@ -165,9 +171,8 @@ async def generate_call(
         model=model,
         requests=tuple(requests),
         n=wish.n,
-        rules=TextRules(tuple(body.sampling_params.stop or ()), continues_prompt=True),
+        rules=text_rules(asked, continues_prompt=True, include_stop=asked.no_stop_trim),
         stream=body.stream,
-        include_usage=False,
         timings=body.timings,
         began=time.monotonic(),
     )
@@ -175,18 +180,15 @@ async def generate_call(
 
 def _wish(model: ServedModel, body: GenerateBody) -> Wish:
     asked, start = body.sampling_params, body.logprob_start_len
-    top = body.top_logprobs_num if body.return_logprob else None
-    of_prompt = top is not None and start is not None and start >= 0
-    given = {name: value for name in _SAME_NAMES if (value := getattr(asked, name)) is not None}
-    if asked.top_k is not None:
-        given["top_k"] = max(0, asked.top_k)
-    params = model.params(
-        **given,
+    logprobs = body.top_logprobs_num if body.return_logprob else None
+    of_prompt = logprobs is not None and start is not None and start >= 0
+    params = sampling_params(
+        model,
+        asked,
         min_tokens=asked.min_new_tokens,
-        stop_token_ids=tuple(asked.stop_token_ids or ()),
-        logprobs=top,
-        prompt_logprobs=top if of_prompt else None,
-        prompt_logprobs_start=start or 0 if of_prompt else 0,
+        logprobs=logprobs,
+        prompt_logprobs=logprobs if of_prompt else None,
+        prompt_logprobs_start=start if of_prompt else 0,
     )
     return Wish(
         params,
@@ -196,15 +198,3 @@ def _wish(model: ServedModel, body: GenerateBody) -> Wish:
         n=asked.n,
         speculative=body.speculative,
     )
-
-
-@contextlib.contextmanager
-def _named(names: Mapping[str, str]) -> Iterator[None]:
-    """Refusals name the fields as they are called here: `names`, by our own."""
-    try:
-        yield
-    except InvalidRequest as error:
-        message = error.message
-        for ours, theirs in names.items():
-            message = message.replace(ours, theirs)
-        raise type(error)(message, param=names.get(error.param or "", error.param)) from None

@@ -17,7 +17,9 @@ class StopMatcher:
     automaton), so a character costs constant time and the longest such run is exactly what must be held.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        """`include`: the stop string is shown as the end of the text, so nothing need be held for it."""
+        self._include = include
         self._stops = [(stop, _fallbacks(stop)) for stop in stops]
         self._matched = [0] * len(self._stops)
         self._held = ""
@@ -34,10 +36,10 @@ class StopMatcher:
         text, start = self._held + text, len(self._held)
         for position in range(start, len(text)):
             if hit := self._advance(text[position]):
-                start_of_hit = position + 1 - hit
-                self.hit = text[start_of_hit : position + 1]
-                return text[:start_of_hit], True
-        safe = len(text) - max(self._matched)
+                self.hit = hit
+                end = position + 1
+                return text[: end if self._include else end - len(hit)], True
+        safe = len(text) - (0 if self._include else max(self._matched))
         self._held = text[safe:]
         return text[:safe], False
 
@@ -46,9 +48,9 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _advance(self, character: str) -> int:
-        """Takes one character; the length of the longest stop string that it completes, or 0."""
-        hit = 0
+    def _advance(self, character: str) -> str:
+        """Takes one character; the longest stop string that it completes, or none."""
+        hit = ""
         for i, (stop, fallbacks) in enumerate(self._stops):
             matched = self._matched[i]
             while matched and stop[matched] != character:
@@ -56,7 +58,7 @@ class StopMatcher:
             if stop[matched] == character:
                 matched += 1
             if matched == len(stop):
-                hit = max(hit, matched)
+                hit = max(hit, stop, key=len)
                 matched = fallbacks[matched - 1]
             self._matched[i] = matched
         return hit

@@ -22,12 +22,14 @@ class TextRules(msgspec.Struct, frozen=True):
     """How the tokens of a request are shown.
 
     `continues_prompt`: the text goes on where the prompt's ends (a completion) instead of beginning anew (an
-    answer), which tells a tokenizer with marked spaces whether its first space is shown.
+    answer), which tells a tokenizer with marked spaces whether its first space is shown. `include_stop`: what
+    stopped a choice, a stop string or a token, is shown as its end.
     """
 
     stops: tuple[str, ...] = ()
     continues_prompt: bool = False
     skip_special_tokens: bool = True
+    include_stop: bool = False
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -113,7 +115,8 @@ class ChoiceText:
     def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, rules: TextRules) -> None:
         context = request.prompt_ids if rules.continues_prompt else ()
         self._detokenizer = tokenizer.detokenizer(context, skip_special_tokens=rules.skip_special_tokens)
-        self._matcher = StopMatcher(rules.stops)
+        self._matcher = StopMatcher(rules.stops, include=rules.include_stop)
+        self._include_stop = rules.include_stop
         self._min_tokens = request.params.min_tokens
         self._tokens = 0
         self._length = 0  # characters decoded so far, held ones included
@@ -138,18 +141,18 @@ class ChoiceText:
             accepted=accepted,
             offered=offered,
             verify_steps=int(offered > 0),
-            matched=self._matcher.hit or (entry.tokens[-1] if _is_silent(entry) else None),
+            matched=self._matcher.hit or (entry.tokens[-1] if _is_stopped(entry) else None),
         )
 
     def _at_once(self, entry: Entry) -> str:
-        text = self._detokenizer.feed(entry.tokens[:-1] if _is_silent(entry) else entry.tokens)
+        text = self._detokenizer.feed(entry.tokens[:-1] if self._is_silent(entry) else entry.tokens)
         return text if entry.finish is None else text + self._detokenizer.flush()
 
     def _by_token(self, entry: Entry) -> tuple[str, tuple[int, ...], bool]:
         """(text, where that of each token begins, whether a stop string ended it); no offsets beyond it."""
         pieces: list[str] = []
         offsets: list[int] = []
-        silent = len(entry.tokens) - 1 if _is_silent(entry) else -1
+        silent = len(entry.tokens) - 1 if self._is_silent(entry) else -1
         stopped = False
         for position, token in enumerate(entry.tokens):
             offsets.append(self._length)
@@ -173,9 +176,12 @@ class ChoiceText:
         shown, stopped = self._matcher.feed(self._detokenizer.flush())
         return shown if stopped else shown + self._matcher.flush()
 
+    def _is_silent(self, entry: Entry) -> bool:
+        """The token that made the engine stop is no text, whatever it would spell, unless it is asked for."""
+        return not self._include_stop and _is_stopped(entry)
 
-def _is_silent(entry: Entry) -> bool:
-    """The token that made the engine stop is no text, whatever it would spell."""
+
+def _is_stopped(entry: Entry) -> bool:
     return entry.finish is Finish.STOP and bool(entry.tokens)
 
 

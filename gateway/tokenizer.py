@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from eyas.common.errors import ConfigError, InvalidRequest
 from gateway.chat import ChatTemplate, Message
 from gateway.detokenize import Detokenizer, LateDetokenizer, TokenBytes
-from gateway.tokenizer_files import add_special_tokens, cleans_up, load_chat_template
+from gateway.tokenizer_files import cleans_up, load_chat_template, name_special_tokens
 
 _LONG_TEXT = 16_384  # characters; longer ones are tokenized in a thread, so that other streams go on
 
@@ -45,7 +45,7 @@ class Tokenizer:
             raise ConfigError(f"{path}/tokenizer.json cannot be loaded: {error}", param="model") from error
         hf.no_truncation()
         hf.no_padding()
-        add_special_tokens(hf, path)
+        name_special_tokens(hf, path)
         return cls(hf, load_chat_template(path), clean_up=cleans_up(hf, path))
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
@@ -64,6 +64,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
     ) -> tuple[int, ...]:
         """The ids that ask for the next assistant message, or for the rest of the last one.
 
@@ -79,7 +80,11 @@ class Tokenizer:
             template_kwargs=template_kwargs,
         )
         # The template writes the special tokens itself.
-        return await self._encode(text, special=False)
+        return await self._encode(text, special=add_special_tokens)
+
+    async def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The ids of each word as it stands at a text's beginning and after a space, each spelling once."""
+        return await asyncio.to_thread(self._spellings, words)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`; broken UTF-8 becomes U+FFFD."""
@@ -94,6 +99,10 @@ class Tokenizer:
         if decoder is None:
             return LateDetokenizer(self.table, context, skip_special_tokens)
         return Detokenizer(self.table, decoder, context, skip_special_tokens)
+
+    def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        texts = (space + word.lstrip() for word in words for space in ("", " "))
+        return tuple(dict.fromkeys(self.encode(text, special=False) for text in texts))
 
     async def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
         if len(text) < _LONG_TEXT:

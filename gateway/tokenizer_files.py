@@ -38,7 +38,7 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
     return None
 
 
-def add_special_tokens(hf: HFTokenizer, folder: Path) -> None:
+def name_special_tokens(hf: HFTokenizer, folder: Path) -> None:
     """Gives `hf` the tokens that only the other files name. Raises ConfigError if those cannot be read."""
     with _understood(folder):
         special = sorted(_special_tokens(folder), key=lambda token: token[0] is None)  # named ones come first

@@ -9,10 +9,12 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,11 +29,13 @@ from eyas.common.errors import (
     RequestTimeout,
 )
 from eyas.common.logging import request_id
+from gateway.fields import REQUEST_ID
 from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
 
 BODY_TIMEOUT_S = 30.0
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_UNSAFE = re.compile(r"[^\x21-\x2b\x2d-\x7e]")  # in a header that lists names
+_MAX_NAMED, _MAX_NAME = 32, 64
 _log = logging.getLogger("eyas.gateway")
 
 
@@ -89,8 +93,18 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
+class Cors(CORSMiddleware):
+    """Starlette's, whose answers to a preflight always name `Authorization`, which `*` does not cover."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        response.headers.setdefault("access-control-allow-headers", "Authorization, Content-Type")
+        return response
+
+
 class Doorkeeper:
-    """Middleware: gives every response its X-Request-Id, and counts it by route and status.
+    """Middleware: gives every response its X-Request-Id, names what of its request was ignored, and counts it
+    by route and status.
 
     An exception that no handler knows is a bug: the log gets the details, the caller a status.
     """
@@ -104,7 +118,7 @@ class Doorkeeper:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        known_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        known_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
         serving = request_id.set(known_id)
         begun = False
 
@@ -112,7 +126,10 @@ class Doorkeeper:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                MutableHeaders(scope=message)["x-request-id"] = known_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = known_id
+                if names := _names(scope.get("state", {}).get("ignored", ())):
+                    headers["x-eyas-ignored"] = names
                 # The route's own path: a caller must not be able to make new label values.
                 path = getattr(scope.get("route"), "path", "other")
                 self._metrics.responses.labels(path, message["status"]).inc()
@@ -127,6 +144,13 @@ class Doorkeeper:
             await error_response(EyasError("internal error"))(scope, receive, marked)
         finally:
             request_id.reset(serving)
+
+
+def _names(names: Iterable[str]) -> str:
+    """Names as a header lists them; a caller can make them neither long nor many."""
+    found = list(islice(names, _MAX_NAMED + 1))
+    listed = [_UNSAFE.sub("?", name[:_MAX_NAME]) for name in found[:_MAX_NAMED]]
+    return ", ".join([*listed, *(["..."] if len(found) > _MAX_NAMED else [])])
 
 
 def error_response(error: EyasError) -> Response:

@@ -63,6 +63,7 @@ def params_to_pb(params: SamplingParams) -> common_pb2.SamplingParams:
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
         prompt_logprobs_start=params.prompt_logprobs_start,
+        bad_words=[common_pb2.Run(ids=word) for word in params.bad_words],
     )
 
 
@@ -84,6 +85,7 @@ def params_from_pb(pb: common_pb2.SamplingParams) -> SamplingParams:
         logprobs=pb.logprobs if pb.HasField("logprobs") else None,
         prompt_logprobs=pb.prompt_logprobs if pb.HasField("prompt_logprobs") else None,
         prompt_logprobs_start=pb.prompt_logprobs_start,
+        bad_words=tuple(tuple(word.ids) for word in pb.bad_words),
     )
 
 

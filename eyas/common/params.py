@@ -13,6 +13,9 @@ from eyas.common.errors import InvalidRequest
 MAX_TOP_LOGPROBS = 20
 MAX_BIASED_TOKENS = 1024
 MAX_STOP_TOKEN_IDS = 64
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_TOKENS = 64
+INT32_MAX = 2**31 - 1  # the largest whole number on the wire, seeds aside
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,20 +41,22 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None  # None: none; n: the token's own and the n best
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     prompt_logprobs_start: int = 0  # only for those after this position
+    bad_words: tuple[tuple[int, ...], ...] = ()  # runs of ids that the output must not hold
 
     @property
     def reads_history(self) -> bool:
         """Does a token depend on more than the model's row, or is more asked for than the token?"""
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
-        return any(penalties) or bool(self.logit_bias) or self.logprobs is not None
+        lists = self.logit_bias, self.bad_words
+        return any(penalties) or any(lists) or self.logprobs is not None
 
     def validate(self, vocab_size: int) -> None:
         """Raises InvalidRequest naming the first field whose value makes no sense."""
         rules = [
-            ("max_tokens", self.max_tokens >= 0, "must be at least 0"),
+            ("max_tokens", 0 <= self.max_tokens <= INT32_MAX, f"must be between 0 and {INT32_MAX}"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "must be between 0 and max_tokens"),
             ("temperature", 0.0 <= self.temperature <= 2.0, "must be between 0 and 2"),
-            ("top_k", self.top_k >= 0, "must be 0 (all) or more"),
+            ("top_k", 0 <= self.top_k <= INT32_MAX, f"must be between 0 (all) and {INT32_MAX}"),
             ("top_p", 0.0 < self.top_p <= 1.0, "must be above 0 and at most 1"),
             ("min_p", 0.0 <= self.min_p < 1.0, "must be at least 0 and below 1"),
             ("repetition_penalty", 0.0 < self.repetition_penalty <= 10.0, "must be above 0 and at most 10"),
@@ -76,6 +81,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
                 len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS
                 and all(0 <= t < vocab_size for t in self.stop_token_ids),
                 f"must be at most {MAX_STOP_TOKEN_IDS} ids below {vocab_size}",
+            ),
+            (
+                "bad_words",
+                len(self.bad_words) <= MAX_BAD_WORDS
+                and all(1 <= len(word) <= MAX_BAD_WORD_TOKENS for word in self.bad_words)
+                and all(0 <= t < vocab_size for word in self.bad_words for t in word),
+                f"must be at most {MAX_BAD_WORDS} runs of 1 to {MAX_BAD_WORD_TOKENS} ids below {vocab_size}",
             ),
         ]
         for name, holds, rule in rules:

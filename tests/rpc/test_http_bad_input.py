@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from http_client import refused
 from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
@@ -44,16 +45,15 @@ def part(kind: str) -> list[dict[str, Any]]:
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": part("image_url")}, "messages[0].content"),
+        ({"messages": part("image_url")}, "messages[0].content[1].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (
             {"messages": [*MESSAGES, {"role": "user", "content": "x", "tool_calls": [1]}]},
             "messages[1].tool_calls",
         ),
-        ({"tools": []}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"temprature": 1}, "temprature"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"include_use": True}}, "stream_options.include_use"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"n": 0}, "n"),
         ({"n": 17}, "n"),
         ({"n": True}, "n"),
@@ -63,7 +63,7 @@ def part(kind: str) -> list[dict[str, Any]]:
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 0}, "top_p"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"min_p": 1}, "min_p"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
@@ -74,18 +74,15 @@ def part(kind: str) -> list[dict[str, Any]]:
         ({"stop": ""}, "stop"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop": "x" * 513}, "stop"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"stop_token_ids": [4096]}, "stop_token_ids"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ],
 )
 async def test_chat_fields(client: httpx.AsyncClient, changes: dict[str, Any], param: str) -> None:
     response = await client.post("/v1/chat/completions", json=CHAT | changes)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert error["param"] == param
-    assert param.partition("[")[0] in error["message"]
-    assert error["type"] == "invalid_request_error"
+    refused(response, param)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +104,7 @@ async def test_chat_fields(client: httpx.AsyncClient, changes: dict[str, Any], p
 )
 async def test_completion_fields(client: httpx.AsyncClient, changes: dict[str, Any], param: str) -> None:
     response = await client.post("/v1/completions", json=TEXT | changes)
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == param
+    refused(response, param)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b'{"model": "\\ud800"}', b"\xff"])

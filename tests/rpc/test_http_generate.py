@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from http_client import refused
 from prometheus_client import CollectorRegistry
 from scripted_backend import EOS, ScriptedBackend, ScriptedStream, nano_tokenizer
 
@@ -174,7 +175,6 @@ BAD = [
     ("text", {"text": []}),
     ("input_ids", {"input_ids": [[]]}),
     ("rid", {"text": ["a", "b"], "rid": "one"}),
-    ("colour", {"text": "x", "colour": "red"}),
     ("return_hidden_states", {"text": "x", "return_hidden_states": True}),
     ("logprob_start_len", {"text": "x", "logprob_start_len": -2}),
     ("logprob_start_len", {"text": "x", "return_logprob": True, "logprob_start_len": 9}),
@@ -182,7 +182,7 @@ BAD = [
     ("sampling_params.seed", {"text": "x", "sampling_params": {"seed": 1, "sampling_seed": 2}}),
     ("max_new_tokens", {"text": "x", "sampling_params": {"max_new_tokens": 4000}}),
     ("min_new_tokens", {"text": "x", "sampling_params": {"max_new_tokens": 2, "min_new_tokens": 3}}),
-    ("temperature", {"text": "x", "sampling_params": {"temperature": 9}}),
+    ("sampling_params.temperature", {"text": "x", "sampling_params": {"temperature": 9}}),
     ("timeout", {"text": "x", "timeout": 0}),
 ]
 
@@ -192,9 +192,7 @@ async def test_what_is_wrong_is_named(
     client: httpx.AsyncClient, backend: TimedBackend, field: str, body: dict[str, Any]
 ) -> None:
     response = await client.post("/generate", json=body)
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["param"] == field and field in error["message"]
+    refused(response, field)
     assert not backend.requests
 
 

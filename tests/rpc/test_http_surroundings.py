@@ -168,4 +168,4 @@ async def test_the_doctor_tells_what_it_found_before_a_step_failed(
 
 def test_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert examine("http://127.0.0.1:1", None) == 1
-    assert "does not answer" in capsys.readouterr().out
+    assert "nothing listens" in capsys.readouterr().out

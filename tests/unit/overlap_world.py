@@ -31,7 +31,12 @@ from eyas.engine.stopping import banned_ids, finish
 EOS = (23,)
 TILE = 3
 LONGEST = 40  # rows of a request
-HISTORY = ({"logprobs": 2}, {"frequency_penalty": 0.7}, {"min_tokens": 4, "max_tokens": 9})
+HISTORY = (
+    {"logprobs": 2},
+    {"frequency_penalty": 0.7},
+    {"min_tokens": 4, "max_tokens": 9},
+    {"bad_words": tuple((id,) for id in range(0, 20, 3))},
+)
 SCORING = (
     {"prompt_logprobs": 2},
     {"prompt_logprobs": 0, "prompt_logprobs_start": 5, "max_tokens": 0, "min_tokens": 0},

@@ -100,6 +100,9 @@ def _adjusted(x: list[np.float32], row: Row) -> list[np.float32]:
         x[token] = x[token] - F(p.frequency_penalty) * F(written.count(token))
     for token in row.banned:
         x[token] = F(-math.inf)
+    for *begun, last in p.bad_words:
+        if not begun or written[-len(begun) :] == begun:
+            x[last] = F(-math.inf)
     return x
 
 

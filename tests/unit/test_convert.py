@@ -46,6 +46,7 @@ params = st.builds(
     logprobs=st.none() | st.integers(0, 20),
     prompt_logprobs=st.none() | st.integers(0, 20),
     prompt_logprobs_start=token,
+    bad_words=st.lists(tokens, max_size=3).map(tuple),
 )
 request = st.builds(
     GenerationRequest,

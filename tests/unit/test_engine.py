@@ -55,6 +55,7 @@ def _requests(count: int, seed: int = 0) -> list[GenerationRequest]:
                 frequency_penalty=0.3,
                 logit_bias={7: 4.0, 9: -50.0},
                 stop_token_ids=(11, 12, 13),
+                bad_words=((7, 7), (10,), (7, 3, 7)),
             ),
         ][i % 3]
         prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.choice([1, 2, 15, 16, 17, 33, 70])))

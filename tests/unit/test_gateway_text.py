@@ -101,12 +101,12 @@ def test_special_tokens_are_no_text_but_other_added_ones_are() -> None:
 # --- stop strings ------------------------------------------------------------------------------------
 
 
-def cut_at_first_stop(text: str, stops: list[str]) -> tuple[str, bool]:
+def cut_at_first_stop(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
     """The rule, letter by letter: the first completed stop string, the longest if there are several."""
     for end in range(1, len(text) + 1):
         completed = [len(stop) for stop in stops if text[:end].endswith(stop)]
         if completed:
-            return text[: end - max(completed)], True
+            return text[: end if include else end - max(completed)], True
     return text, False
 
 
@@ -114,10 +114,11 @@ def cut_at_first_stop(text: str, stops: list[str]) -> tuple[str, bool]:
 @given(
     st.lists(st.text("ab", max_size=4), max_size=8),
     st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
+    st.booleans(),
 )
-def test_stop_strings_do_not_depend_on_the_cut(pieces: list[str], stops: list[str]) -> None:
-    expected, hits = cut_at_first_stop("".join(pieces), stops)
-    matcher = StopMatcher(stops)
+def test_stop_strings_do_not_depend_on_the_cut(pieces: list[str], stops: list[str], include: bool) -> None:
+    expected, hits = cut_at_first_stop("".join(pieces), stops, include)
+    matcher = StopMatcher(stops, include=include)
     shown, stopped = "", False
     for piece in pieces:
         text, stopped = matcher.feed(piece)

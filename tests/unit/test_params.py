@@ -33,6 +33,8 @@ def test_the_defaults_are_valid() -> None:
         ("logprobs", 20),
         ("prompt_logprobs", 20),
         ("prompt_logprobs_start", 0),
+        ("top_k", 2**31 - 1),
+        ("bad_words", ((0,) * 64,) * 128),
     ],
 )
 def test_the_edge_is_allowed(field: str, value: Any) -> None:
@@ -65,6 +67,13 @@ def test_the_edge_is_allowed(field: str, value: Any) -> None:
         ("logprobs", 21),
         ("prompt_logprobs", 21),
         ("prompt_logprobs_start", -1),
+        ("max_tokens", 2**31),
+        ("top_k", 2**31),
+        ("bad_words", ((VOCAB,),)),
+        ("bad_words", ((-1, 2),)),
+        ("bad_words", ((),)),
+        ("bad_words", ((0,) * 65,)),
+        ("bad_words", ((0,),) * 129),
     ],
 )
 def test_past_the_edge_is_refused_by_name(field: str, value: Any) -> None:

@@ -34,6 +34,9 @@ def cases(draw: st.DrawFn) -> tuple[list[float], Row]:
     size = draw(st.integers(2, 40))
     ids = st.lists(st.integers(0, size - 1), max_size=12)
     logits = [quarters / 4 for quarters in draw(st.lists(st.integers(-32, 32), min_size=size, max_size=size))]
+    banned = draw(st.lists(st.integers(0, size - 1), max_size=size - 1, unique=True))
+    left = min(set(range(size)) - set(banned))  # something can always be chosen
+    word = st.lists(st.integers(0, size - 1).filter(lambda id: id != left), min_size=1, max_size=3)
     params = SamplingParams(
         temperature=draw(st.sampled_from([0.0, 0.25, 0.8, 1.0, 2.0])),
         top_k=draw(st.sampled_from([0, 1, 3, 10, 100])),
@@ -46,6 +49,7 @@ def cases(draw: st.DrawFn) -> tuple[list[float], Row]:
             st.dictionaries(st.integers(0, size - 1), st.sampled_from([-100.0, -1.5, 2.5]), max_size=3)
         ),
         seed=draw(st.integers(0, 2**64 - 1)),
+        bad_words=tuple(draw(st.lists(word.map(tuple), max_size=4))),
     )
     context = Row(
         params,
@@ -54,7 +58,7 @@ def cases(draw: st.DrawFn) -> tuple[list[float], Row]:
         prompt=draw(ids),
         output=draw(ids),
         ancestors=draw(ids),
-        banned=draw(st.lists(st.integers(0, size - 1), max_size=size - 1, unique=True)),
+        banned=banned,
     )
     return logits, context
 
@@ -88,7 +92,9 @@ def _fitted(context: Row, width: int) -> Row:
     fields = {f: [t for t in getattr(context, f) if t < width] for f in ("prompt", "output", "ancestors")}
     bias = {t: b for t, b in context.params.logit_bias.items() if t < width}
     values = {f: getattr(context.params, f) for f in context.params.__struct_fields__}
-    params = SamplingParams(**{**values, "logit_bias": bias, "logprobs": context.position % 4})
+    words = tuple(word for word in context.params.bad_words if word[-1] < width)
+    changed = {"logit_bias": bias, "bad_words": words, "logprobs": context.position % 4}
+    params = SamplingParams(**{**values, **changed})
     return Row(params, context.choice, context.position, **fields)
 
 

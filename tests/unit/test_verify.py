@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 import torch
 
@@ -28,6 +29,8 @@ VOCAB = 13
 EOS = (2,)
 TARGET = torch.randn(VOCAB**3, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
 
+BAD_WORDS = ((3,), *((a, b) for a in range(4, VOCAB) for b in range(0, VOCAB, 3)), (4, 4, 5))
+
 PARAMS = [
     {"temperature": 0.0},
     {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
@@ -36,6 +39,7 @@ PARAMS = [
     {"temperature": 1.3, "top_k": 6, "min_p": 0.02},
     {"temperature": 1.0, "min_tokens": 6, "stop_token_ids": (5,)},
     {"temperature": 0.7, "ignore_eos": True, "repetition_penalty": 1.8},
+    {"temperature": 0.9, "ignore_eos": True, "bad_words": BAD_WORDS},
 ]
 
 
@@ -203,6 +207,19 @@ def _no_bonus_replacement(tree: DraftTree | None, chosen: list[int]) -> Verdict:
 def test_a_wrong_verdict_is_seen(mutation: Callable[[DraftTree | None, list[int]], Verdict]) -> None:
     asked = streams(420)
     assert outputs(run(asked, random_tree, verdict=mutation)) != outputs(run(asked))
+
+
+def test_no_output_holds_a_bad_word() -> None:
+    """Nor does a tree's node complete one with the ids before it."""
+    asked = [stream for stream in streams(64) if stream.params.bad_words]
+    free = [dataclasses.replace(s, params=msgspec.structs.replace(s.params, bad_words=())) for s in asked]
+    assert asked and all(_bad_words(stream.output) for stream in run(free, random_tree))
+    assert not any(_bad_words(stream.output) for stream in run(asked, random_tree))
+
+
+def _bad_words(output: list[int]) -> list[tuple[int, ...]]:
+    ends = range(1, len(output) + 1)
+    return [word for word in BAD_WORDS if any(tuple(output[:end])[-len(word) :] == word for end in ends)]
 
 
 def test_harmless_changes_are_harmless() -> None:

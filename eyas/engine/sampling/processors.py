@@ -18,7 +18,7 @@ def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """Logits [R, V] after bias, penalties and bans; `logits` itself, never modified, if no row asks."""
     biased = [i for i, row in enumerate(rows) if row.params.logit_bias]
     penalised = [i for i, row in enumerate(rows) if _penalises(row.params)]
-    banned = [i for i, row in enumerate(rows) if row.banned]
+    banned = [(i, token) for i, row in enumerate(rows) for token in _banned(row)]
     if not (biased or penalised or banned):
         return logits
     logits = logits.clone()
@@ -29,8 +29,26 @@ def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     if penalised:
         logits[penalised] = _penalised(logits[penalised], [rows[i] for i in penalised])
     if banned:
-        logits[_cells(logits, [(i, token) for i in banned for token in rows[i].banned])] = -torch.inf
+        logits[_cells(logits, banned)] = -torch.inf
     return logits
+
+
+def _banned(row: Row) -> list[int]:
+    """The row's banned ids, and the last ids of bad words whose other ids its output ends with; a node's
+    ancestors count as output.
+    """
+    words = row.params.bad_words
+    if not words:
+        return list(row.banned)
+    longest = max(map(len, words)) - 1
+    tail = (*row.output[max(0, len(row.output) - longest) :], *row.ancestors)
+    return [*row.banned, *(word[-1] for word in words if _ends_with(tail, word[:-1]))]
+
+
+def _ends_with(ids: Sequence[int], run: Sequence[int]) -> bool:
+    if not run or not ids or ids[-1] != run[-1]:  # nearly always says it all
+        return not run
+    return len(run) <= len(ids) and ids[len(ids) - len(run) :] == run
 
 
 def _penalises(params: SamplingParams) -> bool:

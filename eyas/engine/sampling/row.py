@@ -13,8 +13,9 @@ class Row:
     """One distribution to sample from: a plain row, a prompt's last row, or one node of a verify tree.
 
     `position` is the absolute index of the token being sampled. `ancestors` are the draft tokens between
-    the output and this node, root left out. `banned` ids must not be chosen here. Rows of one tree should
-    share their `prompt` and `output` objects: history is counted once for each pair.
+    the output and this node, root left out. `banned` ids must not be chosen here, nor what would complete one
+    of the parameters' bad words. Rows of one tree should share their `prompt` and `output` objects: history
+    is counted once for each pair.
     """
 
     params: SamplingParams

@@ -1,0 +1,136 @@
+"""How the fields of a JSON body are read: strictly typed, null means absent, errors name the field.
+
+A field that nothing reads is ignored and named to the caller; one that is known and would change the answer
+is an error that names it. It knows JSON and pydantic. It refuses to know what any field means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple, NoReturn, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from eyas.common.errors import InvalidRequest
+
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_REFUSED = "refused"
+_MAX_QUOTED = 100  # characters of a name that an error repeats
+
+
+class Unsupported(NamedTuple):
+    """A known field that cannot be honoured. `neutral`: the values that ask for nothing, beside null."""
+
+    reason: str
+    neutral: tuple[Any, ...] = ()
+
+    def admits(self, value: Any) -> bool:
+        # JSON knows true from 1, Python does not.
+        return any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in self.neutral)
+
+
+class Body(BaseModel):
+    """A JSON object. Fields that are not declared are judged by `unsupported` and otherwise ignored."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler.resolve_ref_schema(handler(core))
+        for name, known in cls.unsupported.items():
+            values = [None, *known.neutral]
+            schema["properties"][name] = {"enum": values, "description": f"Not supported: {known.reason}."}
+        return schema
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _judge(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        """Null means absent; a field that is known and not supported asks for nothing, or is refused."""
+        if isinstance(value, dict) and None in value.values():
+            value = {name: field for name, field in value.items() if field is not None}
+        body = read(value)
+        for name, field in (body.model_extra or {}).items():
+            known = cls.unsupported.get(name)
+            if known is not None and not known.admits(field):
+                refuse(name, f"is not supported: {known.reason}")
+        return body
+
+
+def refuse(field: str, reason: str) -> NoReturn:
+    """Fails the validation of the model around `field`, naming it."""
+    raise PydanticCustomError(_REFUSED, "{reason}", {"field": field, "reason": reason})
+
+
+def _request_id(value: str) -> str:
+    if not REQUEST_ID.fullmatch(value):
+        raise ValueError("must be 1 to 128 printable ASCII characters without spaces")
+    return value
+
+
+RequestId = Annotated[str, AfterValidator(_request_id)]
+
+
+def is_ids(value: Any) -> bool:
+    return isinstance(value, list) and set(map(type, value)) == {int}
+
+
+B = TypeVar("B", bound=Body)
+
+
+def parse(kind: type[B], body: bytes) -> B:
+    """The body as `kind`. Raises InvalidRequest naming the first field that is wrong."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _first_problem(error.errors(include_url=False, include_input=False)[0]) from None
+
+
+def ignored(body: Body, prefix: str = "") -> Iterator[str]:
+    """The fields of the body and of what it holds that nothing reads, as messages[0].name."""
+    if extra := body.model_extra:
+        yield from (prefix + name for name in extra if name not in body.unsupported)
+    for name, value in body.__dict__.items():
+        if isinstance(value, Body):
+            yield from ignored(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Body):
+            for i, item in enumerate(value):
+                yield from ignored(item, f"{prefix}{name}[{i}].")
+
+
+def _first_problem(error: ErrorDetails) -> InvalidRequest:
+    kind, reason = error["type"], error["msg"]
+    if kind == "json_invalid":
+        return InvalidRequest(f"the body is not valid JSON: {error['ctx']['error']}")
+    if kind == _REFUSED:
+        name = _path([*error["loc"], error["ctx"]["field"]])
+        return InvalidRequest(f"{name} {reason}", param=name)
+    name = _path(error["loc"])
+    if not name:
+        return InvalidRequest("the body must be a JSON object")
+    if kind == "missing":
+        return InvalidRequest(f"{name} is required", param=name)
+    reason = reason.removeprefix("Value error, ").replace("Input should", "should", 1)
+    return InvalidRequest(f"{name}: {reason}", param=name)
+
+
+def _path(location: Sequence[str | int]) -> str:
+    """("messages", 0, "content") as messages[0].content."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part != "[key]":  # the library's mark for a bad key of a dictionary
+            part = part[:_MAX_QUOTED]
+            path += f".{part}" if path else part
+    return path

@@ -1,0 +1,107 @@
+"""The table of routes, and what is made of it: /openapi.json, and /docs, which shows that without a network.
+
+It knows OpenAPI's shape. What a body holds it learns from the bodies themselves; it refuses to know how a
+request is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+
+import eyas
+from gateway.fields import Body
+from gateway.openai_reply import ErrorBody
+
+Answerer = Callable[[Request], Awaitable[Response]]
+JSON = "application/json"
+EVENTS = "text/event-stream"
+HTML = "text/html; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One route. `keyed`: it asks for the key, if one is configured. `gives`: media types of its answers."""
+
+    method: str
+    path: str  # as Starlette writes it
+    answer: Answerer
+    summary: str
+    body: type[Body] | None = None
+    keyed: bool = True
+    gives: tuple[str, ...] = (JSON,)
+
+
+def described(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+    """The endpoints and two more: the document that describes all of them, and the page that shows it."""
+    page = (files("gateway") / "static" / "docs.html").read_bytes()
+
+    async def show(_: Request) -> Response:
+        return Response(page, media_type=HTML)
+
+    async def tell(_: Request) -> Response:
+        return Response(told, media_type=JSON)
+
+    every = [
+        *endpoints,
+        Endpoint("GET", "/openapi.json", tell, "This API as OpenAPI describes it", keyed=False),
+        Endpoint("GET", "/docs", show, "This API as a page", keyed=False, gives=(HTML,)),
+    ]
+    told = msgspec.json.encode(document(every))
+    return every
+
+
+def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """The OpenAPI document of these routes."""
+    bodies = sorted(
+        {endpoint.body for endpoint in endpoints if endpoint.body}, key=lambda body: body.__name__
+    )
+    template = "#/components/schemas/{model}"
+    _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=template)
+    _, errors = msgspec.json.schema_components([ErrorBody], ref_template="#/components/schemas/{name}")
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        path = endpoint.path.replace(":path}", "}")
+        paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Eyas", "version": eyas.__version__},
+        "paths": paths,
+        "components": {
+            "schemas": schemas["$defs"] | errors,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": endpoint.summary,
+        "operationId": f"{endpoint.method.lower()} {endpoint.path}",
+        "responses": {
+            "200": {"description": "The answer", "content": {kind: {} for kind in endpoint.gives}},
+            "default": {"description": "An error", "content": {JSON: {"schema": _ref("ErrorBody")}}},
+        },
+    }
+    if endpoint.keyed:
+        operation["security"] = [{"key": []}]
+    if "{" in endpoint.path:
+        name = endpoint.path.partition("{")[2].partition(":")[0]
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
+    if endpoint.body is not None:
+        content = {JSON: {"schema": _ref(endpoint.body.__name__)}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}

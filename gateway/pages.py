@@ -1,0 +1,163 @@
+"""What the gateway says of itself: its models, its health, its cluster, its figures, its console.
+
+It knows the names that callers of OpenAI's, vLLM's and SGLang's servers ask by. It refuses to know how
+tokens are made.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.resources import files
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+
+import eyas
+from eyas.common.config import GatewayConfig
+from eyas.common.errors import Unavailable
+from gateway.admission import ServedModel, check_model, served_model
+from gateway.backend import Backend
+from gateway.metrics import GatewayMetrics
+from gateway.openapi import HTML, JSON, Endpoint
+from gateway.sampling_defaults import as_named_there
+
+SCRIPT = "text/javascript; charset=utf-8"
+
+
+class Pages:
+    """The endpoints. Each is a coroutine from a request to a response; errors go to the handlers."""
+
+    def __init__(self, config: GatewayConfig, backend: Backend, metrics: GatewayMetrics) -> None:
+        self._config = config
+        self._backend = backend
+        self._metrics = metrics
+        static = files("gateway") / "static"
+        self._console = (static / "console.html").read_bytes()
+        self._console_script = (static / "markdown.js").read_bytes()
+        self._created = int(time.time())
+
+    def endpoints(self) -> list[Endpoint]:
+        figures = (CONTENT_TYPE_LATEST,)
+        healthy = "200 when a request would succeed, else 503"
+        return [
+            Endpoint("GET", "/v1/models", self.models, "The served model, as a list"),
+            Endpoint("GET", "/v1/models/{name:path}", self.model, "The served model"),
+            Endpoint("GET", "/get_model_info", self.model_info, "The served model, as SGLang describes one"),
+            Endpoint("GET", "/model_info", self.model_info, "The newer name of /get_model_info"),
+            Endpoint("GET", "/server_info", self.server_info, "The server, as SGLang describes one"),
+            Endpoint("GET", "/get_server_info", self.server_info, "The older name of /server_info"),
+            Endpoint("GET", "/cluster", self.cluster, "Every worker, as `eyas doctor` shows it"),
+            Endpoint("GET", "/health", self.health, healthy, keyed=False),
+            Endpoint("GET", "/health_generate", self.health, "The same, by SGLang's name", keyed=False),
+            Endpoint("GET", "/ping", self.health, "The same", keyed=False),
+            Endpoint("POST", "/ping", self.health, "The same", keyed=False),
+            Endpoint("GET", "/version", self.version, "The server's version", keyed=False),
+            Endpoint("GET", "/metrics", self.figures, "Prometheus figures", keyed=False, gives=figures),
+            Endpoint("GET", "/", self.console, "The console", keyed=False, gives=(HTML,)),
+            Endpoint("GET", "/markdown.js", self.console_script, "Its script", keyed=False, gives=(SCRIPT,)),
+        ]
+
+    async def models(self, _: Request) -> Response:
+        return json_response({"object": "list", "data": [self._describe(await self._served())]})
+
+    async def model(self, request: Request) -> Response:
+        check_model(self._config, request.path_params["name"])
+        return json_response(self._describe(await self._served()))
+
+    async def model_info(self, _: Request) -> Response:
+        model = await self._served()
+        return json_response(
+            {
+                "model_path": self._config.model,
+                "tokenizer_path": self._config.model,
+                "served_model_name": model.id,
+                "is_generation": True,
+                "preferred_sampling_params": as_named_there(model.sampling) or None,
+                "max_model_len": model.context_length,
+                "vocab_size": model.vocab_size,
+                **_mark(model),
+            }
+        )
+
+    async def server_info(self, _: Request) -> Response:
+        """`avg_spec_accept_length`: tokens a verify step, its own included; null before the first one."""
+        model = await self._served()
+        steps, accepted = (
+            self._metrics.registry.get_sample_value(name) or 0.0
+            for name in ("eyas_verify_steps_total", "eyas_draft_tokens_accepted_total")
+        )
+        return json_response(
+            {
+                "version": eyas.__version__,
+                "model_path": self._config.model,
+                "tokenizer_path": self._config.model,
+                "served_model_name": model.id,
+                "context_length": model.context_length,
+                "internal_states": [{"avg_spec_accept_length": 1 + accepted / steps if steps else None}],
+                **_mark(model),
+            }
+        )
+
+    async def version(self, _: Request) -> Response:
+        return json_response({"version": eyas.__version__})
+
+    async def health(self, _: Request) -> Response:
+        health = self._backend.health()
+        if health.problem:
+            raise Unavailable(health.problem)
+        return json_response(
+            {"status": "degraded", "reason": health.degraded} if health.degraded else {"status": "ok"}
+        )
+
+    async def cluster(self, _: Request) -> Response:
+        health = self._backend.health()
+        workers = [
+            {
+                **msgspec.structs.asdict(link.info),
+                "epoch": str(link.info.epoch),  # 64 bits are too many for some readers of JSON
+                "connected": link.connected,
+                "in_flight": link.in_flight,
+            }
+            for link in self._backend.links()
+        ]
+        return json_response(
+            {
+                "model": self._config.served_model,
+                "grpc_port": self._config.grpc_port,
+                "health": health,
+                "workers": workers,
+            }
+        )
+
+    async def figures(self, _: Request) -> Response:
+        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def console(self, _: Request) -> Response:
+        return Response(self._console, media_type=HTML)
+
+    async def console_script(self, _: Request) -> Response:
+        return Response(self._console_script, media_type=SCRIPT)
+
+    async def _served(self) -> ServedModel:
+        return served_model(self._config, await self._backend.models())
+
+    def _describe(self, model: ServedModel) -> dict[str, object]:
+        return {
+            "id": model.id,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "eyas",
+            "max_model_len": model.context_length,
+            **_mark(model),
+        }
+
+
+def json_response(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type=JSON)
+
+
+def _mark(model: ServedModel) -> dict[str, bool]:
+    """What a description of the model adds if its answers mean nothing."""
+    return {"synthetic": True} if model.synthetic else {}

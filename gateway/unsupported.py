@@ -1,0 +1,114 @@
+"""Fields that callers of OpenAI's, vLLM's and SGLang's servers may send and this one cannot honour, and why.
+
+Data only. A value that asks for nothing is accepted; any other gets a 400 with the reason. What is neither
+here nor declared in a body is ignored and named to the caller.
+"""
+
+from __future__ import annotations
+
+from gateway.fields import Unsupported
+
+_TOOLS = "this server calls no tools"
+_GRAMMAR = "output cannot be held to a grammar"
+_TEXT_ONLY = "the model reads and writes text only"
+_BEAMS = "there is no beam search"
+_LORA = "no adapters are served"
+_SAMPLER = "the sampler takes nothing but the parameters listed"
+_ROUTING = "the gateway alone decides which worker does what"
+_CACHE = "prefix caches are not divided by caller"
+_TEMPLATE = "chats go through the model's own template"
+_INSIDE = "the model's inner states are not told"
+_SESSIONS = "requests share no state"
+_SCORES = "only log-probabilities of generated tokens are told, each with the best of its place"
+
+ANY_ROUTE = {
+    "cache_salt": Unsupported(_CACHE, ("",)),
+    "custom_logit_processor": Unsupported(_SAMPLER, ("",)),
+    "custom_params": Unsupported(_SAMPLER, ({},)),
+    "data_parallel_rank": Unsupported(_ROUTING),
+    "extra_key": Unsupported(_CACHE, ("",)),
+    "bootstrap_host": Unsupported(_ROUTING),
+    "bootstrap_port": Unsupported(_ROUTING),
+    "bootstrap_room": Unsupported(_ROUTING),
+    "lora_path": Unsupported(_LORA, ("",)),
+    "return_hidden_states": Unsupported(_INSIDE, (False,)),
+    "return_routed_experts": Unsupported(_INSIDE, (False,)),
+    "session_params": Unsupported(_SESSIONS, ({},)),
+}
+
+GRAMMARS = {
+    "ebnf": Unsupported(_GRAMMAR, ("",)),
+    "json_schema": Unsupported(_GRAMMAR, ("",)),
+    "regex": Unsupported(_GRAMMAR, ("",)),
+    "stop_regex": Unsupported("stop strings are plain text", ("", [])),
+    "structural_tag": Unsupported(_GRAMMAR, ("",)),
+}
+
+OPENAI = {
+    **ANY_ROUTE,
+    **GRAMMARS,
+    "allowed_token_ids": Unsupported(_SAMPLER),
+    "best_of": Unsupported("every choice that is generated is returned: ask for n", (1,)),
+    "early_stopping": Unsupported(_BEAMS, (False,)),
+    "guided_choice": Unsupported(_GRAMMAR, ([],)),
+    "guided_grammar": Unsupported(_GRAMMAR, ("",)),
+    "guided_json": Unsupported(_GRAMMAR, ("", {})),
+    "guided_regex": Unsupported(_GRAMMAR, ("",)),
+    "kv_transfer_params": Unsupported(_ROUTING, ({},)),
+    "length_penalty": Unsupported(_BEAMS, (1, 1.0)),
+    "logits_processors": Unsupported(_SAMPLER, ([],)),
+    "prompt_logprobs": Unsupported(_SCORES),
+    "response_format": Unsupported(_GRAMMAR, ({"type": "text"},)),
+    "return_tokens_as_token_ids": Unsupported("return_token_ids tells the ids", (False,)),
+    "structured_outputs": Unsupported(_GRAMMAR, ({},)),
+    "use_beam_search": Unsupported(_BEAMS, (False,)),
+    "vllm_xargs": Unsupported(_SAMPLER, ({},)),
+}
+
+TEXT = OPENAI | {
+    "prompt_embeds": Unsupported("prompts are text or ids"),
+    "suffix": Unsupported("the model continues text, it does not fill gaps", ("",)),
+}
+
+CHAT = OPENAI | {
+    "audio": Unsupported(_TEXT_ONLY),
+    "chat_template": Unsupported(_TEMPLATE, ("",)),
+    "documents": Unsupported(_TEMPLATE, ([],)),
+    "echo": Unsupported("a chat's answer does not begin with its prompt", (False,)),
+    "function_call": Unsupported(_TOOLS, ("none", "auto")),
+    "functions": Unsupported(_TOOLS, ([],)),
+    "mm_processor_kwargs": Unsupported(_TEXT_ONLY, ({},)),
+    "modalities": Unsupported(_TEXT_ONLY, ([], ["text"])),
+    "prediction": Unsupported("drafts are the server's own"),
+    "reasoning_effort": Unsupported("the model's effort cannot be set"),
+    "tool_choice": Unsupported(_TOOLS, ("none", "auto")),
+    "tools": Unsupported(_TOOLS, ([],)),
+    "verbosity": Unsupported("the model's wordiness cannot be set", ("medium",)),
+    "web_search_options": Unsupported("this server searches nothing"),
+}
+
+MESSAGE = {
+    "annotations": Unsupported(_TEXT_ONLY, ([],)),
+    "audio": Unsupported(_TEXT_ONLY),
+    "function_call": Unsupported(_TOOLS),
+    "prefix": Unsupported("continue_final_message continues the last message", (False,)),
+    "refusal": Unsupported("templates know no refusals", ("",)),
+    "tool_call_id": Unsupported(_TOOLS, ("",)),
+    "tool_calls": Unsupported(_TOOLS, ([],)),
+}
+
+GENERATE = ANY_ROUTE | {
+    "audio_data": Unsupported(_TEXT_ONLY, ([],)),
+    "background": Unsupported("an answer goes to who asked for it", (False,)),
+    "image_data": Unsupported(_TEXT_ONLY, ([],)),
+    "input_embeds": Unsupported("prompts are text or ids"),
+    "lora_id": Unsupported(_LORA, ("",)),
+    "modalities": Unsupported(_TEXT_ONLY, ([], ["text"])),
+    "return_entropy": Unsupported(_SCORES, (False,)),
+    "token_ids_logprob": Unsupported(_SCORES, ([],)),
+    "video_data": Unsupported(_TEXT_ONLY, ([],)),
+}
+
+SAMPLING_PARAMS = GRAMMARS | {
+    "custom_params": Unsupported(_SAMPLER, ({},)),
+}
