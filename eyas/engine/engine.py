@@ -235,7 +235,8 @@ class Engine:
 
     def _drafts_came(self, down: DraftDown) -> None:
         if isinstance(self._drafter, RemoteDrafter):
-            self._drafter.deliver(down)
+            for handle, attempt in self._drafter.deliver(down):
+                self._parts.pulls.refuse(handle, attempt)
 
     def _adopt(self, draft: Draft) -> None:
         """Verify what is left of a proposal after the tokens committed since, within what may be emitted."""

@@ -128,6 +128,10 @@ class Loopback:
         self._peers: dict[int, Worker] = {}
         self._lock = threading.Lock()
         self.workers = {config.worker: Worker(self, config) for config in configs}
+        for config in configs:
+            if config.roles == (Role.DRAFT,):  # as a front greets for a draft worker that it has found
+                for worker in self.workers.values():
+                    worker.send(DraftDown(worker=config.worker))
         self.by_role = {
             role: w for config in configs for role in config.roles for w in [self.workers[config.worker]]
         }
@@ -179,7 +183,7 @@ class Loopback:
                 worker.pulls[pull] = (handle, attempt)
                 self._watches[watch] = (worker, pull)
                 owner = self.workers[handle.worker]
-                owner.send(WatchOpened(watch, handle.id, handle.epoch, attempt))
+                owner.send(WatchOpened(watch, handle, attempt))
             case ReleasePull(pull):
                 handle, attempt = worker.pulls[pull]
                 call = self._number()
@@ -226,7 +230,7 @@ def split_configs(config: EngineConfig) -> tuple[EngineConfig, EngineConfig, Eng
     """Prefill, decode and draft engines of one cluster."""
     return (
         replace(config, roles=(Role.PREFILL,), worker="prefill"),
-        replace(config, roles=(Role.DECODE,), worker="decode", draft_workers=("draft",)),
+        replace(config, roles=(Role.DECODE,), worker="decode"),
         replace(config, roles=(Role.DRAFT,), worker="draft"),
     )
 
