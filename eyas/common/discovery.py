@@ -35,6 +35,7 @@ from eyas.common.types import WorkerInfo
 
 POLL_S = 1.0
 FORGET_S = 5.0  # a worker that is only slow to answer stays known this long
+COMPLAIN_S = 30.0  # an address where no worker has answered for so long is worth a word
 CANCEL_AGAIN_S = 0.2
 TTL_S = 5.0  # of a worker's key in Redis,
 REFRESH_S = 1.0  # which it writes again and again
@@ -165,7 +166,7 @@ class _Roster:
         since = self._silent.setdefault(address, now)
         if self._known.pop(address, None) is not None:
             _log.info("worker %s is gone: %.200s", address, reason)
-        elif now - since > FORGET_S:
+        elif now - since > COMPLAIN_S:
             _log.warning("worker %s does not count, for it does not answer as one: %.200s", address, reason)
         else:
             return

@@ -46,9 +46,7 @@ class Membership:
         if roles != {Role.PREFILL}:  # which pulls from nobody
             await self._members.start()
             if self._alone and Role.PREFILL not in roles:
-                _log.warning(
-                    "no --registry names other workers: this one pulls no KV pages and has no drafter"
-                )
+                _log.warning("no --registry names others: this worker pulls no KV pages, and has no drafter")
 
     async def close(self) -> None:
         if self._presence:

@@ -156,7 +156,7 @@ class Pulls:
     async def _meet(self, pull: _Pull, owner: TransferClient) -> Route:
         """Do the owner's pages mean what ours mean, and which way will those of this handle come?
 
-        It is asked once per group and epoch, and names the only file that its handles may.
+        It is asked once per group and epoch, and only the file that it names then is read.
         """
         handle, key = pull.handle, (pull.at, pull.handle.group)
         theirs = self._met.get(key)
@@ -168,7 +168,9 @@ class Pulls:
         if (theirs.epoch, theirs.meaning) != (handle.epoch, handle.layout):
             raise TransferFailed(f"worker {handle.worker} restarted after it offered handle {handle.id}")
         pools = {shard.pool for shard in handle.shards}
-        return self._routes.choose(pools.pop() if len(pools) == 1 else "", theirs.pool_identity)
+        route = self._routes.choose(pools.pop() if len(pools) == 1 else "", theirs.pool_identity)
+        _log.debug("%s KV of worker %s comes by %s", handle.group, handle.worker, route)
+        return route
 
     def _layout(self, group: Group) -> Layout:
         """How our own pages lie, from what the engine said when it was ready."""

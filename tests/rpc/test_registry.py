@@ -173,7 +173,7 @@ async def test_a_key_counts_only_if_a_worker_answers_at_its_address(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody is at the first address, something else at the second, a worker of another name at the third."""
-    monkeypatch.setattr(discovery, "FORGET_S", 2.0)
+    monkeypatch.setattr(discovery, "COMPLAIN_S", 1.0)
     async with contextlib.AsyncExitStack() as stack:
         redis = await stack.enter_async_context(redis_server())
         other = await asyncio.start_server(lambda _, writer: writer.write(b"HTTP/1.1 200 OK"), "127.0.0.1")
