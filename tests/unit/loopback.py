@@ -128,13 +128,12 @@ class Loopback:
         self._peers: dict[int, Worker] = {}
         self._lock = threading.Lock()
         self.workers = {config.worker: Worker(self, config) for config in configs}
-        for config in configs:
-            if config.roles == (Role.DRAFT,):  # as a front greets for a draft worker that it has found
-                for worker in self.workers.values():
-                    worker.send(DraftDown(worker=config.worker))
         self.by_role = {
             role: w for config in configs for role in config.roles for w in [self.workers[config.worker]]
         }
+        for config in configs:
+            if config.roles == (Role.DRAFT,):  # as a front greets for a draft worker that it has found
+                self.by_role["decode"].send(DraftDown(worker=config.worker))
 
     def submit(self, request: GenerationRequest, *, split: bool) -> Result:
         result = self.results[request.id] = Result(len(request.choices))
