@@ -36,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(discovery, name, getattr(discovery, name) / 5)
 
 
-async def until(condition: Callable[[], Awaitable[bool] | bool], within_s: float = 5.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool] | bool], within_s: float = 10.0) -> None:
     async with asyncio.timeout(within_s):
         while True:
             result = condition()
@@ -298,7 +298,7 @@ async def test_a_gateway_that_starts_before_redis_learns_later(monkeypatch: pyte
         redis.kill()
         began = time.monotonic()
         async with gateway(redis.url) as (backend, _), worker(*UNIFIED, registry=redis.url):
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 8
             with pytest.raises(Unavailable, match="no worker can serve"):
                 await backend.start(request(5))
             await redis.start()
@@ -329,7 +329,7 @@ async def test_draft_workers_come_and_go() -> None:
                 await redis.start()
                 await until(lambda: is_written(redis, decode, first, second))
             await until(lambda: falls(decode) == [second.address])
-            assert decode.front._drafts._streams.keys() == {first.address}
+            await until(lambda: decode.front._drafts._streams.keys() == {first.address})
         await until(lambda: falls(decode) == [second.address, first.address])
         await until(lambda: not decode.front._drafts._streams and not decode.front._drafts._ending)
 
