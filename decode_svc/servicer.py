@@ -72,6 +72,7 @@ class _Session:
         self._engine = engine
         self._number = engine.open(self._on_event)
         self._alive: dict[str, set[int]] = {}  # engine id -> choices without an end
+        self._ended: dict[str, None] = {}  # the newest ids of those that had theirs, oldest first
         self.buffer: StreamBuffer[decode_pb2.DecodeDown | None] = StreamBuffer(MAX_BUFFERED)
 
     def close(self) -> None:
@@ -94,10 +95,7 @@ class _Session:
             case "submit":
                 self._submit(message.submit)
             case "attach":
-                attach = message.attach
-                handles = convert.handles_from_pb(attach.handles)
-                first_tokens = convert.first_tokens_from_pb(attach.first_tokens)
-                self._engine.send(Attach(self._id(attach.id), attach.attempt, handles, first_tokens))
+                self._attach(message.attach)
             case "cancel":
                 cancel = message.cancel
                 choice = cancel.choice if cancel.HasField("choice") else None
@@ -116,20 +114,37 @@ class _Session:
         if len(self._alive) >= MAX_REQUESTS:
             full = Overloaded(f"the Session carries {MAX_REQUESTS} requests already")
             self._reject(request.id, submit.attempt, full)
+            self._end(id)
             return
         self._alive[id] = {choice.index for choice in request.choices}
         attach = submit.source == decode_pb2.SOURCE_ATTACH
         self._engine.send(Submit(msgspec.structs.replace(request, id=id), submit.attempt, attach))
+
+    def _attach(self, attach: decode_pb2.Attach) -> None:
+        """Only of a request of this Session. One that has ended gives its handles back to their owners."""
+        id = self._id(attach.id)
+        if id in self._alive or id in self._ended:
+            handles = convert.handles_from_pb(attach.handles)
+            first_tokens = convert.first_tokens_from_pb(attach.first_tokens)
+            self._engine.send(Attach(id, attach.attempt, handles, first_tokens))
 
     def _id(self, id: str) -> str:
         return engine_id(self._number, id)
 
     def _forget(self, id: str, choice: int | None) -> None:
         """A choice (or, for None, the request) has its end."""
-        left = self._alive.get(id, set())
+        left = self._alive.get(id)
+        if left is None:
+            return
         left.discard(choice) if choice is not None else left.clear()
         if not left:
-            self._alive.pop(id, None)
+            del self._alive[id]
+            self._end(id)
+
+    def _end(self, id: str) -> None:
+        self._ended[id] = None
+        if len(self._ended) > MAX_REQUESTS:
+            del self._ended[next(iter(self._ended))]
 
     # --- down -----------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from typing import NoReturn
 import eyas
 from eyas import flags
 from eyas.common import api_keys
+from eyas.common.address import is_unspecified
 from eyas.common.config import (
     NANO,
     NANO_HEAD,
@@ -152,8 +153,15 @@ def served_model(model: str) -> str:
 
 
 def worker_config(args: argparse.Namespace) -> WorkerConfig:
+    if is_unspecified(args.host) and not args.advertise:
+        message = f"--host: nobody reaches a worker by {args.host}: say with --advertise HOST by what they do"
+        raise ConfigError(message, param="host")
     worker = WorkerConfig(
-        host=args.host, port=args.port, metrics_port=args.metrics_port, registry=args.registry
+        host=args.host,
+        port=args.port,
+        advertise=args.advertise,
+        metrics_port=args.metrics_port,
+        registry=args.registry,
     )
     engine = dataclasses.replace(
         engine_config(args),
@@ -161,7 +169,6 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
         worker=worker.address,
         threads=args.threads,
         pool_dir=args.pool_dir,
-        draft_workers=args.draft_at,
     )
     return dataclasses.replace(worker, engine=engine)
 

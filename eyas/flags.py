@@ -10,6 +10,7 @@ import argparse
 from urllib.parse import urlsplit
 
 from eyas.common import api_keys
+from eyas.common.address import is_address, is_host
 from eyas.common.config import (
     ATTENTION_BACKENDS,
     DTYPES,
@@ -217,11 +218,16 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     worker = WorkerConfig()
     add = parser.add_argument
     add("--roles", type=roles, default=worker.engine.roles, metavar="prefill,decode,draft")
-    add("--host", default=worker.host, help="the address that other workers reach it by")
+    add("--host", default=worker.host, help=f"where it listens ({worker.host})")
     add("--port", type=port, default=worker.port, help="0: any free one")
+    add(
+        "--advertise",
+        type=reachable,
+        metavar="HOST[:PORT]",
+        help="the address that others reach it by (where it listens)",
+    )
     add("--metrics-port", type=port, default=worker.metrics_port, help="0: any free one")
-    add("--registry", default=worker.registry, metavar="redis://HOST:PORT/DB", help="where it is found")
-    add("--draft-at", type=names, default=(), metavar="HOST:PORT,...", help="who may draft for it")
+    add("--registry", default=worker.registry, metavar=REGISTRY, help="the workers of its cluster (nobody)")
     add("--threads", type=positive, default=worker.engine.threads, help=f"({worker.engine.threads})")
     add("--pool-dir", default=worker.engine.pool_dir, metavar="DIR", help=f"({worker.engine.pool_dir})")
     _add_supervised(parser)
@@ -314,6 +320,13 @@ def http_url(text: str) -> str:
     if urlsplit(text).scheme not in ("http", "https") or not urlsplit(text).hostname:
         raise argparse.ArgumentTypeError(f"{text!r} is not an address like {DEFAULT_URL}")
     return text.rstrip("/")
+
+
+def reachable(text: str) -> str:
+    host = text.rpartition(":")[0] if is_address(text) else text
+    if not is_host(host):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT that others can dial")
+    return text
 
 
 def roles(text: str) -> tuple[Role, ...]:

@@ -1,7 +1,8 @@
 """The gateway's own tiny request: the proof that the data path works while nobody else brings one.
 
 It stands between the fronts and the cluster. A request that got past token 0 proves the whole path; when
-none has for a while, the canary sends one, whose prompt is shorter than a page so that no cache holds it.
+none has for a while, the canary sends one, whose prompt is shorter than a page so that no cache holds it. It
+also sends one now and then beside real requests, for only its own way tells what is done without.
 It knows entries and clocks. It refuses to know routing, text and HTTP.
 """
 
@@ -36,6 +37,7 @@ class Pace:
     """Seconds. A broken path is known after at most `every_s` + `timeout_s`."""
 
     every_s: float = 6.0  # the age of the newest proof at which the canary runs
+    rest_s: float = 30.0  # the longest pause while real requests are the proof: they tell of no detour
     again_s: float = 1.0  # from one that failed to the next
     timeout_s: float = 4.0
     busy_timeout_s: float = 30.0  # behind the requests of others
@@ -54,6 +56,7 @@ class Canary:
         self._clock = asyncio.get_running_loop().time
         self._in_flight = 0
         self._due_at = 0.0
+        self._flown_at = 0.0
         self._proofs = 0
         self._problem = "no request has gone through the cluster yet"
         self._plain_runs = 0
@@ -84,7 +87,7 @@ class Canary:
         """Some request got tokens from decode."""
         self._proofs += 1
         self._problem = ""
-        self._due_at = self._clock() + self._pace.every_s
+        self._due_at = min(self._clock() + self._pace.every_s, self._flown_at + self._pace.rest_s)
 
     def left(self) -> None:
         self._in_flight -= 1
@@ -103,7 +106,7 @@ class Canary:
 
     async def _fly(self) -> None:
         timeout_s = self._pace.busy_timeout_s if self._in_flight else self._pace.timeout_s
-        flight, proofs = Flight(), self._proofs
+        flight, proofs, self._flown_at = Flight(), self._proofs, self._clock()
         try:
             async with asyncio.timeout(timeout_s):
                 await flight.complete(self._backend, timeout_s)

@@ -10,9 +10,6 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
-
-import grpc
 
 from eyas.common import rpc
 from eyas.common.clients import DecodeSessionClient, PrefillClient
@@ -28,27 +25,6 @@ RETIRE_S = 60.0  # a worker that nobody has known for so long loses its line
 _log = logging.getLogger("eyas.gateway")
 
 
-class Lines:
-    """One channel per worker, shared by everything this gateway says to it."""
-
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
-
-    def to(self, worker: str) -> grpc.aio.Channel:
-        if worker not in self._channels:
-            self._channels[worker] = rpc.channel(worker)
-        return self._channels[worker]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._channels)
-
-    async def end(self, worker: str) -> None:
-        await self._channels.pop(worker).close()
-
-    async def aclose(self) -> None:
-        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
-
-
 class Cluster:
     """What the gateway routes to: workers of one model, a session per decode worker, requests in flight.
 
@@ -60,7 +36,7 @@ class Cluster:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._lines = Lines()
+        self._lines = rpc.Channels()
         self._sessions: dict[str, Session] = {}
         self._in_flight: Counter[str] = Counter()  # sequences, by worker
         self._sent = PrefixIndex()
@@ -81,7 +57,7 @@ class Cluster:
             await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.gather(*(session.aclose() for session in self._sessions.values()))
         await self._registry.aclose()
-        await self._lines.aclose()
+        await self._lines.close()
 
     def workers(self) -> list[WorkerInfo]:
         """Everybody who may be routed to, from the last snapshot."""
@@ -109,7 +85,7 @@ class Cluster:
         return self._sessions[worker]
 
     def prefill_client(self, worker: str) -> PrefillClient:
-        return PrefillClient(self._lines.to(worker))
+        return PrefillClient(self._lines.get(worker))
 
     def occupy(self, worker: str, sequences: int) -> None:
         """A leg of a request starts on `worker`; `vacate` as many when it has ended."""
@@ -152,7 +128,7 @@ class Cluster:
     def _open_sessions(self) -> None:
         for info in self.workers():
             if Role.DECODE in info.roles and info.worker not in self._sessions:
-                session = Session(DecodeSessionClient(self._lines.to(info.worker), info.worker), info.worker)
+                session = Session(DecodeSessionClient(self._lines.get(info.worker), info.worker), info.worker)
                 self._sessions[info.worker] = session
                 session.start()
 
@@ -167,4 +143,4 @@ class Cluster:
                 del self._known_at[worker], self._in_flight[worker]
                 if session := self._sessions.pop(worker, None):
                     await session.aclose()
-                await self._lines.end(worker)
+                await self._lines.drop(worker)

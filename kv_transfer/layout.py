@@ -14,7 +14,7 @@ import msgspec
 from eyas.common.errors import ConfigError
 from eyas.common.types import Group
 
-PROTOCOL = 1  # raised whenever pages, handles or the rules of a lease change their meaning
+PROTOCOL = 2  # raised whenever pages, handles or the rules of a lease change their meaning
 
 _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 _Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -4,8 +4,8 @@
        └─────────┴── lease ran out ──> EXPIRED
        └─────────┴── failed, withdrawn ──> FAILED
 
-A pure state machine of all handles of one worker. It knows ids, times and who watches; never pages,
-bytes, threads or the wire. Every call brings `now` (monotonic seconds), and a lease that has run out by
+A pure state machine of all handles of one worker. It knows handles, times and who watches; never bytes,
+threads or the wire. Every call brings `now` (monotonic seconds), and a lease that has run out by
 then is over before the call is looked at, whether or not anyone swept in between.
 
 An ended handle is forgotten and its id never used again: whatever refers to it is stale, and stale calls
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed, from_code
@@ -69,15 +70,16 @@ class _Lease:
 
 class Owner:
     """All leases of one pool. `epoch` names the pool's incarnation; without an open Watch a lease lasts
-    `lease_s` seconds, with one it lasts until the request's deadline.
+    `lease_s` seconds, with one it lasts until the request's deadline. `new_id` gives ids below 2**63, each
+    once; where they cannot be guessed, only those who were given a handle reach its pages.
     """
 
-    def __init__(self, worker: str, epoch: int, lease_s: float) -> None:
+    def __init__(self, worker: str, epoch: int, lease_s: float, new_id: Callable[[], int]) -> None:
         self.ended: Counter[State] = Counter()  # how handles ended so far, for metrics
         self._worker = worker
         self._epoch = epoch
         self._lease_s = lease_s
-        self._next_id = 1
+        self._new_id = new_id
         self._leases: dict[int, _Lease] = {}
         self._watched: dict[int, _Lease] = {}  # by watch
         self._updates: dict[int, Update] = {}  # by watch: the newest word contains the older ones
@@ -96,13 +98,12 @@ class Owner:
             worker=self._worker,
             epoch=self._epoch,
             attention_rank=0,  # a data-parallel rank has its own scheduler, and so its own owner
-            id=self._next_id,
+            id=self._new_id(),
             group=offer.group,
             layout=offer.layout,
             tokens=offer.tokens,
             shards=offer.shards,
         )
-        self._next_id += 1
         expires = min(now + self._lease_s, offer.deadline)
         self._leases[handle.id] = _Lease(handle, offer.deadline, expires)
         return handle
@@ -138,13 +139,16 @@ class Owner:
 
     # --- the puller's side: who reads them ------------------------------------------------------------
 
-    def watch_opened(self, watch: int, handle_id: int, epoch: int, attempt: int, now: float) -> None:
-        """A puller listens and so holds the lease. A lower attempt is refused, a higher one takes over."""
-        lease = self._claimed(handle_id, epoch, attempt, now)
-        if lease is None:
-            self._updates[watch] = Update(watch, failure=_not_valid(handle_id))
+    def watch_opened(self, watch: int, handle: KvHandle, attempt: int, now: float) -> None:
+        """A puller listens and so holds the lease. A lower attempt is refused, a higher one takes over.
+
+        `handle` must be what was offered, to the last page: the puller reads what it names.
+        """
+        lease = self._claimed(handle.id, handle.epoch, attempt, now)
+        if lease is None or lease.handle != handle:
+            self._updates[watch] = Update(watch, failure=_not_valid(handle.id))
             return
-        self._hang_up(lease, _not_valid(handle_id))
+        self._hang_up(lease, _not_valid(handle.id))
         lease.attempt, lease.watch, lease.expires = attempt, watch, lease.deadline
         self._watched[watch] = lease
         self._tell(lease)
@@ -221,4 +225,6 @@ class Owner:
 
 
 def _not_valid(handle_id: int) -> TransferFailed:
-    return TransferFailed(f"KV handle {handle_id} is not valid: it ended, or a later attempt holds it.")
+    return TransferFailed(
+        f"KV handle {handle_id} is not valid: it ended, a later attempt holds it, or it was never offered."
+    )

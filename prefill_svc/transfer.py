@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import grpc
 
 from eyas.common import chunk, convert
 from eyas.common.buffer import StreamBuffer
-from eyas.common.errors import NotFound, TransferFailed, from_code
-from eyas.common.types import Group
+from eyas.common.errors import InvalidRequest, NotFound, TransferFailed, from_code
+from eyas.common.types import Group, KvHandle
 from eyas.engine.client import EngineClient
 from eyas.engine.messages import Event, Release, Released, Stopped, WatchClosed, WatchOpened, WatchUpdate
 from kv_transfer.backends.base import Pages
@@ -29,10 +30,16 @@ MAX_BUFFERED = 1024  # updates; one a prefill step
 RELEASE_S = 4.0
 
 
+@dataclass(frozen=True)
+class _Watch:
+    handle: KvHandle
+    attempt: int
+
+
 class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
-        self._watches: dict[int, transfer_pb2.WatchRequest] = {}  # that the engine knows, by stream number
+        self._watches: dict[int, _Watch] = {}  # that the engine has accepted, by stream number
         self._pools: dict[Group, Pages] = {}  # mapped when the first puller needs it
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -62,17 +69,17 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
         self, request: transfer_pb2.WatchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[transfer_pb2.WatchEvent]:
         """Stays open after `done`: the lease lives as long as the puller listens."""
+        watch = _Watch(convert.handle_from_pb(request.handle), request.attempt)
         buffer: StreamBuffer[Event] = StreamBuffer(MAX_BUFFERED)
         number = self._engine.open(buffer.put)
-        handle = request.handle
-        self._engine.send(WatchOpened(number, handle.id, handle.epoch, request.attempt))
+        self._engine.send(WatchOpened(number, watch.handle, watch.attempt))
         try:
             while True:
                 event = await buffer.get()
                 if isinstance(event, Stopped):
                     raise from_code(event.failure.code, event.failure.message)
                 if event.failure is None:
-                    self._watches[number] = request
+                    self._watches[number] = watch
                 for message in _to_pb(event):
                     yield message
                 if event.failure is not None:
@@ -100,18 +107,21 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
     ) -> AsyncIterator[bytes]:
         """Pages of a handle that is being watched, as they are now; Release says what that was worth."""
         self._engine.check()
-        source = self._pool(self._watched_group(request))
-        if len(request.pages) > len(source):
-            raise TransferFailed(f"pages has {len(request.pages)} numbers, the pool {len(source)} pages")
-        for data in chunks(source, request.pages):
+        handle = self._watched(request)
+        offered = {page for shard in handle.shards for page in shard.pages}
+        if len(request.pages) > len(offered) or not offered.issuperset(request.pages):
+            message = f"pages has numbers that handle {handle.id} of the {handle.group} group does not name"
+            raise InvalidRequest(message, param="pages")
+        for data in chunks(self._pool(handle.group), request.pages):
             yield data
 
-    def _watched_group(self, request: transfer_pb2.FetchRequest) -> Group:
-        """Of the handle that is to be read. Who holds no lease on any page may not read any."""
+    def _watched(self, request: transfer_pb2.FetchRequest) -> KvHandle:
+        """The handle that is to be read, as it was offered."""
+        named = (request.id, request.epoch, convert.group_from_pb(request.group), request.attempt)
         for watch in self._watches.values():
-            if (watch.handle.id, watch.attempt) == (request.id, request.attempt):
-                if watch.handle.epoch == request.epoch == self._engine.ready.epoch:
-                    return convert.group_from_pb(watch.handle.group)
+            handle = watch.handle
+            if (handle.id, handle.epoch, handle.group, watch.attempt) == named:
+                return handle
         raise TransferFailed(f"no Watch of handle {request.id} by attempt {request.attempt} is open here")
 
     def _pool(self, group: Group) -> Pages:

@@ -82,16 +82,18 @@ class ReleaseReply(_message.Message):
     def __init__(self, valid: _Optional[bool] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("epoch", "id", "attempt", "pages")
+    __slots__ = ("epoch", "id", "attempt", "pages", "group")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     id: int
     attempt: int
     pages: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., id: _Optional[int] = ..., attempt: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ...) -> None: ...
+    group: _common_pb2.Group
+    def __init__(self, epoch: _Optional[int] = ..., id: _Optional[int] = ..., attempt: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., group: _Optional[_Union[_common_pb2.Group, str]] = ...) -> None: ...
 
 class FetchChunk(_message.Message):
     __slots__ = ("data",)

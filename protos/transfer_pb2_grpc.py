@@ -67,7 +67,8 @@ class TransferServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """An open Watch is the lease's heartbeat. A higher attempt ends a lower one.
+        """An open Watch is the lease's heartbeat. A higher attempt ends a lower one. The handle must be the one that
+        was offered, to the last page: whatever a puller reads by it, in memory or by Fetch, the owner has offered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,8 +82,8 @@ class TransferServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """The bytes of pages, one after the other, in chunks of 1 MiB. Only beside an open Watch; and like all that
-        is read, they count only if Release says so.
+        """The bytes of pages, one after the other, in chunks of 1 MiB. Only pages of a handle whose Watch is open; and
+        like all that is read, they count only if Release says so.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eyas.common.address import is_address, join
 from eyas.common.errors import ConfigError
 from eyas.common.types import Role
 
@@ -79,7 +80,6 @@ class EngineConfig:
     transfer_policy: str = "recompute"  # or "fail"
     log_format: str = "text"  # or "json"; also of the front before this engine
     speculation: SpeculationConfig = SpeculationConfig()
-    draft_workers: tuple[str, ...] = ()  # whom it may draft with from the start (without the draft role)
 
 
 ATTENTION_BACKENDS = ("torch", "triton", "flashinfer")
@@ -200,12 +200,18 @@ class WorkerConfig:
     engine: EngineConfig = EngineConfig()
     host: str = "127.0.0.1"
     port: int = 0  # 0: any free port
+    advertise: str | None = None  # HOST or HOST:PORT by which others reach it; None: where it listens
     metrics_port: int = 0  # 0: any free port
-    registry: str = ""  # redis://host:port/db, where others find it and it finds draft workers
+    registry: str = "static:"  # all workers of its cluster; redis://host:port/db: and where they find it
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        return self.reached_at(self.port)
+
+    def reached_at(self, port: int) -> str:
+        """The address that others reach this worker by when it listens on `port`."""
+        named = self.advertise or self.host
+        return named if is_address(named) else join(named, port)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
-"""Who is in the cluster: a list of addresses, or a Redis into which every worker writes itself.
+"""Who is in the cluster: a list of addresses, or a Redis into which every worker writes its own.
 
-    static:host:port,...      everybody listed is asked once a second what it is
-    redis://host:port/db      every worker keeps a key, its description, alive for as long as it lives
+    static:host:port,...      the addresses of all workers
+    redis://host:port/db      every worker keeps a key, named after its address, alive for as long as it lives
 
-Nobody waits here for an answer to a request: `workers` is the last snapshot, and whatever happens to Redis,
-the workers themselves are asked instead. It knows descriptions and addresses; it refuses to know what a
-worker is wanted for.
+Either way only addresses are taken from there: everybody is asked once a second, at its address, what it is,
+and nobody counts before it has answered. Nobody waits here for an answer to a request: `workers` is the last
+snapshot, and when Redis is away the same workers are asked on. It knows descriptions and addresses; it
+refuses to know what a worker is wanted for.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
-import grpc
 import msgspec
 import redis.asyncio
 from redis.asyncio.retry import Retry
@@ -27,33 +28,37 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from eyas.common import rpc
+from eyas.common.address import is_address
 from eyas.common.clients import InfoClient
-from eyas.common.errors import ConfigError, EyasError, Unavailable
+from eyas.common.errors import ConfigError, Unavailable
 from eyas.common.types import WorkerInfo
 
 POLL_S = 1.0
 FORGET_S = 5.0  # a worker that is only slow to answer stays known this long
+COMPLAIN_S = 30.0  # an address where no worker has answered for so long is worth a word
 CANCEL_AGAIN_S = 0.2
 TTL_S = 5.0  # of a worker's key in Redis,
 REFRESH_S = 1.0  # which it writes again and again
 REDIS_S = 1.0  # Redis counts as away when it has not answered within this time
 KEY_PREFIX = "eyas:worker:"
+MAX_KEYS = 1024  # addresses that are taken from Redis
 
 _log = logging.getLogger("eyas.discovery")
 
 
-Wanted = Callable[[WorkerInfo], bool]
-
-
-def everybody(_: WorkerInfo) -> bool:
-    return True
-
-
 class Registry(Protocol):
-    """Where workers are found. `workers` answers from the last snapshot and never waits."""
+    """Where workers are found. `workers` and `find` answer from the last snapshot and never wait."""
 
     async def start(self) -> None: ...
-    def workers(self) -> Sequence[WorkerInfo]: ...
+
+    def workers(self) -> Sequence[WorkerInfo]:
+        """Everybody who answers; `worker` is the address that reaches it from here."""
+        ...
+
+    def find(self, name: str) -> str | None:
+        """The address of the worker that calls itself `name`, as its handles do."""
+        ...
+
     async def aclose(self) -> None: ...
 
 
@@ -66,8 +71,7 @@ def registry(spec: str) -> Registry:
     if kind != "static":
         raise ConfigError(f"registry must start with 'static:' or 'redis://', not {spec!r}", param="registry")
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
+        if not is_address(address):
             raise ConfigError(f"registry names {address!r}, which is not host:port", param="registry")
     return StaticRegistry(list(dict.fromkeys(addresses)))
 
@@ -75,94 +79,139 @@ def registry(spec: str) -> Registry:
 # --- what is known ---------------------------------------------------------------------------------------
 
 
-class _Roster:
-    """The `wanted` workers by the address that reaches them, as last heard of; and lines to ask them by."""
+@dataclass(frozen=True)
+class _Known:
+    info: WorkerInfo
+    name: str  # what it calls itself
+    heard_at: float  # monotonic seconds
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
-        self._known: dict[str, tuple[WorkerInfo, float]] = {}
-        self._lines: dict[str, grpc.aio.Channel] = {}
+
+class _Roster:
+    """The workers that answer at some addresses, each asked once a second what it is.
+
+    `aliases`: may a worker call itself by another address than the one that it is asked at?
+    """
+
+    def __init__(self, *, aliases: bool) -> None:
+        self._aliases = aliases
+        self._known: dict[str, _Known] = {}  # by address
+        self._silent: dict[str, float] = {}  # since when (monotonic seconds) an address has not answered
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def known(self) -> set[str]:
+        return set(self._known)
 
     def workers(self) -> list[WorkerInfo]:
-        return [info for info, _ in self._known.values()]
+        return [known.info for known in self._known.values()]
 
-    def heard(self, address: str, info: WorkerInfo) -> None:
-        if not self._wanted(info):
-            self.lose(address, "it is now another kind of worker")
+    def find(self, name: str) -> str | None:
+        return next((address for address, known in self._known.items() if known.name == name), None)
+
+    async def follow(self, addresses: Collection[str]) -> None:
+        """Ask at these addresses and at no other; the new ones are asked once before this returns."""
+        for address in self._asking.keys() - set(addresses):
+            self._end(address)
+        asked = []
+        for address in set(addresses) - self._asking.keys():
+            asked.append(first := asyncio.Event())
+            self._asking[address] = asyncio.create_task(self._keep_asking(address, first))
+        await asyncio.gather(*(first.wait() for first in asked))
+
+    async def aclose(self) -> None:
+        await self.follow(())
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _end(self, address: str) -> None:
+        self._known.pop(address, None)
+        self._silent.pop(address, None)
+        task = self._asking.pop(address)
+        task.cancel()
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _keep_asking(self, address: str, first: asyncio.Event) -> None:
+        async with rpc.channel(address) as channel:
+            while True:
+                await self._ask(InfoClient(channel), address)
+                first.set()
+                await asyncio.sleep(POLL_S)
+
+    async def _ask(self, client: InfoClient, address: str) -> None:
+        try:
+            info = await client.info(POLL_S)
+        except Exception as caught:
+            error = rpc.as_eyas(caught, f"asking worker {address}")
+            known = self._known.get(address)
+            slow = known is not None and time.monotonic() - known.heard_at <= FORGET_S
+            if isinstance(error, Unavailable) or not slow:
+                self._miss(address, error.message)
             return
+        if info.worker == address or self._aliases:
+            self._hear(address, info)
+        else:
+            self._miss(address, f"who answers there is {info.worker}")
+
+    def _hear(self, address: str, info: WorkerInfo) -> None:
         if address not in self._known:
             _log.info("worker %s is here: %s", address, ", ".join(info.roles))
-        self._known[address] = info, time.monotonic()
+        self._silent.pop(address, None)
+        here = msgspec.structs.replace(info, worker=address)
+        self._known[address] = _Known(here, info.worker, time.monotonic())
 
-    def lose(self, address: str, reason: str) -> None:
+    def _miss(self, address: str, reason: str) -> None:
+        """Nobody who counts answers there: said once, at once of a worker that did, else after a while."""
+        now = time.monotonic()
+        since = self._silent.setdefault(address, now)
         if self._known.pop(address, None) is not None:
-            _log.info("worker %s is gone: %s", address, reason)
-
-    async def ask(self, addresses: Iterable[str]) -> None:
-        """Have these workers say themselves what they are; within `POLL_S`."""
-        await asyncio.gather(*(self._ask(address) for address in addresses))
-
-    async def _ask(self, address: str) -> None:
-        if address not in self._lines:
-            self._lines[address] = rpc.channel(address)
-        try:
-            info = await InfoClient(self._lines[address]).info(POLL_S)
-        except Unavailable as error:
-            self.lose(address, error.message)  # nobody is there
-        except EyasError as error:
-            _, heard_at = self._known.get(address, (None, 0.0))
-            if time.monotonic() - heard_at > FORGET_S:
-                self.lose(address, error.message)
+            _log.info("worker %s is gone: %.200s", address, reason)
+        elif now - since > COMPLAIN_S:
+            _log.warning("worker %s does not count, for it does not answer as one: %.200s", address, reason)
         else:
-            # The address that reaches it from here, whatever it calls itself.
-            self.heard(address, msgspec.structs.replace(info, worker=address))
-
-    async def hang_up(self, but: Collection[str] = ()) -> None:
-        """End the lines that were opened to ask, but for those to some addresses."""
-        ended = [self._lines.pop(address) for address in list(self._lines) if address not in but]
-        await asyncio.gather(*(line.close() for line in ended))
+            return
+        self._silent[address] = math.inf
 
 
 # --- a list of addresses ---------------------------------------------------------------------------------
 
 
 class StaticRegistry:
-    """A fixed list of addresses, each asked once a second what it is. `worker` of an info is its address."""
+    """A fixed list of addresses; a worker may be listed by another address than it calls itself."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
-        self._roster = _Roster(wanted=everybody)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._roster = _Roster(aliases=True)
 
     async def start(self) -> None:
         """Ask everybody once, then keep asking."""
-        await self._roster.ask(self._addresses)
-        self._tasks = [_every(POLL_S, partial(self._roster.ask, [address])) for address in self._addresses]
+        await self._roster.follow(self._addresses)
 
     def workers(self) -> list[WorkerInfo]:
         """In the order of the list."""
         return sorted(self._roster.workers(), key=lambda info: self._addresses.index(info.worker))
 
+    def find(self, name: str) -> str | None:
+        return self._roster.find(name)
+
     async def aclose(self) -> None:
-        await _end(self._tasks)
-        await self._roster.hang_up()
+        await self._roster.aclose()
 
 
 # --- Redis -----------------------------------------------------------------------------------------------
 
 
 class RedisRegistry:
-    """Whoever is `wanted` and has a key in Redis, read once a second.
+    """Whoever answers at an address that has a key in Redis; the keys are read once a second.
 
-    A known worker whose key is missing is asked itself, and stays for as long as it answers: Redis may have
-    come back empty. While Redis is away everybody known is asked, also who has died meanwhile, for it may
-    return to its address. Raises ConfigError for a bad `url`.
+    A known worker whose key is missing stays for as long as it answers: Redis may have come back empty. While
+    Redis is away everybody is asked on, also who has died meanwhile, for it may return to its address. Raises
+    ConfigError for a bad `url`.
     """
 
-    def __init__(self, url: str, wanted: Wanted = everybody) -> None:
+    def __init__(self, url: str) -> None:
         self._keys = WorkerKeys(url, "going on with the workers that are known")
-        self._roster = _Roster(wanted)
-        self._snapshot: set[str] = set()  # the addresses known when Redis last answered
+        self._roster = _Roster(aliases=False)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -173,23 +222,18 @@ class RedisRegistry:
     def workers(self) -> list[WorkerInfo]:
         return self._roster.workers()
 
+    def find(self, name: str) -> str | None:
+        return self._roster.find(name)
+
     async def aclose(self) -> None:
         await _end(self._tasks)
-        await self._roster.hang_up()
+        await self._roster.aclose()
         await self._keys.aclose()
 
     async def _look(self) -> None:
-        try:
-            records = await self._keys.read()
-        except Unavailable:
-            await self._roster.ask(self._snapshot)
-            return
-        for info in records:
-            self._roster.heard(info.worker, info)
-        missing = self._snapshot - {info.worker for info in records}
-        await self._roster.ask(missing)
-        await self._roster.hang_up(but=missing)
-        self._snapshot = {info.worker for info in self._roster.workers()}
+        with contextlib.suppress(Unavailable):
+            addresses = await self._keys.read()
+            await self._roster.follow(addresses | self._roster.known)
 
 
 class Presence:
@@ -239,6 +283,7 @@ class WorkerKeys:
             retry=Retry(NoBackoff(), 0),  # whoever calls comes again in a second
         )
         self._away = False
+        self._odd = False  # some keys name no address
 
     async def write(self, info: WorkerInfo) -> None:
         """This worker lives, for the next `TTL_S` seconds."""
@@ -249,13 +294,14 @@ class WorkerKeys:
         async with self._reached():
             await self._redis.delete(_key(worker))
 
-    async def read(self) -> list[WorkerInfo]:
-        """Everybody who has a key. A value that does not describe its key's worker is passed over."""
+    async def read(self) -> set[str]:
+        """The addresses that have a key, `MAX_KEYS` at most. What a key holds is for people to look at."""
         async with self._reached():
-            keys = sorted({key async for key in self._redis.scan_iter(f"{KEY_PREFIX}*", count=1000)})
-            values = await self._redis.mget(keys) if keys else []
-        records = ((key, _record(value)) for key, value in zip(keys, values, strict=True))
-        return [info for key, info in records if info is not None and key == _key(info.worker)]
+            keys = {key async for key in self._redis.scan_iter(f"{KEY_PREFIX}*", count=1000)}
+        names = sorted(key.decode(errors="replace").removeprefix(KEY_PREFIX) for key in keys)
+        addresses = [name for name in names if is_address(name)][:MAX_KEYS]
+        self._tell_of_others(len(names) - len(addresses))
+        return set(addresses)
 
     async def aclose(self) -> None:
         await self._redis.aclose()
@@ -275,6 +321,13 @@ class WorkerKeys:
             _log.warning("%s is back", self._name)
         self._away = False
 
+    def _tell_of_others(self, count: int) -> None:
+        """Said once, until there are none."""
+        if count and not self._odd:
+            reason = "they name no address, or are too many"
+            _log.warning("%s: %d keys %s* are ignored: %s", self._name, count, KEY_PREFIX, reason)
+        self._odd = count > 0
+
 
 def _check(url: str) -> str:
     """How to name the Redis at `url`, without its password. Raises ConfigError for another kind of URL."""
@@ -291,14 +344,6 @@ def _check(url: str) -> str:
 
 def _key(worker: str) -> bytes:
     return f"{KEY_PREFIX}{worker}".encode()
-
-
-def _record(value: bytes | str | None) -> WorkerInfo | None:
-    """What a key says; None if it ended meanwhile, or was written by something else."""
-    try:
-        return None if value is None else msgspec.json.decode(value, type=WorkerInfo)
-    except msgspec.DecodeError:
-        return None
 
 
 def _every(pause_s: float, step: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:

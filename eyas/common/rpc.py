@@ -6,15 +6,17 @@ It knows no service and no message.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from eyas.common.address import join
 from eyas.common.errors import (
     ConfigError,
     EyasError,
@@ -67,7 +69,7 @@ def channel(address: str) -> grpc.aio.Channel:
 
 
 class Channels:
-    """One channel an address, shared by all who call it; the owner closes them together."""
+    """One channel per address, shared by all who call it; closed by `drop`, or at the end by `close`."""
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -77,9 +79,15 @@ class Channels:
             self._channels[address] = channel(address)
         return self._channels[address]
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._channels)
+
+    async def drop(self, *addresses: str) -> None:
+        """Close the channels to these addresses."""
+        await asyncio.gather(*(self._channels.pop(address).close() for address in addresses))
+
     async def close(self) -> None:
-        for open_channel in self._channels.values():
-            await open_channel.close()
+        await self.drop(*self)
 
 
 def server(door: grpc.aio.ServerInterceptor | None = None, options: Options | None = None) -> grpc.aio.Server:
@@ -95,7 +103,7 @@ def server(door: grpc.aio.ServerInterceptor | None = None, options: Options | No
 def bind(target: grpc.aio.Server, host: str, port: int) -> int:
     """The bound port (any free one for port 0). Raises ConfigError if it is taken."""
     try:
-        bound = target.add_insecure_port(f"{host}:{port}")
+        bound = target.add_insecure_port(join(host, port))
     except RuntimeError as error:
         raise ConfigError(f"port {port} on {host} cannot be used: {error}", param="port") from error
     if bound == 0:

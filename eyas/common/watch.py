@@ -99,9 +99,16 @@ class TransferClient:
     async def fetch(self, handle: KvHandle, attempt: int, pages: Sequence[int]) -> AsyncIterator[memoryview]:
         """The bytes of some of the handle's pages, in order, while its Watch is open.
 
-        Raises TransferFailed if the owner does not know the Watch or the pages, Unavailable if it is gone.
+        Raises TransferFailed if the owner does not know the Watch, InvalidRequest for pages that the handle
+        does not name, Unavailable if the owner is gone.
         """
-        request = transfer_pb2.FetchRequest(epoch=handle.epoch, id=handle.id, attempt=attempt, pages=pages)
+        request = transfer_pb2.FetchRequest(
+            epoch=handle.epoch,
+            id=handle.id,
+            attempt=attempt,
+            pages=pages,
+            group=convert.group_to_pb(handle.group),
+        )
         call = self._fetch(request)
         try:
             async for data in call:

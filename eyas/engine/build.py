@@ -13,6 +13,7 @@ import logging
 import secrets
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,7 @@ def _parts(loaded: Loaded, core: _Core) -> Parts:
     groups = [Group.TARGET, Group.DRAFT][: len(pools)]
     copier = Copier(_mover(loaded, Group.TARGET, pool), pool.shape.pages)
     offered = {g: OfferedPool(str(p.path), loaded.meaning(g)) for g, p in zip(groups, pools, strict=True)}
+    owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id=partial(secrets.randbits, 63))
     return Parts(
         config=config,
         model=loaded.target,
@@ -160,9 +162,7 @@ def _parts(loaded: Loaded, core: _Core) -> Parts:
         pools=pools,
         scheduler=Scheduler(pages, cache, core.limits),
         drafter=core.drafter,
-        leases=Leases(
-            Owner(config.worker, loaded.epoch, config.lease_s), pages, config.page_size, offered, outbox
-        ),
+        leases=Leases(owner, pages, config.page_size, offered, outbox),
         pulls=Pulls(copier, config.page_size, outbox),
         copier=copier,
         outbox=outbox,
@@ -208,7 +208,7 @@ def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size:
     if draft_runner is not None:
         return ColocatedDrafter(draft_runner, config.speculation)
     if config.draft is not None:  # draft workers may come at any time
-        return RemoteDrafter(config.draft_workers, config.speculation, vocab_size)
+        return RemoteDrafter(config.speculation, vocab_size)
     return None
 
 

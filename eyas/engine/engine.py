@@ -247,7 +247,8 @@ class Engine:
 
     def _drafts_came(self, down: DraftDown) -> None:
         if self._remote:
-            self._remote.deliver(down)
+            for handle, attempt in self._remote.deliver(down):
+                self._parts.pulls.refuse(handle, attempt)
 
     def _adopt(self, draft: Draft) -> None:
         """Verify what is left of a proposal after the tokens committed since, within what may be emitted."""

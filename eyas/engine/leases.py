@@ -78,9 +78,7 @@ class Leases:
             self.owner.withdraw(handle_id, time.monotonic())
 
     def watch_opened(self, command: WatchOpened) -> None:
-        self.owner.watch_opened(
-            command.watch, command.handle, command.epoch, command.attempt, time.monotonic()
-        )
+        self.owner.watch_opened(command.watch, command.handle, command.attempt, time.monotonic())
 
     def watch_closed(self, command: WatchClosed) -> None:
         self.owner.watch_closed(command.watch, time.monotonic())

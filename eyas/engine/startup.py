@@ -67,7 +67,7 @@ class Start:
             capability = capability_of(config.device)
         except (FileNotFoundError, subprocess.CalledProcessError):  # no GPU, or one that cannot be asked
             return cls(phases)
-        nowhere = dataclasses.replace(config, worker="", draft_workers=(), num_pages=1)
+        nowhere = dataclasses.replace(config, worker="", num_pages=1)
         recipe, processes = "eyas.engine.device.recipe:launches", len(os.sched_getaffinity(0))
         return cls(phases, Warmup(recipe, (nowhere,), capability, processes))
 

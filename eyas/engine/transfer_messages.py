@@ -16,8 +16,7 @@ class WatchOpened(Message, frozen=True):
     """A puller opened (or raised to a higher attempt) its Watch: the lease is alive while it stays open."""
 
     watch: int  # the front's number for this stream; WatchUpdate events carry it back
-    handle: int
-    epoch: int
+    handle: KvHandle
     attempt: int
 
 

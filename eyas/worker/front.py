@@ -32,6 +32,7 @@ from prefill_svc import servicer as prefill
 from prefill_svc import transfer
 
 TICK_S = 0.5
+FOLLOW_S = 0.5
 STOP_GRACE_S = 1.0
 _log = logging.getLogger("eyas.front")
 
@@ -46,10 +47,9 @@ class Front:
         self._config = config
         self._link = link
         self._engine = EngineClient(self._send)
-        self._channels = rpc.Channels()
-        self._pulls = Pulls(self._engine, self._channels, config.engine)
+        self._membership = Membership(config, self.describe)
+        self._pulls = Pulls(self._engine, self._membership.find, config.engine)
         self._drafts = drafts.DraftStreams(self._engine)
-        self._membership = Membership(config, self.describe, self._drafts)
         self._registry = CollectorRegistry()
         self._metrics = WorkerMetrics(self._registry)
         self._liveness = Liveness()
@@ -70,16 +70,16 @@ class Front:
 
     async def start(self) -> str:
         """Binds both ports and listens; gives the worker's address. Raises ConfigError for a taken port."""
-        host = self._config.host
+        config, host = self._config, self._config.host
         self._server = rpc.server()
         services = self._add_services()
         self._health = rpc.Health(self._server, services)
         await self._health.set(False)
-        self._address = f"{host}:{rpc.bind(self._server, host, self._config.port)}"
+        self._address = config.reached_at(rpc.bind(self._server, host, config.port))
         try:
-            self._scrape, _ = start_http_server(self._config.metrics_port, host, self._registry)
+            self._scrape, _ = start_http_server(config.metrics_port, host, self._registry)
         except OSError as error:
-            raise ConfigError(f"metrics_port {self._config.metrics_port} cannot be used: {error}") from error
+            raise ConfigError(f"metrics_port {config.metrics_port} cannot be used: {error}") from error
         self.metrics_port = int(self._scrape.server_port)
         await self._server.start()
         await self._membership.start()
@@ -88,7 +88,7 @@ class Front:
     async def run(self) -> None:
         """Until the engine leaves. Raises what it failed with."""
         async with asyncio.TaskGroup() as tasks:
-            relays = [tasks.create_task(self._relay()), tasks.create_task(self._tick())]
+            relays = [tasks.create_task(part()) for part in (self._relay, self._tick, self._follow)]
             stopped = await self._stopped
             for relay in relays:
                 relay.cancel()
@@ -104,7 +104,6 @@ class Front:
         await asyncio.gather(self._server.stop(STOP_GRACE_S), asyncio.to_thread(self._scrape.shutdown))
         await self._drafts.close()
         await self._pulls.close()
-        await self._channels.close()
         self._scrape.server_close()
 
     def _add_services(self) -> list[str]:
@@ -159,6 +158,13 @@ class Front:
             await asyncio.sleep(TICK_S)
             await self._refresh()
             self._show()
+
+    async def _follow(self) -> None:
+        """Streams to draft workers and lines to owners of pages lead to members of the cluster only."""
+        while True:
+            self._drafts.follow(self._membership.drafters())
+            await self._pulls.follow(self._membership.addresses())
+            await asyncio.sleep(FOLLOW_S)
 
     async def _refresh(self) -> None:
         """Health and admission follow the engine: the one place that turns either."""

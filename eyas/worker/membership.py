@@ -1,65 +1,81 @@
-"""A worker's place in its cluster: its own entry in the registry, and who drafts for it.
+"""A worker's place in its cluster: its own key in the registry, and which other workers it may dial.
 
-It knows which draft workers fit this worker. How entries are kept is `discovery`'s; what is said to a draft
-worker is `decode_svc.drafts`'.
+Addresses come from the registry, which the command line names, and never from a request. It knows which draft
+workers fit this worker; what is said to them is `decode_svc.drafts`', and to owners of pages `watches`'.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
-from decode_svc.drafts import DraftStreams
 from eyas.common.config import WorkerConfig
-from eyas.common.discovery import Presence, RedisRegistry
-from eyas.common.errors import Unavailable
+from eyas.common.discovery import Presence, registry
+from eyas.common.errors import TransferFailed, Unavailable
 from eyas.common.types import Role, WorkerInfo
 
-FOLLOW_S = 0.5
+NEWS_S = 3.0  # from a worker's start to its being known everywhere
+LOOK_S = 0.1
+
+_log = logging.getLogger("eyas.membership")
 
 
 class Membership:
-    """From `start` to `close` this worker can be found, and its draft streams follow the registry.
+    """From `start` to `close` this worker can be found, and knows the others if it has a use for them.
 
-    Without a registry it has the draft workers that its command line names, and is found by its address.
     `describe` raises Unavailable while the engine loads. Raises ConfigError for a bad registry.
     """
 
-    def __init__(
-        self, config: WorkerConfig, describe: Callable[[], WorkerInfo], drafts: DraftStreams
-    ) -> None:
+    def __init__(self, config: WorkerConfig, describe: Callable[[], WorkerInfo]) -> None:
+        self._config = config
         self._describe = describe
-        self._drafts = drafts
-        self._named = config.engine.draft_workers if Role.DECODE in config.engine.roles else ()
+        self._members = registry(config.registry)
         self._presence: Presence | None = None
-        self._drafters: RedisRegistry | None = None
-        self._task: asyncio.Task[None] | None = None
-        if config.registry:
+        if config.registry.startswith("redis:"):
             self._presence = Presence(config.registry, describe)
-            if config.engine.roles == (Role.DECODE,) and config.engine.draft:
-                self._drafters = RedisRegistry(config.registry, self._may_draft)
+
+    @property
+    def _alone(self) -> bool:
+        return self._config.registry == WorkerConfig.registry
 
     async def start(self) -> None:
-        self._drafts.follow(self._named)
+        roles = set(self._config.engine.roles)
         if self._presence:
             self._presence.start()
-        if self._drafters:
-            await self._drafters.start()
-            self._task = asyncio.create_task(self._follow(self._drafters), name="drafters")
+        if roles != {Role.PREFILL}:  # which pulls from nobody
+            await self._members.start()
+            if self._alone and Role.PREFILL not in roles:
+                _log.warning("no --registry names others: this worker pulls no KV pages, and has no drafter")
 
     async def close(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
         if self._presence:
             await self._presence.aclose()
-        if self._drafters:
-            await self._drafters.aclose()
+        await self._members.aclose()
 
-    async def _follow(self, drafters: RedisRegistry) -> None:
-        while True:
-            self._drafts.follow((*self._named, *(info.worker for info in drafters.workers())))
-            await asyncio.sleep(FOLLOW_S)
+    def addresses(self) -> set[str]:
+        """Where all members are that answer."""
+        return {info.worker for info in self._members.workers()}
+
+    def drafters(self) -> list[str]:
+        """Where the workers are that may draft for this one."""
+        if self._config.engine.roles != (Role.DECODE,) or not self._config.engine.draft:
+            return []
+        return [info.worker for info in self._members.workers() if self._may_draft(info)]
+
+    async def find(self, name: str) -> str:
+        """The address of the member that calls itself `name`; one that is new is waited for.
+
+        Raises TransferFailed if there is none.
+        """
+        if self._alone:
+            raise TransferFailed(f"no --registry names worker {name}, so it is not dialled")
+        give_up = asyncio.get_running_loop().time() + NEWS_S
+        while (address := self._members.find(name)) is None:
+            if asyncio.get_running_loop().time() >= give_up:
+                raise TransferFailed(f"worker {name} is not found by --registry, so it is not dialled")
+            await asyncio.sleep(LOOK_S)
+        return address
 
     def _may_draft(self, info: WorkerInfo) -> bool:
         """A worker that does nothing else (others draft for themselves alone), with our model and head."""

@@ -1,6 +1,6 @@
 """Which processes a local cluster is made of, and the command line of each.
 
-It knows the two layouts and who must know whose address. It starts nothing and asks the system nothing.
+It knows the two layouts; all addresses are known to everybody. It starts nothing and asks the system nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def plan(config: ServeConfig, ports: Iterator[int], cores: int) -> Plan:
     threads = max(1, (cores - 1) // len(workers))
     workers = {name: _with(worker, threads=threads) for name, worker in workers.items()}
     registry = "static:" + ",".join(worker.address for worker in workers.values())
+    workers = {name: dataclasses.replace(worker, registry=registry) for name, worker in workers.items()}
     return Plan(workers, dataclasses.replace(config.gateway, registry=registry))
 
 
@@ -44,10 +45,7 @@ def _split(config: ServeConfig, ports: Iterator[int]) -> dict[str, WorkerConfig]
         return {f"{role}-{i}": _worker(config.engine, (role,), next(ports)) for i in range(count)}
 
     drafters = tier(Role.DRAFT, config.draft_workers if config.engine.draft else 0)
-    draft_at = tuple(worker.address for worker in drafters.values())
-    decoders = tier(Role.DECODE, config.decode)
-    decoders = {name: _with(worker, draft_workers=draft_at) for name, worker in decoders.items()}
-    return tier(Role.PREFILL, config.prefill) | decoders | drafters
+    return tier(Role.PREFILL, config.prefill) | tier(Role.DECODE, config.decode) | drafters
 
 
 def _worker(engine: EngineConfig, roles: tuple[Role, ...], port: int) -> WorkerConfig:
@@ -70,14 +68,13 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
         "host": worker.host,
         "port": worker.port,
         "metrics-port": worker.metrics_port,
+        "registry": worker.registry,
         **_engine_flags(worker.engine),
         **_graph_flags(worker.engine),
         **_speculation_flags(worker.engine.speculation),
     }
-    if worker.registry:
-        flags["registry"] = worker.registry
-    if worker.engine.draft_workers:
-        flags["draft-at"] = ",".join(worker.engine.draft_workers)
+    if worker.advertise:
+        flags["advertise"] = worker.advertise
     return ("worker", *_command_line(flags), "--supervised")
 
 

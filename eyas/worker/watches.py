@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from eyas.common import rpc
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError, TransferFailed
 from eyas.common.types import Group, KvHandle
-from eyas.common.watch import TransferClient, WatchReady
+from eyas.common.watch import Meaning, TransferClient, WatchReady
 from eyas.engine.client import EngineClient
 from eyas.engine.messages import (
     ClosePull,
@@ -45,21 +46,28 @@ class _Pull:
     number: int
     handle: KvHandle
     attempt: int
-    owner: TransferClient
+    at: str = ""  # the owner's address, once it is found
     releasing: bool = False  # the verdict is on its way: a Watch that ends now means nothing
 
 
 class Pulls:
-    """Owner of the open Watches and fetches; made once, before the engine speaks."""
+    """Owner of the open Watches and fetches, and of the lines for them; made once, before the engine speaks.
 
-    def __init__(self, engine: EngineClient, channels: rpc.Channels, config: EngineConfig) -> None:
+    `find` gives the address of a worker by the name in its handles, and raises EyasError unless it is a
+    member of this worker's cluster: no handle makes this worker dial anybody else.
+    """
+
+    def __init__(
+        self, engine: EngineClient, find: Callable[[str], Awaitable[str]], config: EngineConfig
+    ) -> None:
         self._engine = engine
-        self._channels = channels
+        self._find = find
+        self._channels = rpc.Channels()
         self._routes = Routes(config.transfer, config.pool_dir)
         self._fetches = Fetches(engine)
         self._watches: dict[int, tuple[_Pull, asyncio.Task[None]]] = {}
         self._releases: set[asyncio.Task[None]] = set()
-        self._met: dict[tuple[str, int, Group], Route] = {}  # whose pages mean the same as ours
+        self._met: dict[tuple[str, Group], Meaning] = {}  # by address: whose pages mean the same as ours
         engine.on(OpenPull, self._open)
         engine.on(ReleasePull, self._release)
         engine.on(ClosePull, self._close)
@@ -72,12 +80,18 @@ class Pulls:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, self._fetches.close(), return_exceptions=True)
+        await self._channels.close()
+
+    async def follow(self, members: Collection[str]) -> None:
+        """Forget the workers that are at none of these addresses and of whom nothing is pulled."""
+        kept = {*members, *(pull.at for pull, _ in self._watches.values())}
+        self._met = {key: met for key, met in self._met.items() if key[0] in kept}
+        await self._channels.drop(*(address for address in self._channels if address not in kept))
 
     # --- events -----------------------------------------------------------------------------------------
 
     def _open(self, event: OpenPull) -> None:
-        owner = TransferClient(self._channels.get(event.handle.worker), event.handle.worker)
-        pull = _Pull(event.pull, event.handle, event.attempt, owner)
+        pull = _Pull(event.pull, event.handle, event.attempt)
         self._watches[pull.number] = (pull, asyncio.create_task(self._watch(pull)))
 
     def _release(self, event: ReleasePull) -> None:
@@ -102,15 +116,16 @@ class Pulls:
             self._engine.send(CopyStopped(event.pull, event.number, 0, 0.0, failure))
             return
         pull, _ = self._watches[event.pull]
-        chunks = pull.owner.fetch(pull.handle, pull.attempt, event.pages)
+        chunks = self._client(pull.at).fetch(pull.handle, pull.attempt, event.pages)
         self._fetches.start(event, pull.handle.group, chunks)
 
     # --- calls ------------------------------------------------------------------------------------------
 
     async def _watch(self, pull: _Pull) -> None:
         try:
-            self._engine.send(PullMet(pull.number, await self._meet(pull)))
-            async with contextlib.aclosing(pull.owner.watch(pull.handle, pull.attempt)) as updates:
+            owner = await self._owner(pull)
+            self._engine.send(PullMet(pull.number, await self._meet(pull, owner)))
+            async with contextlib.aclosing(owner.watch(pull.handle, pull.attempt)) as updates:
                 async for update in updates:
                     if isinstance(update, WatchReady):
                         self._engine.send(PullReady(pull.number, update.tokens))
@@ -124,26 +139,37 @@ class Pulls:
 
     async def _ask_verdict(self, pull: _Pull) -> None:
         try:
-            valid = await pull.owner.release(pull.handle, pull.attempt)
+            valid = await (await self._owner(pull)).release(pull.handle, pull.attempt)
         except EyasError as error:
             _log.warning("release of handle %d at %s: %s", pull.handle.id, pull.handle.worker, error)
             valid = False
         self._close(ClosePull(pull.number))
         self._engine.send(PullReleased(pull.number, valid))
 
-    async def _meet(self, pull: _Pull) -> Route:
-        """Once per owner, epoch and group: do its pages mean what ours mean, and which way will they come?"""
-        handle = pull.handle
-        key = (handle.worker, handle.epoch, handle.group)
-        if key in self._met:
-            return self._met[key]
-        ours = self._layout(handle.group)
-        theirs = await pull.owner.handshake(handle.group, ours.meaning)
-        check_compatible(ours, Layout(theirs.meaning, Geometry.from_json(theirs.geometry)))
-        if theirs.epoch != handle.epoch:
+    async def _owner(self, pull: _Pull) -> TransferClient:
+        pull.at = pull.at or await self._find(pull.handle.worker)
+        return self._client(pull.at)
+
+    def _client(self, address: str) -> TransferClient:
+        return TransferClient(self._channels.get(address), address)
+
+    async def _meet(self, pull: _Pull, owner: TransferClient) -> Route:
+        """Do the owner's pages mean what ours mean, and which way will those of this handle come?
+
+        It is asked once per group and epoch, and only the file that it names then is read.
+        """
+        handle, key = pull.handle, (pull.at, pull.handle.group)
+        theirs = self._met.get(key)
+        if theirs is None or theirs.epoch != handle.epoch:
+            ours = self._layout(handle.group)
+            theirs = await owner.handshake(handle.group, ours.meaning)
+            check_compatible(ours, Layout(theirs.meaning, Geometry.from_json(theirs.geometry)))
+            self._met[key] = theirs
+        if (theirs.epoch, theirs.meaning) != (handle.epoch, handle.layout):
             raise TransferFailed(f"worker {handle.worker} restarted after it offered handle {handle.id}")
-        route = self._met[key] = self._routes.choose(handle.shards[0].pool, theirs.pool_identity)
-        _log.info("%s KV of worker %s comes by %s", handle.group, handle.worker, route)
+        pools = {shard.pool for shard in handle.shards}
+        route = self._routes.choose(pools.pop() if len(pools) == 1 else "", theirs.pool_identity)
+        _log.debug("%s KV of worker %s comes by %s", handle.group, handle.worker, route)
         return route
 
     def _layout(self, group: Group) -> Layout:

@@ -46,7 +46,7 @@ CHAIN = EngineConfig(worker="unified", num_pages=512)
 TREE = replace(CHAIN, speculation=SpeculationConfig(steps=4, topk=4, draft_tokens=12))
 SHORT_TREE = replace(CHAIN, speculation=SpeculationConfig(steps=3, topk=4, draft_tokens=12))
 # A decode engine whose drafter is out of sight: what stands in that place is the variant's to say.
-ADVISED = replace(SHORT_TREE, roles=(Role.DECODE,), draft_workers=("elsewhere",))
+ADVISED = replace(SHORT_TREE, roles=(Role.DECODE,))
 
 
 @dataclass(frozen=True)

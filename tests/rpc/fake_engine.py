@@ -92,6 +92,8 @@ class Traits:
     lease_valid: bool = True
     offered_epoch: int = 5
     synthetic: bool = False
+    fingerprint: str = "f"
+    draft_fingerprint: str = "g"
 
 
 class FakeEngine:
@@ -141,8 +143,8 @@ class FakeEngine:
         return Ready(
             epoch=5,
             model="fake",
-            fingerprint="f",
-            draft_fingerprint="g",
+            fingerprint=self.traits.fingerprint,
+            draft_fingerprint=self.traits.draft_fingerprint,
             context_length=128,
             vocab_size=1000,
             pages_total=8,
@@ -173,7 +175,7 @@ class FakeEngine:
             case Cancel(id):
                 self._forget(id)
             case WatchOpened(watch, handle):
-                return [WatchUpdate(watch, tokens=2), self._watch_end(watch, handle)]
+                return [WatchUpdate(watch, tokens=2), self._watch_end(watch, handle.id)]
             case Release(call):
                 return [Released(call, self.traits.lease_valid)]
             case PullDone(pull):
@@ -289,11 +291,9 @@ class FakeWorker:
         self,
         roles: tuple[Role, ...],
         traits: Traits | None = None,
-        draft_workers: tuple[str, ...] = (),
         **changes: Any,
     ) -> None:
-        engine = EngineConfig(roles=roles, draft_workers=draft_workers)
-        self._config = WorkerConfig(engine=engine, **changes)
+        self._config = WorkerConfig(engine=EngineConfig(roles=roles), **changes)
         self._traits = traits or Traits()
 
     async def start(self) -> FakeWorker:
@@ -307,6 +307,10 @@ class FakeWorker:
         self._running = asyncio.create_task(self.front.run())
         await asyncio.wait_for(asyncio.shield(self.front.ready), 5)
         return self
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
 
     async def stop(self) -> None:
         await self.front.stop()
@@ -322,10 +326,8 @@ class FakeWorker:
 
 
 @contextlib.asynccontextmanager
-async def worker(
-    *roles: Role, traits: Traits | None = None, draft_workers: tuple[str, ...] = (), **changes: Any
-) -> AsyncIterator[FakeWorker]:
-    started = await FakeWorker(roles, traits, draft_workers, **changes).start()
+async def worker(*roles: Role, traits: Traits | None = None, **changes: Any) -> AsyncIterator[FakeWorker]:
+    started = await FakeWorker(roles, traits, **changes).start()
     try:
         yield started
     finally:

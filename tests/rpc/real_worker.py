@@ -37,8 +37,8 @@ def tiny_config(folder: Path) -> EngineConfig:
 class RealWorker:
     """`engine` is the engine itself: look at it only while it is idle."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = WorkerConfig(engine=config)
+    def __init__(self, config: EngineConfig, registry: str) -> None:
+        self._config = WorkerConfig(engine=config, registry=registry)
 
     async def start(self) -> RealWorker:
         torch.set_num_threads(1)
@@ -82,8 +82,11 @@ class RealWorker:
 
 
 @contextlib.asynccontextmanager
-async def real_worker(config: EngineConfig, *roles: Role, **changes: Any) -> AsyncIterator[RealWorker]:
-    started = await RealWorker(dataclasses.replace(config, roles=roles, **changes)).start()
+async def real_worker(
+    config: EngineConfig, *roles: Role, registry: str = "static:", **changes: Any
+) -> AsyncIterator[RealWorker]:
+    """`changes` are those of the engine's config."""
+    started = await RealWorker(dataclasses.replace(config, roles=roles, **changes), registry).start()
     try:
         yield started
     finally:

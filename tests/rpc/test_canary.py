@@ -121,6 +121,30 @@ async def test_drafts_that_never_come_are_told_but_are_no_problem() -> None:
         assert not canary.health().problem
 
 
+async def test_under_steady_traffic_a_detour_is_found_and_forgotten() -> None:
+    pace = Pace(every_s=0.3, again_s=0.1, timeout_s=4.0, rest_s=0.6)
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        started[1].script.path = "shm"
+        async with flying(backend, pace) as (canary, _):
+            await until(lambda: not canary.health().problem)
+            asking = asyncio.create_task(ask_on(canary))
+            for path, degraded in (("", True), ("shm", False), ("", True)):
+                started[1].script.path = path
+                await until(lambda wanted=degraded: bool(canary.health().degraded) is wanted, within_s=10.0)
+                assert not canary.health().problem
+            assert not asking.done()
+            asking.cancel()
+
+
+async def ask_on(backend: Backend) -> None:
+    """Real requests, each a proof, one after another."""
+    while True:
+        stream = await backend.start(make_request())
+        assert [entry async for entry in stream]
+        await stream.aclose()
+        await asyncio.sleep(0.05)
+
+
 async def test_one_worker_for_all_has_nothing_to_transfer() -> None:
     async with cluster((Role.PREFILL, Role.DECODE)) as (canary, started):
         await until(lambda: not canary.health().problem)

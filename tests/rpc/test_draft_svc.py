@@ -9,9 +9,7 @@ from typing import Any
 
 from fake_engine import FakeWorker, worker
 
-from decode_svc.drafts import MAX_QUEUED
-from draft_svc.servicer import DraftServicer
-from eyas.common import rpc
+from decode_svc.drafts import MAX_QUEUED, DraftStreams
 from eyas.common.params import SamplingParams
 from eyas.common.types import Group, KvHandle, Role, Shard
 from eyas.engine.client import EngineClient
@@ -32,7 +30,7 @@ CLOSE = DraftClose(3, 1)
 
 async def until_up(decode: FakeWorker, drafter: str) -> None:
     """Posts commits until one is answered by a proposal."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(8):
         while not any(down.proposals for down in decode.engine.of(DraftDown)):
             decode.engine.post = [DraftUp(commits=(COMMIT,), worker=drafter)]
             await asyncio.sleep(0.05)
@@ -41,7 +39,7 @@ async def until_up(decode: FakeWorker, drafter: str) -> None:
 @contextlib.asynccontextmanager
 async def pair() -> AsyncIterator[tuple[FakeWorker, FakeWorker]]:
     async with worker(Role.DRAFT) as draft:
-        async with worker(Role.DECODE, draft_workers=(draft.address,)) as decode:
+        async with worker(Role.DECODE, registry=f"static:{draft.address}") as decode:
             await until_up(decode, draft.address)
             yield decode, draft
 
@@ -61,44 +59,37 @@ async def test_batches_go_up_whole_and_proposals_come_down() -> None:
 
 async def test_the_end_of_the_decode_side_is_told() -> None:
     async with worker(Role.DRAFT) as draft:
-        async with worker(Role.DECODE, draft_workers=(draft.address,)) as decode:
+        async with worker(Role.DECODE, registry=f"static:{draft.address}") as decode:
             await until_up(decode, draft.address)
         peers = {up.peer for up in draft.engine.of(DraftUp)}
         assert {gone.peer for gone in await draft.heard(DraftPeerGone)} == peers
 
 
 async def test_while_the_drafter_is_down_everything_is_dropped_and_reported() -> None:
-    async with worker(Role.DECODE, draft_workers=("127.0.0.1:1",)) as decode:
-        decode.engine.post = [DraftUp((OPEN,), (COMMIT,), worker="127.0.0.1:1")]
-        (down,) = await decode.heard(DraftDown)
-        (closed,) = down.closed
-        assert (closed.seq, closed.generation, closed.reason) == (1, 2, "the draft worker is down")
+    commands: list[Any] = []
+    engine = EngineClient(commands.extend)
+    streams = DraftStreams(engine)
+    streams.follow(["127.0.0.1:1"])
+    engine.dispatch([DraftUp((OPEN,), (COMMIT,), worker="127.0.0.1:1")])
+    (closed,) = commands[0].closed
+    assert (closed.seq, closed.generation, closed.reason) == (1, 2, "the draft worker is down")
+    await streams.close()
 
 
 async def test_a_fall_closes_everything_once_and_the_stream_comes_back() -> None:
     async with worker(Role.DRAFT) as draft:
-        port = int(draft.address.rpartition(":")[2])
-        async with worker(Role.DECODE, draft_workers=(draft.address,)) as decode:
+        async with worker(Role.DECODE, registry=f"static:{draft.address}") as decode:
             await until_up(decode, draft.address)
             await draft.front._server.stop(None)  # the process dies
             async with asyncio.timeout(5):
                 while not any(c.seq == 0 for d in decode.engine.of(DraftDown) for c in d.closed):
                     await asyncio.sleep(0.01)
             decode.engine.heard.clear()
-            server, ups = rpc.server(), []
-            revived = EngineClient(ups.extend)
-            revived.accept()
-            DraftServicer(revived).register(server)
-            rpc.bind(server, "127.0.0.1", port)
-            await server.start()
-            async with asyncio.timeout(8):
-                while not ups:
-                    decode.engine.post = [DraftUp(commits=(COMMIT,), worker=draft.address)]
-                    await asyncio.sleep(0.05)
-            assert ups[0].commits == (COMMIT,)
-            falls = [c for d in decode.engine.of(DraftDown) for c in d.closed if c.seq == 0]
-            assert falls == []  # said once, before
-            await server.stop(None)
+            async with worker(Role.DRAFT, port=draft.port) as revived:
+                await until_up(decode, draft.address)
+                assert revived.engine.of(DraftUp)[-1].commits == (COMMIT,)
+                falls = [c for d in decode.engine.of(DraftDown) for c in d.closed if c.seq == 0]
+                assert falls == []  # said once, before
 
 
 async def test_a_drafter_that_does_not_read_loses_batches_not_closes() -> None:

@@ -9,14 +9,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from real_worker import decoding, prefill, real_worker, tiny_config
 
 from eyas.common import clients, rpc
 from eyas.common.config import EngineConfig
-from eyas.common.errors import TransferFailed
+from eyas.common.errors import InvalidRequest, TransferFailed
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, KvHandle, Role
+from eyas.common.types import GenerationRequest, Group, KvHandle, Role
 from eyas.common.watch import TransferClient, WatchReady
 from kv_transfer.backends import stream
 from prefill_svc import transfer
@@ -49,10 +50,10 @@ def two_hosts(config: EngineConfig, tmp_path: Path) -> Any:
 
     @contextlib.asynccontextmanager
     async def start(**changes: Any) -> AsyncIterator[Any]:
-        owner = real_worker(config, Role.PREFILL, pool_dir=str(tmp_path / "here"))
-        puller = real_worker(config, Role.DECODE, pool_dir=str(tmp_path / "there"), **changes)
-        async with owner as a, puller as b:
-            yield a, b
+        async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path / "here")) as a:
+            there = {"pool_dir": str(tmp_path / "there"), "registry": f"static:{a.address}"}
+            async with real_worker(config, Role.DECODE, **there, **changes) as b:
+                yield a, b
 
     return start
 
@@ -68,9 +69,12 @@ def request(id: str = "r", prompt: tuple[int, ...] = PROMPT) -> GenerationReques
 async def test_every_route_gives_the_same_bytes_and_tokens(
     config: EngineConfig, expected: list[int], tmp_path: Path, wish: str, there: str, path: str
 ) -> None:
-    owner = real_worker(config, Role.PREFILL, pool_dir=str(tmp_path / "here"))
-    puller = real_worker(config, Role.DECODE, pool_dir=str(tmp_path / there), transfer=wish)
-    async with owner as a, puller as b, decoding(b) as decode:
+    async with contextlib.AsyncExitStack() as stack:
+        start = stack.enter_async_context
+        a = await start(real_worker(config, Role.PREFILL, pool_dir=str(tmp_path / "here")))
+        puller = {"registry": f"static:{a.address}", "pool_dir": str(tmp_path / there), "transfer": wish}
+        b = await start(real_worker(config, Role.DECODE, **puller))
+        decode = await start(decoding(b))
         decode.attach(request(), await prefill(a, request()))
         assert await decode.tokens() == (expected, path)
         await b.idle()
@@ -85,9 +89,10 @@ async def test_draft_pages_come_the_same_way(
     async with contextlib.AsyncExitStack() as stack:
         start = stack.enter_async_context
         a = await start(real_worker(config, Role.PREFILL, pool_dir=str(tmp_path / "a")))
-        d = await start(real_worker(config, Role.DRAFT, pool_dir=str(tmp_path / "d")))
-        at = (d.address,)
-        b = await start(real_worker(config, Role.DECODE, pool_dir=str(tmp_path / "b"), draft_workers=at))
+        known = f"static:{a.address}"
+        d = await start(real_worker(config, Role.DRAFT, registry=known, pool_dir=str(tmp_path / "d")))
+        known += f",{d.address}"
+        b = await start(real_worker(config, Role.DECODE, registry=known, pool_dir=str(tmp_path / "b")))
         decode = await start(decoding(b))
         arrivals: list[tuple[KvHandle, str, bytes]] = []
         take = d.engine.arrived
@@ -179,9 +184,12 @@ async def test_a_cancelled_fetch_writes_no_byte_into_freed_pages(two_hosts: Any,
 @pytest.mark.parametrize("wish", ["shm", "grpc"])
 async def test_no_free_page_is_ever_written(config: EngineConfig, tmp_path: Path, wish: str) -> None:
     """Pulls that are cancelled at any moment, in a pool too small for all of them."""
-    owner = real_worker(config, Role.PREFILL, pool_dir=str(tmp_path))
-    puller = real_worker(config, Role.DECODE, pool_dir=str(tmp_path), transfer=wish, num_pages=40)
-    async with owner as a, puller as b, decoding(b) as decode:
+    async with contextlib.AsyncExitStack() as stack:
+        start = stack.enter_async_context
+        a = await start(real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)))
+        puller = {"registry": f"static:{a.address}", "pool_dir": str(tmp_path), "transfer": wish}
+        b = await start(real_worker(config, Role.DECODE, num_pages=40, **puller))
+        decode = await start(decoding(b))
         poison = Poison(b)
         for i in range(24):
             made = request(f"r{i}", tuple(range(i, 120 + i)))
@@ -237,28 +245,51 @@ class Poison:
         return [page for page in pages if not (self._tensor[page] == self.VALUE).all()]
 
 
-async def test_only_who_watches_a_handle_may_fetch(config: EngineConfig, tmp_path: Path) -> None:
+async def test_a_fetch_reaches_the_pages_of_the_handle_it_watches_and_no_others(
+    config: EngineConfig, tmp_path: Path
+) -> None:
     async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:
         (handle,) = await prefill(a, request())
+        secret, secret_draft = await prefill(a, request("s", tuple(range(200, 240))), draft=True)
+        (foreign, *_) = secret.shards[0].pages
         async with rpc.channel(a.address) as channel:
             owner = TransferClient(channel, a.address)
+            pages = handle.shards[0].pages
             with pytest.raises(TransferFailed, match="no Watch of handle"):
-                await fetched(owner, handle, 1, handle.shards[0].pages)
+                await fetched(owner, handle, 1, pages)
             updates = owner.watch(handle, 1)
             assert await anext(updates) == WatchReady(len(PROMPT))
-            assert await fetched(owner, handle, 1, handle.shards[0].pages[:8]) == a.pages(PROMPT)
-            for attempt, pages, sentence in [
-                (2, (0,), "no Watch of handle"),
-                (1, (0, 128), "outside of the pool"),
-                (1, (0,) * 129, "pages has 129 numbers"),
-            ]:
-                with pytest.raises(TransferFailed, match=sentence):
-                    await fetched(owner, handle, attempt, pages)
+            assert await fetched(owner, handle, 1, pages[:8]) == a.pages(PROMPT)
+            for asked in [(foreign,), (*pages[:8], foreign), (pages[0],) * 10, (128,)]:
+                with pytest.raises(InvalidRequest, match="does not name"):
+                    await fetched(owner, handle, 1, asked)
+            for change in [{"id": secret.id}, {"group": Group.DRAFT}, {"epoch": 1}]:
+                with pytest.raises(TransferFailed, match="no Watch of handle"):
+                    await fetched(owner, msgspec.structs.replace(handle, **change), 1, pages[:1])
+            with pytest.raises(TransferFailed, match="no Watch of handle"):
+                await fetched(owner, handle, 2, pages[:1])
             await updates.aclose()
             async with asyncio.timeout(5):
                 with pytest.raises(TransferFailed, match="no Watch of handle"):
                     while True:
-                        await fetched(owner, handle, 1, (0,))
+                        await fetched(owner, handle, 1, pages[:1])
+
+
+async def test_a_watch_of_a_forged_handle_is_refused(config: EngineConfig, tmp_path: Path) -> None:
+    """Else a puller would copy, out of memory that both share, pages that it was never offered."""
+    async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:
+        (handle,) = await prefill(a, request())
+        (secret,) = await prefill(a, request("s", tuple(range(200, 240))))
+        async with rpc.channel(a.address) as channel:
+            owner = TransferClient(channel, a.address)
+            for change in [
+                {"shards": secret.shards, "tokens": secret.tokens},
+                {"shards": (msgspec.structs.replace(handle.shards[0], pool=str(tmp_path / "other")),)},
+                {"group": Group.DRAFT},
+            ]:
+                with pytest.raises(TransferFailed, match="is not valid"):
+                    await anext(owner.watch(msgspec.structs.replace(handle, **change), 1))
+            assert abs(handle.id - secret.id) > 2**32, "who knows one handle can guess no other"
 
 
 async def fetched(owner: TransferClient, handle: KvHandle, attempt: int, pages: tuple[int, ...]) -> bytes:

@@ -75,13 +75,17 @@ def is_told_to_come_back(reply: httpx.Response) -> bool:
     return reply.status_code == 429 and int(reply.headers["retry-after"]) >= 1 and bool(told["message"])
 
 
+def decoder_of(prefill: RealWorker, config: EngineConfig, **changes: int) -> Any:
+    return real_worker(config, Role.DECODE, registry=f"static:{prefill.address}", **changes)
+
+
 @pytest.mark.parametrize("full", [Role.PREFILL, Role.DECODE])
 async def test_a_full_tier_refuses_before_any_token(config: EngineConfig, full: Role) -> None:
     """One tier has no queue place; whatever the other one admitted meanwhile is given up."""
     waiting = {role: 0 if role is full else 256 for role in (Role.PREFILL, Role.DECODE)}
     async with (
         real_worker(config, Role.PREFILL, max_waiting=waiting[Role.PREFILL]) as prefill,
-        real_worker(config, Role.DECODE, max_waiting=waiting[Role.DECODE]) as decode,
+        decoder_of(prefill, config, max_waiting=waiting[Role.DECODE]) as decode,
         gateway(prefill, decode) as client,
     ):
         for stream in (False, True):
@@ -95,7 +99,7 @@ async def test_a_crowd_is_served_or_told_to_come_back(config: EngineConfig) -> N
     small = {"max_running": 1, "max_waiting": 2, "num_pages": 12}
     async with (
         real_worker(config, Role.PREFILL, **small) as prefill,
-        real_worker(config, Role.DECODE, **small) as decode,
+        decoder_of(prefill, config, **small) as decode,
         gateway(prefill, decode) as client,
     ):
         alone = (await complete(client, 100, 30)).json()["choices"][0]["text"]

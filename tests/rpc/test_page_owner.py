@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from page_owner import GEOMETRY, content, handle, ready
 
-from eyas.common import rpc
 from eyas.common.config import EngineConfig
 from eyas.common.types import Shard
 from eyas.engine.client import EngineClient
@@ -55,6 +54,10 @@ class Puller:
         return await self.told(CopyStopped)
 
 
+async def anybody(worker: str) -> str:
+    return worker
+
+
 @contextlib.asynccontextmanager
 async def pulling() -> AsyncIterator[Puller]:
     """A pull, met by grpc and watched, from a process that holds `content()`."""
@@ -64,7 +67,6 @@ async def pulling() -> AsyncIterator[Puller]:
     command = [sys.executable, str(HERE / "page_owner.py"), source]
     env = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
-    channels = rpc.Channels()
     try:
         assert process.stdout
         address = (await asyncio.to_thread(process.stdout.readline)).strip()
@@ -75,7 +77,7 @@ async def pulling() -> AsyncIterator[Puller]:
 
         engine = EngineClient(send)
         engine.ready = ready(target)
-        pulls = Pulls(engine, channels, EngineConfig(transfer="grpc", pool_dir=POOL_DIR))
+        pulls = Pulls(engine, anybody, EngineConfig(transfer="grpc", pool_dir=POOL_DIR))
         pages = map_pool(target, GEOMETRY.page_bytes).pages
         puller = Puller(engine, process, pages, source, heard)
         engine.dispatch([OpenPull(1, handle(address, source), 1)])
@@ -86,7 +88,6 @@ async def pulling() -> AsyncIterator[Puller]:
     finally:
         process.kill()
         process.communicate()
-        await channels.close()
         for path in (source, target):
             os.unlink(path)
 

@@ -56,8 +56,9 @@ async def test_workers_that_send_everything_away_are_asked_a_few_times() -> None
 async def test_stopped_workers(tmp_path: Path) -> None:
     """They hold their sockets open and say nothing: a request under way and one that comes later."""
     async with contextlib.AsyncExitStack() as stack:
-        started = [await stack.enter_async_context(process(role, tmp_path)) for role in ("prefill", "decode")]
-        await asyncio.gather(*(worker.ready() for worker in started))
+        prefill = await (await stack.enter_async_context(process("prefill", tmp_path))).ready()
+        decode = await stack.enter_async_context(process("decode", tmp_path, member=prefill.address))
+        started = [prefill, await decode.ready()]
         cluster = Cluster(registry("static:" + ",".join(worker.address for worker in started)))
         await cluster.start()
         stack.push_async_callback(cluster.aclose)

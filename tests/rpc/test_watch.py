@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
@@ -26,8 +27,14 @@ from eyas.engine.messages import (
 )
 
 
-async def prefilled(w: FakeWorker) -> KvHandle:
-    async with rpc.channel(w.address) as channel:
+def decoder_of(*members: FakeWorker) -> Any:
+    """A decode worker whose cluster is `members`."""
+    return worker(Role.DECODE, registry="static:" + ",".join(member.address for member in members))
+
+
+async def prefilled(w: FakeWorker, at: str = "") -> KvHandle:
+    """The handle of a prompt that `w` has computed; `at`: where it is reached, if not by its name."""
+    async with rpc.channel(at or w.address) as channel:
         stream = clients.PrefillClient(channel).prefill(request(4, 5, 6), 1, False)
         events = [event async for event in stream]
     return events[1].handles[0]
@@ -42,7 +49,7 @@ async def attached(decode: FakeWorker, channel: Any, handle: KvHandle) -> Any:
 
 
 async def test_pages_are_watched_released_and_then_decoded() -> None:
-    async with worker(Role.PREFILL) as prefill, worker(Role.DECODE) as decode:
+    async with worker(Role.PREFILL) as prefill, decoder_of(prefill) as decode:
         handle = await prefilled(prefill)
         async with rpc.channel(decode.address) as channel:
             session = await attached(decode, channel, handle)
@@ -53,14 +60,14 @@ async def test_pages_are_watched_released_and_then_decoded() -> None:
         assert done.last_feature == FEATURE and done.choices[0].token == token((4, 5, 6), 0, 0)
         assert decode.engine.of(PullReleased) == [PullReleased(2, valid=True)]
         (opened,) = prefill.engine.of(WatchOpened)
-        assert (opened.handle, opened.epoch, opened.attempt) == (handle.id, 5, 2)
+        assert (opened.handle, opened.attempt) == (handle, 2)
         assert [r.attempt for r in prefill.engine.of(Release)] == [2]
         assert await prefill.heard(WatchClosed) == [WatchClosed(opened.watch)]
 
 
 async def test_a_broken_lease_is_told() -> None:
     traits = Traits(lease_valid=False)
-    async with worker(Role.PREFILL, traits=traits) as prefill, worker(Role.DECODE) as decode:
+    async with worker(Role.PREFILL, traits=traits) as prefill, decoder_of(prefill) as decode:
         async with rpc.channel(decode.address) as channel:
             session = await attached(decode, channel, await prefilled(prefill))
             lost = await next_of(session, clients.Lost)
@@ -78,7 +85,7 @@ async def test_a_broken_lease_is_told() -> None:
     ],
 )
 async def test_pages_that_do_not_fit_are_refused_before_a_watch_opens(traits: Traits, sentence: str) -> None:
-    async with worker(Role.PREFILL, traits=traits) as prefill, worker(Role.DECODE) as decode:
+    async with worker(Role.PREFILL, traits=traits) as prefill, decoder_of(prefill) as decode:
         async with rpc.channel(decode.address) as channel:
             session = await attached(decode, channel, await prefilled(prefill))
             await next_of(session, clients.Lost)
@@ -109,9 +116,10 @@ async def test_a_watch_stays_open_after_done_until_the_puller_leaves() -> None:
 
 
 async def test_an_owner_that_goes_away_fails_the_pull() -> None:
-    async with worker(Role.DECODE) as decode:
+    async with contextlib.AsyncExitStack() as stack:
         async with worker(Role.PREFILL) as prefill:
             handle = await prefilled(prefill)
+            decode = await stack.enter_async_context(decoder_of(prefill))
         async with rpc.channel(decode.address) as channel:
             session = await attached(decode, channel, handle)
             await next_of(session, clients.Lost)

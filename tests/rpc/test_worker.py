@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from fake_engine import DIE, SLOW, FakeWorker, Traits, request
+from fake_engine import DIE, SLOW, FakeWorker, request
 from test_draft_svc import until_up
 from test_front import next_of, tokens_of
 
@@ -34,8 +34,8 @@ from eyas.common.types import Role
 from eyas.worker.worker import run_worker
 roles = tuple(Role(name) for name in sys.argv[1].split(","))
 try:
-    run_worker(WorkerConfig(engine=EngineConfig(roles=roles, model=sys.argv[2], pool_dir=sys.argv[3])),
-               getattr(fake_engine, sys.argv[4]))
+    engine = EngineConfig(roles=roles, model=sys.argv[2], pool_dir=sys.argv[3])
+    run_worker(WorkerConfig(engine=engine, registry=sys.argv[5]), getattr(fake_engine, sys.argv[4]))
 except EyasError as error:
     sys.exit(f"eyas: {type(error).__name__}: {error}")
 """
@@ -44,10 +44,12 @@ except EyasError as error:
 class Process:
     """One `run_worker` in its own session, so that a test may signal its whole group."""
 
-    def __init__(self, roles: str, pools: Path, engine: str = "main", model: str = "m") -> None:
+    def __init__(
+        self, roles: str, pools: Path, engine: str = "main", model: str = "m", member: str = "127.0.0.1:1"
+    ) -> None:
         env = {**os.environ, "PYTHONPATH": f"{HERE.parent.parent}:{HERE}"}
         self.popen = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, roles, model, str(pools), engine],
+            [sys.executable, "-c", SCRIPT, roles, model, str(pools), engine, f"static:{member}"],
             stderr=subprocess.PIPE,
             start_new_session=True,
             text=True,
@@ -57,8 +59,11 @@ class Process:
 
     async def ready(self) -> Process:
         assert self.popen.stderr
-        line = await asyncio.wait_for(asyncio.to_thread(self.popen.stderr.readline), 30)
-        assert line.startswith("worker ready: roles="), line
+        line = ""
+        async with asyncio.timeout(30):
+            while not line.startswith("worker ready: roles="):
+                line = await asyncio.to_thread(self.popen.stderr.readline)
+                assert line, "it ended"
         self.address = line.split("address=")[1].split()[0]
         return self
 
@@ -148,7 +153,7 @@ async def test_every_stream_of_a_stopped_worker_ends_within_six_seconds(tmp_path
         target = await stack.enter_async_context(process("prefill,decode", tmp_path))
         drafter = await stack.enter_async_context(process("draft", tmp_path))
         await asyncio.gather(target.ready(), drafter.ready())
-        decode = await FakeWorker((Role.DECODE,), Traits(), (drafter.address,)).start()
+        decode = await FakeWorker((Role.DECODE,), registry=f"static:{drafter.address}").start()
         stack.push_async_callback(decode.stop)
         await until_up(decode, drafter.address)
         channel = await stack.enter_async_context(rpc.channel(target.address))

@@ -6,6 +6,7 @@ token is the same. It knows who may hold a page, and looks whenever one is writt
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from types import SimpleNamespace
@@ -85,9 +86,8 @@ class Tier:
             pool, PrefixCache(pool, PAGE, lookahead=0), Limits(PAGE, max_running, CHUNK, ROUND_ROWS)
         )
         self.pulls = Pulls(copier, PAGE, outbox)  # type: ignore[arg-type]
-        self.leases = Leases(
-            Owner(name, 1, LEASE_S), pool, PAGE, {Group.TARGET: OfferedPool("pool", "m")}, outbox
-        )
+        owner = Owner(name, 1, LEASE_S, itertools.count(1).__next__)
+        self.leases = Leases(owner, pool, PAGE, {Group.TARGET: OfferedPool("pool", "m")}, outbox)
         model: Any = FakeModel(self)
         ready: Any = SimpleNamespace(context_length=64, draft_width=0)
         self.copier = copier

@@ -249,7 +249,7 @@ class World:
             case OpenPull(pull=pull, handle=handle, attempt=attempt):
                 self.names[pull] = handle.id, attempt
                 self.watches[pull] = handle, attempt
-                self._tell(PREFILL, WatchOpened(pull, handle.id, handle.epoch, attempt))
+                self._tell(PREFILL, WatchOpened(pull, handle, attempt))
             case ReleasePull(pull=pull):
                 if pull not in self.watches:
                     self._tell(DECODE, PullReleased(pull, False))

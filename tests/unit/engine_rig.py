@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, field
 
@@ -54,9 +55,8 @@ class Rig:
         self.outbox = Outbox()
         self.copier = HandCopier()
         self.pulls = Pulls(self.copier, PAGE, self.outbox)  # type: ignore[arg-type]
-        self.leases = Leases(
-            Owner("here", 1, 30.0), self.pool, PAGE, {Group.TARGET: OfferedPool("pool", "m")}, self.outbox
-        )
+        owner, offered = Owner("here", 1, 30.0, itertools.count(1).__next__), OfferedPool("pool", "m")
+        self.leases = Leases(owner, self.pool, PAGE, {Group.TARGET: offered}, self.outbox)
         self.joined: list[Sequence] = []
         self.requests = Requests(
             scheduler=self.scheduler,

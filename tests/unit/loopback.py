@@ -131,6 +131,9 @@ class Loopback:
         self.by_role = {
             role: w for config in configs for role in config.roles for w in [self.workers[config.worker]]
         }
+        for config in configs:
+            if config.roles == (Role.DRAFT,):  # as a front greets for a draft worker that it has found
+                self.by_role["decode"].send(DraftDown(worker=config.worker))
 
     def submit(self, request: GenerationRequest, *, split: bool) -> Result:
         result = self.results[request.id] = Result(len(request.choices))
@@ -179,7 +182,7 @@ class Loopback:
                 worker.pulls[pull] = (handle, attempt)
                 self._watches[watch] = (worker, pull)
                 owner = self.workers[handle.worker]
-                owner.send(WatchOpened(watch, handle.id, handle.epoch, attempt))
+                owner.send(WatchOpened(watch, handle, attempt))
             case ReleasePull(pull):
                 handle, attempt = worker.pulls[pull]
                 call = self._number()
@@ -226,7 +229,7 @@ def split_configs(config: EngineConfig) -> tuple[EngineConfig, EngineConfig, Eng
     """Prefill, decode and draft engines of one cluster."""
     return (
         replace(config, roles=(Role.PREFILL,), worker="prefill"),
-        replace(config, roles=(Role.DECODE,), worker="decode", draft_workers=("draft",)),
+        replace(config, roles=(Role.DECODE,), worker="decode"),
         replace(config, roles=(Role.DRAFT,), worker="draft"),
     )
 

@@ -58,7 +58,11 @@ def test_help_is_quick() -> None:
         (["worker", "--model", "/nowhere"], "/nowhere is not a folder"),
         (["gateway", "--registry", "static:", "--model", "/nowhere"], "/nowhere is not a folder"),
         (["gateway"], "--registry"),
-        (["worker", "--registry", "static:a:1"], "registry must be redis://host:port/db"),
+        (["worker", "--registry", "etcd:"], "registry must start with 'static:' or 'redis://'"),
+        (["worker", "--host", "0.0.0.0"], "nobody reaches a worker by 0.0.0.0: say with --advertise"),
+        (["worker", "--host", "::"], "nobody reaches a worker by ::: say with --advertise"),
+        (["worker", "--host", "0.0.0.0", "--advertise", "0.0.0.0"], "'0.0.0.0' is not HOST or HOST:PORT"),
+        (["worker", "--advertise", "unix:/tmp/x"], "'unix:/tmp/x' is not HOST or HOST:PORT"),
         (["gateway", "--registry", "etcd:"], "registry must start with 'static:' or 'redis://'"),
         (["bench", "bs0"], "'bs0'"),
         (["serve", "--mem-fraction-static", "1.5"], "--mem-fraction-static: '1.5' is not a fraction"),
@@ -119,13 +123,27 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
         chunk_tokens=7,
         lease_s=9,
         speculation=SpeculationConfig(steps=3, topk=2, draft_tokens=8),
-        draft_workers=("127.0.0.1:7002", "127.0.0.1:7003"),
     )
     worker = WorkerConfig(engine=engine, port=7001, metrics_port=7004, registry="redis://h:6379/1")
     args = parse(*worker_argv(worker))
     assert cli.worker_config(args) == worker and args.supervised
-    plain = dataclasses.replace(worker, engine=dataclasses.replace(engine, draft=None, draft_workers=()))
+    plain = dataclasses.replace(worker, engine=dataclasses.replace(engine, draft=None))
     assert cli.worker_config(parse(*worker_argv(plain))) == plain
+
+
+@pytest.mark.parametrize(
+    ("flags", "address"),
+    [
+        (["--host", "10.0.0.2"], "10.0.0.2:7001"),
+        (["--host", "0.0.0.0", "--advertise", "node-2"], "node-2:7001"),
+        (["--host", "::", "--advertise", "fe80::2"], "[fe80::2]:7001"),
+        (["--advertise", "node-2.lan:30001"], "node-2.lan:30001"),
+    ],
+)
+def test_a_worker_is_named_after_the_address_that_reaches_it(flags: list[str], address: str) -> None:
+    config = cli.worker_config(parse("worker", "--port", "7001", *flags))
+    assert config.address == config.engine.worker == address
+    assert cli.worker_config(parse(*worker_argv(config))) == config
 
 
 def test_a_gateway_command_line_comes_back_as_its_config(monkeypatch: pytest.MonkeyPatch) -> None:

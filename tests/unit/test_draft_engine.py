@@ -293,7 +293,10 @@ def _sequences(drafter: RemoteDrafter, n: int, id: str = "a") -> list[Sequence]:
 
 
 def _drafter(*workers: str) -> RemoteDrafter:
-    return RemoteDrafter(workers or ("w",), SPEC, VOCAB)
+    drafter = RemoteDrafter(SPEC, VOCAB)
+    for worker in workers or ("w",):
+        drafter.deliver(DraftDown(worker=worker))
+    return drafter
 
 
 def test_the_choices_of_a_request_go_to_one_worker_and_requests_are_spread() -> None:

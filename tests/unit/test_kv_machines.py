@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -51,7 +52,7 @@ class LeaseBook:
 class OwnerUnderAnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.owner = Owner("prefill:1", EPOCH, LEASE)
+        self.owner = Owner("prefill:1", EPOCH, LEASE, itertools.count(1).__next__)
         self.now = 0.0
         self.books: dict[int, LeaseBook] = {}
         self.next_watch = 1
@@ -99,7 +100,8 @@ class OwnerUnderAnyOrder(RuleBasedStateMachine):
         accepted = book is not None and epoch == EPOCH and attempt >= book.attempt
         self.owner.sweep(self.now)
         self.hear()
-        self.owner.watch_opened(watch, handle, epoch, attempt, self.now)
+        shown = KvHandle("prefill:1", epoch, 0, handle, Group.TARGET, "m", 40, ())
+        self.owner.watch_opened(watch, shown, attempt, self.now)
         replies = {update.watch: update for update in self.hear()}
         assert (replies.pop(watch).failure is None) == accepted
         if accepted:

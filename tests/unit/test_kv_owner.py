@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
+import msgspec
 import pytest
 
-from eyas.common.types import FirstToken, Group, Shard
+from eyas.common.types import FirstToken, Group, KvHandle, Shard
 from kv_transfer.owner import Offer, Owner, State, Update
 
 EPOCH = 7
@@ -17,13 +20,19 @@ OFFER = Offer(Group.TARGET, "meaning", 40, SHARDS, DEADLINE)
 
 @pytest.fixture
 def owner() -> Owner:
-    return Owner("10.0.0.1:9000", EPOCH, LEASE)
+    return Owner("10.0.0.1:9000", EPOCH, LEASE, itertools.count(1).__next__)
 
 
 def ready_handle(owner: Owner) -> int:
     handle = owner.offer(OFFER, now=0.0).id
     owner.finished(handle, FIRST, b"feature", now=1.0)
     return handle
+
+
+def watch(owner: Owner, number: int, handle: int, epoch: int, attempt: int, now: float) -> None:
+    """Opens a Watch on a handle of `OFFER`."""
+    shown = KvHandle("10.0.0.1:9000", epoch, 0, handle, OFFER.group, OFFER.layout, OFFER.tokens, OFFER.shards)
+    owner.watch_opened(number, shown, attempt, now)
 
 
 def told(owner: Owner) -> list[Update]:
@@ -44,7 +53,7 @@ def test_an_offer_becomes_a_handle_that_names_its_owner(owner):
 
 def test_a_watch_hears_progress_then_done(owner):
     handle = owner.offer(OFFER, 0.0).id
-    owner.watch_opened(1, handle, EPOCH, 1, 0.0)
+    watch(owner, 1, handle, EPOCH, 1, 0.0)
     assert told(owner) == [Update(1, tokens=0)]
     owner.filled(handle, 16, 1.0)
     owner.filled(handle, 32, 1.1)
@@ -56,13 +65,13 @@ def test_a_watch_hears_progress_then_done(owner):
 
 def test_a_late_watch_hears_everything_at_once(owner):
     handle = ready_handle(owner)
-    owner.watch_opened(1, handle, EPOCH, 1, 2.0)
+    watch(owner, 1, handle, EPOCH, 1, 2.0)
     assert told(owner) == [Update(1, 40, True, FIRST, b"feature")]
 
 
 def test_release_of_a_ready_handle_is_valid_once(owner):
     handle = ready_handle(owner)
-    owner.watch_opened(1, handle, EPOCH, 3, 2.0)
+    watch(owner, 1, handle, EPOCH, 3, 2.0)
     assert owner.release(handle, EPOCH, 3, 5.0) is True
     assert freed(owner) == [handle]
     assert owner.release(handle, EPOCH, 3, 5.0) is False
@@ -73,7 +82,7 @@ def test_release_of_a_ready_handle_is_valid_once(owner):
 @pytest.mark.parametrize("epoch, attempt", [(EPOCH - 1, 3), (EPOCH + 1, 3), (EPOCH, 2)])
 def test_a_stale_release_changes_nothing(owner, epoch, attempt):
     handle = ready_handle(owner)
-    owner.watch_opened(1, handle, EPOCH, 3, 2.0)
+    watch(owner, 1, handle, EPOCH, 3, 2.0)
     assert owner.release(handle, epoch, attempt, 5.0) is False
     assert freed(owner) == []
     assert owner.release(handle, EPOCH, 3, 5.0) is True
@@ -105,14 +114,14 @@ def test_a_lapsed_lease_is_invalid_even_if_nobody_swept(owner):
 
 def test_a_lapsed_lease_cannot_be_renewed(owner):
     handle = ready_handle(owner)
-    owner.watch_opened(1, handle, EPOCH, 1, LEASE)
+    watch(owner, 1, handle, EPOCH, 1, LEASE)
     (update,) = told(owner)
     assert update.watch == 1 and update.failure is not None and "not valid" in update.failure.message
 
 
 def test_an_open_watch_holds_the_lease_until_the_requests_deadline(owner):
     handle = ready_handle(owner)
-    owner.watch_opened(1, handle, EPOCH, 1, 2.0)
+    watch(owner, 1, handle, EPOCH, 1, 2.0)
     owner.sweep(DEADLINE - 0.01)
     assert told(owner)[-1].failure is None
     owner.sweep(DEADLINE)
@@ -123,7 +132,7 @@ def test_an_open_watch_holds_the_lease_until_the_requests_deadline(owner):
 
 def test_closing_the_watch_starts_the_lease_again(owner):
     handle = ready_handle(owner)
-    owner.watch_opened(1, handle, EPOCH, 1, 2.0)
+    watch(owner, 1, handle, EPOCH, 1, 2.0)
     owner.watch_closed(1, 50.0)
     owner.sweep(50.0 + LEASE - 0.01)
     assert owner.active == 1
@@ -132,8 +141,7 @@ def test_closing_the_watch_starts_the_lease_again(owner):
 
 
 def test_closing_the_watch_late_never_outlives_the_deadline(owner):
-    ready_handle(owner)
-    owner.watch_opened(1, 1, EPOCH, 1, 2.0)
+    watch(owner, 1, ready_handle(owner), EPOCH, 1, 2.0)
     owner.watch_closed(1, DEADLINE - 1.0)
     owner.sweep(DEADLINE)
     assert owner.active == 0
@@ -141,8 +149,8 @@ def test_closing_the_watch_late_never_outlives_the_deadline(owner):
 
 def test_a_higher_attempt_ends_the_lower_watch(owner):
     handle = ready_handle(owner)
-    owner.watch_opened(1, handle, EPOCH, 1, 2.0)
-    owner.watch_opened(2, handle, EPOCH, 2, 3.0)
+    watch(owner, 1, handle, EPOCH, 1, 2.0)
+    watch(owner, 2, handle, EPOCH, 2, 3.0)
     lower, higher = sorted(told(owner), key=lambda update: update.watch)
     assert lower.failure is not None and higher.failure is None and higher.done
     owner.watch_closed(1, 4.0)
@@ -154,25 +162,41 @@ def test_a_higher_attempt_ends_the_lower_watch(owner):
 
 def test_a_lower_attempt_is_refused_and_does_not_disturb(owner):
     handle = ready_handle(owner)
-    owner.watch_opened(1, handle, EPOCH, 2, 2.0)
+    watch(owner, 1, handle, EPOCH, 2, 2.0)
     owner.take()
-    owner.watch_opened(2, handle, EPOCH, 1, 3.0)
+    watch(owner, 2, handle, EPOCH, 1, 3.0)
     (update,) = told(owner)
     assert update.watch == 2 and update.failure is not None
     assert owner.release(handle, EPOCH, 2, 4.0) is True
 
 
-@pytest.mark.parametrize("handle, epoch", [(99, EPOCH), (1, EPOCH - 1)])
-def test_unknown_handles_and_other_epochs_are_refused(owner, handle, epoch):
-    ready_handle(owner)
-    owner.watch_opened(5, handle, epoch, 1, 2.0)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": 99},
+        {"epoch": EPOCH - 1},
+        {"group": Group.DRAFT},
+        {"layout": "other"},
+        {"tokens": 48},
+        {"shards": (Shard(0, "/dev/shm/pool", (4, 5, 7)),)},
+        {"shards": (Shard(0, "/dev/shm/pool", (4, 5, 6, 7)),)},
+        {"shards": (Shard(0, "/dev/shm/other", (4, 5, 6)),)},
+    ],
+)
+def test_a_watch_must_show_the_handle_as_it_was_offered(owner, change):
+    handle = owner.offer(OFFER, 0.0)
+    owner.finished(handle.id, FIRST, b"feature", 1.0)
+    owner.watch_opened(4, handle, 1, 2.0)
+    owner.take()
+    owner.watch_opened(5, msgspec.structs.replace(handle, **change), 2, 2.0)
     (update,) = told(owner)
     assert update.watch == 5 and update.failure is not None and update.failure.code == "transfer_failed"
+    assert owner.release(handle.id, EPOCH, 1, 3.0) is True, "a refused Watch disturbs nobody"
 
 
 def test_failure_reaches_the_watch_and_frees_the_pages(owner):
     handle = owner.offer(OFFER, 0.0).id
-    owner.watch_opened(1, handle, EPOCH, 1, 0.0)
+    watch(owner, 1, handle, EPOCH, 1, 0.0)
     owner.failed(handle, "overloaded", "The pool is full.", 1.0)
     updates, free = owner.take()
     assert [(u.failure.code, u.failure.message) for u in updates] == [("overloaded", "The pool is full.")]
@@ -181,7 +205,7 @@ def test_failure_reaches_the_watch_and_frees_the_pages(owner):
 
 def test_withdrawing_tells_the_watch_that_it_was_cancelled(owner):
     handle = ready_handle(owner)
-    owner.watch_opened(1, handle, EPOCH, 1, 2.0)
+    watch(owner, 1, handle, EPOCH, 1, 2.0)
     owner.withdraw(handle, 3.0)
     updates, free = owner.take()
     assert [u.failure.code for u in updates] == ["cancelled"]
@@ -192,7 +216,7 @@ def test_withdrawing_tells_the_watch_that_it_was_cancelled(owner):
 
 def test_a_closed_watch_hears_nothing_more(owner):
     handle = owner.offer(OFFER, 0.0).id
-    owner.watch_opened(1, handle, EPOCH, 1, 0.0)
+    watch(owner, 1, handle, EPOCH, 1, 0.0)
     owner.watch_closed(1, 0.0)
     owner.filled(handle, 16, 1.0)
     owner.withdraw(handle, 2.0)
@@ -203,19 +227,19 @@ def test_progress_never_goes_back(owner):
     handle = owner.offer(OFFER, 0.0).id
     owner.filled(handle, 32, 1.0)
     owner.filled(handle, 16, 1.0)
-    owner.watch_opened(1, handle, EPOCH, 1, 1.0)
+    watch(owner, 1, handle, EPOCH, 1, 1.0)
     assert told(owner) == [Update(1, tokens=32)]
 
 
 def test_a_refused_watch_that_hung_up_is_not_answered(owner):
-    owner.watch_opened(1, 99, EPOCH, 1, 0.0)
+    watch(owner, 1, 99, EPOCH, 1, 0.0)
     owner.watch_closed(1, 0.0)
     assert told(owner) == []
 
 
 def test_a_release_by_a_higher_attempt_ends_the_lower_watch(owner):
     handle = ready_handle(owner)
-    owner.watch_opened(1, handle, EPOCH, 1, 2.0)
+    watch(owner, 1, handle, EPOCH, 1, 2.0)
     assert owner.release(handle, EPOCH, 2, 3.0) is True
     (update,) = told(owner)
     assert update.watch == 1 and update.failure is not None
@@ -224,5 +248,5 @@ def test_a_release_by_a_higher_attempt_ends_the_lower_watch(owner):
 def test_one_failure_is_not_sticky(owner):
     owner.failed(owner.offer(OFFER, 0.0).id, "internal_error", "A chunk failed.", 1.0)
     handle = ready_handle(owner)
-    owner.watch_opened(1, handle, EPOCH, 1, 2.0)
+    watch(owner, 1, handle, EPOCH, 1, 2.0)
     assert owner.release(handle, EPOCH, 1, 3.0) is True

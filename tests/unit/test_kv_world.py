@@ -6,6 +6,7 @@ time jumps. One promise is checked: a pull that completes holds exactly the byte
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ class World(RuleBasedStateMachine):
         self.destination = np.full((POOL_PAGES, PAGE_BYTES), SCRIBBLE, np.uint8)
         self.source_free = list(range(POOL_PAGES))  # the last freed is the first reused
         self.destination_free = list(range(POOL_PAGES))
-        self.owner = Owner("prefill:1", EPOCH, LEASE)
+        self.owner = Owner("prefill:1", EPOCH, LEASE, itertools.count(1).__next__)
         self.backend = LocalBackend(self.destination, {"pool": self.source})
         self.prompts: dict[int, Prompt] = {}
         self.pulls: dict[int, tuple[Pull, Prompt, int]] = {}  # with its attempt; the number is the watch too
@@ -163,9 +164,7 @@ class World(RuleBasedStateMachine):
                 match action:
                     case OpenWatch():
                         self.up.append(
-                            lambda n=number, h=handle, a=attempt: self.owner.watch_opened(
-                                n, h.id, h.epoch, a, self.now
-                            )
+                            lambda n=number, h=handle, a=attempt: self.owner.watch_opened(n, h, a, self.now)
                         )
                     case CloseWatch():
                         self.up.append(lambda n=number: self.owner.watch_closed(n, self.now))

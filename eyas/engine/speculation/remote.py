@@ -29,6 +29,7 @@ class _Followed:
     seq: Sequence
     worker: str
     generation: int
+    handle: KvHandle | None  # of its prompt's draft KV, until it is certain that the worker has pulled that
     asked: int = -1  # base of the newest commit
     answered: int = -1  # base of the newest proposal
     late: int = 0
@@ -42,9 +43,9 @@ class _Outbox:
 
 
 class RemoteDrafter(Drafter):
-    def __init__(self, workers: SequenceOf[str], spec: SpeculationConfig, vocab_size: int) -> None:
+    def __init__(self, spec: SpeculationConfig, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._workers = list(workers)  # that are there
+        self._workers: list[str] = []  # that are there
         self._spec = spec
         self._followed: dict[int, _Followed] = {}
         self._outbox: dict[str, _Outbox] = defaultdict(_Outbox)
@@ -67,7 +68,7 @@ class RemoteDrafter(Drafter):
         # The choices of a request share one pull of its handle, so they share a worker.
         worker = min(up, key=lambda w: (w not in siblings, load[w]))
         self._generations += 1
-        self._followed[seq.uid] = _Followed(seq, worker, self._generations)
+        self._followed[seq.uid] = _Followed(seq, worker, self._generations, handle)
         message = DraftOpen(
             seq=seq.uid,
             generation=self._generations,
@@ -106,10 +107,11 @@ class RemoteDrafter(Drafter):
             draft_tokens=self._spec.draft_tokens,
         )
 
-    def deliver(self, down: DraftDown) -> None:
+    def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
         """What a draft worker sent: proposals, and sequences it dropped. Nothing at all: it is there.
 
-        Sequence 0 stands for all of that worker's: it is no longer there.
+        Sequence 0 stands for all of that worker's: it is no longer there. Gives the handles, and the attempts
+        of their requests, that nobody will pull now, as far as is known here.
         """
         if not down.proposals and not down.closed and down.worker not in self._workers:
             self._workers.append(down.worker)
@@ -117,14 +119,15 @@ class RemoteDrafter(Drafter):
             followed = self._followed.get(p.seq)
             if followed is None or followed.generation != p.generation:
                 continue
-            followed.answered = max(followed.answered, p.base_len)
+            followed.answered, followed.handle = max(followed.answered, p.base_len), None
             if followed.answered == followed.asked:
                 followed.late = 0
             tree = self._tree(p)
             if tree is not None:
                 self._drafts.append(Draft(followed.seq, p.base_len, tree))
-        for closed in down.closed:
-            self._drop(closed, down.worker)
+        dropped = [followed for closed in down.closed for followed in self._drop(closed, down.worker)]
+        unpulled = {f.handle.id: (f.handle, f.seq.generation.attempt) for f in dropped if f.handle}
+        return list(unpulled.values())
 
     def _tree(self, proposal: Proposal) -> DraftTree | None:
         """A proposal as a tree; None if it is none, is larger than asked, or names ids that do not exist."""
@@ -137,21 +140,23 @@ class RemoteDrafter(Drafter):
         except ValueError:
             return None
 
-    def _drop(self, closed: DraftClosed, worker: str) -> None:
+    def _drop(self, closed: DraftClosed, worker: str) -> list[_Followed]:
         everyone = closed.seq == 0
-        dropped = [
+        uids = [
             uid
             for uid, followed in self._followed.items()
             if followed.worker == worker
             and (everyone or (uid, followed.generation) == (closed.seq, closed.generation))
         ]
-        for uid in dropped:
-            self._followed.pop(uid).seq.drafting = False
+        dropped = [self._followed.pop(uid) for uid in uids]
+        for followed in dropped:
+            followed.seq.drafting = False
         if everyone:
             self._workers = [w for w in self._workers if w != worker]
             self._down_until.pop(worker, None)
         elif dropped:
             self._down_until[worker] = time.monotonic() + BACKOFF_S
+        return dropped
 
     def take(self) -> list[Draft]:
         drafts, self._drafts = self._drafts, []

@@ -1,0 +1,161 @@
+"""Whom a worker dials: members of its cluster, and nobody because a request says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fake_engine import FakeWorker, request, worker
+from page_owner import EPOCH, handle, ready
+from test_front import next_of, tokens_of
+from test_watch import decoder_of, prefilled
+
+from eyas.common import clients, rpc
+from eyas.common.config import EngineConfig
+from eyas.common.types import KvHandle, Role
+from eyas.engine.client import EngineClient
+from eyas.engine.messages import Attach, Command, OpenPull, PullFailed, PullMet, Submit
+from eyas.worker.watches import Pulls
+from prefill_svc.transfer import TransferServicer
+
+
+@dataclass
+class Stranger:
+    """An address where somebody listens who is no member, and how often it was dialled."""
+
+    address: str = ""
+    dialled: int = 0
+
+    def answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.dialled += 1
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def stranger() -> AsyncIterator[Stranger]:
+    found = Stranger()
+    server = await asyncio.start_server(found.answer, "127.0.0.1")
+    found.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        yield found
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def at(offered: KvHandle, worker: str) -> KvHandle:
+    return msgspec.structs.replace(offered, worker=worker)
+
+
+async def test_an_attach_of_an_unknown_request_is_dropped() -> None:
+    async with stranger() as foreign, worker(Role.PREFILL) as prefill, decoder_of(prefill) as decode:
+        async with rpc.channel(decode.address) as channel:
+            session = clients.DecodeSessionClient(channel, decode.address).open()
+            session.attach("never-submitted", 1, (at(await prefilled(prefill), foreign.address),), ())
+            session.submit(request(1), attempt=1, attach=False)
+            await tokens_of(aiter(session))
+            assert len(decode.engine.of(Submit)) == 1 and decode.engine.of(Attach) == []
+            session.attach("r", 1, (await prefilled(prefill),), ())  # it has ended: its handles go back
+            await decode.heard(Attach)
+        assert foreign.dialled == 0
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_a_handle_makes_nobody_dial_who_is_no_member(
+    alone: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stranger() as foreign, worker(Role.PREFILL) as prefill:
+        async with (
+            decoder_of(*([] if alone else [prefill])) as decode,
+            rpc.channel(decode.address) as channel,
+        ):
+            session = clients.DecodeSessionClient(channel, decode.address).open()
+            session.submit(request(4, 5), attempt=1, attach=True)
+            session.attach("r", 2, (at(await prefilled(prefill), foreign.address),), ())
+            lost = await next_of(aiter(session), clients.Lost)
+            assert (lost.id, lost.attempt) == ("r", 2)
+            (failed,) = decode.engine.of(PullFailed)
+            assert failed.failure.code == "transfer_failed" and "--registry" in failed.failure.message
+            assert foreign.address in failed.failure.message
+        assert foreign.dialled == 0
+    warned = [r for r in caplog.records if r.name == "eyas.membership" and r.levelno == logging.WARNING]
+    assert len(warned) == alone
+
+
+async def test_a_member_may_be_listed_by_another_address_than_its_name() -> None:
+    async with worker(Role.PREFILL, host="0.0.0.0", advertise="prefill.example") as prefill:
+        offered = await prefilled(prefill, f"127.0.0.1:{prefill.port}")
+        assert offered.worker == prefill.address == f"prefill.example:{prefill.port}"
+        async with worker(Role.DECODE, registry=f"static:localhost:{prefill.port}") as decode:
+            async with rpc.channel(decode.address) as channel:
+                session = clients.DecodeSessionClient(channel, decode.address).open()
+                session.submit(request(4, 5, 6), attempt=1, attach=True)
+                session.attach("r", 2, (offered,), ())
+                assert len(await tokens_of(aiter(session))) == 3
+
+
+async def test_lines_to_members_that_left_are_closed() -> None:
+    async with worker(Role.PREFILL) as stays, contextlib.AsyncExitStack() as stack:
+        leaves: FakeWorker = await stack.enter_async_context(worker(Role.PREFILL))
+        decode = await stack.enter_async_context(decoder_of(stays, leaves))
+        async with rpc.channel(decode.address) as channel:
+            for number, owner in enumerate((stays, leaves)):
+                session = clients.DecodeSessionClient(channel, decode.address).open()
+                session.submit(request(4, 5, 6, id=f"r{number}"), attempt=1, attach=True)
+                session.attach(f"r{number}", 2 + number, (await prefilled(owner),), ())
+                await tokens_of(aiter(session))
+        pulls = decode.front._pulls
+
+        def known() -> list[set[str]]:
+            return [set(pulls._channels), {address for address, _ in pulls._met}]
+
+        assert known() == [{stays.address, leaves.address}] * 2
+        await leaves.front._server.stop(None)
+        await until(lambda: known() == [{stays.address}] * 2)
+
+
+async def test_the_way_of_the_bytes_is_chosen_for_every_handle(tmp_path: Path) -> None:
+    """Only the file that the owner itself named is mapped, though another lies beside it."""
+    heard: list[Command] = []
+
+    def send(commands: Sequence[Command]) -> None:
+        heard.extend(commands)
+
+    async def find(worker: str) -> str:
+        return worker
+
+    pool, other = tmp_path / "pool", tmp_path / "other"
+    for path in (pool, other):
+        path.touch()
+    owner, engine, server = EngineClient(lambda _: None), EngineClient(send), rpc.server()
+    owner.ready = engine.ready = ready(str(pool))
+    owner.accept()
+    TransferServicer(owner).register(server)
+    address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1', 0)}"
+    await server.start()
+    pulls = Pulls(engine, find, EngineConfig(pool_dir=str(tmp_path)))
+    good = handle(address, str(pool))
+    elsewhere = msgspec.structs.replace(good.shards[0], pool=str(other))
+    forged = [
+        msgspec.structs.replace(good, shards=(elsewhere,)),
+        msgspec.structs.replace(good, shards=(*good.shards, elsewhere)),
+        msgspec.structs.replace(good, layout="other"),
+        msgspec.structs.replace(good, epoch=EPOCH + 1),
+    ]
+    for number, shown in enumerate((good, *forged)):
+        engine.dispatch([OpenPull(number, shown, 1)])
+        await until(lambda count=number + 1: len(heard) >= count)
+    assert [c.path if isinstance(c, PullMet) else "" for c in heard] == ["shm", "grpc", "grpc", "", ""]
+    assert all("restarted" in c.failure.message for c in heard if isinstance(c, PullFailed))
+    await pulls.close()
+    await server.stop(None)
