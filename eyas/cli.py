@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     serve = command("serve", _serve, "start a local cluster and its gateway")
-    flags.add_gateway(serve)
+    flags.add_gateway(serve, ServeConfig().gateway)
     flags.add_layout(serve)
     flags.add_engine(serve)
     worker = command("worker", _worker, "start one worker: a gRPC front and its engine")
@@ -150,7 +150,11 @@ def served_model(model: str) -> str:
 
 def worker_config(args: argparse.Namespace) -> WorkerConfig:
     worker = WorkerConfig(
-        host=args.host, port=args.port, metrics_port=args.metrics_port, registry=args.registry
+        host=args.host,
+        port=args.port,
+        metrics_port=args.metrics_port,
+        registry=args.registry,
+        drain_s=args.drain_s,
     )
     engine = dataclasses.replace(
         engine_config(args),
@@ -173,6 +177,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         served_model=args.served_model or served_model(args.model),
         api_key=args.api_key,
         cors_origins=args.cors_origin,
+        drain_s=args.drain_s,
         log_format=args.log_format,
     )
 
@@ -199,6 +204,7 @@ def own_config(args: argparse.Namespace) -> ServeConfig:
             grpc_port=next(ports),
             model=args.model,
             served_model=served_model(args.model),
+            drain_s=0.0,  # whoever asks it anything ends with it
         )
     return serve_config(args, gateway)
 

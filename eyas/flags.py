@@ -183,7 +183,7 @@ def add_layout(parser: argparse.ArgumentParser) -> None:
     add("--draft-workers", type=positive, default=ServeConfig.draft_workers, metavar="N")
 
 
-def add_gateway(parser: argparse.ArgumentParser) -> None:
+def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig) -> None:
     add = parser.add_argument_group("gateway").add_argument
     add("--host", default=GatewayConfig.host, help=f"({GatewayConfig.host})")
     add("--port", type=port, default=GatewayConfig.port, help=f"HTTP ({GatewayConfig.port})")
@@ -191,13 +191,14 @@ def add_gateway(parser: argparse.ArgumentParser) -> None:
     add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
     add("--api-key", help="what callers must send as a bearer token (nothing)")
     add("--cors-origin", type=names, default=(), metavar="URL,...", help="whose pages may call (nobody's)")
+    _add_drain(parser, gateway.drain_s)
 
 
 def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
     """What a gateway must be told that has no engine's flags beside its own."""
     parser.add_argument("--registry", required=True, metavar=REGISTRY)
     parser.add_argument("--model", default=GatewayConfig.model, metavar="DIR", help="tokenizer and limits")
-    add_gateway(parser)
+    add_gateway(parser, GatewayConfig())
     parser.add_argument("--log-format", choices=FORMATS, default=GatewayConfig.log_format)
     _add_supervised(parser)
 
@@ -213,7 +214,13 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     add("--draft-at", type=names, default=(), metavar="HOST:PORT,...", help="who may draft for it")
     add("--threads", type=positive, default=worker.engine.threads, help=f"({worker.engine.threads})")
     add("--pool-dir", default=worker.engine.pool_dir, metavar="DIR", help=f"({worker.engine.pool_dir})")
+    _add_drain(parser, worker.drain_s)
     _add_supervised(parser)
+
+
+def _add_drain(parser: argparse.ArgumentParser, drain_s: float) -> None:
+    text = f"seconds that open requests have to finish after the first Ctrl-C or SIGTERM ({drain_s:g})"
+    parser.add_argument("--drain-s", type=whole, default=drain_s, metavar="S", help=text)
 
 
 def _add_supervised(parser: argparse.ArgumentParser) -> None:

@@ -178,6 +178,7 @@ class WorkerConfig:
     port: int = 0  # 0: any free port
     metrics_port: int = 0  # 0: any free port
     registry: str = ""  # redis://host:port/db, where others find it and it finds draft workers
+    drain_s: float = 30.0  # for what it has accepted, once it is asked to leave
 
     @property
     def address(self) -> str:
@@ -198,6 +199,7 @@ class GatewayConfig:
     cors_origins: tuple[str, ...] = ()  # whose web pages may call; "*": anybody's
     max_body_bytes: int = 2 * 1024 * 1024
     request_timeout_s: float = 600.0
+    drain_s: float = 30.0  # for open requests, once it is asked to leave
     log_format: str = "text"  # or "json"
 
 
@@ -205,7 +207,7 @@ class GatewayConfig:
 class ServeConfig:
     """A local cluster: which workers stand behind one gateway."""
 
-    gateway: GatewayConfig = GatewayConfig()
+    gateway: GatewayConfig = GatewayConfig(drain_s=5.0)  # whoever pressed Ctrl-C waits
     engine: EngineConfig = EngineConfig()
     layout: str = "split"  # or "unified"
     prefill: int = 1

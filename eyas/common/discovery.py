@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -54,6 +54,7 @@ class Registry(Protocol):
 
     async def start(self) -> None: ...
     def workers(self) -> Sequence[WorkerInfo]: ...
+    def silent(self) -> Mapping[str, str]: ...  # the addresses that were asked in vain, and why
     async def aclose(self) -> None: ...
 
 
@@ -82,6 +83,7 @@ class _Roster:
         self._wanted = wanted
         self._known: dict[str, tuple[WorkerInfo, float]] = {}
         self._lines: dict[str, grpc.aio.Channel] = {}
+        self.silent: dict[str, str] = {}  # why those do not answer that were asked and are not known
 
     def workers(self) -> list[WorkerInfo]:
         return [info for info, _ in self._known.values()]
@@ -109,17 +111,21 @@ class _Roster:
             info = await InfoClient(self._lines[address]).info(POLL_S)
         except Unavailable as error:
             self.lose(address, error.message)  # nobody is there
+            self.silent[address] = error.message
         except EyasError as error:
             _, heard_at = self._known.get(address, (None, 0.0))
             if time.monotonic() - heard_at > FORGET_S:
                 self.lose(address, error.message)
+                self.silent[address] = error.message
         else:
+            self.silent.pop(address, None)
             # The address that reaches it from here, whatever it calls itself.
             self.heard(address, msgspec.structs.replace(info, worker=address))
 
     async def hang_up(self, but: Collection[str] = ()) -> None:
         """End the lines that were opened to ask, but for those to some addresses."""
         ended = [self._lines.pop(address) for address in list(self._lines) if address not in but]
+        self.silent = {address: why for address, why in self.silent.items() if address in but}
         await asyncio.gather(*(line.close() for line in ended))
 
 
@@ -142,6 +148,9 @@ class StaticRegistry:
     def workers(self) -> list[WorkerInfo]:
         """In the order of the list."""
         return sorted(self._roster.workers(), key=lambda info: self._addresses.index(info.worker))
+
+    def silent(self) -> Mapping[str, str]:
+        return self._roster.silent
 
     async def aclose(self) -> None:
         await _end(self._tasks)
@@ -172,6 +181,9 @@ class RedisRegistry:
 
     def workers(self) -> list[WorkerInfo]:
         return self._roster.workers()
+
+    def silent(self) -> Mapping[str, str]:
+        return self._roster.silent
 
     async def aclose(self) -> None:
         await _end(self._tasks)

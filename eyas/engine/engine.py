@@ -28,6 +28,7 @@ from eyas.engine.messages import (
     Command,
     CopyStopped,
     DraftDown,
+    Drain,
     Load,
     Prefill,
     PullDone,
@@ -82,7 +83,7 @@ class Parts:
 
 
 class Engine:
-    """Built from `Parts`; `run` blocks until `Shutdown`."""
+    """Built from `Parts`; `run` blocks until `Shutdown`, or until nothing is left to do after `Drain`."""
 
     def __init__(self, parts: Parts, link: EngineLink) -> None:
         self._parts = parts
@@ -155,6 +156,7 @@ class Engine:
             PullReleased: pulls.told,
             CopyStopped: pulls.told,
             DraftDown: self._drafts_came,
+            Drain: requests.drain,
             Shutdown: self._shut_down,
         }
 
@@ -169,6 +171,7 @@ class Engine:
                 self._receive()
                 self._busy = self._pace.step()
                 self._look_after(time.monotonic())
+                self._stopping |= self._requests.draining and not self._holds_something()
                 self._tell()
         finally:
             self._close()
@@ -198,6 +201,10 @@ class Engine:
         self._requests.join()
         self._requests.expire(now)
         self._parts.leases.poll(now)
+
+    def _holds_something(self) -> bool:
+        parts = self._parts
+        return bool(self._busy or self._requests.table or parts.pulls.active or parts.leases.owner.active)
 
     def _tell(self) -> None:
         """One message up: what happened, and how loaded this worker is."""

@@ -27,9 +27,10 @@ def main(config: EngineConfig, endpoint: str) -> None:
 
 def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
     """Runs `engine` in this process; what it raises is the last thing that the front hears."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's; it says Shutdown
+    for number in (signal.SIGINT, signal.SIGHUP):  # what a terminal sends is the front's; it says Shutdown
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwinds, so that the pools are unlinked
-    signal_on_parent_death()
+    signal_on_parent_death(signal.SIGTERM)
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:
         sys.exit(1)  # it died before we could ask for the signal

@@ -12,7 +12,6 @@ import dataclasses
 import multiprocessing
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +25,9 @@ from eyas.common.errors import DeadlineExceeded, Unavailable
 from eyas.engine.messages import Ready
 from eyas.worker import engine_main
 from eyas.worker.front import Front
-from eyas.worker.link import ZmqFront
+from eyas.worker.leave import Leave
+from eyas.worker.link import ZmqFront, new_endpoint
+from eyas.worker.pool_folder import living_in
 
 START_S = 600.0  # from the spawn to a loaded, warmed-up engine
 LEAVE_S = 5.0  # from Shutdown to SIGKILL
@@ -36,7 +37,9 @@ EngineMain = Callable[[EngineConfig, str], None]
 
 
 def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> None:
-    """Serves until SIGINT or SIGTERM. Raises EyasError if the engine could not start, or died.
+    """Serves until SIGINT or SIGTERM, and what it has accepted until `drain_s` after that.
+
+    A second signal, or SIGHUP, ends it at once. Raises EyasError if the engine could not start, or died.
 
     `engine` is what the engine process runs: (its config, the link's endpoint).
     """
@@ -47,14 +50,14 @@ def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> N
 async def _run(config: WorkerConfig, engine: EngineMain) -> None:
     began = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the engine: Ctrl-C is for the front alone
-    with tempfile.TemporaryDirectory(prefix="eyas-") as folder:
-        endpoint = f"ipc://{folder}/engine"
+    with living_in(Path(config.engine.pool_dir)):
+        endpoint = new_endpoint()
         link = ZmqFront(endpoint)
         front = Front(config, link)
         address = await front.start()
         process = _EngineProcess(engine, dataclasses.replace(config.engine, worker=address), endpoint)
         halves = [
-            asyncio.create_task(_asked_to_leave()),
+            asyncio.create_task(_asked_to_leave(front, config.drain_s)),
             asyncio.create_task(front.run()),
             asyncio.create_task(process.died()),
         ]
@@ -72,11 +75,13 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
             link.close()
 
 
-async def _asked_to_leave() -> None:
-    leave = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, leave.set)
-    await leave.wait()
+async def _asked_to_leave(front: Front, drain_s: float) -> None:
+    """Until the worker must end. It ends before that if its engine, told to drain, has nothing left."""
+    leave = Leave()
+    await leave.asked.wait()
+    if front.ready.done() and not leave.now.is_set():
+        await front.drain()
+        await leave.within(drain_s)
 
 
 async def _load(front: Front, halves: list[asyncio.Task[None]]) -> None:
