@@ -34,8 +34,8 @@ from eyas.common.types import Role
 from eyas.worker.worker import run_worker
 roles = tuple(Role(name) for name in sys.argv[1].split(","))
 try:
-    run_worker(WorkerConfig(engine=EngineConfig(roles=roles, model=sys.argv[2], pool_dir=sys.argv[3])),
-               getattr(fake_engine, sys.argv[4]))
+    engine = EngineConfig(roles=roles, model=sys.argv[2], pool_dir=sys.argv[3])
+    run_worker(WorkerConfig(engine=engine, drain_s=float(sys.argv[5])), getattr(fake_engine, sys.argv[4]))
 except EyasError as error:
     sys.exit(f"eyas: {type(error).__name__}: {error}")
 """
@@ -44,10 +44,12 @@ except EyasError as error:
 class Process:
     """One `run_worker` in its own session, so that a test may signal its whole group."""
 
-    def __init__(self, roles: str, pools: Path, engine: str = "main", model: str = "m") -> None:
+    def __init__(
+        self, roles: str, pools: Path, engine: str = "main", model: str = "m", drain_s: str = "30"
+    ) -> None:
         env = {**os.environ, "PYTHONPATH": f"{HERE.parent.parent}:{HERE}"}
         self.popen = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, roles, model, str(pools), engine],
+            [sys.executable, "-c", SCRIPT, roles, model, str(pools), engine, drain_s],
             stderr=subprocess.PIPE,
             start_new_session=True,
             text=True,
