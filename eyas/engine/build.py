@@ -175,11 +175,11 @@ def _parts(loaded: Loaded, core: _Core) -> Parts:
 
 
 def _check_room(pages: int, limits: Limits, context_length: int) -> None:
-    """A pool that no request of full length fits into is worth a word, and one for hardly any an error."""
+    """Warns of a pool that a request of full length does not fit into; refuses one for hardly any request."""
     longest, size = limits.most_rows(pages), limits.page_size
     if longest < size:
         least = pages_for(size + limits.rows_ahead, size)
-        message = f"--num-pages: {pages} cannot hold any request: {least} are the least"
+        message = f"--num-pages: {pages} cannot hold one page of a request; it takes {least}"
         raise ConfigError(message, param="num-pages")
     if longest < context_length:
         text = "%d KV pages (--num-pages) hold a request of %d tokens, prompt and answer; the context has %d"
