@@ -27,7 +27,7 @@ from eyas.worker import engine_main
 from eyas.worker.front import Front
 from eyas.worker.leave import Leave
 from eyas.worker.link import ZmqFront, new_endpoint
-from eyas.worker.pool_folder import living_in
+from eyas.worker.pool_folder import living_in, remove_pools
 
 START_S = 600.0  # from the spawn to a loaded, warmed-up engine
 LEAVE_S = 5.0  # from Shutdown to SIGKILL
@@ -136,5 +136,5 @@ class _EngineProcess:
                 await self._ended.wait()
         self._process.kill()  # a no-op for one that left
         self._process.join()
-        for pool in self._pool_dir.glob(f"eyas-{self._process.pid}-*"):
-            pool.unlink(missing_ok=True)
+        assert self._process.pid is not None
+        remove_pools(self._pool_dir, self._process.pid)
