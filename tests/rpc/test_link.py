@@ -111,11 +111,11 @@ async def test_what_is_sent_before_there_is_an_engine_waits_for_it() -> None:
 
 
 STRANGER = """
-import os, sys, time, zmq
+import os, sys, time
+from eyas.engine.messages import Stopped
+from eyas.worker.link import ZmqEngine
 os.setgid(65534), os.setuid(65534)
-socket = zmq.Context().socket(zmq.PAIR)
-socket.connect(sys.argv[1])
-socket.send(b"whatever it says")
+ZmqEngine(sys.argv[1]).send([Stopped()])
 time.sleep(1.0)
 """
 
@@ -124,7 +124,7 @@ time.sleep(1.0)
 async def test_another_user_is_not_heard() -> None:
     endpoint = new_endpoint()
     front = ZmqFront(endpoint)
-    stranger = subprocess.Popen([sys.executable, "-c", STRANGER, endpoint], cwd="/")
+    stranger = subprocess.Popen([sys.executable, "-c", STRANGER, endpoint])
     assert await asyncio.to_thread(stranger.wait, 20) == 0, "it could connect, and say what it wanted"
     engine = ZmqEngine(endpoint)
     engine.send(EVENTS)
