@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     serve = command("serve", _serve, "start a local cluster and its gateway")
-    flags.add_gateway(serve, ServeConfig().gateway)
+    flags.add_gateway(serve)
     flags.add_layout(serve)
     flags.add_engine(serve)
     worker = command("worker", _worker, "start one worker: a gRPC front and its engine")

@@ -183,7 +183,7 @@ def add_layout(parser: argparse.ArgumentParser) -> None:
     add("--draft-workers", type=positive, default=ServeConfig.draft_workers, metavar="N")
 
 
-def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig) -> None:
+def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeConfig.gateway) -> None:
     add = parser.add_argument_group("gateway").add_argument
     add("--host", default=GatewayConfig.host, help=f"({GatewayConfig.host})")
     add("--port", type=port, default=GatewayConfig.port, help=f"HTTP ({GatewayConfig.port})")
