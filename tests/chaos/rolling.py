@@ -97,29 +97,31 @@ class ByHand:
         await asyncio.gather(*(child.stop(DRAIN_S + 10) for child in self._children.values()))
 
     async def restart(self, name: str) -> Restart:
+        before = (await self._epochs()).get(name, "")
         child, began = self._children[name], time.monotonic()
         await child.stop(DRAIN_S + 10)
         gone, code = time.monotonic(), child.returncode
         child.start()
-        await self._whole()
+        await self._whole(but=before)
         return Restart(name, began, gone, time.monotonic(), code or 0)
 
-    async def _whole(self) -> None:
-        """Until the gateway knows every worker, and would serve a request."""
+    async def _whole(self, but: str = "") -> None:
+        """Until the gateway would serve a request, by any worker, none of which has the epoch `but`."""
         deadline = time.monotonic() + START_S
-        while not await self._is_whole():
+        while len(epochs := await self._epochs()) < len(self._plan.workers) or but in epochs.values():
             assert time.monotonic() < deadline, "not whole in time:\n" + "\n".join(self.log[-40:])
             await asyncio.sleep(0.2)
 
-    async def _is_whole(self) -> bool:
+    async def _epochs(self) -> dict[str, str]:
+        """By name, of the workers that the gateway sends requests to; of none while it refuses them."""
+        names = {worker.address: name for name, worker in self._plan.workers.items()}
         with contextlib.suppress(httpx.TransportError):
             if (await self.http.get("/health", timeout=5)).status_code == 200:
                 workers = (await self.http.get("/cluster", timeout=5)).json()["workers"]
-                able = [
-                    w for w in workers if w["serving"] and (w["connected"] or Role.DECODE not in w["roles"])
-                ]
-                return len(able) == len(self._plan.workers)
-        return False
+                serving = [w for w in workers if w["serving"]]
+                able = [w for w in serving if w["connected"] or Role.DECODE not in w["roles"]]
+                return {names[w["worker"]]: w["epoch"] for w in able}
+        return {}
 
     def _heard(self, name: str, line: str) -> None:
         self.log.append(f"[{name}] {line}")
