@@ -156,6 +156,7 @@ class _Session:
                 waiting=info.waiting,
                 pages_used=info.pages_used,
                 pages_total=info.pages_total,
+                draining=not info.serving,
             )
             self.buffer.put(decode_pb2.DecodeDown(heartbeat=beat))
             await asyncio.sleep(HEARTBEAT_S)

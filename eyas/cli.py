@@ -162,6 +162,7 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
         advertise=args.advertise,
         metrics_port=args.metrics_port,
         registry=args.registry,
+        drain_s=args.drain_s,
     )
     engine = dataclasses.replace(
         engine_config(args),
@@ -183,6 +184,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         served_model=args.served_model or served_model(args.model),
         api_keys=_api_keys(args),
         cors_origins=args.cors_origin,
+        drain_s=args.drain_s,
         log_format=args.log_format,
     )
 
@@ -223,6 +225,7 @@ def own_config(args: argparse.Namespace) -> ServeConfig:
             grpc_port=next(ports),
             model=args.model,
             served_model=served_model(args.model),
+            drain_s=0.0,  # whoever asks it anything ends with it
         )
     return serve_config(args, gateway)
 

@@ -187,7 +187,7 @@ def add_layout(parser: argparse.ArgumentParser) -> None:
     add("--draft-workers", type=positive, default=ServeConfig.draft_workers, metavar="N")
 
 
-def add_gateway(parser: argparse.ArgumentParser) -> None:
+def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeConfig.gateway) -> None:
     add = parser.add_argument_group("gateway").add_argument
     add("--host", default=GatewayConfig.host, help=f"({GatewayConfig.host})")
     add("--port", type=port, default=GatewayConfig.port, help=f"HTTP ({GatewayConfig.port})")
@@ -195,6 +195,7 @@ def add_gateway(parser: argparse.ArgumentParser) -> None:
     add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
     _add_keys(parser)
     add("--cors-origin", type=names, default=(), metavar="URL,...", help="whose pages may call (nobody's)")
+    _add_drain(parser, gateway.drain_s)
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
@@ -209,7 +210,7 @@ def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
     """What a gateway must be told that has no engine's flags beside its own."""
     parser.add_argument("--registry", required=True, metavar=REGISTRY)
     parser.add_argument("--model", default=GatewayConfig.model, metavar="DIR", help="tokenizer and limits")
-    add_gateway(parser)
+    add_gateway(parser, GatewayConfig())
     parser.add_argument("--log-format", choices=FORMATS, default=GatewayConfig.log_format)
     _add_supervised(parser)
 
@@ -230,7 +231,13 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     add("--registry", default=worker.registry, metavar=REGISTRY, help="the workers of its cluster (nobody)")
     add("--threads", type=positive, default=worker.engine.threads, help=f"({worker.engine.threads})")
     add("--pool-dir", default=worker.engine.pool_dir, metavar="DIR", help=f"({worker.engine.pool_dir})")
+    _add_drain(parser, worker.drain_s)
     _add_supervised(parser)
+
+
+def _add_drain(parser: argparse.ArgumentParser, drain_s: float) -> None:
+    text = f"seconds that open requests have to finish after the first Ctrl-C or SIGTERM ({drain_s:g})"
+    parser.add_argument("--drain-s", type=whole, default=drain_s, metavar="S", help=text)
 
 
 def _add_supervised(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from eyas.common.errors import EyasError
 from eyas.common.types import Entry, GenerationRequest, WorkerInfo
 from gateway.router import Candidate
 
@@ -36,6 +37,10 @@ class GenerationStream(Protocol):
 
     async def cancel(self, choice: int | None = None) -> None:
         """Ends one choice, or (None) the whole request, wherever it is. Idempotent."""
+        ...
+
+    def fail(self, error: EyasError) -> None:
+        """Ends the stream with `error`, once what has come so far is read."""
         ...
 
     async def aclose(self) -> None:

@@ -220,6 +220,9 @@ class Watched:
     async def cancel(self, choice: int | None = None) -> None:
         await self._stream.cancel(choice)
 
+    def fail(self, error: EyasError) -> None:
+        self._stream.fail(error)
+
     async def aclose(self) -> None:
         if not self._closed:
             self._closed = True

@@ -26,7 +26,7 @@ from gateway.admission import is_synthetic
 from gateway.backend import Health
 from gateway.cluster import Cluster
 from gateway.delivery import Delivery
-from gateway.legs import DecodeLeg, Ended, LegEvent, PrefillLeg
+from gateway.legs import DecodeLeg, Draining, Ended, LegEvent, PrefillLeg
 from gateway.prefixes import prefix_of
 from gateway.router import Candidate
 
@@ -107,6 +107,11 @@ class Generation:
             if self._decode is not None and not self._delivery.over:
                 self._decode.cancel(choice)
 
+    def fail(self, error: EyasError) -> None:
+        """Ends with `error`, after what is buffered; the driver then leaves the workers."""
+        self._delivery.end(error)
+        self._nudge()
+
     async def aclose(self) -> None:
         """Every leg is cancelled, wherever it is. Idempotent."""
         if self._driver is not None:
@@ -183,6 +188,8 @@ class Generation:
                 self._attach()
             case Lost(attempt=attempt) if attempt == self._attempt:
                 self._recompute(leg)
+            case Draining():
+                await self._move_on(leg)
             case Rejected(error=error) | Failed(error=error) | Ended(error=error):
                 await self._replace_decode(leg, error)
 
@@ -332,6 +339,15 @@ class Generation:
             self._drop_prefill()
         _log.info("request %s goes on at %s (attempt %d)", self._request.id, worker, self._attempt)
         self._start_decode(worker, attach)
+
+    async def _move_on(self, leg: DecodeLeg) -> None:
+        """The decode worker is draining: what it has not begun goes elsewhere, if anybody else is there.
+
+        What it has begun it finishes, or it ends its stream when its time is over.
+        """
+        elsewhere = router.choose_decode(self._cluster.candidates(self._prefix), {*self._avoid, leg.worker})
+        if elsewhere is not None and elsewhere.info.worker != leg.worker and not self._decode_spoke:
+            await self._replace_decode(leg, Unavailable(f"worker {leg.worker} is draining"))
 
     async def _find_decode(self, error: EyasError) -> str:
         """A decode worker to go on with; one that just sent the request away is asked again after a pause."""

@@ -191,7 +191,7 @@ def _log_end(call: Call, answer: Answer) -> None:
 
 
 async def _stream(answer: Answer, format: Format, meter: Meter, deadline: float, send: Send) -> None:
-    """Events as the deltas come; a failure after the first byte can only be told as the last event."""
+    """Events as the deltas come; a failure after the first byte can only be told as an event."""
     await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
     try:
         async with _until(deadline):

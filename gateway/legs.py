@@ -20,13 +20,17 @@ from gateway.cluster import Cluster
 _log = logging.getLogger("eyas.gateway")
 
 
+class Draining(msgspec.Struct, frozen=True):
+    """The leg's worker takes nothing new. The leg may stay, or go elsewhere."""
+
+
 class Ended(msgspec.Struct, frozen=True):
     """The leg's stream is over and says nothing more."""
 
     error: EyasError
 
 
-LegEvent = Reply | PrefillEvent | Ended
+LegEvent = Reply | PrefillEvent | Draining | Ended
 
 
 class Owner(Protocol):
@@ -87,6 +91,9 @@ class DecodeLeg:
         if isinstance(reply, Admitted):
             self.admitted = True
         self._owner.on_event(self, reply)
+
+    def on_draining(self) -> None:
+        self._owner.on_event(self, Draining())
 
     def on_gone(self, error: EyasError) -> None:
         self._owner.on_event(self, Ended(error))

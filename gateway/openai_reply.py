@@ -309,8 +309,8 @@ def error_body(error: EyasError) -> bytes:
 
 
 def error_event(error: EyasError) -> bytes:
-    """What a stream ends with when it fails after it began."""
-    return b"data: " + error_body(error) + b"\n\n"
+    """What a stream ends with when it fails after it began: the error, and the word that nothing follows."""
+    return b"data: " + error_body(error) + b"\n\n" + DONE
 
 
 def _usage_object(usage: Usage) -> UsageObject:

@@ -28,6 +28,7 @@ class Listener(Protocol):
 
     def on_entry(self, entry: Entry) -> None: ...
     def on_reply(self, reply: Reply) -> None: ...
+    def on_draining(self) -> None: ...
     def on_gone(self, error: EyasError) -> None: ...
 
 
@@ -35,7 +36,7 @@ class Session:
     """The gateway's line to one decode worker. `start` it once; `aclose` ends it for good.
 
     `submit`, `attach` and `cancel` never wait. A request hears of the worker's death by `on_gone`, once,
-    and is forgotten with it.
+    and is forgotten with it; that the worker is draining it hears by `on_draining`, again and again.
     """
 
     def __init__(self, client: DecodeSessionClient, worker: str) -> None:
@@ -43,11 +44,13 @@ class Session:
         self._client = client
         self._listeners: dict[str, Listener] = {}
         self._stream: DecodeSession | None = None
+        self._draining = False
         self._task: asyncio.Task[None] | None = None
 
     @property
     def connected(self) -> bool:
-        return self._stream is not None
+        """The worker is there, and takes new requests."""
+        return self._stream is not None and not self._draining
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"session {self.worker}")
@@ -89,7 +92,7 @@ class Session:
             try:
                 await self._listen(stream)
             except Exception as error:
-                if self.connected:
+                if self._stream is not None:
                     backoff = MIN_BACKOFF_S
                 self._bury(error)
             finally:
@@ -107,11 +110,13 @@ class Session:
             async for event in stream:
                 silence.reschedule(clock() + SILENCE_S)
                 if self._stream is None:
-                    self._stream = stream
+                    self._stream, self._draining = stream, False
                     _log.info("session with worker %s is open", self.worker)
                 match event:
                     case Step(entries):
                         self._hand_out(entries)
+                    case Heartbeat(draining=True):
+                        self._drain()
                     case Heartbeat():
                         pass
                     case _:
@@ -124,6 +129,14 @@ class Session:
             listener = self._listeners.get(entry.id)
             if listener is not None and entry.attempt >= listener.attempt:
                 listener.on_entry(entry)
+
+    def _drain(self) -> None:
+        """Said with every heartbeat: what cannot go elsewhere now may be able to at the next one."""
+        if not self._draining:
+            _log.info("worker %s is draining (%d requests)", self.worker, len(self._listeners))
+        self._draining = True
+        for listener in list(self._listeners.values()):
+            listener.on_draining()
 
     def _bury(self, cause: Exception) -> None:
         """Tell every request that this worker, or the line to it, is gone."""

@@ -61,6 +61,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     waiting: int
     pages_used: int
     pages_total: int
+    draining: bool = False
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -130,7 +131,7 @@ def _session_event(message: decode_pb2.DecodeDown) -> SessionEvent | None:
             return Step(convert.step_from_pb(message.step))
         case "heartbeat":
             beat = message.heartbeat
-            return Heartbeat(beat.running, beat.waiting, beat.pages_used, beat.pages_total)
+            return Heartbeat(beat.running, beat.waiting, beat.pages_used, beat.pages_total, beat.draining)
         case "admitted":
             return Admitted(message.admitted.id, message.admitted.attempt)
         case "rejected":

@@ -203,6 +203,7 @@ class WorkerConfig:
     advertise: str | None = None  # HOST or HOST:PORT by which others reach it; None: where it listens
     metrics_port: int = 0  # 0: any free port
     registry: str = "static:"  # all workers of its cluster; redis://host:port/db: and where they find it
+    drain_s: float = 30.0  # for what it has accepted, once it is asked to leave
 
     @property
     def address(self) -> str:
@@ -233,6 +234,7 @@ class GatewayConfig:
     max_connections: int = 4096  # of each front
     request_timeout_s: float = 600.0
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of a request that says nothing
+    drain_s: float = 30.0  # for open requests, once it is asked to leave
     log_format: str = "text"  # or "json"
 
 
@@ -240,7 +242,7 @@ class GatewayConfig:
 class ServeConfig:
     """A local cluster: which workers stand behind one gateway."""
 
-    gateway: GatewayConfig = GatewayConfig()
+    gateway: GatewayConfig = GatewayConfig(drain_s=5.0)  # whoever pressed Ctrl-C waits
     engine: EngineConfig = EngineConfig()
     layout: str = "split"  # or "unified"
     prefill: int = 1

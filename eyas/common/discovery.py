@@ -14,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -59,6 +58,10 @@ class Registry(Protocol):
         """The address of the worker that calls itself `name`, as its handles do."""
         ...
 
+    def silent(self) -> Mapping[str, str]:
+        """The addresses that were asked in vain, and why."""
+        ...
+
     async def aclose(self) -> None: ...
 
 
@@ -86,6 +89,15 @@ class _Known:
     heard_at: float  # monotonic seconds
 
 
+@dataclass
+class _Silence:
+    """Why an address has not answered as a worker since then (monotonic seconds); `told` in the log."""
+
+    since: float
+    reason: str = ""
+    told: bool = False
+
+
 class _Roster:
     """The workers that answer at some addresses, each asked once a second what it is.
 
@@ -95,7 +107,7 @@ class _Roster:
     def __init__(self, *, aliases: bool) -> None:
         self._aliases = aliases
         self._known: dict[str, _Known] = {}  # by address
-        self._silent: dict[str, float] = {}  # since when (monotonic seconds) an address has not answered
+        self._silent: dict[str, _Silence] = {}  # by address
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -108,6 +120,9 @@ class _Roster:
 
     def find(self, name: str) -> str | None:
         return next((address for address, known in self._known.items() if known.name == name), None)
+
+    def silent(self) -> dict[str, str]:
+        return {address: silence.reason for address, silence in self._silent.items()}
 
     async def follow(self, addresses: Collection[str]) -> None:
         """Ask at these addresses and at no other; the new ones are asked once before this returns."""
@@ -163,14 +178,15 @@ class _Roster:
     def _miss(self, address: str, reason: str) -> None:
         """Nobody who counts answers there: said once, at once of a worker that did, else after a while."""
         now = time.monotonic()
-        since = self._silent.setdefault(address, now)
+        silence = self._silent.setdefault(address, _Silence(now))
+        silence.reason = reason
         if self._known.pop(address, None) is not None:
             _log.info("worker %s is gone: %.200s", address, reason)
-        elif now - since > COMPLAIN_S:
+        elif not silence.told and now - silence.since > COMPLAIN_S:
             _log.warning("worker %s does not count, for it does not answer as one: %.200s", address, reason)
         else:
             return
-        self._silent[address] = math.inf
+        silence.told = True
 
 
 # --- a list of addresses ---------------------------------------------------------------------------------
@@ -193,6 +209,9 @@ class StaticRegistry:
 
     def find(self, name: str) -> str | None:
         return self._roster.find(name)
+
+    def silent(self) -> Mapping[str, str]:
+        return self._roster.silent()
 
     async def aclose(self) -> None:
         await self._roster.aclose()
@@ -224,6 +243,9 @@ class RedisRegistry:
 
     def find(self, name: str) -> str | None:
         return self._roster.find(name)
+
+    def silent(self) -> Mapping[str, str]:
+        return self._roster.silent()
 
     async def aclose(self) -> None:
         await _end(self._tasks)

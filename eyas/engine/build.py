@@ -53,6 +53,7 @@ from kv_transfer.backends.base import Backend, page_view
 from kv_transfer.backends.local import LocalBackend
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.copier import Copier
+from kv_transfer.layout import pages_for
 from kv_transfer.owner import Owner
 
 YIELD_TOKENS_PER_S = 500.0
@@ -60,6 +61,8 @@ YIELD_TOKENS_PER_S = 500.0
 
 PLAIN_PAGES = 2048
 """Of the torch backend, where nobody says how many: it is a specification, whatever the device."""
+
+_log = logging.getLogger("eyas.engine")
 
 
 def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = None) -> Engine | DraftEngine:
@@ -76,7 +79,7 @@ def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = N
         return Engine(_parts(loaded, _plain_core(loaded)), link)
     loaded, core = _device_core(loaded, start)
     parts = _parts(loaded, core)
-    logging.getLogger("eyas.engine").info(start.phases.summary())
+    _log.info(start.phases.summary())
     return Engine(parts, link)
 
 
@@ -148,6 +151,7 @@ def _device_core(loaded: Loaded, start: Start) -> tuple[Loaded, _Core]:
 def _parts(loaded: Loaded, core: _Core) -> Parts:
     """The engine around its core: scheduler, cache, leases, pulls."""
     config, pools, pool = loaded.config, core.pools, core.pools[0]
+    _check_room(pool.shape.pages, core.limits, loaded.target.context_length)
     pages = PagePool(pool.shape.pages)
     cache = PrefixCache(pages, config.page_size, lookahead=len(pools) - 1)
     outbox = Outbox()
@@ -168,6 +172,18 @@ def _parts(loaded: Loaded, core: _Core) -> Parts:
         outbox=outbox,
         ready=_ready(loaded, dict(zip(groups, pools, strict=True)), core.slowest_step_s),
     )
+
+
+def _check_room(pages: int, limits: Limits, context_length: int) -> None:
+    """Warns of a pool that a request of full length does not fit into; refuses one for hardly any request."""
+    longest, size = limits.most_rows(pages), limits.page_size
+    if longest < size:
+        least = pages_for(size + limits.rows_ahead, size)
+        message = f"--num-pages: {pages} cannot hold one page of a request; it takes {least}"
+        raise ConfigError(message, param="num-pages")
+    if longest < context_length:
+        text = "%d KV pages (--num-pages) hold a request of %d tokens, prompt and answer; the context has %d"
+        _log.warning(text, pages, longest, context_length)
 
 
 def _draft_parts(loaded: Loaded) -> DraftParts:

@@ -28,6 +28,7 @@ from eyas.engine.messages import (
     DraftOpen,
     DraftPeerGone,
     DraftUp,
+    Drain,
     Load,
     Proposal,
     PullDone,
@@ -116,6 +117,7 @@ class DraftEngine:
             PullFailed: parts.pulls.told,
             PullReleased: parts.pulls.told,
             CopyStopped: parts.pulls.told,
+            Drain: self._shut_down,  # drafts are advice: whoever wants some goes on without
             Shutdown: self._shut_down,
         }
 
@@ -259,7 +261,7 @@ class DraftEngine:
             self._drop(key)
         self._replies.pop(gone.peer, None)
 
-    def _shut_down(self, _: Shutdown) -> None:
+    def _shut_down(self, _: Drain | Shutdown) -> None:
         self._stopping = True
 
     # --- prompts by handle (the destination of pulls) ------------------------------------------------

@@ -29,6 +29,7 @@ from eyas.engine.messages import (
     CopyStopped,
     DraftDown,
     DraftUp,
+    Drain,
     Load,
     Prefill,
     PullDone,
@@ -83,7 +84,7 @@ class Parts:
 
 
 class Engine:
-    """Built from `Parts`; `run` blocks until `Shutdown`."""
+    """Built from `Parts`; `run` blocks until `Shutdown`, or until nothing is left to do after `Drain`."""
 
     def __init__(self, parts: Parts, link: EngineLink) -> None:
         self._parts = parts
@@ -158,6 +159,7 @@ class Engine:
             PullReleased: pulls.told,
             CopyStopped: pulls.told,
             DraftDown: self._drafts_came,
+            Drain: requests.drain,
             Shutdown: self._shut_down,
         }
 
@@ -172,6 +174,7 @@ class Engine:
                 self._receive()
                 self._busy = self._pace.step()
                 self._look_after(time.monotonic())
+                self._stopping |= self._requests.draining and not self._holds_something()
                 self._tell()
         finally:
             self._close()
@@ -203,6 +206,10 @@ class Engine:
         self._requests.join()
         self._requests.expire(now)
         self._parts.leases.poll(now)
+
+    def _holds_something(self) -> bool:
+        parts = self._parts
+        return bool(self._busy or self._requests.table or parts.pulls.active or parts.leases.owner.active)
 
     def _tell(self) -> None:
         """One message up: what happened, and how loaded this worker is."""

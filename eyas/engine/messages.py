@@ -152,6 +152,10 @@ class DraftPeerGone(Message, frozen=True):
     peer: int
 
 
+class Drain(Message, frozen=True):
+    """Accept nothing more; leave once everything accepted has ended and no lease is left."""
+
+
 class Shutdown(Message, frozen=True):
     """Finish nothing more: leave the loop and free everything."""
 
@@ -283,6 +287,7 @@ Command = (
     | DraftUp
     | DraftDown
     | DraftPeerGone
+    | Drain
     | Shutdown
 )
 Event = (

@@ -22,10 +22,11 @@ from eyas.common.errors import (
     InvalidRequest,
     Overloaded,
     TransferFailed,
+    Unavailable,
 )
 from eyas.common.types import Choice, FirstToken, GenerationRequest, Group, KvHandle
 from eyas.engine.leases import Leases
-from eyas.engine.messages import Admitted, Attach, Cancel, Lost, Prefill, Submit
+from eyas.engine.messages import Admitted, Attach, Cancel, Drain, Lost, Prefill, Submit
 from eyas.engine.outbox import Outbox
 from eyas.engine.prompt_scores import PromptScores
 from eyas.engine.pulls import Arrival, Pulls
@@ -60,6 +61,7 @@ class Requests:
     copy_page: Callable[[int, int], None]
     table: dict[str, Generation] = field(default_factory=dict)
     joining: list[tuple[Sequence, Arrival]] = field(default_factory=list)
+    draining: bool = False
     _uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_uid(self) -> int:
@@ -122,6 +124,15 @@ class Requests:
                 seq.choice, seq.forks = left[0], tuple(left[1:])
             else:
                 self.end(seq)
+
+    def drain(self, _: Drain) -> None:
+        """Accept nothing more. A prompt for elsewhere that has not begun is sent away at once: another worker
+        can have it. What decodes here, or waits for it, runs to its end.
+        """
+        self.draining = True
+        for generation in list(self.table.values()):
+            if generation.kind is Kind.PREFILL and not self.leases.is_offered(generation):
+                self.fail(generation, _draining())
 
     # --- what becomes of them ------------------------------------------------------------------------
 
@@ -289,6 +300,8 @@ class Requests:
 
     def _check(self, request: GenerationRequest, kind: Kind) -> None:
         limits, params, n = self.admission, request.params, len(request.prompt_ids)
+        if self.draining:
+            raise _draining()
         if kind is not Kind.LOCAL and not limits.travels:
             raise InvalidRequest("KV pages of this worker cannot travel: it takes whole requests only")
         if n == 0:
@@ -355,3 +368,7 @@ class Requests:
         self.joining = [(other, arrival) for other, arrival in self.joining if other is not seq]
         self.scheduler.remove(seq)
         seq.generation.sequences.remove(seq)
+
+
+def _draining() -> Unavailable:
+    return Unavailable("the worker is draining")

@@ -47,6 +47,10 @@ class Limits:
     def rows_ahead(self) -> int:
         return self.rounds_ahead * self.round_rows
 
+    def most_rows(self, pages: int) -> int:
+        """Rows of the longest sequence that `pages` pages can hold."""
+        return pages * self.page_size - self.rows_ahead
+
 
 class Scheduler:
     def __init__(self, pool: PagePool, cache: PrefixCache, limits: Limits) -> None:
@@ -125,7 +129,7 @@ class Scheduler:
 
     def fits(self, rows: int) -> bool:
         """Could a sequence of `rows` rows ever run, alone?"""
-        return pages_for(rows + self.limits.rows_ahead, self.limits.page_size) <= self.pool.num_pages
+        return rows <= self.limits.most_rows(self.pool.num_pages)
 
     def remember(self, seq: Sequence) -> None:
         """Cache the sequence's whole pages: those that have draft KV too, where that lives in the pages."""

@@ -74,12 +74,12 @@ class Child:
             await asyncio.sleep(POLL_S)
         return self.returncode or 0
 
-    async def stop(self, grace_s: float) -> None:
-        """SIGTERM, `grace_s` seconds to finish, then SIGKILL for whatever is left of its process group."""
+    async def stop(self, grace_s: float, word: signal.Signals = signal.SIGTERM) -> None:
+        """The `word`, `grace_s` seconds to finish, then SIGKILL for whatever is left of its process group."""
         if self._process is None:
             return
         if self.running:
-            self._process.terminate()
+            self._process.send_signal(word)
             try:
                 await asyncio.wait_for(self.exited(), grace_s)
             except TimeoutError:

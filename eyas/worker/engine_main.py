@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from eyas.common import logging as eyas_logging
 from eyas.common.config import EngineConfig
@@ -17,19 +18,24 @@ from eyas.engine.messages import Failure, Stopped
 from eyas.engine.startup import Start
 from eyas.worker.lifeline import signal_on_parent_death
 from eyas.worker.link import ZmqEngine
+from eyas.worker.pool_folder import remove_pools
 
 
 def main(config: EngineConfig, endpoint: str) -> None:
     """Loads and runs the engine for `config` until `Shutdown`, or SIGTERM."""
     eyas_logging.setup("engine", config.log_format)
-    serve(lambda link: _run(config, link), endpoint)
+    try:
+        serve(lambda link: _run(config, link), endpoint)
+    finally:
+        remove_pools(Path(config.pool_dir), os.getpid())  # of a start that was broken off
 
 
 def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
     """Runs `engine` in this process; what it raises is the last thing that the front hears."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's; it says Shutdown
+    for number in (signal.SIGINT, signal.SIGHUP):  # what a terminal sends is the front's; it says Shutdown
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwinds, so that the pools are unlinked
-    signal_on_parent_death()
+    signal_on_parent_death(signal.SIGTERM)
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:
         sys.exit(1)  # it died before we could ask for the signal

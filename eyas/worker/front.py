@@ -23,7 +23,7 @@ from eyas.common.errors import ConfigError, Unavailable, from_code
 from eyas.common.metrics import WorkerMetrics
 from eyas.common.types import Role, WorkerInfo
 from eyas.engine.client import EngineClient
-from eyas.engine.messages import Command, Load, Ready, Shutdown, Step, Stopped
+from eyas.engine.messages import Command, Drain, Load, Ready, Shutdown, Step, Stopped
 from eyas.worker.link import FrontLink
 from eyas.worker.liveness import Liveness
 from eyas.worker.membership import Membership
@@ -38,7 +38,8 @@ _log = logging.getLogger("eyas.front")
 
 
 class Front:
-    """`start` listens (NOT_SERVING), `run` relays until the engine leaves, `stop` ends all streams.
+    """`start` listens (NOT_SERVING), `run` relays until the engine leaves, `drain` lets it leave when what it
+    has accepted is done, `stop` ends all streams.
 
     `ready` resolves to the engine's description once it is loaded.
     """
@@ -54,7 +55,9 @@ class Front:
         self._metrics = WorkerMetrics(self._registry)
         self._liveness = Liveness()
         self._load = Load(progress=0, pending=False, running=0, waiting=0, pages_used=0)
-        self._serving = False
+        self._open = False  # streams are served
+        self._serving = False  # and new requests are taken
+        self._draining = False
         self._leaving = False
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._stopped: asyncio.Future[Stopped] = asyncio.get_running_loop().create_future()
@@ -94,6 +97,12 @@ class Front:
                 relay.cancel()
         if stopped.failure is not None:
             raise from_code(stopped.failure.code, stopped.failure.message)
+
+    async def drain(self) -> None:
+        """NOT_SERVING, new requests are refused with UNAVAILABLE; `run` ends when the others have ended."""
+        self._draining = True
+        self._send([Drain()])
+        await self._refresh()
 
     async def stop(self) -> None:
         """NOT_SERVING, streams end with UNAVAILABLE (go elsewhere), the engine is asked to leave."""
@@ -169,19 +178,27 @@ class Front:
     async def _refresh(self) -> None:
         """Health and admission follow the engine: the one place that turns either."""
         stalled = self._liveness.stalled(time.monotonic())
-        serving = self._engine.ready is not None and not stalled and not self._leaving
-        if serving == self._serving:
+        self._turn(self._engine.ready is not None and not stalled and not self._leaving, stalled)
+        serving = self._open and not self._draining
+        if serving != self._serving:
+            self._serving = serving
+            self._metrics.serving.set(serving)
+            if not serving and self._open:
+                _log.info("not serving: it is draining")
+            await self._health.set(serving)
+
+    def _turn(self, open: bool, stalled: bool) -> None:
+        """Streams are let in, or ended."""
+        if open == self._open:
             return
-        self._serving = serving
-        self._metrics.serving.set(serving)
-        if serving:
+        self._open = open
+        if open:
             self._engine.accept()
-        else:
-            silence = f"its engine made no progress for {self._liveness.limit_s:.1f} s"
-            reason = silence if stalled else "it is leaving"
-            _log.log(logging.WARNING if stalled else logging.INFO, "not serving: %s", reason)
-            self._engine.fail(Unavailable(f"worker {self._address} stopped serving: {reason}"))
-        await self._health.set(serving)
+            return
+        silence = f"its engine made no progress for {self._liveness.limit_s:.1f} s"
+        reason = silence if stalled else "it is leaving"
+        _log.log(logging.WARNING if stalled else logging.INFO, "not serving: %s", reason)
+        self._engine.fail(Unavailable(f"worker {self._address} stopped serving: {reason}"))
 
     # --- events -----------------------------------------------------------------------------------------
 

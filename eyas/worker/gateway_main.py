@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import signal
+import sys
 from collections.abc import AsyncIterator
 
 import uvloop
@@ -21,9 +21,12 @@ from eyas.common.discovery import registry
 from eyas.worker.descriptors import raise_limit
 from eyas.worker.http_protocol import Limits
 from eyas.worker.http_server import HttpServer
+from eyas.worker.leave import Leave
+from eyas.worker.waiting import tell_waiting
 from gateway.backend import Backend
 from gateway.canary import Canary
 from gateway.cluster import Cluster
+from gateway.exit import Exit
 from gateway.generate import ClusterBackend
 from gateway.grpc_front import GrpcFront
 from gateway.http import create_app
@@ -35,7 +38,10 @@ _log = logging.getLogger("eyas.gateway")
 
 
 def run_gateway(config: GatewayConfig) -> None:
-    """Serves until SIGTERM or SIGINT. Raises ConfigError for a bad port, registry or tokenizer."""
+    """Serves until SIGTERM or SIGINT, and open requests until `drain_s` after that.
+
+    A second signal, or SIGHUP, ends it at once. Raises ConfigError for a bad port, registry or tokenizer.
+    """
     eyas_logging.setup("gateway", config.log_format)
     files = raise_limit()
     connections = min(config.max_connections, files // 3)  # of each front; the rest is the gateway's own
@@ -50,18 +56,23 @@ async def _run(config: GatewayConfig) -> None:
     if config.sampling:
         said = ", ".join(f"{name} {value}" for name, value in as_named_there(config.sampling).items())
         _log.info("unless a request says otherwise: %s (generation_config.json)", said)
-    cluster = Cluster(registry(config.registry))
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    workers = registry(config.registry)
+    cluster = Cluster(workers)
+    leave = Leave()
     try:
         await cluster.start()
         metrics = GatewayMetrics(_registry())
         canary = Canary(ClusterBackend(cluster), metrics)
-        async with fronts(config, canary, tokenizer, metrics), asyncio.TaskGroup() as tasks:
-            flights = tasks.create_task(canary.run())
-            await stop.wait()
-            flights.cancel()
+        exit = Exit(canary)
+        async with fronts(config, exit, tokenizer, metrics), asyncio.TaskGroup() as tasks:
+            looks = [tasks.create_task(canary.run()), tasks.create_task(tell_waiting(canary.health, workers))]
+            await leave.asked.wait()
+            for look in looks:
+                look.cancel()
+            _log.info("draining: %d open requests may finish within %g s", exit.requests, config.drain_s)
+            exit.close(on_empty=leave.now.set)
+            await leave.within(config.drain_s)
+            exit.cut()
     finally:
         await cluster.aclose()
 
@@ -78,13 +89,15 @@ def _registry() -> CollectorRegistry:
 async def fronts(
     config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
 ) -> AsyncIterator[None]:
-    """Both fronts of `backend`, listening. At the end running requests get a few seconds to finish."""
+    """Both fronts of `backend`, listening, which they say. At the end answers get seconds to be written."""
     grpc = GrpcFront(config, backend, tokenizer, metrics)
     config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one
     app = create_app(config, backend, tokenizer, metrics)
     http = HttpServer(app, config.host, config.port, Limits(config.max_connections))
     await grpc.start()
     await http.start()
+    where = f"http=http://{config.host}:{http.port}/v1 grpc={config.host}:{grpc.port}"
+    print(f"gateway listening: model={config.served_model} {where}", file=sys.stderr, flush=True)
     try:
         yield
     finally:

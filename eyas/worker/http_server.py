@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from eyas.worker.http_protocol import Connections, Limits
 from eyas.worker.ports import listen
 
-GRACE_S = 3  # how long running answers may take to finish after `aclose`
+GRACE_S = 3  # how long the last bytes of answers may take to leave after `aclose`
 
 
 class HttpServer:
@@ -33,12 +33,16 @@ class HttpServer:
             )
         )
 
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
     async def start(self) -> None:
         """From here on requests are accepted (the socket has been listening since it was made)."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]), name="http")
 
     async def aclose(self) -> None:
-        """Accepts nothing more, gives running answers GRACE_S, then cancels them."""
+        """Accepts nothing more, gives what is still being written GRACE_S, then cancels it."""
         self._server.should_exit = True
         await self._task
 

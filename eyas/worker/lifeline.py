@@ -21,23 +21,24 @@ GRACE_S = 8.0
 def die_with_parent(grace_s: float = GRACE_S) -> None:
     """Call once, early, in a process whose parent holds a pipe open on its standard input.
 
-    When the parent goes, this process gets SIGTERM; if it is still there `grace_s` seconds later it gets
-    SIGKILL together with its process group (when it leads one).
+    When the parent goes, this process gets SIGHUP: end now, nobody is left to wait for. If it is still there
+    `grace_s` seconds later it gets SIGKILL together with its process group (when it leads one).
     """
-    signal_on_parent_death()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a supervisor under nohup ignores it, and so would we
+    signal_on_parent_death(signal.SIGHUP)
     threading.Thread(target=_watch_stdin, args=(grace_s,), name="lifeline", daemon=True).start()
 
 
-def signal_on_parent_death() -> None:
-    """From here on the kernel sends SIGTERM when the thread that started this process ends (Linux only)."""
+def signal_on_parent_death(number: signal.Signals) -> None:
+    """From here on the kernel sends it when the thread that started this process ends (Linux only)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _watch_stdin(grace_s: float) -> None:
     while os.read(0, 1024):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGHUP)
     time.sleep(grace_s)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)

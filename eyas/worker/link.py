@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
+import secrets
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -20,6 +22,8 @@ import zmq
 
 from eyas.engine.link import EngineLink
 from eyas.engine.messages import Command, Event
+
+RECONNECT_MS = 600_000  # by then an engine without its front is long gone
 
 _COMMANDS = msgspec.msgpack.Decoder(list[Command])
 _EVENTS = msgspec.msgpack.Decoder(list[Event])
@@ -41,8 +45,13 @@ def _socket(context: zmq.Context) -> zmq.Socket:
     return socket
 
 
+def new_endpoint() -> str:
+    """An address that is in no folder (a socket in Linux's abstract namespace): it ends with its owner."""
+    return f"ipc://@eyas-{secrets.token_hex(16)}"
+
+
 class ZmqFront:
-    """Binds `endpoint` (an ipc:// address in a folder that only this user can enter).
+    """Binds `endpoint`, where processes of this user alone are heard.
 
     The event loop watches the socket's descriptor: zmq's own asyncio layer would cost more than all else that
     the front does for a step.
@@ -51,6 +60,7 @@ class ZmqFront:
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
         self._socket = _socket(self._context)
+        self._socket.set(zmq.IPC_FILTER_UID, os.getuid())  # an abstract name has no permissions of its own
         self._socket.bind(endpoint)
         self._encoder = msgspec.msgpack.Encoder()
         self._unsent: deque[bytes] = deque()  # there is no engine yet: nothing else makes a send wait
@@ -82,11 +92,14 @@ class ZmqFront:
 
 
 class ZmqEngine(EngineLink):
-    """Connects to the front's `endpoint`."""
+    """Connects to the front's `endpoint`, which is bound already, and to no later one: fronts do not return,
+    and whatever took the name of one that died would hear the engine's last words.
+    """
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
         self._socket = _socket(self._context)
+        self._socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._socket.connect(endpoint)
         self._encoder = msgspec.msgpack.Encoder()
 

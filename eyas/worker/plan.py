@@ -69,6 +69,7 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
         "port": worker.port,
         "metrics-port": worker.metrics_port,
         "registry": worker.registry,
+        "drain-s": f"{worker.drain_s:g}",
         **_engine_flags(worker.engine),
         **_graph_flags(worker.engine),
         **_speculation_flags(worker.engine.speculation),
@@ -138,6 +139,7 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         "grpc-port": gateway.grpc_port,
         "model": gateway.model,
         "served-model": gateway.served_model,
+        "drain-s": f"{gateway.drain_s:g}",
         "log-format": gateway.log_format,
     }
     if gateway.cors_origins:

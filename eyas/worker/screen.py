@@ -6,26 +6,23 @@ moves; elsewhere it is printed once.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from rich.console import Console
 
 from eyas.common.config import ServeConfig
-from eyas.worker.serve import Cluster, run_cluster
+from eyas.worker.serve import Cluster, Work, run_cluster
 
 
-def run_on_screen(
-    config: ServeConfig, work: Callable[[Cluster], Awaitable[int]], *, quiet: bool = False
-) -> int:
-    """`run_cluster` with a person watching: its start, its addresses, and (not `quiet`) its logs."""
+def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False) -> int:
+    """`run_cluster` with a person watching: its start, its addresses, its end, and (not `quiet`) its logs."""
     screen = Screen(quiet=quiet)
+    cluster = Cluster(config, screen.log, screen.progress)
 
     async def announced(cluster: Cluster) -> int:
         screen.ready(cluster)
         return await work(cluster)
 
     try:
-        return run_cluster(Cluster(config, screen.log, screen.progress), announced)
+        return run_cluster(cluster, announced, lambda: screen.stopping(cluster.drain_s))
     finally:
         screen.close()
 
@@ -52,6 +49,12 @@ class Screen:
         elif not self._began:
             self._console.print(f"starting {', '.join(silent)}", markup=False)
         self._began = True
+
+    def stopping(self, drain_s: float) -> None:
+        """It was asked to stop, and that may take a while."""
+        self.close()
+        wait = f" (open requests may finish within {drain_s:g} s)" if drain_s else ""
+        self._console.print(f"stopping{wait}; Ctrl-C again to stop now", markup=False)
 
     def close(self) -> None:
         """Ends the starting line, for better or worse."""

@@ -33,7 +33,7 @@ POLL_S = 0.1
 PROBE_S = 1.0
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before the first, second, ... restart; the last one stays
 STEADY_S = 60.0  # a run this long forgives the deaths before it
-GATEWAY_GRACE_S = 7.0
+GATEWAY_GRACE_S = 7.0  # after its drain time
 WORKER_GRACE_S = 10.0
 
 GATEWAY = "gateway"
@@ -73,6 +73,11 @@ class Cluster:
     @property
     def model(self) -> str:
         return self._plan.gateway.served_model
+
+    @property
+    def drain_s(self) -> float:
+        """For how long open requests may go on once the cluster is to stop."""
+        return self._plan.gateway.drain_s
 
     @property
     def pids(self) -> dict[str, int]:
@@ -186,20 +191,25 @@ class Cluster:
         await asyncio.gather(*self._keepers, return_exceptions=True)
         children = dict(self._children)
         if gateway := children.pop(GATEWAY, None):
-            await gateway.stop(GATEWAY_GRACE_S)
-        await asyncio.gather(*(worker.stop(WORKER_GRACE_S) for worker in children.values()))
-        self._pools.remove()
+            await gateway.stop(self.drain_s + GATEWAY_GRACE_S)
+        # Nobody is left who asks: hanging up spares them their drain time.
+        await asyncio.gather(*(worker.stop(WORKER_GRACE_S, signal.SIGHUP) for worker in children.values()))
+        self._pools.leave()
 
 
-def run_cluster(cluster: Cluster, work: Callable[[Cluster], Awaitable[int]]) -> int:
+Work = Callable[[Cluster], Awaitable[int]]
+
+
+def run_cluster(cluster: Cluster, work: Work, stopping: Callable[[], None]) -> int:
     """Starts a cluster, runs `work` on it, stops it; gives what `work` gives.
 
-    The first Ctrl-C (or SIGTERM, or hang-up) stops in order and raises KeyboardInterrupt; a second one kills.
+    The first Ctrl-C (or SIGTERM, or hang-up) calls `stopping`, stops in order and raises KeyboardInterrupt; a
+    second one kills.
     """
-    return asyncio.run(_run_cluster(cluster, work))
+    return asyncio.run(_run_cluster(cluster, work, stopping))
 
 
-async def _run_cluster(cluster: Cluster, work: Callable[[Cluster], Awaitable[int]]) -> int:
+async def _run_cluster(cluster: Cluster, work: Work, stopping: Callable[[], None]) -> int:
     async def whole() -> int:
         async with cluster:
             return await work(cluster)
@@ -213,6 +223,7 @@ async def _run_cluster(cluster: Cluster, work: Callable[[Cluster], Awaitable[int
             cluster.kill()
         elif not task.done():
             signalled = True
+            stopping()
             task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -12,7 +12,6 @@ import dataclasses
 import multiprocessing
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +26,9 @@ from eyas.engine.messages import Ready
 from eyas.worker import engine_main
 from eyas.worker.descriptors import raise_limit
 from eyas.worker.front import Front
-from eyas.worker.link import ZmqFront
+from eyas.worker.leave import Leave
+from eyas.worker.link import ZmqFront, new_endpoint
+from eyas.worker.pool_folder import living_in, remove_pools
 
 START_S = 600.0  # from the spawn to a loaded, warmed-up engine
 LEAVE_S = 5.0  # from Shutdown to SIGKILL
@@ -37,7 +38,9 @@ EngineMain = Callable[[EngineConfig, str], None]
 
 
 def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> None:
-    """Serves until SIGINT or SIGTERM. Raises EyasError if the engine could not start, or died.
+    """Serves until SIGINT or SIGTERM, and what it has accepted until `drain_s` after that.
+
+    A second signal, or SIGHUP, ends it at once. Raises EyasError if the engine could not start, or died.
 
     `engine` is what the engine process runs: (its config, the link's endpoint).
     """
@@ -49,14 +52,14 @@ def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> N
 async def _run(config: WorkerConfig, engine: EngineMain) -> None:
     began = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the engine: Ctrl-C is for the front alone
-    with tempfile.TemporaryDirectory(prefix="eyas-") as folder:
-        endpoint = f"ipc://{folder}/engine"
+    with living_in(Path(config.engine.pool_dir)):
+        endpoint = new_endpoint()
         link = ZmqFront(endpoint)
         front = Front(config, link)
         address = await front.start()
         process = _EngineProcess(engine, dataclasses.replace(config.engine, worker=address), endpoint)
         halves = [
-            asyncio.create_task(_asked_to_leave()),
+            asyncio.create_task(_asked_to_leave(front, config.drain_s)),
             asyncio.create_task(front.run()),
             asyncio.create_task(process.died()),
         ]
@@ -74,11 +77,13 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
             link.close()
 
 
-async def _asked_to_leave() -> None:
-    leave = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, leave.set)
-    await leave.wait()
+async def _asked_to_leave(front: Front, drain_s: float) -> None:
+    """Until the worker must end. It ends before that if its engine, told to drain, has nothing left."""
+    leave = Leave()
+    await leave.asked.wait()
+    if front.ready.done() and not leave.now.is_set():
+        await front.drain()
+        await leave.within(drain_s)
 
 
 async def _load(front: Front, halves: list[asyncio.Task[None]]) -> None:
@@ -133,5 +138,5 @@ class _EngineProcess:
                 await self._ended.wait()
         self._process.kill()  # a no-op for one that left
         self._process.join()
-        for pool in self._pool_dir.glob(f"eyas-{self._process.pid}-*"):
-            pool.unlink(missing_ok=True)
+        assert self._process.pid is not None
+        remove_pools(self._pool_dir, self._process.pid)

@@ -50,11 +50,15 @@ class Served:
     grpc_port: int
     lines: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def read(self) -> None:
+    def _read(self) -> None:
         assert self.process.stdout
         with self.process.stdout as lines:
             self.lines.extend(line.rstrip() for line in lines)
@@ -88,19 +92,17 @@ def serving(folders: Folders, *flags: str) -> Iterator[Served]:
     command += [f"--port={port}", f"--grpc-port={grpc_port}", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     served = Served(process, port, grpc_port)
-    reader = threading.Thread(target=served.read, daemon=True)
-    reader.start()
     try:
         wait_until(lambda: served.says("Ctrl-C stops it") or process.poll() is not None, START_S)
         if process.poll() is not None:
-            reader.join(timeout=5)
+            served.reader.join(timeout=5)
             raise AssertionError("\n".join(served.lines))
         yield served
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             process.wait(timeout=STOP_S)
-        reader.join(timeout=5)
+        served.reader.join(timeout=5)
 
 
 def wait_until(what: Callable[[], object], timeout_s: float) -> None:

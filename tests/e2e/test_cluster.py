@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,37 @@ def test_ctrl_c_leaves_nothing(folders: Folders) -> None:
         assert not pools.exists()
 
 
+def test_ctrl_c_gives_open_streams_their_time_then_an_end(folders: Folders) -> None:
+    body = {"model": "tiny", "prompt": "x", "n": 8, "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    lasts: list[list[str]] = []
+    with serving(folders, "--layout", "unified", "--drain-s", "1") as served:
+
+        def read() -> None:
+            with httpx.stream(
+                "POST", f"{served.url}/v1/completions", json=body, timeout=60, trust_env=False
+            ) as r:
+                lines = r.iter_lines()
+                begun.release()
+                lasts.append([line for line in lines if line][-2:])
+
+        begun = threading.Semaphore(0)
+        readers = [threading.Thread(target=read) for _ in range(4)]
+        for reader in readers:
+            reader.start()
+        for _ in readers:
+            assert begun.acquire(timeout=30)
+        assert served.interrupt() == 0
+        for reader in readers:
+            reader.join(10)
+        wait_until(lambda: not served.reader.is_alive(), 5)
+        assert served.says("stopping (open requests may finish within 1 s); Ctrl-C again to stop now")
+        assert not served.says("Traceback")
+    assert [done for _, done in lasts] == ["data: [DONE]"] * 4
+    assert all(
+        "draining" in json.loads(error.removeprefix("data: "))["error"]["message"] for error, _ in lasts
+    )
+
+
 def test_a_second_ctrl_c_does_not_wait(folders: Folders) -> None:
     with serving(folders, "--layout", "unified") as served:
         family, pools = served.descendants(), served.pools()
@@ -136,7 +168,7 @@ def test_a_killed_supervisor_leaves_no_process_and_no_pool(folders: Folders) -> 
         served.process.kill()
         served.process.wait(timeout=5)
         wait_until(lambda: gone(family), 20)
-        pools.rmdir()  # empty: the workers unlinked their pools (the next cluster would sweep the folder)
+        assert not pools.exists()
 
 
 def test_a_worker_that_cannot_start_is_one_line(folders: Folders, tmp_path: Path) -> None:

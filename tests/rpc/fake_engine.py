@@ -42,6 +42,7 @@ from eyas.engine.messages import (
     ClosePull,
     DraftDown,
     DraftUp,
+    Drain,
     Event,
     Failed,
     Failure,
@@ -117,6 +118,8 @@ class FakeEngine:
             self.heard += commands
             if any(isinstance(command, Shutdown) for command in commands):
                 break
+            if self.of(Drain) and not self._at:
+                break
             events, self.post = self.post, []
             for command in commands:
                 events += self._answer(command)
@@ -159,6 +162,8 @@ class FakeEngine:
 
     def _answer(self, command: Any) -> list[Event]:
         match command:
+            case Submit(request, attempt) | Prefill(request, attempt) if self.of(Drain):
+                return [Rejected(request.id, attempt, Failure("unavailable", "the worker is draining"))]
             case Submit(request, attempt) | Prefill(request, attempt) if request.prompt_ids[0] == REFUSE:
                 return [Rejected(request.id, attempt, Failure("overloaded", "the queue is full"))]
             case Submit(request, attempt, attach):

@@ -70,6 +70,7 @@ class ScriptedStream:
         self.closed = asyncio.Event()
         self.told = 0  # rounds of entries
         self._backend = backend
+        self._failure: EyasError | None = None
         self._outputs: dict[int, tuple[int, ...]] = {}
         for choice in request.choices:
             ids = backend.tokenizer.encode(backend.says(request, choice.index), special=False)
@@ -85,6 +86,8 @@ class ScriptedStream:
             if self._backend.breaks_with is not None:
                 raise self._backend.breaks_with
             await asyncio.sleep(self._backend.pause_s)
+            if self._failure is not None:
+                raise self._failure
 
     def _entry(self, choice: int, start: int) -> Entry:
         params = self.request.params
@@ -115,6 +118,9 @@ class ScriptedStream:
             self._outputs.clear()
         else:
             self._outputs.pop(choice, None)
+
+    def fail(self, error: EyasError) -> None:
+        self._failure = error
 
     async def aclose(self) -> None:
         self.closed.set()

@@ -60,6 +60,7 @@ class Script:
     lose_after_s: float = 0.0  # after this time
     stop_at: int | None = None  # output index at which decode falls silent
     muted: bool = False  # no heartbeats
+    draining: bool = False  # as heartbeats say
     step_s: float = 0.002
     tokens_a_step: int = 2
     path: str = ""  # how decode says that the pages came, with its first entry; empty: it says nothing
@@ -177,8 +178,9 @@ class ScriptedWorker(
 
     async def _beat(self, down: asyncio.Queue[decode_pb2.DecodeDown]) -> None:
         while True:
+            beat = decode_pb2.Heartbeat(draining=self.script.draining)
             if not self.script.muted:
-                down.put_nowait(decode_pb2.DecodeDown(heartbeat=decode_pb2.Heartbeat()))
+                down.put_nowait(decode_pb2.DecodeDown(heartbeat=beat))
             await asyncio.sleep(0.2)
 
     async def _read(

@@ -193,13 +193,13 @@ async def test_a_failure_in_the_middle(client: httpx.AsyncClient, backend: Scrip
     assert (whole.status_code, whole.json()["error"]["code"]) == (502, "transfer_failed")
     streamed = events(await client.post("/v1/chat/completions", json=CHAT | {"stream": True}))
     assert "choices" in streamed[0]
-    assert streamed[-1]["error"]["message"] == "pages were lost"
+    assert streamed[-2]["error"]["message"] == "pages were lost" and streamed[-1] == "[DONE]"
     backend.breaks_with = ZeroDivisionError("secret detail")
     whole = await client.post("/v1/chat/completions", json=CHAT)
     assert whole.status_code == 500 and "secret" not in whole.text
     assert whole.headers["x-request-id"]
     streamed = events(await client.post("/v1/chat/completions", json=CHAT | {"stream": True}))
-    assert streamed[-1]["error"] == whole.json()["error"]
+    assert streamed[-2]["error"] == whole.json()["error"]
 
 
 async def test_a_deadline_ends_a_call(backend: ScriptedBackend) -> None:
@@ -208,7 +208,7 @@ async def test_a_deadline_ends_a_call(backend: ScriptedBackend) -> None:
         whole = await client.post("/v1/chat/completions", json=CHAT)
         assert whole.status_code == 504
         streamed = events(await client.post("/v1/chat/completions", json=CHAT | {"stream": True}))
-    assert streamed[-1]["error"]["code"] == "deadline_exceeded"
+    assert streamed[-2]["error"]["code"] == "deadline_exceeded"
     assert all(stream.closed.is_set() for stream in backend.streams)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ from eyas.engine.messages import (
     Submit,
     WatchUpdate,
 )
-from eyas.worker.link import LocalEngine, LocalFront, ZmqEngine, ZmqFront
+from eyas.worker.link import LocalEngine, LocalFront, ZmqEngine, ZmqFront, new_endpoint
 
 HANDLE = KvHandle("h:1", 2**64 - 1, 0, 9, Group.DRAFT, "l", 5, (Shard(0, "/dev/shm/x", (3, 4)),))
 COMMANDS = [
@@ -45,12 +47,13 @@ EVENTS = [
 
 
 @pytest.fixture(params=["local", "zmq"])
-async def ends(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+async def ends(request: pytest.FixtureRequest) -> Any:
     if request.param == "local":
         front: Any = LocalFront()
         yield front, LocalEngine(front)
         return
-    front, engine = ZmqFront(f"ipc://{tmp_path}/e"), ZmqEngine(f"ipc://{tmp_path}/e")
+    endpoint = new_endpoint()
+    front, engine = ZmqFront(endpoint), ZmqEngine(endpoint)
     yield front, engine
     engine.close()
     front.close()
@@ -92,15 +95,39 @@ async def test_a_front_nobody_reads_does_not_wait(ends: Any) -> None:
     assert time.monotonic() - began < 5.0
 
 
-async def test_what_is_sent_before_there_is_an_engine_waits_for_it(tmp_path: Path) -> None:
-    front = ZmqFront(f"ipc://{tmp_path}/e")
+async def test_what_is_sent_before_there_is_an_engine_waits_for_it() -> None:
+    endpoint = new_endpoint()
+    front = ZmqFront(endpoint)
     front.send(COMMANDS)
     front.send([Cancel("x")])
     await asyncio.sleep(0.05)
-    engine = ZmqEngine(f"ipc://{tmp_path}/e")
+    engine = ZmqEngine(endpoint)
     got: list[Any] = []
     while len(got) <= len(COMMANDS):
         got += await asyncio.to_thread(engine.recv, 2.0)
     assert got == [*COMMANDS, Cancel("x")]
+    engine.close()
+    front.close()
+
+
+STRANGER = """
+import os, sys, time
+from eyas.engine.messages import Stopped
+from eyas.worker.link import ZmqEngine
+os.setgid(65534), os.setuid(65534)
+ZmqEngine(sys.argv[1]).send([Stopped()])
+time.sleep(1.0)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+async def test_another_user_is_not_heard() -> None:
+    endpoint = new_endpoint()
+    front = ZmqFront(endpoint)
+    stranger = subprocess.Popen([sys.executable, "-c", STRANGER, endpoint])
+    assert await asyncio.to_thread(stranger.wait, 20) == 0, "it could connect, and say what it wanted"
+    engine = ZmqEngine(endpoint)
+    engine.send(EVENTS)
+    assert await asyncio.wait_for(front.recv(), 5) == EVENTS
     engine.close()
     front.close()

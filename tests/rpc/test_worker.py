@@ -35,7 +35,8 @@ from eyas.worker.worker import run_worker
 roles = tuple(Role(name) for name in sys.argv[1].split(","))
 try:
     engine = EngineConfig(roles=roles, model=sys.argv[2], pool_dir=sys.argv[3])
-    run_worker(WorkerConfig(engine=engine, registry=sys.argv[5]), getattr(fake_engine, sys.argv[4]))
+    config = WorkerConfig(engine=engine, registry=sys.argv[5], drain_s=float(sys.argv[6]))
+    run_worker(config, getattr(fake_engine, sys.argv[4]))
 except EyasError as error:
     sys.exit(f"eyas: {type(error).__name__}: {error}")
 """
@@ -45,11 +46,18 @@ class Process:
     """One `run_worker` in its own session, so that a test may signal its whole group."""
 
     def __init__(
-        self, roles: str, pools: Path, engine: str = "main", model: str = "m", member: str = "127.0.0.1:1"
+        self,
+        roles: str,
+        pools: Path,
+        engine: str = "main",
+        model: str = "m",
+        member: str = "127.0.0.1:1",
+        drain_s: str = "30",
     ) -> None:
         env = {**os.environ, "PYTHONPATH": f"{HERE.parent.parent}:{HERE}"}
+        words = (roles, model, str(pools), engine, f"static:{member}", drain_s)
         self.popen = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, roles, model, str(pools), engine, f"static:{member}"],
+            [sys.executable, "-c", SCRIPT, *words],
             stderr=subprocess.PIPE,
             start_new_session=True,
             text=True,

@@ -104,7 +104,7 @@ def parse(*args: str) -> cli.argparse.Namespace:
 def test_defaults_are_those_of_the_dataclasses() -> None:
     args = parse("serve")
     gateway = cli.gateway_config(args)
-    assert gateway == GatewayConfig()
+    assert gateway == ServeConfig().gateway == GatewayConfig(drain_s=5.0)
     assert cli.serve_config(args, gateway) == ServeConfig()
 
 

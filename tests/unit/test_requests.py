@@ -8,7 +8,17 @@ import pytest
 from engine_rig import VOCAB, Rig, handle, request
 
 from eyas.common.types import Choice, Finish, FirstToken, Group
-from eyas.engine.messages import Attach, Cancel, ClosePull, OpenPull, Prefill, Release, ReleasePull
+from eyas.engine.messages import (
+    Attach,
+    Cancel,
+    ClosePull,
+    Drain,
+    Failed,
+    OpenPull,
+    Prefill,
+    Release,
+    ReleasePull,
+)
 from eyas.engine.sequence import Kind
 
 THREE = (Choice(0), Choice(1), Choice(2))
@@ -222,3 +232,20 @@ def test_a_prompt_given_up_after_it_was_done_leaves_no_lease() -> None:
     rig.requests.cancel(Cancel("a"))
     rig.leases.poll(time.monotonic())
     assert rig.held() == 0
+
+
+def test_a_drained_worker_keeps_what_it_has_begun_and_accepts_nothing_more() -> None:
+    rig = Rig(max_running=1)
+    for id in ("begun", "queued"):
+        rig.requests.prefill(Prefill(request(8, id=id), 1, False))
+    rig.leases.offer(rig.requests.table["begun"], rig.scheduler.allocate(range(8), 8)[0])
+    rig.submit(request(8, id="waiting"), attach=True)
+    rig.submit(request(8, id="local"))
+    rig.outbox.take()
+    rig.requests.drain(Drain())
+    (failed,) = rig.said(Failed)
+    assert (failed.id, failed.failure.code) == ("queued", "unavailable")
+    assert set(rig.requests.table) == {"begun", "waiting", "local"}
+    rig.submit(request(8, id="new"))
+    rig.requests.prefill(Prefill(request(8, id="new too"), 1, False))
+    assert rig.refusals() == ["the worker is draining"] * 2

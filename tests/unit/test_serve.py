@@ -22,7 +22,7 @@ from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.common.types import Role
 from eyas.worker.child import Child
 from eyas.worker.plan import plan
-from eyas.worker.pool_folder import PREFIX, PoolFolder
+from eyas.worker.pool_folder import PREFIX, PoolFolder, living_in
 from eyas.worker.ports import free_ports, listen
 from eyas.worker.serve import Cluster
 
@@ -161,8 +161,8 @@ async def test_grandchildren_go_too() -> None:
 SUPERVISED = """
 import signal, time
 from eyas.worker.lifeline import die_with_parent
-if {deaf}: signal.signal(signal.SIGTERM, signal.SIG_IGN)
 die_with_parent(0.3)
+if {deaf}: signal.signal(signal.SIGHUP, signal.SIG_IGN)
 print("up", flush=True)
 time.sleep(60)
 """
@@ -197,7 +197,7 @@ async def test_a_killed_supervisor_takes_its_children_along(deaf: bool) -> None:
 def test_a_pool_folder_leaves_nothing(tmp_path: Path) -> None:
     pools = PoolFolder(str(tmp_path))
     (pools.path / "pool").write_bytes(b"left by a worker that was killed")
-    pools.remove()
+    pools.leave()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -207,6 +207,54 @@ def test_a_dead_clusters_folder_is_swept_and_a_living_ones_is_not(tmp_path: Path
     living = PoolFolder(str(tmp_path))
     another = PoolFolder(str(tmp_path))
     assert sorted(tmp_path.iterdir()) == sorted([living.path, another.path])
-    living.remove()
-    another.remove()
+    living.leave()
+    another.leave()
     assert os.listdir(tmp_path) == []
+
+
+LIVING = """
+import sys
+from pathlib import Path
+from eyas.worker.pool_folder import PoolFolder, living_in
+if sys.argv[1] == "cluster":
+    print(PoolFolder(sys.argv[2]).path, flush=True)
+    sys.stdin.read()
+with living_in(Path(sys.argv[2])):
+    print("in", flush=True)
+    sys.stdin.readline()
+print("out", flush=True)
+"""
+
+
+def test_the_last_worker_of_a_killed_cluster_removes_its_folder(tmp_path: Path) -> None:
+    def start(*args: str) -> subprocess.Popen[str]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.Popen([*python(LIVING), *args], **pipes)  # type: ignore[call-overload]
+
+    def told(process: subprocess.Popen[str]) -> str:
+        assert process.stdout
+        return process.stdout.readline().strip()
+
+    cluster = start("cluster", str(tmp_path))
+    folder = Path(told(cluster))
+    workers = [start("worker", str(folder)) for _ in range(3)]
+    assert [told(worker) for worker in workers] == ["in"] * 3
+
+    def leave(worker: subprocess.Popen[str]) -> bool:
+        worker.communicate("go\n", timeout=10)
+        return folder.exists()
+
+    assert leave(workers[0]), "the cluster lives"
+    cluster.kill()
+    cluster.communicate()
+    assert leave(workers[1]), "a worker lives in it"
+    assert not leave(workers[2])
+
+
+def test_a_folder_that_is_no_clusters_stays(tmp_path: Path) -> None:
+    with living_in(tmp_path):
+        pass
+    assert tmp_path.exists()
+    with pytest.raises(ConfigError, match="--pool-dir: .*gone cannot be used"):
+        with living_in(tmp_path / f"{PREFIX}gone"):
+            pass

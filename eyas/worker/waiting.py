@@ -1,0 +1,41 @@
+"""Why a gateway cannot serve yet: one log line after some seconds, and again ever more rarely.
+
+It knows who does not answer and what health says. It changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from eyas.common.discovery import Registry
+from gateway.backend import Health
+
+LOOK_S = 0.5
+FIRST_S = 5.0  # before that a cluster is merely starting
+RAREST_S = 300.0
+
+_log = logging.getLogger("eyas.gateway")
+
+
+async def tell_waiting(health: Callable[[], Health], registry: Registry) -> None:
+    """Until cancelled."""
+    clock = asyncio.get_running_loop().time
+    pause_s, due = FIRST_S, clock() + FIRST_S
+    while True:
+        await asyncio.sleep(LOOK_S)
+        reasons = [f"waiting for worker {worker}: {_end(why)}" for worker, why in registry.silent().items()]
+        if problem := health().problem:
+            reasons.insert(0, problem)
+        if not reasons:
+            pause_s, due = FIRST_S, clock() + FIRST_S
+        elif clock() >= due:
+            _log.warning("%s", "; ".join(reasons))
+            pause_s = min(2 * pause_s, RAREST_S)
+            due = clock() + pause_s
+
+
+def _end(reason: str) -> str:
+    """What gRPC says of a failed connection begins with everything that it tried."""
+    return reason.rpartition(": ")[2]

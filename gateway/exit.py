@@ -1,0 +1,104 @@
+"""The way out: a backend that takes nothing new, lets open requests finish, and at last ends them.
+
+It stands between the fronts and the backend they share, so that HTTP and gRPC leave alike. It knows which
+requests are open. It refuses to know why the process ends, and how long that may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from eyas.common.errors import EyasError, Unavailable
+from eyas.common.types import Entry, GenerationRequest, WorkerInfo
+from gateway.backend import Backend, GenerationStream, Health
+from gateway.router import Candidate
+
+DRAINING = "the server is draining: it is about to stop"
+
+
+class Exit:
+    """A `Backend` like the one behind it, until `close`: then it refuses requests and is unhealthy."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._closed = False
+        self._starting: set[asyncio.Timeout] = set()
+        self._open: set[_Open] = set()
+        self._on_empty: Callable[[], None] = lambda: None
+
+    @property
+    def requests(self) -> int:
+        """How many are open."""
+        return len(self._starting) + len(self._open)
+
+    def close(self, on_empty: Callable[[], None]) -> None:
+        """From here on nothing is let in. Calls `on_empty` as soon as nothing is open, maybe at once."""
+        self._closed, self._on_empty = True, on_empty
+        self._look()
+
+    def cut(self) -> None:
+        """Whatever is open ends now, with Unavailable."""
+        now = asyncio.get_running_loop().time()
+        for start in self._starting:
+            start.reschedule(now)
+        for stream in self._open:
+            stream.fail(Unavailable(DRAINING))
+
+    # --- the backend -----------------------------------------------------------------------------------
+
+    async def start(self, request: GenerationRequest) -> GenerationStream:
+        if self._closed:
+            raise Unavailable(DRAINING)
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._starting.add(limit)
+                stream = _Open(await self._backend.start(request), self._left)
+                self._open.add(stream)
+        except TimeoutError:
+            if limit.expired():
+                raise Unavailable(DRAINING) from None
+            raise
+        finally:
+            self._starting.discard(limit)
+            self._look()
+        return stream
+
+    async def models(self) -> list[WorkerInfo]:
+        return await self._backend.models()
+
+    def links(self) -> list[Candidate]:
+        return self._backend.links()
+
+    def health(self) -> Health:
+        return Health(DRAINING) if self._closed else self._backend.health()
+
+    def _left(self, stream: _Open) -> None:
+        self._open.discard(stream)
+        self._look()
+
+    def _look(self) -> None:
+        if self._closed and not self.requests:
+            self._on_empty()
+
+
+class _Open:
+    """A stream that says when it is closed."""
+
+    def __init__(self, stream: GenerationStream, left: Callable[[_Open], None]) -> None:
+        self._stream = stream
+        self._left = left
+
+    def __aiter__(self) -> AsyncIterator[Entry]:
+        return aiter(self._stream)  # tokens pass by without a stop here
+
+    async def cancel(self, choice: int | None = None) -> None:
+        await self._stream.cancel(choice)
+
+    def fail(self, error: EyasError) -> None:
+        self._stream.fail(error)
+
+    async def aclose(self) -> None:
+        self._left(self)
+        await self._stream.aclose()
