@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -24,7 +24,8 @@ DEFAULT_MAX_TOKENS = 4096  # a caller who wants a longer answer says so
 class Wish:
     """What a caller wants done with a prompt. `max_tokens` None: what fits, up to `default_max_tokens`.
 
-    `params.max_tokens` is not read. `seed` None: a random one.
+    `params.max_tokens` is not read. `seed` None: a random one. All prompts of one wish are one `call` of its
+    `caller`, and share what a worker gives to one.
     """
 
     params: SamplingParams = SamplingParams()
@@ -33,6 +34,8 @@ class Wish:
     seed: int | None = None
     n: int = 1
     speculative: bool = True
+    caller: str = ""
+    call: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ def admit(model: ServedModel, prompt_ids: tuple[int, ...], wish: Wish, timeout_s
         choices=tuple(map(Choice, range(wish.n))),
         timeout_s=timeout_s,
         speculative=wish.speculative,
+        caller=wish.caller,
+        call=wish.call,
     )
 
 

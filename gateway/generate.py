@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -31,11 +32,12 @@ from gateway.prefixes import prefix_of
 from gateway.router import Candidate
 
 MAX_RETRIES = 4  # in a row, without a token between them
-PATIENCE_S = 4.0  # how long a request waits for somebody who can serve it to come (back)
+PATIENCE_S = 4.0  # how long a request waits for a worker although none is known to start or to return
 RETRY_PAUSE_S = 0.3
 SYNTHETIC = "answers mean nothing: drafts are accepted by chance (--rejection-sample-method synthetic)"
 
 _log = logging.getLogger("eyas.gateway")
+Found = TypeVar("Found")
 
 
 class ClusterBackend:
@@ -51,7 +53,8 @@ class ClusterBackend:
         return generation
 
     async def models(self) -> list[WorkerInfo]:
-        return self._cluster.workers()
+        returning = [candidate.info for candidate in self._cluster.returning()]
+        return [*self._cluster.workers(), *(info for info in returning if not info.starting)]
 
     def links(self) -> list[Candidate]:
         return self._cluster.candidates()
@@ -85,6 +88,7 @@ class Generation:
         self._decode_spoke = False  # some token came from decode: pages of the prompt no longer suffice
         self._ended_elsewhere = False  # some choice ended by a cancel or at prefill, not by decode's word
         self._avoid: set[str] = set()
+        self._lacks = ""  # what the request waits for while nobody can serve it
         self._retries = MAX_RETRIES
         self._tokens_at_retry = 0
 
@@ -121,7 +125,8 @@ class Generation:
         """Start the legs; return when each of them has a queue place. On an error no leg is left."""
         try:
             async with self._in_time():
-                route = await self._find_route()
+                route = await self._wait_for(router.route)
+                assert route is not None  # no choice has ended yet
                 self._attempt = 1
                 self._start_decode(route.decode, attach=route.prefill is not None)
                 if route.prefill is not None:
@@ -132,15 +137,6 @@ class Generation:
             self._release()
             raise
         self._driver = asyncio.create_task(self._drive(), name=f"request {self._request.id}")
-
-    async def _find_route(self) -> router.Route:
-        """Where to go first. A moment in which nobody can serve (a restart, a migration) is waited out."""
-        give_up = self._clock() + PATIENCE_S
-        while (route := router.route(self._cluster.candidates(self._prefix))) is None:
-            if self._clock() >= give_up:
-                raise Unavailable("no worker can serve the request now")
-            await asyncio.sleep(RETRY_PAUSE_S)
-        return route
 
     async def _drive(self) -> None:
         """Handle what the legs report until every choice has finished, then leave the workers."""
@@ -219,7 +215,10 @@ class Generation:
 
     def _rest_of_request(self, choices: tuple[Choice, ...]) -> GenerationRequest:
         return msgspec.structs.replace(
-            self._request, choices=choices, timeout_s=max(self._deadline - self._clock(), 0.001)
+            self._request,
+            choices=choices,
+            timeout_s=max(self._deadline - self._clock(), 0.001),
+            begun=self._delivery.tokens > 0,
         )
 
     def _drop_prefill(self) -> None:
@@ -320,9 +319,13 @@ class Generation:
         """
         self._spend_retry(error)
         leg.close(cancel=True)
+        self._decode = None
         self._avoid.add(leg.worker)
-        worker = await self._find_decode(error)
-        if self._delivery.over:
+        try:
+            worker = await self._find_decode()
+        except Unavailable as nobody:
+            raise Unavailable(f"{nobody.message}, after {error.message}") from error
+        if worker is None:
             return
         self._attempt += 1
         attach = self._prefill is not None and not self._decode_spoke
@@ -331,24 +334,53 @@ class Generation:
         _log.info("request %s goes on at %s (attempt %d)", self._request.id, worker, self._attempt)
         self._start_decode(worker, attach)
 
-    async def _find_decode(self, error: EyasError) -> str:
-        """A decode worker to go on with; one that just sent the request away is asked again after a pause."""
-        give_up = self._clock() + PATIENCE_S
-        paused = False
-        while True:
-            found = router.choose_decode(self._cluster.candidates(self._prefix), self._avoid)
-            if found is not None and (paused or found.info.worker not in self._avoid):
-                return found.info.worker
-            if found is None and self._clock() >= give_up:
-                raise Unavailable(f"no decode worker is left to go on with the request: {error.message}")
-            paused = found is not None
-            await asyncio.sleep(RETRY_PAUSE_S)
+    async def _find_decode(self) -> str | None:
+        """Who goes on; one that just sent the request away is asked again after a pause. None: nobody need."""
+
+        def choose(workers: Sequence[Candidate]) -> Candidate | None:
+            return router.choose_decode(workers, self._avoid)
+
+        found = await self._wait_for(choose)
+        if found is not None and found.info.worker in self._avoid:
+            await self._pause()
+            found = await self._wait_for(choose)
+        return None if found is None else found.info.worker
+
+    async def _wait_for(self, choose: Callable[[Sequence[Candidate]], Found | None]) -> Found | None:
+        """Whom `choose` takes, as soon as it takes anybody; None if every choice has ended meanwhile.
+
+        A worker that starts or returns is waited for up to the request's deadline. Raises Unavailable if none
+        does, after a moment in which a line may be opened again or an engine move on.
+        """
+        hoped_at = self._clock()
+        while not self._delivery.over:
+            workers = self._cluster.candidates(self._prefix)
+            if (found := choose(workers)) is not None:
+                self._lacks = ""
+                return found
+            self._lacks = router.missing(workers)
+            if choose([*workers, *self._cluster.returning()]) is not None:
+                hoped_at = self._clock()
+            elif self._clock() - hoped_at >= PATIENCE_S:
+                raise Unavailable(f"no worker can serve the request: {self._lacks}")
+            await self._pause()
+        return None
+
+    async def _pause(self) -> None:
+        """A moment in which the legs that are left may speak."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_PAUSE_S):
+                while True:
+                    await self._next_event()
 
     def _spend_retry(self, error: EyasError) -> None:
-        """Raise `error` if it is a verdict on the request, or if retrying has led nowhere for too long."""
+        """Raise `error` if it is a verdict on the request, or if retrying has led nowhere for too long.
+
+        Once admitted a request is never refused for load: it asks again until its deadline.
+        """
+        if isinstance(error, Overloaded) and self._driver is not None:
+            return
         temporary = isinstance(error, Unavailable | Cancelled)
-        if isinstance(error, Overloaded):
-            temporary = self._driver is not None  # before admission the client is told to come back
         if self._delivery.tokens > self._tokens_at_retry:
             self._tokens_at_retry, self._retries = self._delivery.tokens, MAX_RETRIES
         if not temporary or self._retries == 0:
@@ -362,4 +394,7 @@ class Generation:
             async with asyncio.timeout_at(self._deadline):
                 yield
         except TimeoutError:
-            raise DeadlineExceeded(f"the request took longer than {self._request.timeout_s:g} s") from None
+            why = f": {self._lacks}" if self._lacks else ""
+            raise DeadlineExceeded(
+                f"the request took longer than {self._request.timeout_s:g} s{why}"
+            ) from None

@@ -33,6 +33,9 @@ from eyas.common.types import WorkerInfo
 
 POLL_S = 1.0
 FORGET_S = 5.0  # a worker that is only slow to answer stays known this long
+RETURN_S = 20.0
+"""So long a worker that was lost counts as returning: `eyas serve` starts a dead one again after 8 s at most, and
+a second or two later its front says that it is starting, for as long as its engine loads."""
 CANCEL_AGAIN_S = 0.2
 TTL_S = 5.0  # of a worker's key in Redis,
 REFRESH_S = 1.0  # which it writes again and again
@@ -50,10 +53,15 @@ def everybody(_: WorkerInfo) -> bool:
 
 
 class Registry(Protocol):
-    """Where workers are found. `workers` answers from the last snapshot and never waits."""
+    """Where workers are found. `workers` and `returning` answer from the last snapshot and never wait.
+
+    `returning`: who is expected to serve soon: those whose engine loads, and those that were lost less than
+    `RETURN_S` ago. They are described as they were known last.
+    """
 
     async def start(self) -> None: ...
     def workers(self) -> Sequence[WorkerInfo]: ...
+    def returning(self) -> Sequence[WorkerInfo]: ...
     async def aclose(self) -> None: ...
 
 
@@ -81,21 +89,38 @@ class _Roster:
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._known: dict[str, tuple[WorkerInfo, float]] = {}
+        self._returning: dict[str, tuple[WorkerInfo, float]] = {}
         self._lines: dict[str, grpc.aio.Channel] = {}
 
     def workers(self) -> list[WorkerInfo]:
         return [info for info, _ in self._known.values()]
 
+    def returning(self) -> list[WorkerInfo]:
+        now = time.monotonic()
+        return [info for info, lost_at in self._returning.values() if now - lost_at < RETURN_S]
+
+    def _expect(self, address: str, info: WorkerInfo) -> None:
+        now = time.monotonic()
+        recent = {a: found for a, found in self._returning.items() if now - found[1] < RETURN_S}
+        self._returning = recent | {address: (info, now)}
+
     def heard(self, address: str, info: WorkerInfo) -> None:
+        if info.starting:
+            self.lose(address, "it starts again")
+            known, _ = self._returning.get(address, (info, 0.0))
+            self._expect(address, msgspec.structs.replace(known, roles=info.roles))
+            return
         if not self._wanted(info):
             self.lose(address, "it is now another kind of worker")
             return
         if address not in self._known:
             _log.info("worker %s is here: %s", address, ", ".join(info.roles))
         self._known[address] = info, time.monotonic()
+        self._returning.pop(address, None)
 
     def lose(self, address: str, reason: str) -> None:
-        if self._known.pop(address, None) is not None:
+        if (lost := self._known.pop(address, None)) is not None:
+            self._expect(address, lost[0])
             _log.info("worker %s is gone: %s", address, reason)
 
     async def ask(self, addresses: Iterable[str]) -> None:
@@ -143,6 +168,9 @@ class StaticRegistry:
         """In the order of the list."""
         return sorted(self._roster.workers(), key=lambda info: self._addresses.index(info.worker))
 
+    def returning(self) -> list[WorkerInfo]:
+        return self._roster.returning()
+
     async def aclose(self) -> None:
         await _end(self._tasks)
         await self._roster.hang_up()
@@ -173,6 +201,9 @@ class RedisRegistry:
     def workers(self) -> list[WorkerInfo]:
         return self._roster.workers()
 
+    def returning(self) -> list[WorkerInfo]:
+        return self._roster.returning()
+
     async def aclose(self) -> None:
         await _end(self._tasks)
         await self._roster.hang_up()
@@ -195,7 +226,7 @@ class RedisRegistry:
 class Presence:
     """A worker's own key, written every second from `start` to `aclose`.
 
-    `describe` raises Unavailable while there is nothing to say yet. Raises ConfigError for a bad `url`.
+    Raises ConfigError for a bad `url`.
     """
 
     def __init__(self, url: str, describe: Callable[[], WorkerInfo]) -> None:
@@ -215,7 +246,7 @@ class Presence:
         await self._keys.aclose()
 
     async def _write(self) -> None:
-        with contextlib.suppress(Unavailable):  # of either: the next time comes soon
+        with contextlib.suppress(Unavailable):  # the next time comes soon
             info = self._describe()
             self._worker = info.worker
             await self._keys.write(info)

@@ -41,10 +41,19 @@ class Generation:
     offer_draft: bool = False  # PREFILL: offer draft KV as well
     draft_handle: KvHandle | None = None  # ATTACH: where a drafter finds its KV
     draft_claimed: bool = False  # a drafter was given that handle, and answers for it
+    share: tuple[str, str] = field(init=False)  # whose sequences count together: (caller, call)
+
+    def __post_init__(self) -> None:
+        self.share = self.request.caller, self.request.call or self.request.id
 
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def has_begun(self) -> bool:
+        """Here, or elsewhere: whoever waits for it has seen a token, or work was spent on it."""
+        return self.began > 0.0 or self.request.begun
 
     def timings_once(self, now: float) -> Timings | None:
         """Where the time went up to the first token; None when already told."""
@@ -72,6 +81,7 @@ class Sequence:
     prompt: tuple[int, ...]
     output: list[int]
     forks: tuple[int, ...] = ()  # fresh choices that start from this one's prompt
+    kept: int = 0  # slots that are kept for them
     pages: list[int] = field(default_factory=list)
     kv_len: int = 0
     draft_len: int = 0  # rows that have draft KV in this pool

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from decode_svc.drafts import DraftStreams
 from eyas.common.config import WorkerConfig
 from eyas.common.discovery import Presence, RedisRegistry
-from eyas.common.errors import Unavailable
 from eyas.common.types import Role, WorkerInfo
 
 FOLLOW_S = 0.5
@@ -22,7 +21,7 @@ class Membership:
     """From `start` to `close` this worker can be found, and its draft streams follow the registry.
 
     Without a registry it has the draft workers that its command line names, and is found by its address.
-    `describe` raises Unavailable while the engine loads. Raises ConfigError for a bad registry.
+    Raises ConfigError for a bad registry.
     """
 
     def __init__(
@@ -63,9 +62,6 @@ class Membership:
 
     def _may_draft(self, info: WorkerInfo) -> bool:
         """A worker that does nothing else (others draft for themselves alone), with our model and head."""
-        try:
-            own = self._describe()
-        except Unavailable:
-            return False
+        own = self._describe()
         models = own.fingerprint, own.draft_fingerprint
         return info.roles == (Role.DRAFT,) and (info.fingerprint, info.draft_fingerprint) == models

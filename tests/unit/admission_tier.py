@@ -148,7 +148,7 @@ class Tier:
     def idle(self) -> bool:
         """Nothing is held but what the cache keeps."""
         scheduler = self.scheduler
-        busy = [*self.requests.table, *self.requests.joining, *scheduler.running, *scheduler.waiting]
+        busy = [*self.requests.table, *scheduler.joining, *scheduler.running, *scheduler.waiting]
         held = scheduler.pool.claims - scheduler.cache.held
         return not (busy or held or self.pulls.active or self.leases.owner.active or self.inbox)
 
@@ -185,7 +185,7 @@ class Tier:
             ],
             [name(s) for s in scheduler.running],
             [name(s) for s in scheduler.waiting],
-            [name(s) for s, _ in self.requests.joining],
+            [name(s) for s in scheduler.joining],
             [
                 (
                     a.owner.id,  # type: ignore[attr-defined]
