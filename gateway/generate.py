@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Sequence
 
 import msgspec
 
@@ -30,14 +29,13 @@ from gateway.delivery import Delivery
 from gateway.legs import DecodeLeg, Ended, LegEvent, PrefillLeg
 from gateway.prefixes import prefix_of
 from gateway.router import Candidate
+from gateway.search import Search
 
 MAX_RETRIES = 4  # in a row, without a token between them
-PATIENCE_S = 4.0  # how long a request waits for a worker although none is known to start or to return
 RETRY_PAUSE_S = 0.3
 SYNTHETIC = "answers mean nothing: drafts are accepted by chance (--rejection-sample-method synthetic)"
 
 _log = logging.getLogger("eyas.gateway")
-Found = TypeVar("Found")
 
 
 class ClusterBackend:
@@ -76,6 +74,7 @@ class Generation:
         self._cluster = cluster
         self._request = request
         self._prefix = prefix_of(request.prompt_ids)
+        self._search = Search(cluster, self._prefix, self._pause)
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + request.timeout_s
         self._delivery = Delivery(request.choices)
@@ -88,7 +87,6 @@ class Generation:
         self._decode_spoke = False  # some token came from decode: pages of the prompt no longer suffice
         self._ended_elsewhere = False  # some choice ended by a cancel or at prefill, not by decode's word
         self._avoid: set[str] = set()
-        self._lacks = ""  # what the request waits for while nobody can serve it
         self._retries = MAX_RETRIES
         self._tokens_at_retry = 0
 
@@ -125,7 +123,7 @@ class Generation:
         """Start the legs; return when each of them has a queue place. On an error no leg is left."""
         try:
             async with self._in_time():
-                route = await self._wait_for(router.route)
+                route = await self._search.find(router.route, self._is_wanted)
                 assert route is not None  # no choice has ended yet
                 self._attempt = 1
                 self._start_decode(route.decode, attach=route.prefill is not None)
@@ -335,36 +333,22 @@ class Generation:
         self._start_decode(worker, attach)
 
     async def _find_decode(self) -> str | None:
-        """Who goes on; one that just sent the request away is asked again after a pause. None: nobody need."""
+        """Who goes on; one that just sent the request away is asked again after a pause.
+
+        None: nobody need, for every choice has ended meanwhile.
+        """
 
         def choose(workers: Sequence[Candidate]) -> Candidate | None:
             return router.choose_decode(workers, self._avoid)
 
-        found = await self._wait_for(choose)
+        found = await self._search.find(choose, self._is_wanted)
         if found is not None and found.info.worker in self._avoid:
             await self._pause()
-            found = await self._wait_for(choose)
+            found = await self._search.find(choose, self._is_wanted)
         return None if found is None else found.info.worker
 
-    async def _wait_for(self, choose: Callable[[Sequence[Candidate]], Found | None]) -> Found | None:
-        """Whom `choose` takes, as soon as it takes anybody; None if every choice has ended meanwhile.
-
-        A worker that starts or returns is waited for up to the request's deadline. Raises Unavailable if none
-        does, after a moment in which a line may be opened again or an engine move on.
-        """
-        hoped_at = self._clock()
-        while not self._delivery.over:
-            workers = self._cluster.candidates(self._prefix)
-            if (found := choose(workers)) is not None:
-                self._lacks = ""
-                return found
-            self._lacks = router.missing(workers)
-            if choose([*workers, *self._cluster.returning()]) is not None:
-                hoped_at = self._clock()
-            elif self._clock() - hoped_at >= PATIENCE_S:
-                raise Unavailable(f"no worker can serve the request: {self._lacks}")
-            await self._pause()
-        return None
+    def _is_wanted(self) -> bool:
+        return not self._delivery.over
 
     async def _pause(self) -> None:
         """A moment in which the legs that are left may speak."""
@@ -394,7 +378,6 @@ class Generation:
             async with asyncio.timeout_at(self._deadline):
                 yield
         except TimeoutError:
-            why = f": {self._lacks}" if self._lacks else ""
-            raise DeadlineExceeded(
-                f"the request took longer than {self._request.timeout_s:g} s{why}"
-            ) from None
+            took = f"the request took longer than {self._request.timeout_s:g} s"
+            lacks = self._search.lacks
+            raise DeadlineExceeded(f"{took}: {lacks}" if lacks else took) from None

@@ -36,11 +36,11 @@ class Shares:
         return *self.held(generation), not generation.has_begun, generation.arrived + delay
 
     def owing(self, claimant: Generation, gain: int) -> set[tuple[str, str]]:
-        """Calls that still have no less than the claimant when one of theirs ends and it has `gain` more.
+        """Calls that have no less than the claimant even when one of theirs ends and it has `gain` more.
 
-        Callers are compared with callers, and calls with calls of the same caller. So with every sequence that
-        changes hands the sum of squares of the callers' shares falls, or stays while that of the calls'
-        falls: nothing is handed back.
+        Callers are compared with callers, and calls with calls of the same caller. So with every sequence
+        that changes hands the sum of squares of the callers' shares falls, or it stays while that of the
+        calls' falls: nothing is handed back.
         """
         caller, (most_of_caller, most_of_call) = claimant.request.caller, self.held(claimant)
         return {

@@ -218,9 +218,10 @@ class Scheduler:
         return Work(seq, seq.kv_len, seq.tokens(seq.kv_len, stop), None, sample=stop == len(seq))
 
     def _admit(self, seq: Sequence, shares: Shares) -> bool:
-        """Give a waiting sequence pages for all its rows, if there is a slot for it, and keep slots for its forks.
+        """Give a waiting sequence pages for all its rows, if there is a slot for it.
 
-        Forks that find no slot wait, and compute what the cache does not have of their prompt.
+        Slots are kept for its forks as far as there are any. The others wait, and compute what the cache does
+        not have of their prompt.
         """
         generation = seq.generation
         if seq.in_flight or self._starved:

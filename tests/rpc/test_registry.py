@@ -19,7 +19,7 @@ from eyas.common.discovery import Presence, RedisRegistry, WorkerKeys, registry
 from eyas.common.errors import Unavailable
 from eyas.common.types import GenerationRequest, Role, WorkerInfo
 from eyas.engine.messages import DraftDown
-from gateway import generate
+from gateway import search
 from gateway.cluster import Cluster
 from gateway.generate import ClusterBackend
 
@@ -110,21 +110,17 @@ async def test_a_worker_is_found_serves_and_says_goodbye() -> None:
         await until(lambda: not known(cluster), within_s=1)
 
 
-async def test_a_loading_worker_has_no_key_yet() -> None:
-    async with redis_server() as redis:
-
-        def describe() -> WorkerInfo:
-            if loading:
-                raise Unavailable("loading")
-            return GHOST
-
-        loading = True
-        presence = Presence(redis.url, describe)
+async def test_a_loading_worker_says_that_it_starts() -> None:
+    """It is expected, and not yet one of those who serve."""
+    async with redis_server() as redis, gateway(redis.url) as (_, cluster):
+        info = msgspec.structs.replace(GHOST, serving=False, starting=True)
+        presence = Presence(redis.url, lambda: info)
         presence.start()
-        await asyncio.sleep(0.5)
-        assert await redis.workers() == set()
-        loading = False
         await until(lambda: _has(redis, GHOST.worker), within_s=1)
+        await until(lambda: [c.info.worker for c in cluster.returning()] == [GHOST.worker])
+        assert not known(cluster)
+        info = GHOST
+        await until(lambda: known(cluster) == {GHOST.worker} and not cluster.returning())
         await presence.aclose()
         assert await redis.workers() == set()
 
@@ -239,7 +235,7 @@ async def test_while_redis_is_away_the_dead_are_forgotten_and_found_again() -> N
 
 
 async def test_a_gateway_that_starts_before_redis_learns_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(search, "PATIENCE_S", 0.2)
     async with redis_server() as redis:
         redis.kill()
         began = time.monotonic()
