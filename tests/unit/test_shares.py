@@ -212,7 +212,8 @@ def test_what_changes_hands_is_never_handed_back_and_everybody_ends(seed: int) -
             rig.submit(made, attach=pulled)
             if pulled and made.id in rig.requests.table:
                 rig.requests.attach(Attach(made.id, 1, (handle(ROWS, id=step),)))
-                opened |= {made.id: event for event in rig.said(OpenPull)}
+                for event in rig.said(OpenPull):
+                    opened[made.id] = event
         commit(rig, rig.scheduler.schedule())
         rig.poll()
         for id in [i for i, event in opened.items() if pulling(rig, event)]:
