@@ -321,8 +321,8 @@ class Generation:
         self._avoid.add(leg.worker)
         try:
             worker = await self._find_decode()
-        except Unavailable as nobody:
-            raise Unavailable(f"{nobody.message}, after {error.message}") from error
+        except Unavailable as lack:
+            raise Unavailable(f"{lack.message}, after {error.message}") from error
         if worker is None:
             return
         self._attempt += 1
@@ -335,7 +335,7 @@ class Generation:
     async def _find_decode(self) -> str | None:
         """Who goes on; one that just sent the request away is asked again after a pause.
 
-        None: nobody need, for every choice has ended meanwhile.
+        None: every choice has ended meanwhile.
         """
 
         def choose(workers: Sequence[Candidate]) -> Candidate | None:

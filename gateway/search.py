@@ -16,7 +16,7 @@ from gateway.cluster import Cluster
 from gateway.prefixes import Prefix
 from gateway.router import Candidate
 
-PATIENCE_S = 4.0  # how long a search goes on although nobody is known to start or to return
+PATIENCE_S = 4.0  # how long a search goes on although no worker is known to start or to return
 
 Found = TypeVar("Found")
 
@@ -36,8 +36,8 @@ class Search:
     ) -> Found | None:
         """What `choose` finds, as soon as it finds something; None once it is not wanted any more.
 
-        Raises Unavailable if nobody is expected who would be chosen, after a moment in which a line may be
-        opened again or an engine move on.
+        Raises Unavailable if no worker is expected that would be chosen, after a moment in which a line may
+        be opened again or an engine move on.
         """
         hoped_at = self._clock()
         while is_wanted():

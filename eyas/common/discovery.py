@@ -34,8 +34,8 @@ from eyas.common.types import WorkerInfo
 POLL_S = 1.0
 FORGET_S = 5.0  # a worker that is only slow to answer stays known this long
 RETURN_S = 20.0
-"""So long a worker that was lost counts as returning: `eyas serve` starts a dead one again after 8 s at most,
-and a second or two later its front says that it is starting, for as long as its engine loads."""
+"""A worker that was lost counts as returning for this time: `eyas serve` starts a dead one again after 8 s at
+most, and a second or two later its front says that it is starting, for as long as its engine loads."""
 CANCEL_AGAIN_S = 0.2
 TTL_S = 5.0  # of a worker's key in Redis,
 REFRESH_S = 1.0  # which it writes again and again

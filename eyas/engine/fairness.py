@@ -42,13 +42,10 @@ class Shares:
         that changes hands the sum of squares of the callers' shares falls, or it stays while that of the
         calls' falls: nothing is handed back.
         """
-        caller, (most_of_caller, most_of_call) = claimant.request.caller, self.held(claimant)
+        own, (caller_has, call_has) = claimant.request.caller, self.held(claimant)
+        richer = {caller for caller, count in self._callers.items() if count > caller_has + gain} - {own}
         return {
-            share
-            for share, count in self._calls.items()
-            if (
-                count > most_of_call + gain
-                if share[0] == caller
-                else self._callers[share[0]] > most_of_caller + gain
-            )
+            (caller, call)
+            for (caller, call), count in self._calls.items()
+            if caller in richer or (caller == own and count > call_has + gain)
         }

@@ -3,8 +3,8 @@
 It composes every step as a list of `Work`: decode rows and verify trees of the running sequences first,
 then prompt chunks under a token budget. Pages come from one pool, shared with the prefix cache; when they
 run out a sequence goes back to the queue and is recomputed later: the last admitted one of the call that has
-most. So does one of a call that has more than its share while another waits (`eyas.engine.fairness`). Who
-has run longest is never asked, so there is always somebody who comes to an end. It knows nothing of tensors,
+most. So does one of a call that has more than its share while another waits (`eyas.engine.fairness`). The
+sequence that has run longest never does, so one always comes to its end. It knows nothing of tensors,
 transports or time.
 """
 
@@ -85,7 +85,7 @@ class Scheduler:
         self._give_back(seq)
 
     def join(self) -> Sequence | None:
-        """One of those whose KV is already here takes a slot; None: there is nobody, or no slot."""
+        """One of those whose KV is already here takes a slot; None: none waits, or none is free."""
         if not self.joining:
             return None
         shares = self._shares()
@@ -196,7 +196,10 @@ class Scheduler:
             waits = len(seq.prompt) / rate if rate and not seq.generation.has_begun else 0.0
             return shares.turn(seq.generation, waits)
 
-        return min(self.waiting, key=turn)
+        firsts: dict[Generation, Sequence] = {}  # a request may have many sequences here
+        for seq in self.waiting:
+            firsts.setdefault(seq.generation, seq)
+        return min(firsts.values(), key=turn)
 
     def _may_decode(self, seq: Sequence) -> bool:
         # `running` may have lost this sequence to a preemption earlier in the same step
@@ -303,7 +306,7 @@ class Scheduler:
 
     @property
     def _free_slots(self) -> int:
-        """Slots that nobody sits on, and that are kept for no choices of a prompt which is being computed."""
+        """Slots that are neither taken, nor kept for the choices of a prompt that is being computed."""
         kept = sum(min(seq.kept, len(seq.forks)) for seq in self.running)
         return self.limits.max_running - len(self.running) - kept
 

@@ -52,7 +52,7 @@ class Generation:
 
     @property
     def has_begun(self) -> bool:
-        """Here, or elsewhere: whoever waits for it has seen a token, or work was spent on it."""
+        """Work was spent on it here, or its client has a token from elsewhere."""
         return self.began > 0.0 or self.request.begun
 
     def timings_once(self, now: float) -> Timings | None:

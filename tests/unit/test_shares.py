@@ -1,4 +1,4 @@
-"""One call, however many sequences it has, is one share: who has more than others gives way to who waits."""
+"""One call is one share, however many sequences it has: the one with more than others gives way."""
 
 from __future__ import annotations
 
