@@ -114,6 +114,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         mem_fraction_static=args.mem_fraction_static,
         context_length=args.context_length,
         max_running=args.max_running,
+        max_waiting=args.max_waiting,
         chunk_tokens=args.chunk_tokens,
         mixed_tokens=args.mixed_tokens,
         cuda_graph_max_bs=0 if args.disable_cuda_graph else args.cuda_graph_max_bs,

@@ -81,6 +81,15 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help=f"sequences in a step ({_either('max_running')})",
     )
     add(
+        "--max-queued-requests",
+        "--max-waiting",
+        dest="max_waiting",
+        type=positive,
+        default=engine.max_waiting,
+        metavar="N",
+        help=f"requests that may wait in a worker; one more is refused with 429 ({engine.max_waiting})",
+    )
+    add(
         "--chunked-prefill-size",
         "--chunk-tokens",
         dest="chunk_tokens",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ class Wish:
     `max_tokens` None: what fits, up to what the model wants or, if it wants nothing, `default_max_tokens`.
     `params.max_tokens` is not read; a `params.top_k` of -1 means all, as 0 does. `seed` None: a random one.
     `truncate_prompt`: how many of the prompt's last tokens are kept; -1: what leaves room for `max_tokens`.
+    All prompts of one wish are one `call`, and share what a worker gives to one.
     """
 
     params: SamplingParams = SamplingParams()
@@ -39,6 +40,7 @@ class Wish:
     n: int = 1
     speculative: bool = True
     truncate_prompt: int | None = None
+    call: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def with_params(self, **changes: Any) -> Wish:
         """The same with some parameters changed."""
@@ -130,6 +132,7 @@ def admit(model: ServedModel, prompt_ids: tuple[int, ...], wish: Wish, timeout_s
         choices=tuple(map(Choice, range(wish.n))),
         timeout_s=timeout_s,
         speculative=wish.speculative,
+        call=wish.call,
     )
 
 

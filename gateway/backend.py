@@ -59,7 +59,7 @@ class Backend(Protocol):
         ...
 
     async def models(self) -> list[WorkerInfo]:
-        """The workers known now, from the latest snapshot: never waits on the network."""
+        """The workers known now, and those that return: from the latest snapshot, it never waits."""
         ...
 
     def links(self) -> list[Candidate]:

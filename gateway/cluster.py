@@ -11,6 +11,8 @@ import logging
 import time
 from collections import Counter
 
+import msgspec
+
 from eyas.common import rpc
 from eyas.common.clients import DecodeSessionClient, PrefillClient
 from eyas.common.discovery import Registry
@@ -74,6 +76,11 @@ class Cluster:
             )
             for info in self.workers()
         ]
+
+    def returning(self) -> list[Candidate]:
+        """Workers that start, or were here a moment ago, as the router will see them once they serve."""
+        infos = [info for info in self._registry.returning() if info.starting or self._is_ours(info)]
+        return [Candidate(msgspec.structs.replace(info, serving=True)) for info in infos]
 
     def sent(self, worker: str, prefix: Prefix) -> None:
         """`worker` is given a prompt of these pages, and will have them in its cache."""

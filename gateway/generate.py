@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 
 import msgspec
 
@@ -29,9 +29,9 @@ from gateway.delivery import Delivery
 from gateway.legs import DecodeLeg, Draining, Ended, LegEvent, PrefillLeg
 from gateway.prefixes import prefix_of
 from gateway.router import Candidate
+from gateway.search import Search
 
 MAX_RETRIES = 4  # in a row, without a token between them
-PATIENCE_S = 4.0  # how long a request waits for somebody who can serve it to come (back)
 RETRY_PAUSE_S = 0.3
 SYNTHETIC = "answers mean nothing: drafts are accepted by chance (--rejection-sample-method synthetic)"
 
@@ -51,7 +51,8 @@ class ClusterBackend:
         return generation
 
     async def models(self) -> list[WorkerInfo]:
-        return self._cluster.workers()
+        returning = [candidate.info for candidate in self._cluster.returning()]
+        return [*self._cluster.workers(), *(info for info in returning if not info.starting)]
 
     def links(self) -> list[Candidate]:
         return self._cluster.candidates()
@@ -73,6 +74,7 @@ class Generation:
         self._cluster = cluster
         self._request = request
         self._prefix = prefix_of(request.prompt_ids)
+        self._search = Search(cluster, self._prefix, self._pause, lambda: not self._delivery.over)
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + request.timeout_s
         self._delivery = Delivery(request.choices)
@@ -126,7 +128,8 @@ class Generation:
         """Start the legs; return when each of them has a queue place. On an error no leg is left."""
         try:
             async with self._in_time():
-                route = await self._find_route()
+                route = await self._search.find(router.route)
+                assert route is not None  # no choice has ended yet
                 self._attempt = 1
                 self._start_decode(route.decode, attach=route.prefill is not None)
                 if route.prefill is not None:
@@ -137,15 +140,6 @@ class Generation:
             self._release()
             raise
         self._driver = asyncio.create_task(self._drive(), name=f"request {self._request.id}")
-
-    async def _find_route(self) -> router.Route:
-        """Where to go first. A moment in which nobody can serve (a restart, a migration) is waited out."""
-        give_up = self._clock() + PATIENCE_S
-        while (route := router.route(self._cluster.candidates(self._prefix))) is None:
-            if self._clock() >= give_up:
-                raise Unavailable("no worker can serve the request now")
-            await asyncio.sleep(RETRY_PAUSE_S)
-        return route
 
     async def _drive(self) -> None:
         """Handle what the legs report until every choice has finished, then leave the workers."""
@@ -226,7 +220,10 @@ class Generation:
 
     def _rest_of_request(self, choices: tuple[Choice, ...]) -> GenerationRequest:
         return msgspec.structs.replace(
-            self._request, choices=choices, timeout_s=max(self._deadline - self._clock(), 0.001)
+            self._request,
+            choices=choices,
+            timeout_s=max(self._deadline - self._clock(), 0.001),
+            begun=self._delivery.tokens > 0,
         )
 
     def _drop_prefill(self) -> None:
@@ -329,9 +326,13 @@ class Generation:
         """
         self._spend_retry(error)
         leg.close(cancel=True)
+        self._decode = None
         self._avoid.add(leg.worker)
-        worker = await self._find_decode(error)
-        if self._delivery.over:
+        try:
+            worker = await self._find_decode()
+        except Unavailable as lack:
+            raise Unavailable(f"{lack.message}, after {error.message}") from error
+        if worker is None:
             return
         self._attempt += 1
         attach = self._prefill is not None and not self._decode_spoke
@@ -349,24 +350,36 @@ class Generation:
         if elsewhere is not None and elsewhere.info.worker != leg.worker and not self._decode_spoke:
             await self._replace_decode(leg, Unavailable(f"worker {leg.worker} is draining"))
 
-    async def _find_decode(self, error: EyasError) -> str:
-        """A decode worker to go on with; one that just sent the request away is asked again after a pause."""
-        give_up = self._clock() + PATIENCE_S
-        paused = False
-        while True:
-            found = router.choose_decode(self._cluster.candidates(self._prefix), self._avoid)
-            if found is not None and (paused or found.info.worker not in self._avoid):
-                return found.info.worker
-            if found is None and self._clock() >= give_up:
-                raise Unavailable(f"no decode worker is left to go on with the request: {error.message}")
-            paused = found is not None
-            await asyncio.sleep(RETRY_PAUSE_S)
+    async def _find_decode(self) -> str | None:
+        """Who goes on; one that just sent the request away is asked again after a pause.
+
+        None: every choice has ended meanwhile.
+        """
+
+        def choose(workers: Sequence[Candidate]) -> Candidate | None:
+            return router.choose_decode(workers, self._avoid)
+
+        found = await self._search.find(choose)
+        if found is not None and found.info.worker in self._avoid:
+            await self._pause()
+            found = await self._search.find(choose)
+        return None if found is None else found.info.worker
+
+    async def _pause(self) -> None:
+        """A moment in which the legs that are left may speak."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_PAUSE_S):
+                while True:
+                    await self._next_event()
 
     def _spend_retry(self, error: EyasError) -> None:
-        """Raise `error` if it is a verdict on the request, or if retrying has led nowhere for too long."""
+        """Raise `error` if it is a verdict on the request, or if retrying has led nowhere for too long.
+
+        Once admitted a request is never refused for load: it asks again until its deadline.
+        """
         temporary = isinstance(error, Unavailable | Cancelled)
-        if isinstance(error, Overloaded):
-            temporary = self._driver is not None  # before admission the client is told to come back
+        if isinstance(error, Overloaded) and self._driver is not None:
+            return
         if self._delivery.tokens > self._tokens_at_retry:
             self._tokens_at_retry, self._retries = self._delivery.tokens, MAX_RETRIES
         if not temporary or self._retries == 0:
@@ -380,4 +393,6 @@ class Generation:
             async with asyncio.timeout_at(self._deadline):
                 yield
         except TimeoutError:
-            raise DeadlineExceeded(f"the request took longer than {self._request.timeout_s:g} s") from None
+            took = f"the request took longer than {self._request.timeout_s:g} s"
+            lacks = self._search.lacks
+            raise DeadlineExceeded(f"{took}: {lacks}" if lacks else took) from None

@@ -71,12 +71,16 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _admit_caller(self, context: Any) -> contextlib.AbstractContextManager[None]:
         """Raises Unauthorized or Overloaded."""
-        metadata = dict(context.invocation_metadata() or ())
-        self._keys.caller(metadata.get("authorization"))
+        caller_of(context, self._keys)
         return self._calls.one()
 
     def _admit_anybody(self, context: Any) -> contextlib.AbstractContextManager[None]:
         return self._open_calls.one()
+
+
+def caller_of(context: Any, keys: Keys) -> str:
+    """Who makes the call, as `keys` name it. Raises Unauthorized."""
+    return keys.caller(dict(context.invocation_metadata() or ()).get("authorization"))
 
 
 class _Places:

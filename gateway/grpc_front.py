@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, TypeAlias
 
 import grpc
+import msgspec
 
 from eyas.common import convert, rpc
 from eyas.common.config import GatewayConfig
@@ -44,6 +45,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     def __init__(
         self, config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
     ) -> None:
+        self.keys = Keys(config.api_keys)
         self._config = config
         self._backend = backend
         self._tokenizer = tokenizer
@@ -106,6 +108,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         model = await self._served()
         timeout_s = min(self._config.request_timeout_s, context.time_remaining() or float("inf"))
         request = admit(model, prompt, _wish(model, options), timeout_s)
+        request = msgspec.structs.replace(request, caller=grpc_door.caller_of(context, self.keys))
         async with contextlib.AsyncExitStack() as owned:
             meter = owned.enter_context(self._metrics.meter())
             generation = await owned.enter_async_context(
@@ -128,8 +131,8 @@ class GrpcFront:
     ) -> None:
         """Raises ConfigError if the port is taken."""
         self._backend = backend
-        self._server = rpc.server(grpc_door.Door(SERVICE, Keys(config.api_keys)), grpc_door.limits(config))
         servicer = EyasServicer(config, backend, tokenizer, metrics)
+        self._server = rpc.server(grpc_door.Door(SERVICE, servicer.keys), grpc_door.limits(config))
         eyas_pb2_grpc.add_EyasServicer_to_server(servicer, self._server)
         self._health = rpc.Health(self._server, [SERVICE])
         self.port = rpc.bind(self._server, config.host, config.grpc_port)

@@ -111,10 +111,10 @@ class Front:
         return Route(endpoint.path, answer, methods=[endpoint.method])
 
     def _keyed(self, endpoint: Answerer) -> Answerer:
-        """Raises Unauthorized, before any of the body is read, unless the request carries a key."""
+        """Tells the endpoint who calls. Raises Unauthorized before any of the body is read."""
 
         async def authorized(request: Request) -> Response:
-            self._keys.caller(request.headers.get("authorization"))
+            request.state.caller = self._keys.caller(request.headers.get("authorization"))
             return await endpoint(request)
 
         return authorized
@@ -124,18 +124,21 @@ class Front:
     async def chat(self, request: Request) -> Response:
         body = await self._body(ChatBody, request)
         call = await chat_call(self._config, await self._served(), self._tokenizer, body)
-        return WhileConnected(partial(self._answer, call, partial(ChatFormat, call, self._tokenizer.table)))
+        return self._run(request, call, partial(ChatFormat, call, self._tokenizer.table))
 
     async def completions(self, request: Request) -> Response:
         body = await self._body(TextBody, request)
         call = await text_call(self._config, await self._served(), self._tokenizer, body)
-        return WhileConnected(partial(self._answer, call, partial(TextFormat, call, self._tokenizer.table)))
+        return self._run(request, call, partial(TextFormat, call, self._tokenizer.table))
 
     async def generate(self, request: Request) -> Response:
         body = await self._body(GenerateBody, request)
         call = await generate_call(self._config, await self._served(), self._tokenizer, body)
         shape = partial(SglangFormat, call, body.shape, self._tokenizer.table)
-        return WhileConnected(partial(self._answer, call, shape))
+        return self._run(request, call, shape)
+
+    def _run(self, request: Request, call: Call, shape: Callable[[Answer], Format]) -> Response:
+        return WhileConnected(partial(self._answer, call.of(request.state.caller), shape))
 
     async def _answer(self, call: Call, shape: Callable[[Answer], Format], send: Send) -> None:
         """Runs the call and writes its response, all within the request's deadline."""

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest
 from eyas.common.params import SamplingParams
@@ -59,6 +61,11 @@ class Call:
     continuous_usage: bool = False  # in every event, not in the last one alone
     token_ids: bool = False
     echoes: tuple[Echo, ...] = ()
+
+    def of(self, caller: str) -> Call:
+        """The same in the name of who makes it (`keys.Keys.caller`)."""
+        named = (msgspec.structs.replace(request, caller=caller) for request in self.requests)
+        return dataclasses.replace(self, requests=tuple(named))
 
     @property
     def choices(self) -> int:

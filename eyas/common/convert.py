@@ -97,6 +97,9 @@ def request_to_pb(request: GenerationRequest) -> common_pb2.GenerationRequest:
         choices=[common_pb2.Choice(index=c.index, output_ids=c.output_ids) for c in request.choices],
         timeout_s=request.timeout_s,
         speculative=request.speculative,
+        caller=request.caller,
+        call=request.call,
+        begun=request.begun,
     )
 
 
@@ -117,6 +120,9 @@ def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> Ge
         choices=tuple(Choice(c.index, tuple(c.output_ids)) for c in pb.choices),
         timeout_s=pb.timeout_s,
         speculative=pb.speculative,
+        caller=pb.caller,
+        call=pb.call,
+        begun=pb.begun,
     )
 
 
@@ -321,6 +327,7 @@ def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoReply:
         waiting=info.waiting,
         serving=info.serving,
         synthetic=info.synthetic,
+        starting=info.starting,
     )
 
 
@@ -344,4 +351,5 @@ def info_from_pb(pb: worker_pb2.InfoReply) -> WorkerInfo:
         waiting=pb.waiting,
         serving=pb.serving,
         synthetic=pb.synthetic,
+        starting=pb.starting,
     )

@@ -14,9 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -26,15 +24,11 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from eyas.common import rpc
 from eyas.common.address import is_address
-from eyas.common.clients import InfoClient
 from eyas.common.errors import ConfigError, Unavailable
+from eyas.common.roster import POLL_S, Roster
 from eyas.common.types import WorkerInfo
 
-POLL_S = 1.0
-FORGET_S = 5.0  # a worker that is only slow to answer stays known this long
-COMPLAIN_S = 30.0  # an address where no worker has answered for so long is worth a word
 CANCEL_AGAIN_S = 0.2
 TTL_S = 5.0  # of a worker's key in Redis,
 REFRESH_S = 1.0  # which it writes again and again
@@ -46,12 +40,16 @@ _log = logging.getLogger("eyas.discovery")
 
 
 class Registry(Protocol):
-    """Where workers are found. `workers` and `find` answer from the last snapshot and never wait."""
+    """Where workers are found. All but `start` and `aclose` answer from the last snapshot and never wait."""
 
     async def start(self) -> None: ...
 
     def workers(self) -> Sequence[WorkerInfo]:
-        """Everybody who answers; `worker` is the address that reaches it from here."""
+        """Everybody who answers and has loaded; `worker` is the address that reaches it from here."""
+        ...
+
+    def returning(self) -> Sequence[WorkerInfo]:
+        """Who is expected to serve soon, as known last: engines that load, and who was lost in `RETURN_S`."""
         ...
 
     def find(self, name: str) -> str | None:
@@ -79,116 +77,6 @@ def registry(spec: str) -> Registry:
     return StaticRegistry(list(dict.fromkeys(addresses)))
 
 
-# --- what is known ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Known:
-    info: WorkerInfo
-    name: str  # what it calls itself
-    heard_at: float  # monotonic seconds
-
-
-@dataclass
-class _Silence:
-    """Why an address has not answered as a worker since then (monotonic seconds); `told` in the log."""
-
-    since: float
-    reason: str = ""
-    told: bool = False
-
-
-class _Roster:
-    """The workers that answer at some addresses, each asked once a second what it is.
-
-    `aliases`: may a worker call itself by another address than the one that it is asked at?
-    """
-
-    def __init__(self, *, aliases: bool) -> None:
-        self._aliases = aliases
-        self._known: dict[str, _Known] = {}  # by address
-        self._silent: dict[str, _Silence] = {}  # by address
-        self._asking: dict[str, asyncio.Task[None]] = {}
-        self._ending: set[asyncio.Task[None]] = set()
-
-    @property
-    def known(self) -> set[str]:
-        return set(self._known)
-
-    def workers(self) -> list[WorkerInfo]:
-        return [known.info for known in self._known.values()]
-
-    def find(self, name: str) -> str | None:
-        return next((address for address, known in self._known.items() if known.name == name), None)
-
-    def silent(self) -> dict[str, str]:
-        return {address: silence.reason for address, silence in self._silent.items()}
-
-    async def follow(self, addresses: Collection[str]) -> None:
-        """Ask at these addresses and at no other; the new ones are asked once before this returns."""
-        for address in self._asking.keys() - set(addresses):
-            self._end(address)
-        asked = []
-        for address in set(addresses) - self._asking.keys():
-            asked.append(first := asyncio.Event())
-            self._asking[address] = asyncio.create_task(self._keep_asking(address, first))
-        await asyncio.gather(*(first.wait() for first in asked))
-
-    async def aclose(self) -> None:
-        await self.follow(())
-        await asyncio.gather(*self._ending, return_exceptions=True)
-
-    def _end(self, address: str) -> None:
-        self._known.pop(address, None)
-        self._silent.pop(address, None)
-        task = self._asking.pop(address)
-        task.cancel()
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-
-    async def _keep_asking(self, address: str, first: asyncio.Event) -> None:
-        async with rpc.channel(address) as channel:
-            while True:
-                await self._ask(InfoClient(channel), address)
-                first.set()
-                await asyncio.sleep(POLL_S)
-
-    async def _ask(self, client: InfoClient, address: str) -> None:
-        try:
-            info = await client.info(POLL_S)
-        except Exception as caught:
-            error = rpc.as_eyas(caught, f"asking worker {address}")
-            known = self._known.get(address)
-            slow = known is not None and time.monotonic() - known.heard_at <= FORGET_S
-            if isinstance(error, Unavailable) or not slow:
-                self._miss(address, error.message)
-            return
-        if info.worker == address or self._aliases:
-            self._hear(address, info)
-        else:
-            self._miss(address, f"who answers there is {info.worker}")
-
-    def _hear(self, address: str, info: WorkerInfo) -> None:
-        if address not in self._known:
-            _log.info("worker %s is here: %s", address, ", ".join(info.roles))
-        self._silent.pop(address, None)
-        here = msgspec.structs.replace(info, worker=address)
-        self._known[address] = _Known(here, info.worker, time.monotonic())
-
-    def _miss(self, address: str, reason: str) -> None:
-        """Nobody who counts answers there: said once, at once of a worker that did, else after a while."""
-        now = time.monotonic()
-        silence = self._silent.setdefault(address, _Silence(now))
-        silence.reason = reason
-        if self._known.pop(address, None) is not None:
-            _log.info("worker %s is gone: %.200s", address, reason)
-        elif not silence.told and now - silence.since > COMPLAIN_S:
-            _log.warning("worker %s does not count, for it does not answer as one: %.200s", address, reason)
-        else:
-            return
-        silence.told = True
-
-
 # --- a list of addresses ---------------------------------------------------------------------------------
 
 
@@ -197,7 +85,7 @@ class StaticRegistry:
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
-        self._roster = _Roster(aliases=True)
+        self._roster = Roster(aliases=True)
 
     async def start(self) -> None:
         """Ask everybody once, then keep asking."""
@@ -212,6 +100,9 @@ class StaticRegistry:
 
     def silent(self) -> Mapping[str, str]:
         return self._roster.silent()
+
+    def returning(self) -> list[WorkerInfo]:
+        return self._roster.returning()
 
     async def aclose(self) -> None:
         await self._roster.aclose()
@@ -230,7 +121,7 @@ class RedisRegistry:
 
     def __init__(self, url: str) -> None:
         self._keys = WorkerKeys(url, "going on with the workers that are known")
-        self._roster = _Roster(aliases=False)
+        self._roster = Roster(aliases=False)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -247,6 +138,9 @@ class RedisRegistry:
     def silent(self) -> Mapping[str, str]:
         return self._roster.silent()
 
+    def returning(self) -> list[WorkerInfo]:
+        return self._roster.returning()
+
     async def aclose(self) -> None:
         await _end(self._tasks)
         await self._roster.aclose()
@@ -261,7 +155,7 @@ class RedisRegistry:
 class Presence:
     """A worker's own key, written every second from `start` to `aclose`.
 
-    `describe` raises Unavailable while there is nothing to say yet. Raises ConfigError for a bad `url`.
+    Raises ConfigError for a bad `url`.
     """
 
     def __init__(self, url: str, describe: Callable[[], WorkerInfo]) -> None:
@@ -281,7 +175,7 @@ class Presence:
         await self._keys.aclose()
 
     async def _write(self) -> None:
-        with contextlib.suppress(Unavailable):  # of either: the next time comes soon
+        with contextlib.suppress(Unavailable):  # the next time comes soon
             info = self._describe()
             self._worker = info.worker
             await self._keys.write(info)

@@ -14,8 +14,6 @@ SERVICE = "eyas.v1.WorkerService"
 
 
 class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
-    """`describe` raises Unavailable while there is nothing to say yet."""
-
     def __init__(self, describe: Callable[[], WorkerInfo]) -> None:
         self._describe = describe
 

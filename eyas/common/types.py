@@ -30,7 +30,9 @@ class Choice(msgspec.Struct, frozen=True):
 class GenerationRequest(msgspec.Struct, frozen=True):
     """Everything that determines a generation: position, penalties and grammar state derive from the ids.
 
-    `choices` lists unfinished choices only. `timeout_s` is what is left of the caller's deadline.
+    `choices` lists unfinished choices only. `timeout_s` is what is left of the caller's deadline. `caller`
+    (the name of its API key) and `call` (an id that all prompts of one HTTP or gRPC call share) name whose
+    share of a worker it takes. `begun`: its client has a token already, so it is never refused for load.
     """
 
     id: str
@@ -39,6 +41,9 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = (Choice(0),)
     timeout_s: float = 600.0
     speculative: bool = True
+    caller: str = ""
+    call: str = ""  # "": a call of its own
+    begun: bool = False
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -171,7 +176,8 @@ class KvHandle(msgspec.Struct, frozen=True):
 class WorkerInfo(msgspec.Struct, frozen=True):
     """What a worker says of itself to routers. `worker` is its address; load is read off Sessions too.
 
-    `synthetic`: it accepts drafts by chance, for benchmarks, and what it answers means nothing.
+    `synthetic`: it accepts drafts by chance, for benchmarks, and what it answers means nothing. `starting`:
+    its engine still loads, so nothing but its address and roles is known yet.
     """
 
     worker: str
@@ -188,3 +194,4 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     waiting: int = 0
     serving: bool = True
     synthetic: bool = False
+    starting: bool = False

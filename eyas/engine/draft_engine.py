@@ -266,6 +266,9 @@ class DraftEngine:
 
     # --- prompts by handle (the destination of pulls) ------------------------------------------------
 
+    def first(self, owners: list[Hashable]) -> Hashable:
+        return owners[0]
+
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
         count = pages_for(handle.tokens, self._page_size)
         return (self._pool.take(count), 0) if count <= self._pool.free else None

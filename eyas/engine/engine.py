@@ -114,7 +114,8 @@ class Engine:
         )
         parts.pulls.destination = self._requests
         parts.scheduler.reclaim = parts.pulls.preempt
-        parts.scheduler.pull_since = self._requests.pull_since
+        parts.scheduler.pulls_waiting = self._requests.pulls_waiting
+        parts.scheduler.pulls_running = self._requests.pulls_running
         self._rounds, self._pace = self._paces(parts)
         self._handlers = self._routes()
         self._stopping = False

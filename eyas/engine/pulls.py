@@ -1,7 +1,8 @@
-"""Puller-side glue: gives pull machines pages, copies and a voice, first come, first served.
+"""Puller-side glue: gives pull machines pages, copies and a voice, one after the other.
 
-The rules are `kv_transfer.puller`; bytes are moved by a `Copier`. Who wants the pages and what for is the
-business of the `Destination`. Used by decode engines (target KV) and draft engines (draft KV).
+The rules are `kv_transfer.puller`; bytes are moved by a `Copier`. Who wants the pages, what for, and whose
+turn it is, is the business of the `Destination`. Used by decode engines (target KV) and draft engines (draft
+KV).
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ class Arrival:
 class Destination(Protocol):
     """Who pulls. `owner` is whatever `Pulls.open` was given."""
 
+    def first(self, owners: list[Hashable]) -> Hashable:
+        """Who of these, in order of arrival, is lent pages before the others."""
+        ...
+
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
         """Pages for all rows of `handle`, and how many of the first are already filled; None: not now."""
         ...
@@ -89,10 +94,9 @@ class Pulls:
     def active(self) -> int:
         return len(self._active)
 
-    @property
-    def next_owner(self) -> Hashable | None:
-        """Who waits for pages and is the first to get some."""
-        return next((a.owner for a in self._active.values() if a.pull.state is State.WAITING), None)
+    def owners(self, *states: State) -> list[Hashable]:
+        """Whose pulls are in one of `states`, in order of arrival."""
+        return [active.owner for active in self._active.values() if active.pull.state in states]
 
     def open(self, owner: Hashable, handle: KvHandle, attempt: int, deadline: float) -> None:
         """Queue a pull; its Watch opens now, so that the lease is alive from the queue place on.
@@ -170,10 +174,13 @@ class Pulls:
         for active in list(self._active.values()):
             active.pull.sweep(now)
             self._act(active)
-        for active in [a for a in self._active.values() if a.pull.state is State.WAITING]:
+        while owners := self.owners(State.WAITING):
+            first = self.destination.first(owners)
+            waits = (a for a in self._active.values() if a.owner == first and a.pull.state is State.WAITING)
+            active = next(waits)
             lent = self.destination.lend(active.owner, active.handle)
             if lent is None:
-                return  # first come, first served
+                return  # and nobody else goes before
             active.pages, held = lent
             active.pull.start(tuple(active.pages), held, now)
             self._act(active)

@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -32,6 +32,7 @@ from eyas.engine.prompt_scores import PromptScores
 from eyas.engine.pulls import Arrival, Pulls
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Generation, Kind, Sequence
+from kv_transfer.puller import State
 
 _log = logging.getLogger("eyas.engine")
 
@@ -60,8 +61,8 @@ class Requests:
     on_join: Callable[[Sequence, Arrival], None]  # a sequence whose prompt was pulled starts decoding
     copy_page: Callable[[int, int], None]
     table: dict[str, Generation] = field(default_factory=dict)
-    joining: list[tuple[Sequence, Arrival]] = field(default_factory=list)
     draining: bool = False
+    _arrivals: dict[Sequence, Arrival] = field(default_factory=dict)  # of those that join
     _uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_uid(self) -> int:
@@ -152,26 +153,26 @@ class Requests:
 
     def join(self) -> None:
         """Sequences whose KV is here take slots as they become free."""
-        while self.joining and self.scheduler.join(self.joining[0][0]):
-            self._joined(*self.joining.pop(0))
+        while (seq := self.scheduler.join()) is not None:
+            self._joined(seq, self._arrivals.pop(seq))
 
-    def pull_since(self) -> float:
-        """When the request arrived that is the next to pull into free pages; inf if none waits for any."""
-        owner = self.pulls.next_owner
-        return owner.arrived if isinstance(owner, Generation) else math.inf
+    def pulls_waiting(self) -> list[Generation]:
+        """Requests that wait for pages to pull into."""
+        return _generations(self.pulls.owners(State.WAITING))
+
+    def pulls_running(self) -> list[Generation]:
+        """Requests that were given such pages."""
+        return _generations(self.pulls.owners(State.PULLING, State.VALIDATING))
 
     # --- the destination of pulls (`eyas.engine.pulls.Destination`) ----------------------------------
 
-    def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
-        """All pages of the prompt at once, or none. Those that the prefix cache holds are not moved.
+    def first(self, owners: list[Hashable]) -> Hashable:
+        return self.scheduler.first(_generations(owners))
 
-        An earlier request that waits to be computed here (preempted, say) takes its pages first.
-        """
+    def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
+        """All pages of the prompt at once, or none. Those that the prefix cache holds are not moved."""
         assert isinstance(owner, Generation)
-        queue = self.scheduler.waiting
-        if queue and queue[0].generation.arrived < owner.arrived:
-            return None
-        found = self.scheduler.allocate(owner.request.prompt_ids, handle.tokens)
+        found = self.scheduler.lend(owner, handle.tokens)
         if found is not None:
             owner.began = owner.began or time.monotonic()
             owner.cached_tokens = found[1] * self.scheduler.limits.page_size
@@ -230,7 +231,8 @@ class Requests:
         leader.pages, leader.kv_len = arrival.pages, rows
         leader.draft_len = leader.generation.cached_tokens  # draft KV did not travel with these pages
         self.scheduler.remember(leader)
-        self.joining.append((leader, arrival))
+        self.scheduler.joining.append(leader)
+        self._arrivals[leader] = arrival
         for seq in others:
             copy = self.scheduler.fork(leader, seq)
             if copy is not None:
@@ -324,7 +326,7 @@ class Requests:
         if not self.scheduler.fits(rows):
             message = "prompt and max_tokens need more KV pages than this worker has"
             raise InvalidRequest(message, param="max_tokens")
-        if self.queued >= limits.max_waiting:
+        if self.queued >= limits.max_waiting and not request.begun:
             raise Overloaded("this worker's queue is full")
 
     def _check_choices(self, choices: tuple[Choice, ...], most: int) -> None:
@@ -365,9 +367,13 @@ class Requests:
 
     def _free(self, seq: Sequence) -> None:
         self.stop_drafting(seq)
-        self.joining = [(other, arrival) for other, arrival in self.joining if other is not seq]
+        self._arrivals.pop(seq, None)
         self.scheduler.remove(seq)
         seq.generation.sequences.remove(seq)
+
+
+def _generations(owners: Iterable[Hashable]) -> list[Generation]:
+    return [owner for owner in owners if isinstance(owner, Generation)]
 
 
 def _draining() -> Unavailable:

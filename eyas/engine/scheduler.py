@@ -2,22 +2,24 @@
 
 It composes every step as a list of `Work`: decode rows and verify trees of the running sequences first,
 then prompt chunks under a token budget. Pages come from one pool, shared with the prefix cache; when they
-run out the last admitted sequence goes back to the queue and is recomputed later. It knows nothing of
-tensors, transports or time.
+run out a sequence goes back to the queue and is recomputed later: the last admitted one of the call that has
+most. So does one of a call that has more than its share while another waits (`eyas.engine.fairness`). The
+sequence that has run longest never does, so one always comes to its end. It knows nothing of tensors,
+transports or time.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+from eyas.engine.fairness import Shares, Turn
 from eyas.engine.pages import PagePool
 from eyas.engine.prefix_cache import PrefixCache
-from eyas.engine.sequence import Kind, Sequence, Work
+from eyas.engine.sequence import Generation, Kind, Sequence, Work
 from kv_transfer.layout import pages_for
 
 MANY_CHUNKS = 6
@@ -59,12 +61,14 @@ class Scheduler:
         self.limits = limits
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
+        self.joining: list[Sequence] = []  # whose KV is here: they wait for a slot and for nothing else
         self.preempted: list[Sequence] = []  # since the caller last looked
         self.prompt_tokens = 0  # of all allocations so far, and how many of them were cached
         self.cached_tokens = 0
         self.preemptions = 0
         self.reclaim: Callable[[], bool] = lambda: False  # take pages back from a pull, now or soon
-        self.pull_since: Callable[[], float] = lambda: math.inf  # arrival of who next pulls into free pages
+        self.pulls_waiting: Callable[[], list[Generation]] = list  # for pages
+        self.pulls_running: Callable[[], list[Generation]] = list  # into pages that they were given
         self._slots = list(range(limits.max_running - 1, -1, -1))  # free ones
         self._seats = itertools.count()
         self._starved = False  # a running sequence waits for such pages: nobody else may take them
@@ -78,27 +82,35 @@ class Scheduler:
         """The sequence ended or was cancelled: its computed pages stay in the cache, unreferenced."""
         if seq in self.running:
             self._stand_up(seq)
+        elif seq in self.joining:
+            self.joining.remove(seq)
         elif seq in self.waiting:
             self.waiting.remove(seq)
         self._give_back(seq)
 
-    def join(self, seq: Sequence) -> bool:
-        """A sequence whose KV is already here (`pages`, `kv_len`) starts decoding, if a slot is free."""
-        if self._taken >= self.limits.max_running:
-            return False
+    def join(self) -> Sequence | None:
+        """One of those whose KV is already here takes a slot; None: none waits, or none is free."""
+        if not self.joining:
+            return None
+        shares = self._shares()
+        seq = min(self.joining, key=lambda seq: shares.turn(seq.generation))
+        if not self._free_slots and not self._take_from_richer(seq.generation, shares, gain=0):
+            return None
+        self.joining.remove(seq)
         self._sit_down(seq)
-        return True
+        return seq
 
     def fork(self, leader: Sequence, follower: Sequence) -> tuple[int, int] | None:
         """Give `follower` the leader's prompt rows: whole pages shared, the page of the last row copied.
 
         Returns (source page, copy), to be copied by the caller before the next step; or None if there is no
-        page or slot, and then the follower waits and computes its rows itself.
+        page or slot, and then the follower waits and computes its rows itself, but for those in the cache.
         """
         rows, size = len(leader.prompt), self.limits.page_size
         boundary = (rows - 1) // size
         fresh = pages_for(rows + self.limits.rows_ahead, size) - boundary
-        if len(self.running) >= self.limits.max_running or not self._make_room(fresh):
+        if not self._free_slots or not self._make_room(fresh):
+            self.remember(leader)
             self.waiting.appendleft(follower)
             return None
         shared, own = leader.pages[:boundary], self.pool.take(fresh)
@@ -111,21 +123,45 @@ class Scheduler:
 
     # --- pages ---------------------------------------------------------------------------------------
 
-    def allocate(
-        self, tokens: SequenceOf[int], rows: int, computed: int | None = None
+    def lend(self, generation: Generation, rows: int) -> tuple[list[int], int] | None:
+        """Pages for a pulled prompt of `rows` rows, as `_allocate` gives them.
+
+        None: no room, or it is the turn of one that waits to be computed here (preempted, say).
+        """
+        shares = self._shares()
+        if self.waiting:
+            first = self._next_waiting(shares).generation
+            if shares.turn(first) < shares.turn(generation):
+                return None
+        return self._allocate(generation, generation.request.prompt_ids, rows, shares)
+
+    def first(self, generations: SequenceOf[Generation]) -> Generation:
+        """Whose turn it is."""
+        return min(generations, key=self._shares().turn)
+
+    def _allocate(
+        self,
+        claimant: Generation,
+        tokens: SequenceOf[int],
+        rows: int,
+        shares: Shares,
+        computed: int | None = None,
     ) -> tuple[list[int], int] | None:
         """Pages for `rows` rows of `tokens`: (pages, how many of them came from the cache); None: no room.
 
         No page with row `computed`, or one after it, comes from the cache.
         """
-        cached = self.cache.match(tokens if computed is None else tokens[: computed + 1])
-        fresh = pages_for(rows, self.limits.page_size) - len(cached)
-        if self._starved or not self._make_room(fresh):
+        while not self._starved:
+            cached = self.cache.match(tokens if computed is None else tokens[: computed + 1])
+            fresh = pages_for(rows, self.limits.page_size) - len(cached)
+            if self._make_room(fresh):
+                self.prompt_tokens += len(tokens)
+                self.cached_tokens += len(cached) * self.limits.page_size
+                return cached + self.pool.take(fresh), len(cached)
             self.pool.drop(cached)
-            return None
-        self.prompt_tokens += len(tokens)
-        self.cached_tokens += len(cached) * self.limits.page_size
-        return cached + self.pool.take(fresh), len(cached)
+            if not self._take_from_richer(claimant, shares, gain=1):
+                break
+        return None
 
     def fits(self, rows: int) -> bool:
         """Could a sequence of `rows` rows ever run, alone?"""
@@ -140,26 +176,42 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """The next step. Empty when nothing can run."""
-        self._starved = False
+        self._starved, preempted = False, len(self.preempted)
         works = [self._decode(seq) for seq in list(self.running) if self._may_decode(seq)]
         budget = self._chunk_budget(len(works))
         for seq in self.running:
             if seq.missing > 1 and budget > 0:
                 works.append(self._chunk(seq, budget))
                 budget -= len(works[-1].tokens)
-        while budget > 0 and self.waiting and self._admit(seq := self._next_waiting()):
+        admitted = self._admissions(budget) if self.waiting else []
+        if lost := self.preempted[preempted:]:  # some of them after their work was composed
+            works = [work for work in works if work.seq not in lost]
+        return works + admitted
+
+    def _admissions(self, budget: int) -> list[Work]:
+        """First chunks of those who are admitted now, of `budget` rows together."""
+        works: list[Work] = []
+        shares = self._shares()
+        while budget > 0 and self.waiting and self._admit(seq := self._next_waiting(shares), shares):
             self.waiting.remove(seq)
             self._sit_down(seq)
+            shares.add(seq.generation)
             works.append(self._chunk(seq, budget))
             budget -= len(works[-1].tokens)
         return works
 
-    def _next_waiting(self) -> Sequence:
-        """Who is admitted next: the first, or whoever came early for how little there is to compute."""
+    def _next_waiting(self, shares: Shares) -> Sequence:
+        """Whose turn it is; of two that have not begun, one with little to compute may have come later."""
         rate = self.limits.yield_tokens_per_s
-        if not rate or self.waiting[0].output:  # one that was preempted goes first
-            return self.waiting[0]
-        return min(self.waiting, key=lambda seq: seq.generation.arrived + len(seq.prompt) / rate)
+
+        def turn(seq: Sequence) -> Turn:
+            waits = len(seq.prompt) / rate if rate and not seq.generation.has_begun else 0.0
+            return shares.turn(seq.generation, waits)
+
+        firsts: dict[Generation, Sequence] = {}  # a request may have many sequences here
+        for seq in self.waiting:
+            firsts.setdefault(seq.generation, seq)
+        return min(firsts.values(), key=turn)
 
     def _may_decode(self, seq: Sequence) -> bool:
         # `running` may have lost this sequence to a preemption earlier in the same step
@@ -180,24 +232,35 @@ class Scheduler:
         stop = min(seq.kv_len + budget, len(seq))
         return Work(seq, seq.kv_len, seq.tokens(seq.kv_len, stop), None, sample=stop == len(seq))
 
-    def _admit(self, seq: Sequence) -> bool:
-        """Give a waiting sequence pages for all its rows, if there is a slot for it and its forks."""
-        if self._taken + 1 + len(seq.forks) > self.limits.max_running:
+    def _admit(self, seq: Sequence, shares: Shares) -> bool:
+        """Give a waiting sequence pages for all its rows, if there is a slot for it.
+
+        Slots are kept for its forks as far as there are any. The others wait, and compute what the cache does
+        not have of their prompt.
+        """
+        generation = seq.generation
+        if seq.in_flight or self._starved:
             return False
-        if seq.in_flight or self.pull_since() < seq.generation.arrived:
+        if any(shares.turn(pull) < shares.turn(generation) for pull in self.pulls_waiting()):
             return False
-        ahead = 0 if seq.generation.kind is Kind.PREFILL else self.limits.rows_ahead
-        scores = seq.generation.scores
-        found = self.allocate(seq.all_tokens(), len(seq) + ahead, None if scores is None else scores.next)
+        while (free := self._free_slots) <= len(seq.forks):
+            if not self._take_from_richer(generation, shares, gain=free + 1):
+                break
+        if not free:
+            return False
+        ahead = 0 if generation.kind is Kind.PREFILL else self.limits.rows_ahead
+        computed = None if generation.scores is None else generation.scores.next
+        found = self._allocate(generation, seq.all_tokens(), len(seq) + ahead, shares, computed)
         if found is None:
             return False
+        seq.kept = min(free - 1, len(seq.forks))
         seq.pages, cached = found
         seq.kv_len = seq.draft_len = cached * self.limits.page_size
         seq.generation.cached_tokens = max(seq.generation.cached_tokens, seq.kv_len)
         return True
 
     def _reserve(self, seq: Sequence) -> bool:
-        """Pages for all rows that rounds may write meanwhile; may preempt sequences admitted later."""
+        """Pages for all rows that rounds may write meanwhile; may preempt other sequences."""
         rows = seq.kv_len + self.limits.rows_ahead
         need = pages_for(rows, self.limits.page_size) - len(seq.pages)
         while need > 0 and not self._make_room(need):
@@ -206,7 +269,7 @@ class Scheduler:
                 if self._starved:
                     return False  # this sequence waits: the pages come when the copies have stopped
                 continue
-            victim = next(s for s in reversed(self.running) if s.generation.kind is not Kind.PREFILL)
+            victim = self._last_of_the_richest(self._movable[1:] or self._movable, self._shares())
             self._preempt(victim)
             if victim is seq:
                 return False
@@ -226,10 +289,39 @@ class Scheduler:
                 return limits.beside(decoding, True)
         return few
 
+    # --- whose share is how large ----------------------------------------------------------------------
+
+    def _shares(self) -> Shares:
+        here = (seq.generation for seq in itertools.chain(self.running, self.joining))
+        return Shares(itertools.chain(here, self.pulls_running()))
+
+    def _take_from_richer(self, claimant: Generation, shares: Shares, gain: int) -> bool:
+        """Preempt one sequence of a call with so much that the claimant may have it; False: no call has."""
+        owing = shares.owing(claimant, gain)
+        victims = [seq for seq in self._movable[1:] if seq.generation.share in owing] if owing else []
+        if not victims:
+            return False
+        victim = self._last_of_the_richest(victims, shares)
+        self._preempt(victim)
+        shares.add(victim.generation, -1)
+        return True
+
     @property
-    def _taken(self) -> int:
-        """Slots of those who run, and those that prompts of several choices will need at their end."""
-        return sum(1 + len(seq.forks) for seq in self.running)
+    def _movable(self) -> list[Sequence]:
+        """Running sequences whose pages are under no lease, in order of admission."""
+        return [seq for seq in self.running if seq.generation.kind is not Kind.PREFILL]
+
+    @staticmethod
+    def _last_of_the_richest(sequences: SequenceOf[Sequence], shares: Shares) -> Sequence:
+        return max(sequences, key=lambda seq: (shares.held(seq.generation), seq.seat))
+
+    # --- slots ---------------------------------------------------------------------------------------
+
+    @property
+    def _free_slots(self) -> int:
+        """Slots that are neither taken, nor kept for the choices of a prompt that is being computed."""
+        kept = sum(min(seq.kept, len(seq.forks)) for seq in self.running)
+        return self.limits.max_running - len(self.running) - kept
 
     def _sit_down(self, seq: Sequence) -> None:
         """Into the running batch, on a slot of its own."""

@@ -43,6 +43,10 @@ class Generation:
     draft_handle: KvHandle | None = None  # ATTACH: where a drafter finds its KV
     draft_claimed: bool = False  # a drafter was given that handle, and answers for it
     scores: PromptScores | None = None  # what is asked of the prompt, until it is told
+    share: tuple[str, str] = field(init=False)  # whose sequences count together: (caller, call)
+
+    def __post_init__(self) -> None:
+        self.share = self.request.caller, self.request.call or self.request.id
 
     @property
     def id(self) -> str:
@@ -57,6 +61,11 @@ class Generation:
         """What was asked of the prompt; None when nothing was, or when already told."""
         scores, self.scores = self.scores, None
         return None if scores is None else scores.found
+
+    @property
+    def has_begun(self) -> bool:
+        """Work was spent on it here, or its client has a token from elsewhere."""
+        return self.began > 0.0 or self.request.begun
 
     def timings_once(self, now: float) -> Timings | None:
         """Where the time went up to the first token; None when already told."""
@@ -84,6 +93,7 @@ class Sequence:
     prompt: tuple[int, ...]
     output: list[int]
     forks: tuple[int, ...] = ()  # fresh choices that start from this one's prompt
+    kept: int = 0  # slots that are kept for them
     pages: list[int] = field(default_factory=list)
     kv_len: int = 0
     draft_len: int = 0  # rows that have draft KV in this pool

@@ -132,10 +132,22 @@ class Front:
     # --- relay ------------------------------------------------------------------------------------------
 
     def describe(self) -> WorkerInfo:
-        """Raises Unavailable before the engine is loaded."""
+        """Before the engine is loaded: that it is starting, and in which roles."""
         ready = self._engine.ready
         if ready is None:
-            raise Unavailable("the worker is still loading")
+            return WorkerInfo(
+                worker=self._address,
+                roles=self._config.engine.roles,
+                epoch=0,
+                model="",
+                fingerprint="",
+                draft_fingerprint="",
+                context_length=0,
+                vocab_size=0,
+                pages_total=0,
+                serving=False,
+                starting=True,
+            )
         return WorkerInfo(
             worker=self._address,
             roles=self._config.engine.roles,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from eyas.common.config import WorkerConfig
 from eyas.common.discovery import Presence, registry
-from eyas.common.errors import TransferFailed, Unavailable
+from eyas.common.errors import TransferFailed
 from eyas.common.types import Role, WorkerInfo
 
 NEWS_S = 3.0  # from a worker's start to its being known everywhere
@@ -24,7 +24,7 @@ _log = logging.getLogger("eyas.membership")
 class Membership:
     """From `start` to `close` this worker can be found, and knows the others if it has a use for them.
 
-    `describe` raises Unavailable while the engine loads. Raises ConfigError for a bad registry.
+    Raises ConfigError for a bad registry.
     """
 
     def __init__(self, config: WorkerConfig, describe: Callable[[], WorkerInfo]) -> None:
@@ -79,9 +79,6 @@ class Membership:
 
     def _may_draft(self, info: WorkerInfo) -> bool:
         """A worker that does nothing else (others draft for themselves alone), with our model and head."""
-        try:
-            own = self._describe()
-        except Unavailable:
-            return False
+        own = self._describe()
         models = own.fingerprint, own.draft_fingerprint
         return info.roles == (Role.DRAFT,) and (info.fingerprint, info.draft_fingerprint) == models

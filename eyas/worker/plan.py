@@ -93,6 +93,7 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "mem-fraction-static": engine.mem_fraction_static,
         "pool-dir": engine.pool_dir,
         "max-running-requests": engine.max_running,
+        "max-queued-requests": engine.max_waiting,
         "chunked-prefill-size": engine.chunk_tokens,
         "mixed-step-tokens": engine.mixed_tokens,
         "lease-s": f"{engine.lease_s:g}",

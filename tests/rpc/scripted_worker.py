@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyas.common import convert, rpc
-from eyas.common.errors import EyasError
+from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import (
     Choice,
     Entry,
@@ -49,12 +49,14 @@ def expected(request: GenerationRequest, choice: int = 0) -> list[int]:
 class Script:
     """What this worker does wrong, and when."""
 
+    starting: bool = False  # it says that its engine still loads, and refuses sessions
     refuse_session: EyasError | None = None
     refuse_submit: EyasError | None = None
     refuse_prefill: EyasError | None = None
     fail_prefill_after: str = ""  # "admitted", "started": the call then ends with UNAVAILABLE
     silent: bool = False  # what is asked is heard and not answered
-    hold_prefill_at: str = ""  # "admitted", "started": the call then waits for ever
+    hold_prefill_at: str = ""  # "admitted", "started": the call then waits until it is
+    released: asyncio.Event = field(default_factory=asyncio.Event)
     finish_first: tuple[int, ...] = ()  # choices that finish at token 0
     lose: int = 0  # so many Attaches are answered by Lost,
     lose_after_s: float = 0.0  # after this time
@@ -113,7 +115,9 @@ class ScriptedWorker(
                 CONTEXT_LENGTH,
                 1000,
                 100,
+                serving=not self.script.starting,
                 synthetic=self.synthetic,
+                starting=self.script.starting,
             )
         )
 
@@ -148,7 +152,7 @@ class ScriptedWorker(
         if self.script.fail_prefill_after == name:
             raise rpc.peer_lost(self.address)
         if self.script.hold_prefill_at == name:
-            await asyncio.Event().wait()
+            await self.script.released.wait()
 
     def _first(self, request: GenerationRequest, choice: Choice) -> FirstToken:
         finish = Finish.STOP if choice.index in self.script.finish_first else None
@@ -159,6 +163,8 @@ class ScriptedWorker(
     async def Session(
         self, messages: AsyncIterator[decode_pb2.DecodeUp], context: Any
     ) -> AsyncIterator[decode_pb2.DecodeDown]:
+        if self.script.starting:
+            raise Unavailable("the worker is still loading")
         if self.script.refuse_session:
             self.heard.append(("refused", None))
             raise self.script.refuse_session

@@ -145,13 +145,19 @@ async def test_health_follows_the_engine() -> None:
     running = asyncio.create_task(front.run())
     async with rpc.channel(address) as channel:
         assert not await rpc.is_serving(channel)
-        with pytest.raises(Unavailable, match="loading"):
-            await clients.InfoClient(channel).info(timeout_s=2)
+        info = await clients.InfoClient(channel).info(timeout_s=2)
+        assert (info.worker, info.roles, info.serving, info.starting) == (
+            address,
+            (Role.DECODE,),
+            False,
+            True,
+        )
         engine = FakeEngine(EngineConfig(), LocalEngine(link), Traits())
         thread = asyncio.create_task(asyncio.to_thread(engine.run))
         await asyncio.wait_for(asyncio.shield(front.ready), 5)
         info = await clients.InfoClient(channel).info(timeout_s=2)
         assert (info.worker, info.epoch, info.roles, info.serving) == (address, 5, (Role.DECODE,), True)
+        assert not info.starting
         assert await rpc.is_serving(channel)
         session = clients.DecodeSessionClient(channel, address).open()
         await next_of(aiter(session), clients.Heartbeat)

@@ -6,12 +6,22 @@ import asyncio
 
 import pytest
 from scripted_worker import ScriptedWorker, expected, workers
-from test_generate_paths import DECODE, PREFILL, UNIFIED, collect, gateway, make_request, until
+from test_generate_paths import (
+    DECODE,
+    PREFILL,
+    UNIFIED,
+    collect,
+    gateway,
+    make_request,
+    nothing_in_flight,
+    until,
+)
 
+from eyas.common import roster
 from eyas.common.clients import Lost
-from eyas.common.errors import EyasError, Overloaded, Unavailable
+from eyas.common.errors import DeadlineExceeded, EyasError, Overloaded, Unavailable
 from eyas.common.types import Entry, Finish
-from gateway import generate, sessions
+from gateway import generate, search, sessions
 from gateway.generate import Generation
 
 
@@ -223,13 +233,16 @@ async def test_handles_of_a_request_given_up_early_go_back() -> None:
 
 
 async def test_the_last_decode_worker_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "PATIENCE_S", 0.5)
-    async with workers(UNIFIED) as started, gateway(started) as (backend, _):
+    """It had its time to return: the request is told what is missing, and why."""
+    for module, name in ((search, "PATIENCE_S"), (roster, "RETURN_S"), (roster, "POLL_S")):
+        monkeypatch.setattr(module, name, 0.5)
+    async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
         stream = await backend.start(make_request(tokens=100_000))
         await anext(stream)
         await started[0].kill()
-        with pytest.raises(Unavailable, match="no decode worker is left"):
-            await asyncio.wait_for(collect_after([], stream), 3)
+        with pytest.raises(Unavailable, match="no decode worker is serving, after worker .* was lost"):
+            await asyncio.wait_for(collect(stream), 5)
+        assert not await backend.models() and not cluster.returning()
 
 
 async def test_a_worker_that_returns_takes_its_requests_back() -> None:
@@ -242,6 +255,104 @@ async def test_a_worker_that_returns_takes_its_requests_back() -> None:
         returned = await ScriptedWorker(UNIFIED).start(int(started[0].address.rpartition(":")[2]))
         assert await collect_after(got, stream) == {0: expected(request)}
         await returned.kill()
+
+
+@pytest.mark.parametrize("roles", [(UNIFIED,), (PREFILL, DECODE)])
+async def test_a_worker_that_starts_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, roles: tuple[tuple, ...]
+) -> None:
+    """For as long as it says that it starts: streams go on, and requests that come meanwhile are served."""
+    for module, name in ((search, "PATIENCE_S"), (roster, "POLL_S"), (sessions, "MAX_BACKOFF_S")):
+        monkeypatch.setattr(module, name, getattr(module, name) / 4)
+    async with workers(*roles) as started, gateway(started) as (backend, cluster):
+        dying = started[-1]
+        dying.script.stop_at = 10
+        request, late = make_request(tokens=40), make_request("late")
+        stream = await backend.start(request)
+        got = [await anext(stream) for _ in range(5)]
+        await dying.kill()
+        await until(lambda: not cluster.session(dying.address).connected)
+        await asyncio.sleep(1.5)  # longer than anybody is patient
+        returned = ScriptedWorker(roles[-1])
+        returned.script.starting = True
+        await returned.start(int(dying.address.rpartition(":")[2]))
+        monkeypatch.setattr(roster, "RETURN_S", 1.5)  # longer than the pause between two looks
+        await asyncio.sleep(2.0)
+        assert {info.worker for info in await backend.models()} >= {returned.address}
+        asking = asyncio.create_task(backend.start(late))
+        await asyncio.sleep(0.5)
+        returned.script.starting = False
+        assert await collect_after(got, stream) == {0: expected(request)}
+        assert await collect(await asking) == {0: expected(late)}
+        await returned.kill()
+
+
+async def test_who_waits_for_a_start_ends_with_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
+        started[0].script.stop_at = 2
+        stream = await backend.start(make_request(tokens=40, timeout_s=2.0))
+        await anext(stream)
+        started[0].script.starting = True
+        started[0].end_sessions()
+        asking = asyncio.create_task(backend.start(make_request("new", timeout_s=1.0)))
+        with pytest.raises(DeadlineExceeded, match="longer than 2 s: no decode worker"):
+            await asyncio.wait_for(collect(stream), 5)
+        with pytest.raises(DeadlineExceeded, match="longer than 1 s: no decode worker"):
+            await asking
+        assert nothing_in_flight(cluster)
+
+
+async def test_who_hangs_up_waits_for_no_start() -> None:
+    async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
+        started[0].script.stop_at = 2
+        stream = await backend.start(make_request(tokens=40))
+        started[0].script.starting = True
+        started[0].end_sessions()
+        await until(lambda: not cluster.candidates() or not cluster.session(started[0].address).connected)
+        asking = asyncio.create_task(backend.start(make_request("new")))
+        await asyncio.sleep(0.5)
+        asking.cancel()
+        await asyncio.wait_for(stream.aclose(), 1)
+        await asyncio.wait([asking], timeout=1)
+        assert asking.cancelled() and nothing_in_flight(cluster)
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("request ")]
+
+
+async def test_token_0_does_not_wait_for_another_decode() -> None:
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, decode = started
+        prefill.script.hold_prefill_at, decode.script.stop_at = "started", 0
+        request = make_request()
+        stream = await backend.start(request)
+        decode.script.starting = True
+        decode.end_sessions()
+        await until(lambda: stream._decode is None)
+        prefill.script.released.set()
+        entry = await asyncio.wait_for(anext(stream), 2)
+        assert (entry.index, list(entry.tokens)) == (0, expected(request)[:1])
+        decode.script.starting, decode.script.stop_at = False, None
+        assert await collect_after([entry], stream) == {0: expected(request)}
+        assert [submit.request.begun for submit in decode.of("submit")] == [False, True]
+
+
+async def test_a_stream_that_has_begun_is_not_refused_for_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks a full worker again and again, and says that it has a place by right."""
+    monkeypatch.setattr(generate, "RETRY_PAUSE_S", 0.05)
+    async with workers(UNIFIED, UNIFIED) as started, gateway(started) as (backend, _):
+        for worker in started:
+            worker.script.stop_at = 10
+        request = make_request(tokens=40)
+        stream = await backend.start(request)
+        got = [await anext(stream) for _ in range(5)]
+        (dying,) = [worker for worker in started if worker.of("submit")]
+        (heir,) = [worker for worker in started if worker is not dying]
+        heir.script.stop_at, heir.script.refuse_submit = None, Overloaded("full")
+        await dying.kill()
+        await until(lambda: len(heir.of("submit")) > 2 * generate.MAX_RETRIES)
+        heir.script.refuse_submit = None
+        assert await collect_after(got, stream) == {0: expected(request)}
+        assert all(submit.request.begun for submit in heir.of("submit"))
+        assert not dying.of("submit")[0].request.begun
 
 
 async def test_a_silent_worker_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,24 @@ async def test_a_refused_prompt_cancels_the_admitted_ones(backend: ScriptedBacke
     assert backend.streams[0].closed.is_set()
 
 
+async def test_the_prompts_of_one_call_are_one_call(
+    client: httpx.AsyncClient, backend: ScriptedBackend
+) -> None:
+    for _ in range(2):
+        await client.post("/v1/completions", json=TEXT | {"prompt": ["A", "B"]})
+    one, same, *others = [request.call for request in backend.requests]
+    assert one and one == same and one not in others
+
+
+async def test_a_call_is_made_in_the_name_of_its_key(backend: ScriptedBackend) -> None:
+    async with client_of(backend, GatewayConfig(api_keys=("one", "two"))) as client:
+        for key in ("one", "two", "one"):
+            headers = {"authorization": f"Bearer {key}"}
+            assert (await client.post("/v1/completions", json=TEXT, headers=headers)).status_code == 200
+    first, second, third = [request.caller for request in backend.requests]
+    assert first == third != second and "one" not in first
+
+
 async def test_a_stop_string_ends_its_choice_only(
     client: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -92,6 +93,27 @@ async def test_a_full_tier_refuses_before_any_token(config: EngineConfig, full: 
             assert is_told_to_come_back(await complete(client, 40, 8, stream=stream))
         await prefill.idle()
         await decode.idle()
+
+
+async def test_a_stream_that_has_begun_goes_on_where_the_queue_is_full(config: EngineConfig) -> None:
+    """Its decode worker leaves, and the only other one takes nobody new."""
+    async with (
+        real_worker(config, Role.PREFILL) as prefill,
+        real_worker(config, Role.DECODE, max_waiting=0) as full,
+    ):
+        leaving = RealWorker(dataclasses.replace(config, roles=(Role.DECODE,)), f"static:{prefill.address}")
+        await leaving.start()
+        async with gateway(prefill, leaving, full) as client:
+            alone = (await complete(client, 40, 600)).json()["choices"][0]["text"]
+            asking = asyncio.create_task(complete(client, 40, 600))
+            async with asyncio.timeout(10):
+                while not leaving.load.running:
+                    await asyncio.sleep(0.005)
+            await leaving.stop()
+            assert (await asking).json()["choices"][0]["text"] == alone
+            assert is_told_to_come_back(await complete(client, 40, 8))
+            await prefill.idle()
+            await full.idle()
 
 
 async def test_a_crowd_is_served_or_told_to_come_back(config: EngineConfig) -> None:

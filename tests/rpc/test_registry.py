@@ -13,14 +13,15 @@ import msgspec
 import pytest
 from fake_engine import FakeWorker, Traits, request, token, worker
 from redis_server import RedisServer, redis_server
+from scripted_worker import workers
 
-from eyas.common import discovery
+from eyas.common import discovery, roster
 from eyas.common.config import GatewayConfig
 from eyas.common.discovery import Presence, WorkerKeys, registry
 from eyas.common.errors import Unavailable
 from eyas.common.types import GenerationRequest, Role, WorkerInfo
 from eyas.engine.messages import DraftDown
-from gateway import generate
+from gateway import search
 from gateway.admission import served_model
 from gateway.cluster import Cluster
 from gateway.generate import ClusterBackend
@@ -112,27 +113,18 @@ async def test_a_worker_is_found_serves_and_says_goodbye() -> None:
         await until(lambda: not known(cluster), within_s=1)
 
 
-async def test_a_loading_worker_has_no_key_yet() -> None:
-    async with redis_server() as redis:
-
-        def describe() -> WorkerInfo:
-            if loading:
-                raise Unavailable("loading")
-            return GHOST
-
-        loading = True
-        presence = Presence(redis.url, describe)
+async def test_a_loading_worker_says_that_it_starts() -> None:
+    """It is expected, and not yet one of those who serve."""
+    async with redis_server() as redis, gateway(redis.url) as (_, cluster), workers(UNIFIED) as (loading,):
+        loading.script.starting = True
+        presence = Presence(redis.url, lambda: msgspec.structs.replace(GHOST, worker=loading.address))
         presence.start()
-        await asyncio.sleep(0.5)
-        assert await redis.workers() == set()
-        loading = False
-        await until(lambda: _has(redis, GHOST.worker), within_s=1)
+        await until(lambda: [c.info.worker for c in cluster.returning()] == [loading.address])
+        assert not known(cluster)
+        loading.script.starting = False
+        await until(lambda: known(cluster) == {loading.address} and not cluster.returning())
         await presence.aclose()
         assert await redis.workers() == set()
-
-
-async def _has(redis: RedisServer, address: str) -> bool:
-    return address in await redis.workers()
 
 
 async def test_without_its_key_a_worker_stays_for_as_long_as_it_answers() -> None:
@@ -173,7 +165,7 @@ async def test_a_key_counts_only_if_a_worker_answers_at_its_address(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody is at the first address, something else at the second, a worker of another name at the third."""
-    monkeypatch.setattr(discovery, "COMPLAIN_S", 1.0)
+    monkeypatch.setattr(roster, "COMPLAIN_S", 1.0)
     async with contextlib.AsyncExitStack() as stack:
         redis = await stack.enter_async_context(redis_server())
         other = await asyncio.start_server(lambda _, writer: writer.write(b"HTTP/1.1 200 OK"), "127.0.0.1")
@@ -189,11 +181,11 @@ async def test_a_key_counts_only_if_a_worker_answers_at_its_address(
 
         await until(lambda: serves(backend))
         async with asking(backend):
-            await asyncio.sleep(5 * discovery.POLL_S)
+            await asyncio.sleep(5 * roster.POLL_S)
             assert known(cluster) == {w.address}
         assert served_model(GatewayConfig(), await backend.models()).context_length == 128
         await until(lambda: said("does not count") >= 6)
-        await asyncio.sleep(5 * discovery.POLL_S)
+        await asyncio.sleep(5 * roster.POLL_S)
         assert said("does not count") == 6, caplog.messages  # of each, by the gateway and by the worker
 
 
@@ -209,7 +201,7 @@ async def test_values_of_any_kind_change_nothing(caplog: pytest.LogCaptureFixtur
         async with gateway(redis.url) as (backend, cluster), worker(*UNIFIED, registry=redis.url) as w:
             await until(lambda: serves(backend))
             async with asking(backend):
-                await asyncio.sleep(3 * discovery.POLL_S)
+                await asyncio.sleep(3 * roster.POLL_S)
             assert known(cluster) == {w.address}
         odd = [line for line in caplog.messages if "6 keys eyas:worker:* are ignored" in line]
         assert len(odd) == 2, caplog.messages  # the gateway, and the worker itself
@@ -243,7 +235,7 @@ async def test_no_request_notices_that_redis_dies_and_comes_back_empty(
                 assert known(cluster) == {prefill.address, decode.address}
                 await redis.start()
                 await until(lambda: is_written(redis, prefill, decode))
-                await asyncio.sleep(3 * discovery.POLL_S)
+                await asyncio.sleep(3 * roster.POLL_S)
                 assert known(cluster) == {prefill.address, decode.address}
             assert max(took) < 1.0
         said = [record.message for record in caplog.records]
@@ -262,7 +254,7 @@ async def test_no_request_waits_for_a_redis_that_hangs() -> None:
                 assert known(cluster) == {w.address}
                 redis.signal(signal.SIGCONT)
                 await until(lambda: is_written(redis, w))
-                await asyncio.sleep(3 * discovery.POLL_S)
+                await asyncio.sleep(3 * roster.POLL_S)
                 assert known(cluster) == {w.address}
             assert max(took) < 1.0
 
@@ -282,7 +274,7 @@ async def test_while_redis_is_away_the_dead_are_forgotten_and_found_again() -> N
         async with worker(*UNIFIED, registry=redis.url) as w:
             await until(lambda: serves(backend))
             redis.kill()
-            await asyncio.sleep(2 * discovery.POLL_S)
+            await asyncio.sleep(2 * roster.POLL_S)
             assert known(cluster) == {w.address}
         await until(lambda: not known(cluster))
         again = await FakeWorker(UNIFIED, registry=redis.url, port=w.port).start()
@@ -293,7 +285,7 @@ async def test_while_redis_is_away_the_dead_are_forgotten_and_found_again() -> N
 
 
 async def test_a_gateway_that_starts_before_redis_learns_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(search, "PATIENCE_S", 0.2)
     async with redis_server() as redis:
         redis.kill()
         began = time.monotonic()

@@ -1,4 +1,7 @@
-"""Nobody is left: every request ends in a clear 503 within 10 s, and asks nobody again and again."""
+"""Nobody is left, and nobody is expected back: every request ends in a clear 503 within 10 s.
+
+And it asks nobody again and again.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from scripted_worker import workers
 from test_generate_paths import DECODE, PREFILL, UNIFIED, collect, gateway, make_request
 from test_worker import process
 
+from eyas.common import roster
 from eyas.common.discovery import registry
 from eyas.common.errors import EyasError, Unavailable
 from gateway import cluster as gateway_cluster
@@ -22,6 +26,12 @@ from gateway.generate import MAX_RETRIES, ClusterBackend
 from gateway.router import route
 
 CLEAR_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def nobody_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the time in which a lost worker may come back had passed."""
+    monkeypatch.setattr(roster, "RETURN_S", 0.0)
 
 
 async def refusal(backend: ClusterBackend, name: str) -> tuple[EyasError | None, float]:

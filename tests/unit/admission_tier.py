@@ -17,6 +17,7 @@ from engine_rig import HandCopier
 from eyas.common.config import EngineConfig
 from eyas.common.types import Group
 from eyas.engine.engine import Engine, Parts
+from eyas.engine.fairness import Shares
 from eyas.engine.leases import Leases, OfferedPool
 from eyas.engine.messages import (
     Command,
@@ -29,7 +30,7 @@ from eyas.engine.prefix_cache import PrefixCache, _Node
 from eyas.engine.pulls import Pulls
 from eyas.engine.runner import Output
 from eyas.engine.scheduler import Limits, Scheduler
-from eyas.engine.sequence import Sequence, Work
+from eyas.engine.sequence import Generation, Sequence, Work
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import Owner
 from kv_transfer.puller import State
@@ -105,6 +106,8 @@ class Tier:
             ready=ready,
         )
         self.engine = Engine(parts, self)
+        self.gave_way = False  # somebody, to another call, so far
+        self.scheduler._take_from_richer = self._take_from_richer  # type: ignore[method-assign]
         self.requests = self.engine._requests
 
     # --- the engine's link: one turn, then `Shutdown` ---
@@ -122,6 +125,11 @@ class Tier:
         self.engine._stopping = False
         said, self._said, self._batch = self._said, [], []
         return said
+
+    def _take_from_richer(self, claimant: Generation, shares: Shares, gain: int) -> bool:
+        taken = Scheduler._take_from_richer(self.scheduler, claimant, shares, gain)
+        self.gave_way = self.gave_way or taken
+        return taken
 
     # --- who owns what ---
 
@@ -151,7 +159,7 @@ class Tier:
     def idle(self) -> bool:
         """Nothing is held but what the cache keeps."""
         scheduler = self.scheduler
-        busy = [*self.requests.table, *self.requests.joining, *scheduler.running, *scheduler.waiting]
+        busy = [*self.requests.table, *scheduler.joining, *scheduler.running, *scheduler.waiting]
         return not (
             busy or scheduler.pool.used or self.pulls.active or self.leases.owner.active or self.inbox
         )
@@ -190,7 +198,7 @@ class Tier:
             ],
             [name(s) for s in scheduler.running],
             [name(s) for s in scheduler.waiting],
-            [name(s) for s, _ in self.requests.joining],
+            [name(s) for s in scheduler.joining],
             [
                 (
                     a.owner.id,  # type: ignore[attr-defined]

@@ -130,7 +130,8 @@ class World:
             "both tiers full": all(tier.exhausted() for tier in self.tiers.values()),
             "pull drained": State.DRAINING in pulls and bool(decode.scheduler.running),
             "preempted": decode.scheduler.preemptions > 0,
-            "waits for a slot": bool(decode.requests.joining),
+            "gave way": decode.gave_way,
+            "waits for a slot": bool(decode.scheduler.joining),
             "computed again": any(a.attempt > 1 for a in self.asked.values()),
         }
         return {sight for sight, seen in found.items() if seen}

@@ -70,7 +70,8 @@ class Rig:
         )
         self.pulls.destination = self.requests
         self.scheduler.reclaim = self.pulls.preempt
-        self.scheduler.pull_since = self.requests.pull_since
+        self.scheduler.pulls_waiting = self.requests.pulls_waiting
+        self.scheduler.pulls_running = self.requests.pulls_running
 
     def _on_join(self, seq: Sequence, arrival: Arrival) -> None:
         self.joined.append(seq)

@@ -225,7 +225,7 @@ def some_requests(
     seed: int, count: int, *, host: float = 0.15, many: float = 0.15
 ) -> list[GenerationRequest]:
     """`host`: the share that only the host can sample; `many`: with several choices."""
-    pick = random.Random(seed)
+    pick, calls = random.Random(seed), random.Random(seed)
     stem = tuple(pick.choices(range(VOCAB), k=12))  # of prompts that are alike
     made = []
     for i in range(count):
@@ -239,7 +239,8 @@ def some_requests(
         choices = (Choice(pick.randint(0, 3), begun if pick.random() < 0.1 else ()),)
         if pick.random() < many:
             choices = tuple(Choice(index) for index in pick.sample(range(5), pick.randint(2, 3)))
-        made.append(GenerationRequest(f"r{i}", prompt, params, choices, speculative=pick.random() < 0.8))
+        request = GenerationRequest(f"r{i}", prompt, params, choices, speculative=pick.random() < 0.8)
+        made.append(msgspec.structs.replace(request, caller=calls.choice("ab"), call=calls.choice("xxy")))
     return made
 
 

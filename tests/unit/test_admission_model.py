@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from admission_tier import PAGE, ROUND_ROWS
 from admission_world import Asked, Sizes, World
@@ -115,8 +116,11 @@ def stuck(graph: Graph) -> Iterator[list[str]]:
             yield graph.path(min(circle))
 
 
-def asked(id: str, prompt: tuple[int, ...], most: int = 3, n: int = 1, *, local: bool = False) -> Asked:
-    return Asked(request(prompt, *map(Choice, range(n)), id=id, max_tokens=most), local)
+def asked(
+    id: str, prompt: tuple[int, ...], most: int = 3, n: int = 1, *, local: bool = False, call: str = ""
+) -> Asked:
+    made = request(prompt, *map(Choice, range(n)), id=id, max_tokens=most)
+    return Asked(msgspec.structs.replace(made, call=call), local)
 
 
 A, B = tuple(range(5)), tuple(range(10, 15))
@@ -128,6 +132,21 @@ WORLDS = {  # and what is to be seen in each
     "three": ((Sizes(6, 6), [asked(i, p) for i, p in zip("abc", LONG, strict=True)]), {"both tiers full"}),
     "one of decode's own": ((Sizes(5, 7), [asked("a", A), asked("b", B, local=True)]), {"preempted"}),
     "two choices": ((Sizes(9, 6), [asked("a", A, n=2), asked("b", B)]), {"pull drained", "preempted"}),
+    "slots of one call": (
+        (
+            Sizes(9, 20),
+            [*(asked(i, A, 5, call="x", local=True) for i in "ab"), asked("c", B, 2)],
+        ),
+        {"gave way"},
+    ),
+    "choices of one call": ((Sizes(9, 20), [asked("a", A, n=2), asked("b", B)]), {"gave way"}),
+    "pages of one call": (
+        (
+            Sizes(9, 8, max_running=3),
+            [*(asked(i, A, 5, call="x", local=True) for i in "ab"), asked("c", B, 2)],
+        ),
+        {"gave way", "preempted"},
+    ),
     "one cancelled": (
         (Sizes(9, 6), [asked("a", A, 2), asked("b", B, 2)], ("cancel",)),
         {"pull drained", "preempted"},

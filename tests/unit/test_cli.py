@@ -120,6 +120,7 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
         pool_dir="/dev/shm/pools",
         context_length=77,
         max_running=6,
+        max_waiting=8,
         chunk_tokens=7,
         lease_s=9,
         speculation=SpeculationConfig(steps=3, topk=2, draft_tokens=8),
@@ -220,6 +221,8 @@ def test_auto_is_what_the_device_does_best() -> None:
 def test_flags_by_the_names_of_another_server() -> None:
     theirs = {
         "--max-running-requests": "max_running",
+        "--max-queued-requests": "max_waiting",
+        "--max-waiting": "max_waiting",
         "--chunked-prefill-size": "chunk_tokens",
         "--cuda-graph-max-bs": "cuda_graph_max_bs",
         "--tensor-parallel-size": "tensor_parallel_size",

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from loopback import Loopback, Result, split_configs, wait_all
 from tiny import write_tiny_eagle3, write_tiny_llama
@@ -155,6 +156,31 @@ def test_preemption_changes_no_token(base: EngineConfig) -> None:
         assert cluster.workers["unified"].engine._scheduler.preemptions > 0, "the pool was large enough"
         _assert_nothing_held(cluster)
         cluster.close()
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_giving_way_to_another_call_changes_no_token(base: EngineConfig, split: bool) -> None:
+    """One call has all slots and more in the queue when a short one comes: it ends first."""
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=60, ignore_eos=True)
+    prompts = [tuple(range(i, i + 40)) for i in range(4)]
+    many = [
+        GenerationRequest(f"r{i}", prompt, params, tuple(map(Choice, range(3))), call="many")
+        for i, prompt in enumerate(prompts)
+    ]
+    one = GenerationRequest("one", (5, 6, 7), msgspec.structs.replace(params, max_tokens=4), call="one")
+    expected = _plain(base, [*many, one])
+    small = replace(base, max_running=4)
+    cluster = Loopback(*(split_configs(small) if split else (small,)))
+    results = [cluster.submit(request, split=split) for request in many]
+    while not any(len(tokens) > 5 for tokens in results[0].tokens.values()):
+        time.sleep(0.001)
+    late = cluster.submit(one, split=split)
+    assert late.done.wait(30) and not all(result.done.is_set() for result in results)
+    wait_all(results, 60)
+    assert [result.tokens for result in (*results, late)] == expected
+    assert cluster.workers["decode" if split else "unified"].engine._scheduler.preemptions > 0
+    _assert_nothing_held(cluster)
+    cluster.close()
 
 
 def test_cached_prefixes_change_no_token(base: EngineConfig) -> None:

@@ -36,6 +36,14 @@ def test_preemption_changes_no_token(width: int, seed: int) -> None:
     assert world.rig.scheduler.preemptions > 0, "the pool was large enough"
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_giving_way_to_another_call_changes_no_token(seed: int) -> None:
+    """There are pages for all, so only who has more than a fair share of the slots is preempted."""
+    world = World(seed, Setting(pages=300))
+    world.run(some_requests(seed, 30, many=0.5), cancels=0.05)
+    assert world.rig.scheduler.preemptions > 0, "nobody had to give way"
+
+
 def test_one_step_at_a_time_gives_the_same() -> None:
     world = World(0, Setting(ahead=False))
     world.run(some_requests(0, 20))

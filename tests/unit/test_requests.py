@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 from engine_rig import VOCAB, Rig, handle, request
 
@@ -79,6 +80,18 @@ def test_a_queued_request_is_one_however_many_choices_it_has() -> None:
         rig.submit(request(10, *begun, id=f"{number}"))
     assert not rig.refusals() and rig.requests.waiting == 3 * rig.requests.queued > 0
     rig.submit(request(10, *begun, id="one too many"))
+    assert rig.refusals() == ["this worker's queue is full"]
+
+
+@pytest.mark.parametrize("attach", [False, True])
+def test_a_request_that_has_begun_finds_a_place_in_a_full_queue(attach: bool) -> None:
+    rig = Rig()
+    for number in range(rig.requests.admission.max_waiting):
+        rig.submit(request(10, id=f"{number}"))
+    begun = msgspec.structs.replace(request(10, id="begun"), begun=True)
+    rig.submit(begun, attach=attach)
+    assert not rig.refusals() and "begun" in rig.requests.table
+    rig.submit(request(10, id="new"))
     assert rig.refusals() == ["this worker's queue is full"]
 
 
@@ -238,7 +251,8 @@ def test_a_drained_worker_keeps_what_it_has_begun_and_accepts_nothing_more() -> 
     rig = Rig(max_running=1)
     for id in ("begun", "queued"):
         rig.requests.prefill(Prefill(request(8, id=id), 1, False))
-    rig.leases.offer(rig.requests.table["begun"], rig.scheduler.allocate(range(8), 8)[0])
+    begun = rig.requests.table["begun"]
+    rig.leases.offer(begun, rig.scheduler.lend(begun, 8)[0])
     rig.submit(request(8, id="waiting"), attach=True)
     rig.submit(request(8, id="local"))
     rig.outbox.take()

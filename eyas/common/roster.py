@@ -1,0 +1,159 @@
+"""What is known of the workers at some addresses: each is asked once a second what it is.
+
+It knows who answers, who starts or is expected back, and who is silent and why. It refuses to know where the
+addresses come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import msgspec
+
+from eyas.common import rpc
+from eyas.common.clients import InfoClient
+from eyas.common.errors import Unavailable
+from eyas.common.types import WorkerInfo
+
+POLL_S = 1.0
+FORGET_S = 5.0  # a worker that is only slow to answer stays known this long
+COMPLAIN_S = 30.0  # an address where no worker has answered for so long is worth a word
+RETURN_S = 20.0
+"""A worker that was lost counts as returning for this time: `eyas serve` starts a dead one again after 8 s at
+most, and a second or two later its front says that it is starting, for as long as its engine loads."""
+
+_log = logging.getLogger("eyas.discovery")
+
+
+@dataclass(frozen=True)
+class _Known:
+    info: WorkerInfo
+    name: str  # what it calls itself
+    heard_at: float  # monotonic seconds
+
+
+@dataclass
+class _Silence:
+    """Why an address has not answered as a worker since then (monotonic seconds); `told` in the log."""
+
+    since: float
+    reason: str = ""
+    told: bool = False
+
+
+class Roster:
+    """The workers that answer at some addresses, each asked once a second what it is.
+
+    `aliases`: may a worker call itself by another address than the one that it is asked at?
+    """
+
+    def __init__(self, *, aliases: bool) -> None:
+        self._aliases = aliases
+        self._known: dict[str, _Known] = {}  # by address
+        self._silent: dict[str, _Silence] = {}  # by address
+        self._returning: dict[str, tuple[WorkerInfo, float]] = {}  # by address; when that was known
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def known(self) -> set[str]:
+        return set(self._known)
+
+    def workers(self) -> list[WorkerInfo]:
+        return [known.info for known in self._known.values()]
+
+    def returning(self) -> list[WorkerInfo]:
+        now = time.monotonic()
+        return [info for info, known_at in self._returning.values() if now - known_at < RETURN_S]
+
+    def find(self, name: str) -> str | None:
+        return next((address for address, known in self._known.items() if known.name == name), None)
+
+    def silent(self) -> dict[str, str]:
+        return {address: silence.reason for address, silence in self._silent.items()}
+
+    async def follow(self, addresses: Collection[str]) -> None:
+        """Ask at these addresses and at no other; the new ones are asked once before this returns."""
+        for address in self._asking.keys() - set(addresses):
+            self._end(address)
+        asked = []
+        for address in set(addresses) - self._asking.keys():
+            asked.append(first := asyncio.Event())
+            self._asking[address] = asyncio.create_task(self._keep_asking(address, first))
+        await asyncio.gather(*(first.wait() for first in asked))
+
+    async def aclose(self) -> None:
+        await self.follow(())
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _end(self, address: str) -> None:
+        self._known.pop(address, None)
+        self._silent.pop(address, None)
+        task = self._asking.pop(address)
+        task.cancel()
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _keep_asking(self, address: str, first: asyncio.Event) -> None:
+        async with rpc.channel(address) as channel:
+            while True:
+                await self._ask(InfoClient(channel), address)
+                first.set()
+                await asyncio.sleep(POLL_S)
+
+    async def _ask(self, client: InfoClient, address: str) -> None:
+        try:
+            info = await client.info(POLL_S)
+        except Exception as caught:
+            error = rpc.as_eyas(caught, f"asking worker {address}")
+            known = self._known.get(address)
+            slow = known is not None and time.monotonic() - known.heard_at <= FORGET_S
+            if isinstance(error, Unavailable) or not slow:
+                self._miss(address, error.message)
+            return
+        if info.worker == address or self._aliases:
+            self._hear(address, info)
+        else:
+            self._miss(address, f"who answers there is {info.worker}")
+
+    def _hear(self, address: str, info: WorkerInfo) -> None:
+        here = msgspec.structs.replace(info, worker=address)
+        if info.starting:
+            self._starts(address, here)
+            return
+        if address not in self._known:
+            _log.info("worker %s is here: %s", address, ", ".join(info.roles))
+        self._silent.pop(address, None)
+        self._returning.pop(address, None)
+        self._known[address] = _Known(here, info.worker, time.monotonic())
+
+    def _starts(self, address: str, here: WorkerInfo) -> None:
+        """Its front answers, and its engine loads."""
+        if (known := self._known.pop(address, None)) is not None:
+            _log.info("worker %s is gone: it starts again", address)
+        last = self._returning.get(address, (here, 0.0))[0] if known is None else known.info
+        self._expect(address, msgspec.structs.replace(last, roles=here.roles))
+        self._silent[address] = _Silence(time.monotonic(), "its engine is loading", told=True)
+
+    def _expect(self, address: str, info: WorkerInfo) -> None:
+        now = time.monotonic()
+        recent = {a: found for a, found in self._returning.items() if now - found[1] < RETURN_S}
+        self._returning = recent | {address: (info, now)}
+
+    def _miss(self, address: str, reason: str) -> None:
+        """Nobody who counts answers there: said once, at once of a worker that did, else after a while."""
+        now = time.monotonic()
+        silence = self._silent.setdefault(address, _Silence(now))
+        silence.reason = reason
+        if (known := self._known.pop(address, None)) is not None:
+            self._expect(address, known.info)
+            _log.info("worker %s is gone: %.200s", address, reason)
+        elif not silence.told and now - silence.since > COMPLAIN_S:
+            _log.warning("worker %s does not count, for it does not answer as one: %.200s", address, reason)
+        else:
+            return
+        silence.told = True
