@@ -53,6 +53,7 @@ def report(findings: Findings) -> Table:
         "streams": len(outcomes),
         "tokens": sum(outcome.tokens for outcome in outcomes),
         "streams that went on elsewhere": sum(outcome.attempts > 1 for outcome in outcomes),
+        "streams that had to come back, for want of a place": sum(bool(one.refused) for one in outcomes),
         "longest stream, seconds": round(max((outcome.seconds for outcome in outcomes), default=0.0), 1),
         "streams that failed or differed": sum(bool(outcome.error) for outcome in outcomes),
         **{f"given up: {way}": n for way, n in sorted(findings.aborts.items())},

@@ -28,8 +28,9 @@ from gateway.legs import DecodeLeg, LegEvent, PrefillLeg
 from tests.chaos.faults import Phase, engines
 
 WORKERS = 2  # of each role
-# Small chunks and few pages: prompts take several steps, caches overflow, and so pages have to move.
-ENGINE = EngineConfig(num_pages=320, chunk_tokens=32)
+# Small chunks and few pages: prompts take several steps, caches overflow, and so pages have to move. Few
+# places: with 32 streams the queues of two workers are nearly full, and one by itself has no place for all.
+ENGINE = EngineConfig(num_pages=320, chunk_tokens=32, max_running=6, max_waiting=12)
 DEEP = 6  # output index from which on a request counts as decoding
 INFO_S = 2.0
 MEET_S = 20.0  # until the inner gateway has its sessions

@@ -10,13 +10,13 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from eyas.common.config import NANO
-from eyas.common.errors import EyasError
+from eyas.common.errors import EyasError, Overloaded
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.evals.heldout import held_out_prompts
@@ -26,6 +26,7 @@ from tests.chaos.rig import Rig
 LENGTHS = (12, 40, 90, 160)  # output tokens, at most
 ANSWER_S = 120.0  # a stream that takes longer has failed
 PENANCE_S = 1.0  # a stream that failed lets the others run
+COME_BACK_S = 0.3  # a stream that found no place asks again
 
 Tokens = tuple[int, ...]
 
@@ -50,7 +51,7 @@ async def make_requests(count: int, seed: int) -> list[GenerationRequest]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`error` is empty for a stream that gave the tokens it must give."""
+    """`error` is empty for a stream that gave the right tokens. `refused`: how often it had to come back."""
 
     request: str
     door: str
@@ -58,7 +59,12 @@ class Outcome:
     seconds: float
     tokens: int
     attempts: int  # 0: not known, the outer gateway keeps that to itself
+    refused: int
     error: str
+
+
+class Refused(Exception):
+    """The cluster is full: nothing was answered yet, and whoever asks may come back."""
 
 
 class Streams:
@@ -114,13 +120,10 @@ class Streams:
     async def _ask(self, request: GenerationRequest, door: str, id: str) -> Outcome:
         began, error, attempts = time.monotonic(), "", 0
         tokens: Tokens = ()
+        refused = itertools.count()
         try:
             async with asyncio.timeout(ANSWER_S):
-                if door == "outer":
-                    tokens = await through_gateway(self._rig, request)
-                else:
-                    named = msgspec.structs.replace(request, id=id)
-                    tokens, attempts = await through_rig(self._rig, named)
+                tokens, attempts = await self._in_the_end(request, door, id, refused)
         except TimeoutError:
             error = f"no end within {ANSWER_S:g} s"
         except EyasError as caught:
@@ -130,12 +133,29 @@ class Streams:
             pairs = zip(tokens, expected, strict=False)
             same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
             error = f"{len(tokens)} tokens for {len(expected)}, the first {same} the same"
-        return Outcome(id, door, began, time.monotonic() - began, len(tokens), attempts, error)
+        seconds = time.monotonic() - began
+        return Outcome(id, door, began, seconds, len(tokens), attempts, next(refused), error)
+
+    async def _in_the_end(
+        self, request: GenerationRequest, door: str, id: str, refused: Iterator[int]
+    ) -> tuple[Tokens, int]:
+        """The answer, and in how many attempts; asks again, counting `refused`, while there is no place."""
+        while True:
+            try:
+                if door == "outer":
+                    return await through_gateway(self._rig, request), 0
+                return await through_rig(self._rig, msgspec.structs.replace(request, id=id))
+            except Refused:
+                next(refused)
+                await asyncio.sleep(COME_BACK_S)
 
 
 async def through_rig(rig: Rig, request: GenerationRequest) -> tuple[Tokens, int]:
-    """(the tokens, in how many attempts)."""
-    stream = await rig.start(request)
+    """(the tokens, in how many attempts). Raises Refused."""
+    try:
+        stream = await rig.start(request)
+    except Overloaded as error:
+        raise Refused from error
     try:
         entries = [entry async for entry in stream]
     finally:
@@ -144,6 +164,15 @@ async def through_rig(rig: Rig, request: GenerationRequest) -> tuple[Tokens, int
 
 
 async def through_gateway(rig: Rig, request: GenerationRequest) -> Tokens:
+    """The tokens. Raises Refused."""
     options = msgspec.to_builtins(request.params)
-    completion = await rig.client.generate(request.prompt_ids, timeout_s=ANSWER_S, **options)
-    return completion.choices[0].tokens
+    tokens: list[int] = []
+    try:
+        async with rig.client.generate_stream(request.prompt_ids, timeout_s=ANSWER_S, **options) as stream:
+            async for delta in stream:
+                tokens += delta.tokens
+    except Overloaded as error:
+        if tokens:
+            raise
+        raise Refused from error
+    return tuple(tokens)
