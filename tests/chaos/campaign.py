@@ -24,7 +24,7 @@ from tests.chaos.faults import Fault, Kind, Phase, resume, schedule, strike
 from tests.chaos.rig import WORKERS, Rig, rig
 from tests.chaos.streams import Outcome, Streams, through_rig
 
-UNDISTURBED = 16  # at once, for the answers that everything is compared with
+UNDISTURBED = 8  # at once, for the answers that everything is compared with
 WHOLE_S = 90.0  # until all workers of a role serve again
 PHASE_S = 15.0  # until a request is in the wanted phase at the wanted worker
 QUIET_S = 45.0  # until nothing is held: longer than a lease
