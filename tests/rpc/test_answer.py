@@ -60,9 +60,10 @@ async def call_of(backend: ScriptedBackend, prompts: int) -> Call:
 async def test_prompts_are_admitted_together_and_told_in_order(backend: Slow) -> None:
     texts = [""] * 64
     call = await call_of(backend, 64)
-    asyncio.get_running_loop().call_later(0.2, backend.admits.set)
+    opening = asyncio.create_task(until(lambda: backend.waiting == 64))
+    opening.add_done_callback(lambda _: backend.admits.set())
     async with asyncio.timeout(10), admitted(backend, backend.tokenizer, call) as answer:
-        assert backend.waiting == 64
+        await opening
         async for delta in answer.deltas():
             texts[delta.choice] += delta.text
     assert texts == [f"prompt {i}" for i in range(64)]
