@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import msgspec
 
+from eyas.common.types import GenerationRequest
 from gateway.backend import Backend
 from gateway.openai_request import Call
 from gateway.text import Course, Delta, TextStream, Usage
@@ -46,15 +47,22 @@ class Answer:
 async def admitted(backend: Backend, tokenizer: Tokenizer, call: Call) -> AsyncIterator[Answer]:
     """The call's answer once all of its prompts are admitted; closes every generation at the end.
 
-    Raises what `Backend.start` raises; prompts admitted before the refused one are then cancelled.
+    They ask together. Raises what `Backend.start` raises for the first one that is refused; the others are
+    then cancelled.
     """
     async with contextlib.AsyncExitStack() as owned:
-        streams = []
-        for request in call.requests:
+
+        async def start(request: GenerationRequest) -> TextStream:
             stream = await backend.start(request)
             owned.push_async_callback(stream.aclose)
-            streams.append(TextStream(stream, request, tokenizer, call.rules))
-        yield Answer(streams, call.n)
+            return TextStream(stream, request, tokenizer, call.rules)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                starts = [group.create_task(start(request)) for request in call.requests]
+        except ExceptionGroup as refused:
+            raise refused.exceptions[0] from None
+        yield Answer([task.result() for task in starts], call.n)
 
 
 async def _merged(streams: Sequence[TextStream], n: int) -> AsyncGenerator[Delta, None]:

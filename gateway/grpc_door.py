@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -49,7 +49,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._keyed = f"/{service}/"
         self._keys = keys
         self._calls = _Places(MAX_CALLS)
-        self._open_calls = _Places(MAX_OPEN_CALLS)
+        self._open_calls = _SharedPlaces(MAX_OPEN_CALLS)
 
     async def intercept_service(
         self,
@@ -69,12 +69,12 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             request_streaming=True, **{kind: None, kind.replace("unary_", "stream_", 1): served}
         )
 
-    def _admit_caller(self, context: Any) -> contextlib.AbstractContextManager[None]:
+    def _admit_caller(self, context: Any) -> contextlib.AbstractAsyncContextManager[None]:
         """Raises Unauthorized or Overloaded."""
         caller_of(context, self._keys)
         return self._calls.one()
 
-    def _admit_anybody(self, context: Any) -> contextlib.AbstractContextManager[None]:
+    def _admit_anybody(self, context: Any) -> contextlib.AbstractAsyncContextManager[None]:
         return self._open_calls.one()
 
 
@@ -88,29 +88,49 @@ class _Places:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._taken = 0
+        self._taken: dict[asyncio.Timeout, None] = {}  # the longest comes first
         self._alarm = Rarely(_log)
 
-    @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
-        """Raises Overloaded if there is none."""
-        if self._taken >= self._number:
-            self._alarm.warning("%d gRPC calls are open: more are refused", self._taken)
-            raise Overloaded(f"{self._number} calls are open already")
-        self._taken += 1
-        try:
-            yield
-        finally:
-            self._taken -= 1
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """Raises Overloaded if there is none, or if it is taken back."""
+        if len(self._taken) >= self._number:
+            self._alarm.warning("%d gRPC calls are open: there is no place for more", len(self._taken))
+            self._make_room()
+        async with asyncio.timeout(None) as place:
+            self._taken[place] = None
+            try:
+                yield
+            except asyncio.CancelledError:
+                if place.expired():
+                    raise Overloaded("a newer call took the place of this one") from None
+                raise
+            finally:
+                self._taken.pop(place, None)
+
+    def _make_room(self) -> None:
+        raise Overloaded(f"{self._number} calls are open already")
 
 
-Admit = Callable[[Any], contextlib.AbstractContextManager[None]]
+class _SharedPlaces(_Places):
+    """One call too many takes the place of the one that has had its own longest.
+
+    So strangers who hold on to theirs keep no health check from its answer.
+    """
+
+    def _make_room(self) -> None:
+        longest = next(iter(self._taken))
+        del self._taken[longest]
+        longest.reschedule(asyncio.get_running_loop().time())
+
+
+Admit = Callable[[Any], contextlib.AbstractAsyncContextManager[None]]
 Read = Callable[[Any, Any], Awaitable[Any]]
 
 
 def _unary(behaviour: rpc.Unary, admit: Admit, read: Read) -> rpc.Unary:
     async def call(messages: Any, context: Any) -> Any:
-        with admit(context):
+        async with admit(context):
             return await behaviour(await read(messages, context), context)
 
     return call
@@ -118,7 +138,7 @@ def _unary(behaviour: rpc.Unary, admit: Admit, read: Read) -> rpc.Unary:
 
 def _streaming(behaviour: rpc.Stream, admit: Admit, read: Read) -> rpc.Stream:
     async def call(messages: Any, context: Any) -> AsyncIterator[Any]:
-        with admit(context):
+        async with admit(context):
             stream: Any = behaviour(await read(messages, context), context)
             async with contextlib.aclosing(stream) as replies:
                 async for reply in replies:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from asyncio import to_thread
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TypeVar
@@ -151,11 +152,13 @@ class Front:
                 owned.callback(lambda: _log_end(call, answer))
                 format = shape(answer)
                 if call.stream:
-                    await _stream(answer, format, meter, deadline, send)
+                    await _stream(call, answer, format, meter, deadline, send)
                 else:
                     async with _until(deadline):
                         choices = await _collect(answer, call.choices, meter)
-                    await _send_json(format.whole(choices), send)
+                        long = call.prompt_logprobs
+                        body = await to_thread(format.whole, choices) if long else format.whole(choices)
+                    await _send_json(body, send)
 
     async def _body(self, kind: type[B], request: Request) -> B:
         """The request's body as `kind`; the answer's headers name what of it nothing reads."""
@@ -193,16 +196,20 @@ def _log_end(call: Call, answer: Answer) -> None:
     _log.info("%s (%s) ended after %d tokens, %.3f s", call.id, worked_as, tokens, seconds)
 
 
-async def _stream(answer: Answer, format: Format, meter: Meter, deadline: float, send: Send) -> None:
+async def _stream(
+    call: Call, answer: Answer, format: Format, meter: Meter, deadline: float, send: Send
+) -> None:
     """Events as the deltas come; a failure after the first byte can only be told as an event."""
     await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+    long = call.prompt_logprobs
     try:
         async with _until(deadline):
             await _send_events(format.opening(), send)
             async with contextlib.aclosing(answer.deltas()) as deltas:
                 async for delta in deltas:
                     meter.delta(delta)
-                    await _send_events(format.event(delta), send)
+                    event = await to_thread(format.event, delta) if long else format.event(delta)
+                    await _send_events(event, send)
         last = format.closing()
     except EyasError as error:
         last = error_event(error)

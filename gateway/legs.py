@@ -111,7 +111,9 @@ class PrefillLeg:
         self._task: asyncio.Task[None] | None = None
 
     def submit(self, request: GenerationRequest, attempt: int, offer_draft: bool) -> None:
+        self._cluster.occupy(self.worker, 1)  # at once: it counts for whoever is routed next
         self._task = asyncio.create_task(self._follow(request, attempt, offer_draft))
+        self._task.add_done_callback(lambda _: self._cluster.vacate(self.worker, 1))
 
     def close(self) -> None:
         """End the call if it still runs. Idempotent."""
@@ -122,7 +124,6 @@ class PrefillLeg:
         """Report the call's events, and its end: the stream is read out, for leaving it early cancels it."""
         client = self._cluster.prefill_client(self.worker)
         error: EyasError = Unavailable(f"worker {self.worker} ended the prefill")
-        self._cluster.occupy(self.worker, 1)  # all choices wait for one prompt
         try:
             async for event in client.prefill(request, attempt, offer_draft):
                 match event:
@@ -136,6 +137,4 @@ class PrefillLeg:
         except Exception:
             _log.exception("the prefill of request %s failed", request.id)
             error = EyasError("internal error")
-        finally:
-            self._cluster.vacate(self.worker, 1)
         self._owner.on_event(self, Ended(error))

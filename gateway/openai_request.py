@@ -5,6 +5,7 @@ It knows what OpenAI's fields mean and their defaults. It refuses to know socket
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import itertools
@@ -79,6 +80,13 @@ class Call:
     def logprobs(self) -> bool:
         return self.requests[0].params.logprobs is not None
 
+    @property
+    def prompt_logprobs(self) -> bool:
+        """Those of all tokens of its prompts too. They are many: what works on them does so in a thread, for
+        other streams go on meanwhile.
+        """
+        return self.requests[0].params.prompt_logprobs is not None
+
 
 async def chat_prompt(tokenizer: Tokenizer, body: ChatBody | TokenizeBody) -> tuple[int, ...]:
     """The ids of the body's messages. Raises InvalidRequest if the model's template refuses them."""
@@ -121,7 +129,8 @@ async def text_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
         requests.append(request)
         if body.echo:
             whole = isinstance(prompt, str) and request.prompt_ids == ids
-            echoes.append(_echo(tokenizer, body, request.prompt_ids, str(prompt) if whole else None))
+            text = str(prompt) if whole else None
+            echoes.append(await asyncio.to_thread(_echo, tokenizer, body, request.prompt_ids, text))
     rules = text_rules(body, continues_prompt=True, include_stop=body.includes_stop)
     return _call("cmpl-", model, body, rules, requests, echoes)
 

@@ -39,7 +39,7 @@ class _Watch:
 class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
-        self._watches: dict[int, _Watch] = {}  # that the engine has accepted, by stream number
+        self._watches: dict[int, _Watch] = {}  # accepted by the engine and not released, by stream number
         self._pools: dict[Group, Pages] = {}  # mapped when the first puller needs it
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -73,13 +73,14 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
         buffer: StreamBuffer[Event] = StreamBuffer(MAX_BUFFERED)
         number = self._engine.open(buffer.put)
         self._engine.send(WatchOpened(number, watch.handle, watch.attempt))
+        accepted = False
         try:
             while True:
                 event = await buffer.get()
                 if isinstance(event, Stopped):
                     raise from_code(event.failure.code, event.failure.message)
-                if event.failure is None:
-                    self._watches[number] = watch
+                if event.failure is None and not accepted:
+                    accepted, self._watches[number] = True, watch
                 for message in _to_pb(event):
                     yield message
                 if event.failure is not None:
@@ -92,6 +93,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
     async def Release(
         self, request: transfer_pb2.ReleaseRequest, context: grpc.aio.ServicerContext
     ) -> transfer_pb2.ReleaseReply:
+        self._forget(request)
         deadline = asyncio.get_running_loop().time() + RELEASE_S
         buffer: StreamBuffer[Event] = StreamBuffer(2, deadline)
         number = self._engine.open(buffer.put)
@@ -105,7 +107,10 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
     async def Fetch(
         self, request: transfer_pb2.FetchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[bytes]:
-        """Pages of a handle that is being watched, as they are now; Release says what that was worth."""
+        """Pages of a handle that is being watched, as they are now; Release says what that was worth.
+
+        None is read once the Watch has ended or a Release has come: it may hold another request's KV by then.
+        """
         self._engine.check()
         handle = self._watched(request)
         offered = {page for shard in handle.shards for page in shard.pages}
@@ -114,6 +119,14 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
             raise InvalidRequest(message, param="pages")
         for data in chunks(self._pool(handle.group), request.pages):
             yield data
+            self._watched(request)
+
+    def _forget(self, release: transfer_pb2.ReleaseRequest) -> None:
+        """Before the engine hears of it, which may write to the pages at once."""
+        for number, watch in list(self._watches.items()):
+            named = (watch.handle.id, watch.handle.epoch) == (release.id, release.epoch)
+            if named and watch.attempt <= release.attempt:
+                del self._watches[number]
 
     def _watched(self, request: transfer_pb2.FetchRequest) -> KvHandle:
         """The handle that is to be read, as it was offered."""

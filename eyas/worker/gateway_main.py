@@ -16,6 +16,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from eyas.common import logging as eyas_logging
+from eyas.common.address import join
 from eyas.common.config import GatewayConfig
 from eyas.common.discovery import registry
 from eyas.worker.descriptors import raise_limit
@@ -96,7 +97,7 @@ async def fronts(
     http = HttpServer(app, config.host, config.port, Limits(config.max_connections))
     await grpc.start()
     await http.start()
-    where = f"http=http://{config.host}:{http.port}/v1 grpc={config.host}:{grpc.port}"
+    where = f"http=http://{join(config.host, http.port)}/v1 grpc={join(config.host, grpc.port)}"
     print(f"gateway listening: model={config.served_model} {where}", file=sys.stderr, flush=True)
     try:
         yield

@@ -20,6 +20,7 @@ from types import TracebackType
 import httpx
 
 from eyas.common import api_keys, rpc
+from eyas.common.address import join
 from eyas.common.config import ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.worker.child import Child, LogLine
@@ -64,11 +65,11 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        return f"http://{self._reachable}:{self._plan.gateway.port}"
+        return f"http://{join(self._reachable, self._plan.gateway.port)}"
 
     @property
     def grpc_address(self) -> str:
-        return f"{self._reachable}:{self._plan.gateway.grpc_port}"
+        return join(self._reachable, self._plan.gateway.grpc_port)
 
     @property
     def model(self) -> str:
@@ -169,7 +170,7 @@ class Cluster:
     @property
     def _reachable(self) -> str:
         host = self._plan.gateway.host
-        return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
     # --- keep and stop ---------------------------------------------------------------------------------
 

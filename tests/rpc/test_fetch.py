@@ -275,6 +275,33 @@ async def test_a_fetch_reaches_the_pages_of_the_handle_it_watches_and_no_others(
                         await fetched(owner, handle, 1, pages[:1])
 
 
+async def test_pages_that_were_released_are_read_no_more(
+    config: EngineConfig, tmp_path: Path, slow: type[Slow]
+) -> None:
+    """They are another request's soon, whatever Watch is still open, whatever Fetch is under way."""
+    async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:
+        (handle,) = await prefill(a, request())
+        async with rpc.channel(a.address) as channel:
+            owner = TransferClient(channel, a.address)
+            pages = handle.shards[0].pages
+            updates = owner.watch(handle, 2)
+            await anext(updates)
+            reading = owner.fetch(handle, 2, pages[:8])
+            await anext(reading)
+            assert not await owner.release(handle, 1), "an earlier attempt ends nothing"
+            slow.gate.set()
+            await anext(reading)
+            slow.gate.clear()
+            assert await owner.release(handle, 2)
+            slow.gate.set()
+            with pytest.raises(TransferFailed, match="no Watch of handle"):
+                async for _ in reading:
+                    pass
+            with pytest.raises(TransferFailed, match="no Watch of handle"):
+                await fetched(owner, handle, 2, pages[:8])
+            await updates.aclose()
+
+
 async def test_a_watch_of_a_forged_handle_is_refused(config: EngineConfig, tmp_path: Path) -> None:
     """Else a puller would copy, out of memory that both share, pages that it was never offered."""
     async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:

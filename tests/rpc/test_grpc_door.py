@@ -107,8 +107,11 @@ async def test_calls_are_bounded_and_health_is_not_among_them(monkeypatch: pytes
         watch = health.Watch(health_pb2.HealthCheckRequest())
         await watch.read()
         held[0].cancel()
-        second = health.Watch(health_pb2.HealthCheckRequest(), timeout=SOON_S)
-        assert type(await fate(second)) is Overloaded
+        serving = health_pb2.HealthCheckResponse.SERVING
+        asked = await health.Check(health_pb2.HealthCheckRequest(), timeout=SOON_S)
+        assert asked.status == serving, "who watches keeps nobody else from an answer"
+        assert type(await fate(watch)) is Overloaded
+        assert (await health.Watch(health_pb2.HealthCheckRequest(), timeout=SOON_S).read()).status == serving
         async with asyncio.timeout(SOON_S):
             while not backend.streams[0].closed.is_set():
                 await asyncio.sleep(0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import threading
 from collections.abc import AsyncIterator
 from operator import itemgetter
 from pathlib import Path
@@ -23,11 +24,13 @@ from eyas.common.discovery import registry
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.params import SamplingParams
 from eyas.common.types import Role
+from gateway import openai_reply, openai_request
 from gateway.admission import MAX_PROMPT_LOGPROBS, ServedModel, Wish, admit
 from gateway.cluster import Cluster
 from gateway.generate import ClusterBackend
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
+from gateway.sglang_reply import SglangFormat
 from gateway.tokenizer import Tokenizer
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -256,3 +259,29 @@ def test_no_tokens_may_be_asked_after_a_full_context() -> None:
     for max_tokens in (None, 1):
         with pytest.raises(ContextLengthExceeded):
             admit(model, (1,) * 4, Wish(max_tokens=max_tokens), 9.0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_long_prompts_do_not_hold_up_other_streams(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """All that looks at every token of them runs beside the event loop."""
+    told: list[threading.Thread] = []
+
+    def noting(work: Any) -> Any:
+        def noted(*args: Any) -> Any:
+            told.append(threading.current_thread())
+            return work(*args)
+
+        return noted
+
+    monkeypatch.setattr(openai_request, "_echo", noting(openai_request._echo))
+    monkeypatch.setattr(openai_reply, "text_logprobs", noting(openai_reply.text_logprobs))
+    monkeypatch.setattr(SglangFormat, "_inputs", noting(SglangFormat._inputs))
+    openai = GREEDY | {"prompt": PROMPT, "echo": True, "logprobs": 1, "max_tokens": 2, "stream": stream}
+    assert (await client.post("/v1/completions", json=openai)).status_code == 200
+    assert len(told) >= 3
+    sglang = {"text": PROMPT, "return_logprob": True, "logprob_start_len": 0, "stream": stream}
+    sglang["sampling_params"] = {"max_new_tokens": 2}
+    assert (await client.post("/generate", json=sglang)).status_code == 200
+    assert threading.main_thread() not in told

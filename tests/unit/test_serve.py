@@ -29,6 +29,14 @@ from eyas.worker.serve import Cluster
 # --- plan ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("host", ["::", "::1"])
+def test_an_ipv6_address_stands_in_brackets(host: str) -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    cluster = Cluster(ServeConfig(GatewayConfig(host=host, port=0, grpc_port=0)), lambda *_: None)
+    assert (cluster.url, cluster.grpc_address) == ("http://[::1]:0", "[::1]:0")
+
+
 def test_split_gives_every_tier_its_workers() -> None:
     made = plan(ServeConfig(prefill=2), itertools.count(7000), cores=9)
     roles = {name: worker.engine.roles for name, worker in made.workers.items()}
