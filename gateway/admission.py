@@ -175,9 +175,9 @@ def room(model: ServedModel, prompt: int, least: int = 1) -> int:
     """How long an answer to `prompt` tokens may be. Raises ContextLengthExceeded if `least` do not fit."""
     left = model.context_length - prompt
     if left < least:
+        answer = " and at least one token must be left for the answer" if least else ""
         raise ContextLengthExceeded(
-            f"the prompt has {prompt} tokens, but the context length is {model.context_length} "
-            "and at least one token must be left for the answer",
+            f"the prompt has {prompt} tokens, but the context length is {model.context_length}{answer}",
             param="prompt",
         )
     return left

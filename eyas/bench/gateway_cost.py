@@ -73,6 +73,9 @@ class InstantStream:
     async def cancel(self, choice: int | None = None) -> None:
         pass
 
+    def fail(self, error: EyasError) -> None:
+        pass
+
     async def aclose(self) -> None:
         pass
 
