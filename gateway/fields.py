@@ -26,6 +26,8 @@ from eyas.common.errors import InvalidRequest
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _REFUSED = "refused"
 _MAX_QUOTED = 100  # characters of a name that an error repeats
+# The library's words, not the caller's: "List should have at least 1 item after validation".
+_NOISE = re.compile(r"^Value error, |^\w+ (?=should )| after validation")
 
 
 class Unsupported(NamedTuple):
@@ -120,8 +122,7 @@ def _first_problem(error: ErrorDetails) -> InvalidRequest:
         return InvalidRequest("the body must be a JSON object")
     if kind == "missing":
         return InvalidRequest(f"{name} is required", param=name)
-    reason = reason.removeprefix("Value error, ").replace("Input should", "should", 1)
-    return InvalidRequest(f"{name}: {reason}", param=name)
+    return InvalidRequest(f"{name}: {_NOISE.sub('', reason)}", param=name)
 
 
 def _path(location: Sequence[str | int]) -> str:

@@ -115,6 +115,21 @@ PAYLOADS = [
         },
     ),
     Payload(
+        "vLLM bench serve: completions with log-probabilities",
+        TEXT,
+        {
+            "prompt": "Hi",
+            "repetition_penalty": 1.0,
+            "max_tokens": 8,
+            "logprobs": 2,
+            "ignore_eos": True,
+            "frequency_penalty": 0.5,
+            "presence_penalty": 0.5,
+            **USAGE,
+            **MODEL,
+        },
+    ),
+    Payload(
         "vLLM benchmark_serving, older: completions",
         TEXT,
         {
@@ -164,7 +179,9 @@ PAYLOADS = [
             "stream": True,
             "lora_path": None,
             "return_logprob": True,
-            "logprob_start_len": -1,
+            "return_routed_experts": False,
+            "logprob_start_len": 0,
+            "top_logprobs_num": 2,
         },
     ),
     Payload(

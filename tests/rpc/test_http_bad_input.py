@@ -86,6 +86,20 @@ async def test_chat_fields(client: httpx.AsyncClient, changes: dict[str, Any], p
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"messages": []}, "messages: should have at least 1 item, not 0"),
+        ({"stop_token_ids": [5] * 1000}, "stop_token_ids: should have at most 64 items, not 1000"),
+        ({"bad_words": ["x" * 513]}, "bad_words[0]: should have at most 512 characters"),
+        ({"n": 0}, "n: should be greater than or equal to 1"),
+    ],
+)
+async def test_reasons_are_plain(client: httpx.AsyncClient, changes: dict[str, Any], message: str) -> None:
+    response = await client.post("/v1/chat/completions", json=CHAT | changes)
+    assert response.json()["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
     ("changes", "param"),
     [
         ({"prompt": None}, "prompt"),

@@ -54,6 +54,13 @@ async def test_pages_answer_by_every_name(backend: ScriptedBackend) -> None:
             assert (await client.get(path)).status_code == 503
 
 
+@pytest.mark.parametrize("path", ["/", "/docs"])
+async def test_pages_need_no_font_of_pictures(client: httpx.AsyncClient, path: str) -> None:
+    """Machines without such a font show an empty box for each."""
+    page = (await client.get(path)).text
+    assert not [sign for sign in page if sign > "\uffff"]
+
+
 async def test_the_api_describes_itself(client: httpx.AsyncClient) -> None:
     api = (await client.get("/openapi.json")).json()
     routes = {
