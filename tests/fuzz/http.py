@@ -110,8 +110,9 @@ class HttpFuzz:
         self.answers = Answers()
 
     async def learn(self) -> None:
-        """Reads /openapi.json: every route with its method, and the names of its body's fields. Healthy bodies
-        must be answered.
+        """Reads /openapi.json: every route with its method, and the names of its body's fields.
+
+        Asserts that the healthy bodies are answered: what comes of them is not deep otherwise.
         """
         async with httpx.AsyncClient(base_url=self._url, trust_env=False, timeout=30) as http:
             described = (await http.get("/openapi.json")).json()

@@ -216,9 +216,11 @@ class GrpcFuzz:
         rng = self._rng
         self._ids += 1
         indices = rng.choice(((0,), (0,), (0, 1, 2), (2, 5)))
+        known = rng.choice(((), (), (), (77, 78)))  # of a request that has moved
         return common_pb2.GenerationRequest(
             id=f"fuzz-{self._ids}", prompt_ids=self._prompt(), params=self._params(), timeout_s=TIMEOUT_S,
-            choices=[common_pb2.Choice(index=index) for index in indices], speculative=rng.random() < 0.8,
+            choices=[common_pb2.Choice(index=index, output_ids=known) for index in indices],
+            speculative=rng.random() < 0.8,
         )  # fmt: skip
 
     def _prompt(self) -> list[int]:
