@@ -137,16 +137,7 @@ class HttpFuzz:
         sent = self._request(method, path)
         status, text, ended = await self._exchange(sent)
         self.answers.statuses[path, status] += 1
-        unanswered = status == 0 and sent.honest and ended
-        refused = status >= 400 and method != "HEAD"
-        if (
-            unanswered
-            or status
-            and status not in ALLOWED
-            or refused
-            and not _tells_why(text)
-            or CRASHED in text
-        ):
+        if _is_wrong(sent, status, text, ended):
             told = f"{method} {path} -> {status} {text[:300]!r}"
             self.answers.wrong.append(f"{told} for {sent.head[:300]!r} {sent.body[:600]!r}")
 
@@ -262,6 +253,13 @@ def _chunked(body: bytes, trailer: bytes = b"") -> bytes:
     half = len(body) // 2
     parts = [part for part in (body[:half], body[half:]) if part]
     return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n" + trailer + b"\r\n"
+
+
+def _is_wrong(sent: Sent, status: int, text: bytes, ended: bool) -> bool:
+    """An honest request without an answer, an answer that blames the server, or one that explains nothing."""
+    if status == 0:
+        return sent.honest and ended
+    return status not in ALLOWED or CRASHED in text or status >= 400 and not _tells_why(text)
 
 
 def _tells_why(text: bytes) -> bool:
