@@ -18,7 +18,7 @@ from tests.fuzz.wire import methods
 SEED = int(os.environ.get("EYAS_FUZZ_SEED", "11"))
 SECONDS = 90.0
 STREAMS = 16
-ATTACKERS = 6  # of each kind
+ATTACKERS = 8  # of each kind
 LEASE_S = 5.0
 QUIET_S = 60.0
 DEEP = {  # what nearly right calls must have reached: a method, and a field of its replies

@@ -97,7 +97,7 @@ class GrpcFuzz:
     async def _decode(self) -> None:
         """A gateway's Session with a request or two: computed there, or begun with first tokens."""
         rng, ups = self._rng, []
-        for request in [self._request() for _ in range(rng.choice((1, 1, 2)))]:
+        for request in [self._request() for _ in range(rng.choice((1, 2, 4)))]:
             source = rng.choice((decode_pb2.SOURCE_ATTACH, decode_pb2.SOURCE_LOCAL))
             attempt = rng.choice((1, 2))
             submit = decode_pb2.Submit(request=request, attempt=attempt, source=source)
@@ -113,17 +113,17 @@ class GrpcFuzz:
         await self._session(ups)
 
     async def _session(self, ups: list[decode_pb2.DecodeUp]) -> None:
-        hold_s = self._rng.uniform(0.1, 2.0)
+        hold_s = self._rng.uniform(0.1, 1.5)
         await self._say(self._one(Role.DECODE), "DecodeService/Session", ups, hold_s)
 
     async def _draft(self) -> None:
         """A decode engine's Session: sequences that open, commit rows in order, and close."""
         rng, ups = self._rng, []
-        for seq in range(1, rng.choice((2, 2, 4))):
+        for seq in range(1, rng.choice((2, 4, 8))):
             base = rng.choice((0, 0, 7, 40, 2000))
             opens = [draft_pb2.DraftOpen(seq=seq, generation=1, base_len=base, params=self._params())]
             ups.append(draft_pb2.DraftUp(opens=opens))
-            wish = rng.choice(((5, 1, 6), (5, 1, 6), (3, 4, 16), (32, 32, 256)))
+            wish = rng.choice(((5, 1, 6), (5, 1, 6), (3, 4, 16), (16, 8, 128)))
             for _ in range(rng.randrange(1, 5)):
                 ups.append(draft_pb2.DraftUp(commits=[self._commit(seq, base, wish)]))
                 base += len(ups[-1].commits[0].tokens)
@@ -154,7 +154,7 @@ class GrpcFuzz:
 
         ask = prefill_pb2.PrefillRequest(request=request, attempt=1, offer_draft=rng.random() < 0.7)
         path = "/eyas.v1.PrefillService/Prefill"
-        await self.wire.call(owner, self._methods[path], Talk([nearly(rng, ask)]), heard)
+        await self.wire.call(owner, self._methods[path], Talk([self._perhaps(ask, 0.3)]), heard)
         if not handles:
             return
         way = rng.randrange(3)
@@ -202,15 +202,18 @@ class GrpcFuzz:
         await self._say(self._gateway, name, [message])
 
     async def _say(self, address: str, name: str, messages: list[Message], hold_s: float = 0.0) -> None:
-        """One of the messages is only nearly right; every tenth caller hangs up after a few replies."""
+        """Some of the messages are only nearly right; every tenth caller hangs up after a few replies."""
         rng = self._rng
         leaves_after = rng.randrange(1, 6) if rng.random() < 0.1 else None
-        sent = [bytes(message.SerializeToString()) for message in messages]
-        wrong = rng.randrange(len(messages))
-        sent[wrong] = nearly(rng, messages[wrong])
-        talk = Talk(sent, hold_s, leaves_after)
+        share = 0.5 if len(messages) == 1 else 0.2
+        talk = Talk([self._perhaps(message, share) for message in messages], hold_s, leaves_after)
         path = name if name.startswith("/") else f"/eyas.v1.{name}"
         await self.wire.call(address, self._methods[path], talk)
+
+    def _perhaps(self, message: Message, share: float) -> bytes:
+        """`share` of the messages are wrong in one field."""
+        wrong = self._rng.random() < share
+        return nearly(self._rng, message) if wrong else bytes(message.SerializeToString())
 
     def _request(self) -> common_pb2.GenerationRequest:
         rng = self._rng

@@ -58,7 +58,10 @@ LITERALS = (
     "[1,]",
     '{"a":1,"a":2}',
 )
-ENDS = ("\x00", "x", "/..", "é")  # of strings that were right
+ENDS: dict[int, tuple[Any, ...]] = {  # of values that were right
+    Field.TYPE_STRING: ("\x00", "x", "/..", "é"),
+    Field.TYPE_BYTES: (b"\x00", b"\x00" * 4, b"\xff" * 1024),
+}
 SAMPLES: dict[int, tuple[Any, ...]] = {
     Field.TYPE_INT32: (0, 1, 2, 5, -1, 77, 4096, 2**31 - 1, -(2**31)),
     Field.TYPE_UINT32: (0, 1, 2, 9, 2**32 - 1),
@@ -125,10 +128,9 @@ def broken(rng: random.Random, text: bytes) -> bytes:
 
 
 def nearly(rng: random.Random, message: Message) -> bytes:
-    """`message` on the wire: half of the time as it is, else with one field changed, at any depth."""
+    """`message` on the wire, with one field changed, at any depth."""
     changed = type(message).FromString(message.SerializeToString())
-    if rng.random() < 0.5:
-        _change(rng, changed)
+    _change(rng, changed)
     return bytes(changed.SerializeToString())
 
 
@@ -148,8 +150,10 @@ def _change(rng: random.Random, message: Message) -> None:
     elif field.is_repeated and field in present and not _is_map(field) and not inner:
         values = getattr(message, field.name)
         values[rng.randrange(len(values))] = rng.choice(SAMPLES[field.type])
-    elif field.type == Field.TYPE_STRING and not field.is_repeated and rng.random() < 0.5:
-        setattr(message, field.name, getattr(message, field.name) + rng.choice(ENDS))
+    elif field.type in ENDS and not field.is_repeated and rng.random() < 0.5:
+        right = getattr(message, field.name)
+        cut = right[: rng.randrange(len(right) + 1)]
+        setattr(message, field.name, rng.choice((cut, right + rng.choice(ENDS[field.type]))))
     else:
         message.ClearField(field.name)
         if rng.random() < 0.8:

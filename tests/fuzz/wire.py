@@ -22,7 +22,7 @@ from protos import decode_pb2, draft_pb2, eyas_pb2, prefill_pb2, transfer_pb2, w
 FILES = (
     decode_pb2, draft_pb2, eyas_pb2, prefill_pb2, transfer_pb2, worker_pb2, health_pb2, reflection_pb2,
 )  # fmt: skip
-CALL_S = 3.0
+CALL_S = 2.5
 GAP_S = 0.01  # between two messages
 CRASHES = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS}
 OWN_ERROR = "Internal error from Core"  # what gRPC's client says if it still writes when the answer is there
