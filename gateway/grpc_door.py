@@ -1,11 +1,10 @@
-"""What a gRPC call passes before it is served: the key, a place, and one message of bounded size and time.
+"""What a gRPC call passes before any of it is read: the key, a place, and the limits of its connection.
 
 It knows connections, calls and keys. It refuses to know what a message says.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import logging
@@ -13,15 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
-from eyas.common.errors import InvalidRequest, Overloaded, RequestTimeout
+from eyas.common.errors import Overloaded
 from eyas.common.logging import Rarely
 from gateway.keys import Keys
 
-MESSAGE_TIMEOUT_S = 30.0
 MAX_CALLS = 1024  # of callers, at a time
 MAX_OPEN_CALLS = 128  # of services that ask for no key (health, reflection), at a time
 _log = logging.getLogger("eyas.gateway")
@@ -41,8 +38,7 @@ def limits(config: GatewayConfig) -> rpc.Options:
 class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Decides about a call before any of its message is read: until then gRPC holds little of it.
 
-    So every method is served as one that takes a stream, from which this reads the single message. `service`
-    asks for a key, all others do not.
+    `service` asks for a key, all others do not. Every method that it sees takes a stream (see `rpc`).
     """
 
     def __init__(self, service: str, keys: Keys) -> None:
@@ -63,11 +59,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         kind, behaviour = rpc.behaviour(handler)
         wrap = _streaming if inspect.isasyncgenfunction(behaviour) else _unary
         admit = self._admit_caller if keyed else self._admit_anybody
-        read = _stream if handler.request_streaming else _message
-        served = wrap(behaviour, admit, read)
-        return handler._replace(
-            request_streaming=True, **{kind: None, kind.replace("unary_", "stream_", 1): served}
-        )
+        return handler._replace(**{kind: wrap(behaviour, admit)})
 
     def _admit_caller(self, context: Any) -> contextlib.AbstractAsyncContextManager[None]:
         """Raises Unauthorized or Overloaded."""
@@ -125,42 +117,22 @@ class _SharedPlaces(_Places):
 
 
 Admit = Callable[[Any], contextlib.AbstractAsyncContextManager[None]]
-Read = Callable[[Any, Any], Awaitable[Any]]
 
 
-def _unary(behaviour: rpc.Unary, admit: Admit, read: Read) -> rpc.Unary:
+def _unary(behaviour: rpc.Unary, admit: Admit) -> rpc.Unary:
     async def call(messages: Any, context: Any) -> Any:
         async with admit(context):
-            return await behaviour(await read(messages, context), context)
+            return await behaviour(messages, context)
 
     return call
 
 
-def _streaming(behaviour: rpc.Stream, admit: Admit, read: Read) -> rpc.Stream:
+def _streaming(behaviour: rpc.Stream, admit: Admit) -> rpc.Stream:
     async def call(messages: Any, context: Any) -> AsyncIterator[Any]:
         async with admit(context):
-            stream: Any = behaviour(await read(messages, context), context)
+            stream: Any = behaviour(messages, context)
             async with contextlib.aclosing(stream) as replies:
                 async for reply in replies:
                     yield reply
 
     return call
-
-
-async def _stream(messages: Any, context: Any) -> Any:
-    """A method that takes a stream reads it itself."""
-    return messages
-
-
-async def _message(messages: Any, context: Any) -> Any:
-    """The call's one message. Raises InvalidRequest, or RequestTimeout if it does not come in time."""
-    try:
-        async with asyncio.timeout(MESSAGE_TIMEOUT_S):
-            message = await context.read()
-    except TimeoutError:
-        raise RequestTimeout(f"the message did not arrive within {MESSAGE_TIMEOUT_S:g} s") from None
-    except DecodeError:
-        raise InvalidRequest("the message is not of this method's type") from None
-    if message is grpc.aio.EOF:
-        raise InvalidRequest("the call ended without a message")
-    return message

@@ -29,7 +29,7 @@ def pool_identity(path: str) -> str:
     """
     try:
         info = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # (a name that no file can have)
         return ""
     return f"{_BOOT_ID.read_text().strip()}/{info.st_dev}/{info.st_ino}"
 

@@ -1,18 +1,20 @@
 """gRPC as every process of Eyas uses it: channels, servers, errors, health, reflection.
 
-It knows how connections prove their peers and how an `EyasError` crosses the wire with its class intact.
-It knows no service and no message.
+It knows how connections prove their peers, how a message is waited for, and how an `EyasError`
+crosses the wire with its class intact. It knows no service and no message.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -20,13 +22,16 @@ from eyas.common.address import join
 from eyas.common.errors import (
     ConfigError,
     EyasError,
+    InvalidRequest,
     PayloadTooLarge,
+    RequestTimeout,
     Unavailable,
     from_code,
     from_grpc_status,
 )
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MESSAGE_TIMEOUT_S = 30.0
 
 # A stopped peer (SIGSTOP, pulled cable) is noticed within 2 s + 3 s. The ping timeout is part of it: without
 # it the transport waits a minute for the missing ping before the keepalive watchdog may end the stream.
@@ -93,9 +98,10 @@ class Channels:
 def server(door: grpc.aio.ServerInterceptor | None = None, options: Options | None = None) -> grpc.aio.Server:
     """A server that maps errors by `ErrorInterceptor`; add servicers, `bind`, then start it.
 
-    Calls pass `door` first; `options` are added to those that all servers have, or replace them.
+    Calls pass `door` before any of their messages is read. `options` are added to those that all servers
+    have, or replace them.
     """
-    interceptors = [ErrorInterceptor(), *([door] if door else [])]
+    interceptors = [ErrorInterceptor(), *([door] if door else []), MessageInterceptor()]
     all_options = _SERVER_OPTIONS | (options or {})
     return grpc.aio.server(interceptors=interceptors, options=list(all_options.items()))
 
@@ -187,6 +193,73 @@ def behaviour(handler: Any) -> tuple[str, Callable[..., Any]]:
     """A method handler's function, and the name of the handler's field that holds it."""
     kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
     return next((kind, function) for kind in kinds if (function := getattr(handler, kind)) is not None)
+
+
+# --- messages ----------------------------------------------------------------------------------------
+
+
+class MessageInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Serves every method as one that takes a stream, and reads the message of those that take one.
+
+    gRPC would do it before the handler is called: it lets a caller that sends none wait for ever, and takes
+    bytes that are no message for a defect of the server.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        handler = handler._replace(request_deserializer=_parser(handler.request_deserializer))
+        if handler.request_streaming:
+            return handler
+        kind, served = behaviour(handler)
+        wrap = _reading_stream if inspect.isasyncgenfunction(served) else _reading_unary
+        return handler._replace(
+            request_streaming=True, **{kind: None, kind.replace("unary_", "stream_", 1): wrap(served)}
+        )
+
+
+def _parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def parsed(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            raise InvalidRequest("the message is not of this method's type") from None
+
+    return parsed
+
+
+def _reading_unary(served: Unary) -> Unary:
+    async def call(_: Any, context: Any) -> Any:
+        return await served(await _message(context), context)
+
+    return call
+
+
+def _reading_stream(served: Stream) -> Stream:
+    async def call(_: Any, context: Any) -> AsyncIterator[Any]:
+        stream: Any = served(await _message(context), context)
+        async with contextlib.aclosing(stream) as replies:
+            async for reply in replies:
+                yield reply
+
+    return call
+
+
+async def _message(context: Any) -> Any:
+    """The call's one message. Raises InvalidRequest, or RequestTimeout if it does not come in time."""
+    try:
+        async with asyncio.timeout(MESSAGE_TIMEOUT_S):
+            message = await context.read()
+    except TimeoutError:
+        raise RequestTimeout(f"the message did not arrive within {MESSAGE_TIMEOUT_S:g} s") from None
+    if message is grpc.aio.EOF:
+        raise InvalidRequest("the call ended without a message")
+    return message
 
 
 def map_rpc_error(error: grpc.aio.AioRpcError) -> EyasError:

@@ -226,6 +226,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self.transport.abort()  # another answer is due first: there is no place for this one
                 return
             self.cycle.disconnected = True  # this is the answer: the application's has nowhere to go
+            self.cycle.waiting_for_100_continue = False  # nothing more is written before the end
             self.cycle.message_event.set()
         body = error_body(error)
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"

@@ -58,6 +58,10 @@ LITERALS = (
     "[1,]",
     '{"a":1,"a":2}',
 )
+ENDS: dict[int, tuple[Any, ...]] = {  # of values that were right
+    Field.TYPE_STRING: ("\x00", "x", "/..", "é"),
+    Field.TYPE_BYTES: (b"\x00", b"\x00" * 4, b"\xff" * 1024),
+}
 SAMPLES: dict[int, tuple[Any, ...]] = {
     Field.TYPE_INT32: (0, 1, 2, 5, -1, 77, 4096, 2**31 - 1, -(2**31)),
     Field.TYPE_UINT32: (0, 1, 2, 9, 2**32 - 1),
@@ -123,24 +127,69 @@ def broken(rng: random.Random, text: bytes) -> bytes:
     )
 
 
+def nearly(rng: random.Random, message: Message) -> bytes:
+    """`message` on the wire, with one field changed, at any depth."""
+    changed = type(message).FromString(message.SerializeToString())
+    _change(rng, changed)
+    return bytes(changed.SerializeToString())
+
+
+def _change(rng: random.Random, message: Message) -> None:
+    """One field of `message`, or of a message in it, is replaced, dropped, or (in a list) doubled."""
+    fields = message.DESCRIPTOR.fields
+    present = [field for field, _ in message.ListFields()]
+    if not fields:
+        return
+    field = rng.choice(present if present and rng.random() < 0.8 else fields)
+    inner = _messages_in(message, field)
+    if inner and rng.random() < 0.8:
+        _change(rng, rng.choice(inner))
+    elif field.is_repeated and field in present and not _is_map(field) and rng.random() < 0.4:
+        values = getattr(message, field.name)
+        values.extend(list(values) * rng.choice((1, 1, 1, 500)))
+    elif field.is_repeated and field in present and not _is_map(field) and not inner:
+        values = getattr(message, field.name)
+        values[rng.randrange(len(values))] = rng.choice(SAMPLES[field.type])
+    elif field.type in ENDS and not field.is_repeated and rng.random() < 0.5:
+        right = getattr(message, field.name)
+        cut = right[: rng.randrange(len(right) + 1)]
+        setattr(message, field.name, rng.choice((cut, right + rng.choice(ENDS[field.type]))))
+    else:
+        message.ClearField(field.name)
+        if rng.random() < 0.8:
+            _set(rng, message, field, 0)
+
+
+def _messages_in(message: Message, field: Field) -> list[Message]:
+    """The messages that stand in `field`."""
+    if field.message_type is None or _is_map(field):
+        return []
+    if field.is_repeated:
+        return list(getattr(message, field.name))
+    return [getattr(message, field.name)] if message.HasField(field.name) else []
+
+
 def fill(rng: random.Random, message: Message, depth: int = 0) -> Message:
     """Sets about half of the fields of `message`, one of each oneof, to random values."""
     for field in message.DESCRIPTOR.fields:
         group = field.containing_oneof
-        if group is not None and message.WhichOneof(group.name) or rng.random() < 0.4 or depth > 4:
-            continue
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            keys = rng.sample((0, 5, 4096, 2**31 - 1, -1), rng.randrange(3))
-            getattr(message, field.name).update({key: rng.choice((0.0, -100.0, 1e30)) for key in keys})
-        elif field.is_repeated:
-            for _ in range(rng.choice((0, 1, 2, 9))):
-                _append(rng, getattr(message, field.name), field, depth)
-        elif field.message_type is not None:
-            getattr(message, field.name).SetInParent()
-            fill(rng, getattr(message, field.name), depth + 1)
-        else:
-            setattr(message, field.name, rng.choice(SAMPLES[field.type]))
+        if not (group is not None and message.WhichOneof(group.name) or rng.random() < 0.4 or depth > 4):
+            _set(rng, message, field, depth)
     return message
+
+
+def _set(rng: random.Random, message: Message, field: Field, depth: int) -> None:
+    if _is_map(field):
+        keys = rng.sample((0, 5, 4096, 2**31 - 1, -1), rng.randrange(3))
+        getattr(message, field.name).update({key: rng.choice((0.0, -100.0, 1e30)) for key in keys})
+    elif field.is_repeated:
+        for _ in range(rng.choice((0, 1, 2, 9))):
+            _append(rng, getattr(message, field.name), field, depth)
+    elif field.message_type is not None:
+        getattr(message, field.name).SetInParent()
+        fill(rng, getattr(message, field.name), depth + 1)
+    else:
+        setattr(message, field.name, rng.choice(SAMPLES[field.type]))
 
 
 def _append(rng: random.Random, values: Any, field: Field, depth: int) -> None:
@@ -148,3 +197,7 @@ def _append(rng: random.Random, values: Any, field: Field, depth: int) -> None:
         fill(rng, values.add(), depth + 1)
     else:
         values.append(rng.choice(SAMPLES[field.type]))
+
+
+def _is_map(field: Field) -> bool:
+    return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)

@@ -72,7 +72,7 @@ async def test_the_key_comes_before_the_message() -> None:
 
 
 async def test_a_message_is_bounded_in_size_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.grpc_door.MESSAGE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("eyas.common.rpc.MESSAGE_TIMEOUT_S", 0.3)
     async with served() as (channel, backend):
         generate = channel.unary_stream(GENERATE)
         assert type(await fate(generate(bytes(5000), metadata=KEY, timeout=SOON_S))) is PayloadTooLarge

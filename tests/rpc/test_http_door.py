@@ -188,6 +188,19 @@ async def test_a_broken_body_is_answered() -> None:
         assert await wire.end() == b""
 
 
+async def test_a_broken_body_is_not_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    """The client waits for a word before it sends its body, and sends some that is no body all the same."""
+    async with door() as there:
+        wire = await there.wire()
+        wire.say(
+            POST.replace(b"/early", b"/")
+            + b"expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"
+        )
+        assert (await wire.answer())[0] == 400
+        await wire.end()
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize("words", [b"\x16\x03\x01 hello\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"])
 async def test_what_is_no_http_gets_an_error_object(words: bytes) -> None:
     async with door() as d:

@@ -12,7 +12,7 @@ import pytest
 
 from eyas.common import errors, rpc
 from eyas.common.buffer import StreamBuffer
-from eyas.common.errors import DeadlineExceeded, EyasError, Overloaded, Unavailable
+from eyas.common.errors import DeadlineExceeded, EyasError, InvalidRequest, Overloaded, Unavailable
 from eyas.common.info import InfoServicer
 from protos import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
 
@@ -41,6 +41,7 @@ async def serving(error: Exception) -> AsyncIterator[grpc.aio.Channel]:
     decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, server)
     prefill_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, server)
     InfoServicer(servicer.info).register(server)
+    rpc.Health(server, [])
     port = rpc.bind(server, "127.0.0.1", 0)
     await server.start()
     try:
@@ -79,6 +80,38 @@ async def test_a_defect_is_logged_and_bare(caplog: pytest.LogCaptureFixture) -> 
         for error in await raised_by(channel):
             assert (type(error), error.message) == (EyasError, "internal error")
     assert caplog.text.count("/secret/path") == 3
+
+
+METHODS = (
+    "/eyas.v1.WorkerService/Info",
+    "/eyas.v1.PrefillService/Prefill",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_bytes_that_are_no_message_are_the_callers_fault(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(KeyError("never raised")) as channel:
+        call = channel.stream_stream(method)(iter([b"\xff" * 9]), timeout=5)
+        assert type(await fate(call)) is InvalidRequest
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("method", METHODS[:2])
+async def test_a_call_without_its_message_is_answered(method: str) -> None:
+    async with serving(KeyError("never raised")) as channel:
+        assert type(await fate(channel.stream_stream(method)(iter([]), timeout=5))) is InvalidRequest
+
+
+async def fate(call: grpc.aio.Call) -> EyasError:
+    """What a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+        raise AssertionError("it ended well")
+    return rpc.map_rpc_error(caught.value)
 
 
 async def test_nobody_there_is_unavailable() -> None:

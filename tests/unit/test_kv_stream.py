@@ -91,6 +91,7 @@ def test_routes(tmp_path: Path) -> None:
     same = pool_identity(pool)
     assert same and same == pool_identity(pool) != pool_identity(other)
     assert pool_identity(str(here / "gone")) == ""
+    assert pool_identity(str(here / "no\0name")) == ""
     for transfer, path, identity, route in [
         ("auto", pool, same, Route.SHM),
         ("auto", pool, pool_identity(other), Route.GRPC),  # another host's file of this name
