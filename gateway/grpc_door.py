@@ -5,6 +5,7 @@ It knows connections, calls and keys. It refuses to know what a message says.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import logging
