@@ -64,7 +64,9 @@ def test_choices_keep_their_slots_while_their_prompt_is_computed() -> None:
         rig.submit(request(10, id=id))
     works = rig.scheduler.schedule()
     assert [work.seq.generation.request.id for work in works] == ["many", "one"]
-    rig.scheduler.joining.append(rig.scheduler.waiting.pop())
+    (waiting,) = rig.scheduler.waiting
+    rig.scheduler.waiting.remove(waiting)
+    rig.scheduler.joining.append(waiting)
     assert rig.scheduler.join() is None
 
 
