@@ -1,7 +1,8 @@
 """Whose turn it is: fair between callers, then between the calls of one caller, then in order of arrival.
 
-A share is what one call has: its sequences that run, and those whose pages are here or coming. It knows
-counts and times only: neither slots nor pages, nor how a sequence gives its place up.
+A share is what one call has: its sequences that run, those whose pages are here or coming, and those that
+slots are kept for. It knows counts and times only: neither slots nor pages, nor how a sequence gives its
+place up.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ class Outbox:
         *,
         drafts: Drafts = NO_DRAFTS,
     ) -> None:
-        """Tokens that now follow `seq.output`, and what became of their drafts. `logprobs`: of those, in order,
-        and of tokens after them that were not kept.
+        """Tokens that now follow `seq.output`, and what became of their drafts.
+
+        `logprobs`: of those tokens, and of others after them that were not kept.
         """
         generation = seq.generation
         entry = Entry(

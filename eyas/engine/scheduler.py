@@ -195,7 +195,7 @@ class Scheduler:
         while budget > 0 and self.waiting and self._admit(seq := self.waiting.first(shares), shares):
             self.waiting.remove(seq)
             self._sit_down(seq)
-            shares.add(seq.generation)
+            shares.add(seq.generation, 1 + seq.keeps)
             works.append(self._chunk(seq, budget))
             budget -= len(works[-1].tokens)
         return works
@@ -222,8 +222,8 @@ class Scheduler:
     def _admit(self, seq: Sequence, shares: Shares) -> bool:
         """Give a waiting sequence pages for all its rows, if there is a slot for it.
 
-        Slots are kept for its forks as far as there are any. The others wait, and compute what the cache does
-        not have of their prompt.
+        Slots are kept for its forks as far as there are any, unless these begin elsewhere. The others wait,
+        and compute what the cache does not have of their prompt.
         """
         generation = seq.generation
         if seq.in_flight or self._starved:
@@ -231,17 +231,19 @@ class Scheduler:
         turn = shares.turn(generation)
         if any(shares.turn(pull) < turn for pull in self.pulls_waiting()):
             return False
-        while (free := self._free_slots) <= len(seq.forks):
+        elsewhere = generation.kind is Kind.PREFILL
+        wanted = 0 if elsewhere else len(seq.forks)
+        while (free := self._free_slots) <= wanted:
             if not self._take_from_richer(generation, shares, gain=free + 1):
                 break
         if not free:
             return False
-        ahead = 0 if generation.kind is Kind.PREFILL else self.limits.rows_ahead
+        ahead = 0 if elsewhere else self.limits.rows_ahead
         computed = None if generation.scores is None else generation.scores.next
         found = self._allocate(generation, seq.all_tokens(), len(seq) + ahead, shares, computed)
         if found is None:
             return False
-        seq.kept = min(free - 1, len(seq.forks))
+        seq.kept = min(free - 1, wanted)
         seq.pages, cached = found
         seq.kv_len = seq.draft_len = cached * self.limits.page_size
         seq.generation.cached_tokens = max(seq.generation.cached_tokens, seq.kv_len)
@@ -281,16 +283,29 @@ class Scheduler:
 
     def _shares(self) -> Shares:
         joining = (seq.generation for seq in self.joining)
-        return self._running_shares.plus(itertools.chain(joining, self.pulls_running()))
+        shares = self._running_shares.plus(itertools.chain(joining, self.pulls_running()))
+        for seq in self.running:
+            if seq.forks:
+                shares.add(seq.generation, seq.keeps)
+        return shares
 
     def _take_from_richer(self, claimant: Generation, shares: Shares, gain: int) -> bool:
-        """Preempt one sequence of a call with so much that the claimant may have it; False: no call has."""
+        """A call with so much that the claimant may have it gives up a slot; False: no call has.
+
+        First one that is only kept, then that of a sequence, which is preempted.
+        """
         owing = shares.owing(claimant, gain)
-        victims = [seq for seq in self._movable[1:] if seq.generation.share in owing] if owing else []
+        if not owing:
+            return False
+        keeping = [seq for seq in self.running if seq.keeps and seq.generation.share in owing]
+        victims = keeping or [seq for seq in self._movable[1:] if seq.generation.share in owing]
         if not victims:
             return False
         victim = self._last_of_the_richest(victims, shares)
-        self._preempt(victim)
+        if keeping:
+            victim.kept = victim.keeps - 1
+        else:
+            self._preempt(victim)
         shares.add(victim.generation, -1)
         return True
 
@@ -309,7 +324,7 @@ class Scheduler:
     def _free_slots(self) -> int:
         """Slots that are neither taken, nor kept for the choices of a prompt that is being computed."""
         free = self.limits.max_running - len(self.running)
-        return free and free - sum(min(seq.kept, len(seq.forks)) for seq in self.running)
+        return free and free - sum(seq.keeps for seq in self.running if seq.forks)
 
     def _sit_down(self, seq: Sequence) -> None:
         """Into the running batch, on a slot of its own."""

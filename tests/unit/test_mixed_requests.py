@@ -1,7 +1,7 @@
 """Requests of every kind at once: each gets, to the bit, what it gets alone from an engine with room for all.
 
 Several choices, scored prompts, answers of no tokens, bad words, log-probabilities, callers and calls share
-engines that are short of pages and of slots, so that requests give way, wait, fork late and are computed again.
+engines that are short of pages and of slots: requests give way, wait, fork late and are computed again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from eyas.common.types import Choice, GenerationRequest
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LONGEST = 60  # tokens of a prompt
-COUNT = 36
+COUNT = 24
 VOCAB = 256
 
 
