@@ -30,7 +30,10 @@ class Outbox:
         *,
         drafts: Drafts = NO_DRAFTS,
     ) -> None:
-        """Tokens that now follow `seq.output`, and what became of their drafts."""
+        """Tokens that now follow `seq.output`, and what became of their drafts.
+
+        `logprobs`: of those tokens, and of others after them that were not kept.
+        """
         generation = seq.generation
         entry = Entry(
             id=generation.id,
@@ -38,7 +41,7 @@ class Outbox:
             choice=seq.choice,
             index=len(seq.output),
             tokens=tuple(tokens),
-            logprobs=tuple(lp for lp in logprobs if lp is not None),
+            logprobs=tuple(lp for _, lp in zip(tokens, logprobs, strict=False) if lp is not None),
             finish=finish,
             accepted=drafts.accepted,
             offered=drafts.offered,

@@ -88,7 +88,7 @@ class OverlappedPace:
         params = seq.generation.request.params
         kept, why = finish(params, self.plain.eos_ids, len(seq.output), landed.tokens)
         drafts = landed.drafts._replace(accepted=min(landed.drafts.accepted, len(kept)))
-        self.plain.outbox.entry(seq, kept, landed.logprobs[: len(kept)], why, drafts=drafts)
+        self.plain.outbox.entry(seq, kept, landed.logprobs, why, drafts=drafts)
         seq.output += kept
         if seq.seat == landed.seat:
             seq.kv_len += len(kept) - 1

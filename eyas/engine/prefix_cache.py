@@ -32,9 +32,8 @@ class PrefixCache:
         self.lookahead = lookahead
         self._root = _Node(None, (), -1)
         self._nodes: dict[int, _Node] = {}  # by page
-        self._idle: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # every idle leaf, and others: the next to go first
+        # Every idle leaf, and others; the next to go is first.
+        self._idle: OrderedDict[int, None] = OrderedDict()
         pool.on_idle = self._fell_idle
 
     @property

@@ -219,7 +219,7 @@ class Requests:
         if first.prompt is not None:  # all that was asked
             generation.scores = PromptScores(seq.prompt, len(seq.prompt), first.prompt)
         wanted = generation.request.params.max_tokens
-        self.outbox.entry(seq, [first.token][:wanted], [first.logprob][:wanted], first.finish)
+        self.outbox.entry(seq, [first.token][:wanted], [first.logprob], first.finish)
         if first.finish is None:
             seq.output.append(first.token)
         return seq

@@ -98,7 +98,7 @@ class Rounds:
         nodes = [0, *(1 + node for node in verdict.path)] if work.tree else list(range(len(work.tokens)))
         drafts = _drafts(work.tree, min(len(verdict.path), len(kept)))
         sampled_at = nodes if work.tree else [0]
-        logprobs = [out.logprobs[node] for node in sampled_at[: len(kept)]]
+        logprobs = [out.logprobs[node] for node in sampled_at]
         self.outbox.entry(seq, kept, logprobs, why, drafts=drafts)
         known = seq.tokens(work.start + 1, len(seq))  # empty on a verify row
         seq.output += kept

@@ -11,12 +11,11 @@ transports or time.
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from eyas.engine.fairness import Shares, Turn
+from eyas.engine.fairness import Queue, Shares
 from eyas.engine.pages import PagePool
 from eyas.engine.prefix_cache import PrefixCache
 from eyas.engine.sequence import Generation, Kind, Sequence, Work
@@ -59,7 +58,7 @@ class Scheduler:
         self.pool = pool
         self.cache = cache
         self.limits = limits
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = Queue(limits.yield_tokens_per_s)
         self.running: list[Sequence] = []  # in order of admission
         self.joining: list[Sequence] = []  # whose KV is here: they wait for a slot and for nothing else
         self.preempted: list[Sequence] = []  # since the caller last looked
@@ -71,12 +70,13 @@ class Scheduler:
         self.pulls_running: Callable[[], list[Generation]] = list  # into pages that they were given
         self._slots = list(range(limits.max_running - 1, -1, -1))  # free ones
         self._seats = itertools.count()
+        self._running_shares = Shares()
         self._starved = False  # a running sequence waits for such pages: nobody else may take them
 
     # --- sequences come and go -----------------------------------------------------------------------
 
     def enqueue(self, seq: Sequence) -> None:
-        self.waiting.append(seq)
+        self.waiting.add(seq)
 
     def remove(self, seq: Sequence) -> None:
         """The sequence ended or was cancelled: its computed pages stay in the cache, unreferenced."""
@@ -111,7 +111,7 @@ class Scheduler:
         fresh = pages_for(rows + self.limits.rows_ahead, size) - boundary
         if not self._free_slots or not self._make_room(fresh):
             self.remember(leader)
-            self.waiting.appendleft(follower)
+            self.waiting.add(follower)
             return None
         shared, own = leader.pages[:boundary], self.pool.take(fresh)
         self.pool.share(shared)
@@ -130,7 +130,7 @@ class Scheduler:
         """
         shares = self._shares()
         if self.waiting:
-            first = self._next_waiting(shares).generation
+            first = self.waiting.first(shares).generation
             if shares.turn(first) < shares.turn(generation):
                 return None
         return self._allocate(generation, generation.request.prompt_ids, rows, shares)
@@ -192,26 +192,13 @@ class Scheduler:
         """First chunks of those who are admitted now, of `budget` rows together."""
         works: list[Work] = []
         shares = self._shares()
-        while budget > 0 and self.waiting and self._admit(seq := self._next_waiting(shares), shares):
+        while budget > 0 and self.waiting and self._admit(seq := self.waiting.first(shares), shares):
             self.waiting.remove(seq)
             self._sit_down(seq)
-            shares.add(seq.generation)
+            shares.add(seq.generation, 1 + seq.keeps)
             works.append(self._chunk(seq, budget))
             budget -= len(works[-1].tokens)
         return works
-
-    def _next_waiting(self, shares: Shares) -> Sequence:
-        """Whose turn it is; of two that have not begun, one with little to compute may have come later."""
-        rate = self.limits.yield_tokens_per_s
-
-        def turn(seq: Sequence) -> Turn:
-            waits = len(seq.prompt) / rate if rate and not seq.generation.has_begun else 0.0
-            return shares.turn(seq.generation, waits)
-
-        firsts: dict[Generation, Sequence] = {}  # a request may have many sequences here
-        for seq in self.waiting:
-            firsts.setdefault(seq.generation, seq)
-        return min(firsts.values(), key=turn)
 
     def _may_decode(self, seq: Sequence) -> bool:
         # `running` may have lost this sequence to a preemption earlier in the same step
@@ -235,25 +222,28 @@ class Scheduler:
     def _admit(self, seq: Sequence, shares: Shares) -> bool:
         """Give a waiting sequence pages for all its rows, if there is a slot for it.
 
-        Slots are kept for its forks as far as there are any. The others wait, and compute what the cache does
-        not have of their prompt.
+        Slots are kept for its forks as far as there are any, unless these begin elsewhere. The others wait,
+        and compute what the cache does not have of their prompt.
         """
         generation = seq.generation
         if seq.in_flight or self._starved:
             return False
-        if any(shares.turn(pull) < shares.turn(generation) for pull in self.pulls_waiting()):
+        turn = shares.turn(generation)
+        if any(shares.turn(pull) < turn for pull in self.pulls_waiting()):
             return False
-        while (free := self._free_slots) <= len(seq.forks):
+        elsewhere = generation.kind is Kind.PREFILL
+        wanted = 0 if elsewhere else len(seq.forks)
+        while (free := self._free_slots) <= wanted:
             if not self._take_from_richer(generation, shares, gain=free + 1):
                 break
         if not free:
             return False
-        ahead = 0 if generation.kind is Kind.PREFILL else self.limits.rows_ahead
+        ahead = 0 if elsewhere else self.limits.rows_ahead
         computed = None if generation.scores is None else generation.scores.next
         found = self._allocate(generation, seq.all_tokens(), len(seq) + ahead, shares, computed)
         if found is None:
             return False
-        seq.kept = min(free - 1, len(seq.forks))
+        seq.kept = min(free - 1, wanted)
         seq.pages, cached = found
         seq.kv_len = seq.draft_len = cached * self.limits.page_size
         seq.generation.cached_tokens = max(seq.generation.cached_tokens, seq.kv_len)
@@ -292,17 +282,30 @@ class Scheduler:
     # --- whose share is how large ----------------------------------------------------------------------
 
     def _shares(self) -> Shares:
-        here = (seq.generation for seq in itertools.chain(self.running, self.joining))
-        return Shares(itertools.chain(here, self.pulls_running()))
+        joining = (seq.generation for seq in self.joining)
+        shares = self._running_shares.plus(itertools.chain(joining, self.pulls_running()))
+        for seq in self.running:
+            if seq.forks:
+                shares.add(seq.generation, seq.keeps)
+        return shares
 
     def _take_from_richer(self, claimant: Generation, shares: Shares, gain: int) -> bool:
-        """Preempt one sequence of a call with so much that the claimant may have it; False: no call has."""
+        """A call with so much that the claimant may have it gives up a slot; False: no call has.
+
+        First one that is only kept, then that of a sequence, which is preempted.
+        """
         owing = shares.owing(claimant, gain)
-        victims = [seq for seq in self._movable[1:] if seq.generation.share in owing] if owing else []
+        if not owing:
+            return False
+        keeping = [seq for seq in self.running if seq.keeps and seq.generation.share in owing]
+        victims = keeping or [seq for seq in self._movable[1:] if seq.generation.share in owing]
         if not victims:
             return False
         victim = self._last_of_the_richest(victims, shares)
-        self._preempt(victim)
+        if keeping:
+            victim.kept = victim.keeps - 1
+        else:
+            self._preempt(victim)
         shares.add(victim.generation, -1)
         return True
 
@@ -313,30 +316,32 @@ class Scheduler:
 
     @staticmethod
     def _last_of_the_richest(sequences: SequenceOf[Sequence], shares: Shares) -> Sequence:
-        return max(sequences, key=lambda seq: (shares.held(seq.generation), seq.seat))
+        return max(sequences, key=lambda seq: (shares.held(seq.generation.share), seq.seat))
 
     # --- slots ---------------------------------------------------------------------------------------
 
     @property
     def _free_slots(self) -> int:
         """Slots that are neither taken, nor kept for the choices of a prompt that is being computed."""
-        kept = sum(min(seq.kept, len(seq.forks)) for seq in self.running)
-        return self.limits.max_running - len(self.running) - kept
+        free = self.limits.max_running - len(self.running)
+        return free and free - sum(seq.keeps for seq in self.running if seq.forks)
 
     def _sit_down(self, seq: Sequence) -> None:
         """Into the running batch, on a slot of its own."""
         self.running.append(seq)
+        self._running_shares.add(seq.generation)
         seq.slot, seq.seat = self._slots.pop(), next(self._seats)
 
     def _stand_up(self, seq: Sequence) -> None:
         self.running.remove(seq)
+        self._running_shares.add(seq.generation, -1)
         self._slots.append(seq.slot)
         seq.slot = seq.seat = -1
 
     def _preempt(self, seq: Sequence) -> None:
         self._stand_up(seq)
         self._give_back(seq)
-        self.waiting.appendleft(seq)
+        self.waiting.add(seq)
         self.preempted.append(seq)
         self.preemptions += 1
 

@@ -93,7 +93,7 @@ class Sequence:
     prompt: tuple[int, ...]
     output: list[int]
     forks: tuple[int, ...] = ()  # fresh choices that start from this one's prompt
-    kept: int = 0  # slots that are kept for them
+    kept: int = 0  # slots for them, as far as they still wait for theirs
     pages: list[int] = field(default_factory=list)
     kv_len: int = 0
     draft_len: int = 0  # rows that have draft KV in this pool
@@ -114,6 +114,11 @@ class Sequence:
         0 while a step that will give its next token is in flight.
         """
         return len(self) - self.kv_len
+
+    @property
+    def keeps(self) -> int:
+        """Slots that are kept for its forks while it runs."""
+        return min(self.kept, len(self.forks))
 
     @property
     def needs_host(self) -> bool:

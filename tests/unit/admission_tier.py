@@ -193,7 +193,7 @@ class Tier:
                 for _, g in sorted(self.requests.table.items())
             ],
             [
-                (name(s), len(s.output), s.kv_len, s.forks, named(s.pages))
+                (name(s), len(s.output), s.kv_len, s.forks, s.keeps, named(s.pages))
                 for s in sorted(self.sequences(), key=name)
             ],
             [name(s) for s in scheduler.running],

@@ -40,6 +40,7 @@ HISTORY = (
 SCORING = (
     {"prompt_logprobs": 2},
     {"prompt_logprobs": 0, "prompt_logprobs_start": 5, "max_tokens": 0, "min_tokens": 0},
+    {"prompt_logprobs": 1, "logprobs": 1, "max_tokens": 0, "min_tokens": 0},
 )
 
 

@@ -133,6 +133,12 @@ def test_several_choices_are_told_once(base: EngineConfig, split: bool) -> None:
     assert sorted(map(len, second.tokens.values())) == [12] * 3
 
 
+def test_choices_without_tokens_have_no_logprobs(unified: Loopback) -> None:
+    request = generation("none", PROMPT, 3, max_tokens=0, prompt_logprobs=TOP, logprobs=TOP)
+    (result,) = run(unified, request)
+    assert [(entry.tokens, entry.logprobs) for entry in result.entries] == [((), ())] * 3
+
+
 def test_the_last_row_may_come_alone(base: EngineConfig) -> None:
     cluster = Loopback(replace(base, chunk_tokens=len(PROMPT) - 1))
     (result,) = run(cluster, scoring("alone", PROMPT))

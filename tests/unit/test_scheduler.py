@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 from engine_rig import PAGE, Rig, handle, request
 from hypothesis import settings
@@ -57,14 +58,16 @@ def test_a_starved_sequence_gets_the_pages_that_a_pull_gave_back() -> None:
 
 
 def test_choices_keep_their_slots_while_their_prompt_is_computed() -> None:
-    """Else those who come meanwhile sit there, and the prompt is computed again for each choice."""
+    """Else others of their call sit there, and the prompt is computed again for each choice."""
     rig = Rig(pages=40, max_running=4)
-    rig.submit(request(10, *(Choice(i) for i in range(3)), id="many"))
-    for id in ("one", "two"):
-        rig.submit(request(10, id=id))
+    for id, n in (("many", 3), ("one", 1), ("two", 1)):
+        made = request(10, *map(Choice, range(n)), id=id)
+        rig.submit(msgspec.structs.replace(made, call="all"))
     works = rig.scheduler.schedule()
     assert [work.seq.generation.request.id for work in works] == ["many", "one"]
-    rig.scheduler.joining.append(rig.scheduler.waiting.pop())
+    (waiting,) = rig.scheduler.waiting
+    rig.scheduler.waiting.remove(waiting)
+    rig.scheduler.joining.append(waiting)
     assert rig.scheduler.join() is None
 
 

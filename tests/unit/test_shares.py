@@ -240,3 +240,27 @@ def test_a_prompt_for_elsewhere_is_never_disturbed() -> None:
     rig.submit(of_call("one", 0))
     rig.scheduler.schedule()
     assert rig.scheduler.preemptions == 0
+
+
+def test_slots_that_are_kept_for_choices_are_their_calls() -> None:
+    """Else a call with several such prompts takes more than its share, and gives it back later."""
+    rig = Rig(400, max_running=12)
+    for number in range(14):
+        rig.submit(of_call("many", number, most=40))
+        steps(rig)
+    for number in range(3):
+        rig.submit(of_call("choices", number, n=4, most=40))
+    steps(rig, 6)
+    assert running(rig) == {"many": 6, "choices": 6} and rig.scheduler.preemptions == 6
+
+
+def test_choices_that_begin_elsewhere_need_no_slots_here() -> None:
+    rig = Rig(200, max_running=4)
+    rig.submit(of_call("here", 0))
+    rig.submit(of_call("here", 1))
+    steps(rig)
+    for number in range(2):
+        rig.requests.prefill(Prefill(of_call("there", number, n=3), 1, False))
+    works = rig.scheduler.schedule()
+    assert [work.seq.generation.request.call for work in works] == ["here"] * 2 + ["there"] * 2
+    assert rig.scheduler.preemptions == 0
