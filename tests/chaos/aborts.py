@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import httpx
 import msgspec
 
-from eyas.common.errors import DeadlineExceeded
+from eyas.common.errors import DeadlineExceeded, Overloaded
 from eyas.common.types import GenerationRequest
 from tests.chaos.rig import Rig
+from tests.chaos.streams import COME_BACK_S
 
 WIDTH = 12
 LONGEST_S = 1.5  # from the question to giving up: from the queue to deep in the answer
@@ -43,7 +44,8 @@ class Aborts:
 
             async def one(request: GenerationRequest, way: str, after_s: float) -> None:
                 async with places:
-                    finished = await self._give_up(http, _long(request), way, after_s)
+                    while (finished := await self._give_up(http, _long(request), way, after_s)) is None:
+                        await asyncio.sleep(COME_BACK_S)
                 outcomes["finished" if finished else way] += 1
                 self.told()
 
@@ -52,18 +54,20 @@ class Aborts:
 
     async def _give_up(
         self, http: httpx.AsyncClient, request: GenerationRequest, way: str, after_s: float
-    ) -> bool:
-        """Whether the answer was faster."""
+    ) -> bool | None:
+        """Whether the answer was faster; None if there was no place for the request."""
         options = msgspec.to_builtins(request.params)
-        if way == "disconnect":
-            return await _in_time(_read_http(http, request), after_s)
-        if way == "cancel":
-            async with self.rig.client.generate_stream(request.prompt_ids, **options) as stream:
-                return await _in_time(stream.completion(), after_s)
         try:
+            if way == "disconnect":
+                return await _in_time(_read_http(http, request), after_s)
+            if way == "cancel":
+                async with self.rig.client.generate_stream(request.prompt_ids, **options) as stream:
+                    return await _in_time(stream.completion(), after_s)
             await self.rig.client.generate(request.prompt_ids, timeout_s=after_s, **options)
         except DeadlineExceeded:
             return False
+        except Overloaded:
+            return None
         return True
 
 
@@ -85,6 +89,8 @@ async def _read_http(http: httpx.AsyncClient, request: GenerationRequest) -> Non
         "stream": True,
     }
     async with http.stream("POST", "/v1/completions", json=body) as reply:
+        if reply.status_code == Overloaded.http_status:
+            raise Overloaded("there is no place")
         reply.raise_for_status()
         async for _ in reply.aiter_lines():
             pass

@@ -123,23 +123,23 @@ async def test_a_route_that_cannot_be_taken_is_one_clear_error(two_hosts: Any) -
 
 
 class Slow(transfer.TransferServicer):
-    """Sends one chunk of a fetch, and the others once `gate` is open."""
+    """Sends one chunk of a fetch, and one more for each release of `gate`."""
 
-    gate: ClassVar[asyncio.Event]
+    gate: ClassVar[asyncio.Semaphore]
     begun: ClassVar[asyncio.Event]
 
     async def Fetch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         async for chunk in super().Fetch(request, context):
             yield chunk
             self.begun.set()
-            await self.gate.wait()
+            await self.gate.acquire()
 
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> type[Slow]:
     monkeypatch.setattr(stream, "CHUNK_BYTES", PAGE_BYTES + 1000)
     monkeypatch.setattr(transfer, "TransferServicer", Slow)
-    Slow.gate, Slow.begun = asyncio.Event(), asyncio.Event()
+    Slow.gate, Slow.begun = asyncio.Semaphore(0), asyncio.Event()
     return Slow
 
 
@@ -176,7 +176,8 @@ async def test_a_cancelled_fetch_writes_no_byte_into_freed_pages(two_hosts: Any,
         decode.session.cancel("r")
         await b.idle()
         assert poison.freed == 9
-        slow.gate.set()
+        for _ in range(100):
+            slow.gate.release()
         await asyncio.sleep(0.2)
         poison.check()
 
@@ -289,11 +290,10 @@ async def test_pages_that_were_released_are_read_no_more(
             reading = owner.fetch(handle, 2, pages[:8])
             await anext(reading)
             assert not await owner.release(handle, 1), "an earlier attempt ends nothing"
-            slow.gate.set()
+            slow.gate.release()
             await anext(reading)
-            slow.gate.clear()
             assert await owner.release(handle, 2)
-            slow.gate.set()
+            slow.gate.release()
             with pytest.raises(TransferFailed, match="no Watch of handle"):
                 async for _ in reading:
                     pass
