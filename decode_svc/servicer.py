@@ -72,7 +72,7 @@ class _Session:
         self._engine = engine
         self._number = engine.open(self._on_event)
         self._alive: dict[str, set[int]] = {}  # engine id -> choices without an end
-        self._ended: dict[str, None] = {}  # the newest ids of those that had theirs, oldest first
+        self._ended: dict[str, None] = {}  # ids of ended requests, oldest first
         self.buffer: StreamBuffer[decode_pb2.DecodeDown | None] = StreamBuffer(MAX_BUFFERED)
 
     def close(self) -> None:

@@ -155,7 +155,7 @@ def served_model(model: str) -> str:
 
 def worker_config(args: argparse.Namespace) -> WorkerConfig:
     if is_unspecified(args.host) and not args.advertise:
-        message = f"--host: nobody reaches a worker by {args.host}: say with --advertise HOST by what they do"
+        message = f"--host: {args.host} is no address that others can dial: name one with --advertise HOST"
         raise ConfigError(message, param="host")
     worker = WorkerConfig(
         host=args.host,
@@ -226,7 +226,7 @@ def own_config(args: argparse.Namespace) -> ServeConfig:
             grpc_port=next(ports),
             model=args.model,
             served_model=served_model(args.model),
-            drain_s=0.0,  # whoever asks it anything ends with it
+            drain_s=0.0,  # its one client ends with it
         )
     return serve_config(args, gateway)
 

@@ -237,7 +237,7 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
         help="the address that others reach it by (where it listens)",
     )
     add("--metrics-port", type=port, default=worker.metrics_port, help="0: any free one")
-    add("--registry", default=worker.registry, metavar=REGISTRY, help="the workers of its cluster (nobody)")
+    add("--registry", default=worker.registry, metavar=REGISTRY, help="the workers of its cluster (none)")
     add("--threads", type=positive, default=worker.engine.threads, help=f"({worker.engine.threads})")
     add("--pool-dir", default=worker.engine.pool_dir, metavar="DIR", help=f"({worker.engine.pool_dir})")
     _add_drain(parser, worker.drain_s)

@@ -100,7 +100,7 @@ class Detokenizer:
         return self._decode(b"", final=True)
 
     def _follow(self, context: Sequence[int]) -> None:
-        """Takes in what comes before the text; whoever asks for the text has that already."""
+        """Takes in what comes before the text; the caller has that already."""
         self.feed(self._table.context(context, self._skip_special))
         rest = ""
         for stage in self._stages:

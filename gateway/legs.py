@@ -111,7 +111,7 @@ class PrefillLeg:
         self._task: asyncio.Task[None] | None = None
 
     def submit(self, request: GenerationRequest, attempt: int, offer_draft: bool) -> None:
-        self._cluster.occupy(self.worker, 1)  # at once: it counts for whoever is routed next
+        self._cluster.occupy(self.worker, 1)  # at once: the next request is routed with it in mind
         self._task = asyncio.create_task(self._follow(request, attempt, offer_draft))
         self._task.add_done_callback(lambda _: self._cluster.vacate(self.worker, 1))
 

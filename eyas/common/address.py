@@ -1,4 +1,4 @@
-"""Addresses as text: HOST:PORT, an IPv6 host in brackets. Nothing is resolved here, and nobody is dialled."""
+"""Addresses as text: HOST:PORT, an IPv6 host in brackets. Nothing is resolved or dialled here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_host(text: str) -> bool:
 
 
 def is_unspecified(host: str) -> bool:
-    """Whether `host` stands for all addresses of a machine: one can listen there, but nobody can dial it."""
+    """Whether `host` means all addresses of a machine: a server listens there, no client can dial it."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_unspecified
     except ValueError:

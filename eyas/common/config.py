@@ -242,7 +242,7 @@ class GatewayConfig:
 class ServeConfig:
     """A local cluster: which workers stand behind one gateway."""
 
-    gateway: GatewayConfig = GatewayConfig(drain_s=5.0)  # whoever pressed Ctrl-C waits
+    gateway: GatewayConfig = GatewayConfig(drain_s=5.0)  # a person at the keyboard waits
     engine: EngineConfig = EngineConfig()
     layout: str = "split"  # or "unified"
     prefill: int = 1

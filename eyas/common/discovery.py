@@ -4,9 +4,9 @@
     redis://host:port/db      every worker keeps a key, named after its address, alive for as long as it lives
 
 Either way only addresses are taken from there: everybody is asked once a second, at its address, what it is,
-and nobody counts before it has answered. Nobody waits here for an answer to a request: `workers` is the last
-snapshot, and when Redis is away the same workers are asked on. It knows descriptions and addresses; it
-refuses to know what a worker is wanted for.
+and a worker counts once it has answered. No request ever waits here: `workers` is the last snapshot, and
+when Redis is away the same workers are asked on. It knows descriptions and addresses; it refuses to know
+what a worker is wanted for.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class StaticRegistry:
 
 
 class RedisRegistry:
-    """Whoever answers at an address that has a key in Redis; the keys are read once a second.
+    """The workers that answer at addresses with a key in Redis; the keys are read once a second.
 
     A known worker whose key is missing stays for as long as it answers: Redis may have come back empty. While
     Redis is away everybody is asked on, also who has died meanwhile, for it may return to its address. Raises

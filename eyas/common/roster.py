@@ -145,7 +145,7 @@ class Roster:
         self._returning = recent | {address: (info, now)}
 
     def _miss(self, address: str, reason: str) -> None:
-        """Nobody who counts answers there: said once, at once of a worker that did, else after a while."""
+        """No worker answers there: logged once, at once for one that was known, else after a while."""
         now = time.monotonic()
         silence = self._silent.setdefault(address, _Silence(now))
         silence.reason = reason

@@ -199,7 +199,7 @@ def behaviour(handler: Any) -> tuple[str, Callable[..., Any]]:
 
 
 class MessageInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Serves every method as one that takes a stream, and reads the message of those that take one.
+    """Serves every method as one that takes a stream, and reads the single message of unary ones.
 
     gRPC would do it before the handler is called: it lets a caller that sends none wait for ever, and takes
     bytes that are no message for a defect of the server.

@@ -117,7 +117,7 @@ class DraftEngine:
             PullFailed: parts.pulls.told,
             PullReleased: parts.pulls.told,
             CopyStopped: parts.pulls.told,
-            Drain: self._shut_down,  # drafts are advice: whoever wants some goes on without
+            Drain: self._shut_down,  # drafts are advice: decode goes on without
             Shutdown: self._shut_down,
         }
 

@@ -51,7 +51,7 @@ class Shares:
         return *self.held(generation.share), not generation.has_begun, generation.arrived
 
     def owing(self, claimant: Generation, gain: int) -> set[Call]:
-        """Calls that have no less than the claimant even when one of theirs ends and it has `gain` more.
+        """Calls that, with one place less, would hold no less than the claimant with `gain` places more.
 
         Callers are compared with callers, and calls with calls of the same caller. So with every sequence
         that changes hands the sum of squares of the callers' shares falls, or it stays while that of the
@@ -70,7 +70,7 @@ class Queue:
     """Sequences that wait, in a line for each call: so a look at who is next is a look at each call.
 
     A prompt of n tokens that has not begun lets shorter ones go first that come within
-    n / `yield_tokens_per_s` seconds (0: nobody yields).
+    n / `yield_tokens_per_s` seconds (0: no prompt yields).
     """
 
     def __init__(self, yield_tokens_per_s: float) -> None:

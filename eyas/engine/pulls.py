@@ -180,7 +180,7 @@ class Pulls:
             active = next(waits)
             lent = self.destination.lend(active.owner, active.handle)
             if lent is None:
-                return  # and nobody else goes before
+                return  # the others wait their turn behind it
             active.pages, held = lent
             active.pull.start(tuple(active.pages), held, now)
             self._act(active)

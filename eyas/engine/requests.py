@@ -62,7 +62,7 @@ class Requests:
     copy_page: Callable[[int, int], None]
     table: dict[str, Generation] = field(default_factory=dict)
     draining: bool = False
-    _arrivals: dict[Sequence, Arrival] = field(default_factory=dict)  # of those that join
+    _arrivals: dict[Sequence, Arrival] = field(default_factory=dict)  # of joining sequences
     _uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_uid(self) -> int:

@@ -25,7 +25,7 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is asked of whom: `size` questions per set, drawn by `seed`; `parallel` requests at a time.
+    """Which server is asked what: `size` questions per set, drawn by `seed`; `parallel` requests at a time.
 
     `model` None: the first that the server at `url` lists.
     """

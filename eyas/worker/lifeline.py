@@ -21,8 +21,8 @@ GRACE_S = 8.0
 def die_with_parent(grace_s: float = GRACE_S) -> None:
     """Call once, early, in a process whose parent holds a pipe open on its standard input.
 
-    When the parent goes, this process gets SIGHUP: end now, nobody is left to wait for. If it is still there
-    `grace_s` seconds later it gets SIGKILL together with its process group (when it leads one).
+    When the parent goes, this process gets SIGHUP: end now, there is no client left to wait for. If it is
+    still there `grace_s` seconds later it gets SIGKILL together with its process group (when it leads one).
     """
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a supervisor under nohup ignores it, and so would we
     signal_on_parent_death(signal.SIGHUP)

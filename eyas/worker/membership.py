@@ -43,7 +43,7 @@ class Membership:
         roles = set(self._config.engine.roles)
         if self._presence:
             self._presence.start()
-        if roles != {Role.PREFILL}:  # which pulls from nobody
+        if roles != {Role.PREFILL}:  # which pulls no pages
             await self._members.start()
             if self._alone and Role.PREFILL not in roles:
                 _log.warning("no --registry names others: this worker pulls no KV pages, and has no drafter")

@@ -1,6 +1,6 @@
 """One folder under /dev/shm for everything that the workers of a cluster put there.
 
-The cluster and each of its workers hold a lock on it, and whoever leaves last removes it: the cluster as a
+The cluster and each of its workers hold a lock on it, and the last one to leave removes it: the cluster as a
 rule, a worker if the cluster was killed. If all were killed the next cluster does. A lock dies with its
 process, so no pid is ever guessed at.
 """
@@ -77,7 +77,7 @@ def _sweep(parent: Path) -> None:
 
 
 def _leave(folder: Path, lock: int) -> None:
-    """Gives up the lock; nobody else has one: the folder goes."""
+    """Gives up the lock; if no other process has one, the folder goes."""
     if _locked(lock, fcntl.LOCK_EX):
         shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)

@@ -193,7 +193,7 @@ class Cluster:
         children = dict(self._children)
         if gateway := children.pop(GATEWAY, None):
             await gateway.stop(self.drain_s + GATEWAY_GRACE_S)
-        # Nobody is left who asks: hanging up spares them their drain time.
+        # The gateway is gone, and with it every request: hanging up spares them their drain time.
         await asyncio.gather(*(worker.stop(WORKER_GRACE_S, signal.SIGHUP) for worker in children.values()))
         self._pools.leave()
 

@@ -83,7 +83,7 @@ class Pulls:
         await self._channels.close()
 
     async def follow(self, members: Collection[str]) -> None:
-        """Forget the workers that are at none of these addresses and of whom nothing is pulled."""
+        """Forget the workers that are at none of these addresses, unless pages are being pulled from them."""
         kept = {*members, *(pull.at for pull, _ in self._watches.values())}
         self._met = {key: met for key, met in self._met.items() if key[0] in kept}
         await self._channels.drop(*(address for address in self._channels if address not in kept))

@@ -2,7 +2,7 @@
 
 Each gets SIGTERM, may take its drain time, and is started again: workers first, the gateway last. Streams ask
 all the time. None may fail or change its text, but those whose gateway leaves: they end with an error event
-and [DONE], or were refused before they began. Nobody supervises these processes: what comes back was started
+and [DONE], or were refused before they began. No supervisor runs here: what comes back was started
 here.
 """
 
@@ -53,7 +53,7 @@ class Seen:
     over: float
     text: str = ""
     error: str = ""
-    status: int = 0  # 0: nobody answered
+    status: int = 0  # 0: no answer
     ended: bool = False
 
 

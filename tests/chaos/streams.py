@@ -64,7 +64,7 @@ class Outcome:
 
 
 class Refused(Exception):
-    """The cluster is full: nothing was answered yet, and whoever asks may come back."""
+    """The cluster is full: nothing was answered yet, and the stream may come back."""
 
 
 class Streams:

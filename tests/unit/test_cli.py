@@ -59,8 +59,11 @@ def test_help_is_quick() -> None:
         (["gateway", "--registry", "static:", "--model", "/nowhere"], "/nowhere is not a folder"),
         (["gateway"], "--registry"),
         (["worker", "--registry", "etcd:"], "registry must start with 'static:' or 'redis://'"),
-        (["worker", "--host", "0.0.0.0"], "nobody reaches a worker by 0.0.0.0: say with --advertise"),
-        (["worker", "--host", "::"], "nobody reaches a worker by ::: say with --advertise"),
+        (
+            ["worker", "--host", "0.0.0.0"],
+            "0.0.0.0 is no address that others can dial: name one with --advertise",
+        ),
+        (["worker", "--host", "::"], ":: is no address that others can dial: name one with --advertise"),
         (["worker", "--host", "0.0.0.0", "--advertise", "0.0.0.0"], "'0.0.0.0' is not HOST or HOST:PORT"),
         (["worker", "--advertise", "unix:/tmp/x"], "'unix:/tmp/x' is not HOST or HOST:PORT"),
         (["gateway", "--registry", "etcd:"], "registry must start with 'static:' or 'redis://'"),

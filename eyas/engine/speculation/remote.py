@@ -111,7 +111,7 @@ class RemoteDrafter(Drafter):
         """What a draft worker sent: proposals, and sequences it dropped. Nothing at all: it is there.
 
         Sequence 0 stands for all of that worker's: it is no longer there. Gives the handles, and the attempts
-        of their requests, that nobody will pull now, as far as is known here.
+        of their requests, that no drafter will pull now, as far as is known here.
         """
         if not down.proposals and not down.closed and down.worker not in self._workers:
             self._workers.append(down.worker)
