@@ -23,6 +23,14 @@ NANO = ASSETS / "nano"
 NANO_HEAD = ASSETS / "nano-eagle3"
 
 
+MOST_STEPS, MOST_TOPK, MOST_NODES = (
+    32,
+    32,
+    256,
+)  # of a round: steps, rows of each, nodes verified
+MOST_ROWS = 256  # steps times topk: what a drafter computes for one sequence in a round
+
+
 @dataclass(frozen=True)
 class SpeculationConfig:
     """How far a drafter looks ahead: a chain of `steps`, or (topk > 1) a tree of `draft_tokens` nodes.
@@ -153,7 +161,14 @@ def _check_device(config: EngineConfig) -> None:
 
 
 def _check_draft_tokens(spec: SpeculationConfig) -> None:
-    """A round is never silently wider or narrower than it was asked to be."""
+    """A round is never silently wider or narrower than it was asked to be, nor more than a drafter takes."""
+    for flag, asked, most in (
+        ("spec-steps", spec.steps, MOST_STEPS),
+        ("spec-topk", spec.topk, min(MOST_TOPK, MOST_ROWS // spec.steps)),
+        ("spec-draft-tokens", spec.draft_tokens, MOST_NODES),
+    ):
+        if asked > most:
+            raise ConfigError(f"--{flag}: at most {most} with --spec-steps {spec.steps}", param=flag)
     flag, asked, most = "spec-draft-tokens", spec.draft_tokens, spec.most_draft_tokens
     if spec.topk == 1 and asked != most:
         raise ConfigError(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, EngineConfig, SpeculationConfig
 from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.types import KvHandle
 from eyas.engine.link import EngineLink
@@ -52,7 +52,6 @@ COPYING_S = 0.001
 LOAD_S = 0.5
 STOP_S = 5.0
 NO_PAGES = "the draft worker has no free pages"
-MOST_STEPS, MOST_TOPK, MOST_NODES = 32, 32, 256  # what a decode engine may wish for
 PULL_S = 30.0  # a draft KV pull that takes longer is worth nothing any more
 
 _log = logging.getLogger("eyas.engine")
@@ -252,7 +251,7 @@ class DraftEngine:
             and all(0 <= token < ready.vocab_size for token in commit.tokens)
             and commit.base_len + len(commit.tokens) < ready.context_length
             and 1 <= commit.steps <= MOST_STEPS
-            and 1 <= commit.topk <= MOST_TOPK
+            and 1 <= commit.topk <= min(MOST_TOPK, MOST_ROWS // commit.steps)
             and (commit.topk == 1 or 2 <= commit.draft_tokens <= MOST_NODES)
         )
 

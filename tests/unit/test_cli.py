@@ -258,6 +258,21 @@ def test_a_round_of_another_width_than_asked_for_is_refused(
     assert refused.value.param == "spec-draft-tokens"
 
 
+@pytest.mark.parametrize(
+    ("steps", "topk", "nodes", "refusal"),
+    [
+        (33, 1, 34, "--spec-steps: at most 32 "),
+        (16, 17, 64, "--spec-topk: at most 16 "),
+        (2, 33, 64, "--spec-topk: at most 32 "),
+        (8, 32, 257, "--spec-draft-tokens: at most 256 "),
+    ],
+)
+def test_a_round_that_no_drafter_takes_is_refused(steps: int, topk: int, nodes: int, refusal: str) -> None:
+    args = parse("serve", f"--spec-steps={steps}", f"--spec-topk={topk}", f"--spec-draft-tokens={nodes}")
+    with pytest.raises(ConfigError, match=refusal):
+        cli.engine_config(args)
+
+
 def test_the_widest_tree_has_every_candidate() -> None:
     """As many as its growth finds; and one less is a tree too."""
     growing = TreeExpansion(topk=4, draft_tokens=10**6)
