@@ -56,6 +56,10 @@ class AsyncStream:
             except grpc.aio.AioRpcError as error:
                 await self._try_again(rpc.map_rpc_error(error))
                 continue
+            except asyncio.CancelledError:
+                if not self._closed or _is_cancelled():
+                    raise
+                break  # the call was left while it was read
             if event is grpc.aio.EOF:
                 if self.usage is not None:
                     self._closed = True
@@ -186,6 +190,12 @@ class AsyncClient:
             return method(request, timeout=left_s, metadata=self._metadata)
 
         return AsyncStream(call, self._timeout_s if timeout_s is None else timeout_s, self._retries)
+
+
+def _is_cancelled() -> bool:
+    """Whether the running task itself was asked to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _joined(index: int, deltas: Sequence[Delta]) -> Choice:

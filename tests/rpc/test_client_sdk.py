@@ -199,6 +199,16 @@ async def test_leaving_a_stream_ends_its_retries(backend: ScriptedBackend) -> No
         assert len(backend.requests) == 1
 
 
+async def test_a_stream_that_is_left_ends_for_its_reader(backend: ScriptedBackend) -> None:
+    backend.pause_s = 30.0
+    async with served(backend) as address, AsyncClient(address) as client:
+        async with client.chat_stream(CHAT) as stream:
+            await anext(stream)
+            reading = asyncio.ensure_future(anext(stream, None))
+            await asyncio.sleep(0.1)
+        assert await asyncio.wait_for(reading, 5) is None
+
+
 async def test_unknown_model_timeout_and_no_server(backend: ScriptedBackend) -> None:
     backend.pause_s = 5.0
     async with served(backend) as address:
