@@ -22,7 +22,7 @@ CONFIG = GatewayConfig()
 
 
 class Slow(ScriptedBackend):
-    """Admits nobody before `admits` says so; `refuses` says whom it refuses then."""
+    """Admits a request once `admits` says so; `refuses` says which ones it refuses then."""
 
     waiting = 0
     left = 0
@@ -83,7 +83,7 @@ async def test_a_refused_prompt_ends_those_that_still_ask(backend: Slow) -> None
 async def test_a_caller_that_leaves_meanwhile_takes_all_prompts_with_it(backend: Slow) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2), admitted(backend, backend.tokenizer, await call_of(backend, 8)):
-            raise AssertionError("nobody was admitted")
+            raise AssertionError("no request was admitted")
     assert (backend.waiting, backend.left, backend.streams) == (8, 8, [])
 
 

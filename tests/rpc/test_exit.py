@@ -161,8 +161,8 @@ async def line_with(said: asyncio.StreamReader, text: str) -> str:
 
 async def test_a_gateway_says_where_it_listens_and_for_whom_it_waits() -> None:
     with contextlib.closing(free_ports()) as ports:
-        nobody = f"127.0.0.1:{next(ports)}"
-    async with gateway_process(f"--registry=static:{nobody}") as (process, said):
+        absent = f"127.0.0.1:{next(ports)}"
+    async with gateway_process(f"--registry=static:{absent}") as (process, said):
         listening = await line_with(said, "gateway listening")
         pattern = r".*: model=eyas-nano http=(http://127\.0\.0\.1:[1-9]\d*)/v1 grpc=127\.0\.0\.1:[1-9]\d*\n"
         where = re.fullmatch(pattern, listening)
@@ -170,7 +170,7 @@ async def test_a_gateway_says_where_it_listens_and_for_whom_it_waits() -> None:
         async with httpx.AsyncClient(trust_env=False) as http:
             assert (await http.get(where[1] + "/health")).status_code == 503
         waiting = await line_with(said, "waiting for worker")
-        assert f"waiting for worker {nobody}: Connection refused" in waiting
+        assert f"waiting for worker {absent}: Connection refused" in waiting
         process.send_signal(signal.SIGINT)
         rest = (await said.read()).decode()
         assert await process.wait() == 0 and "Traceback" not in rest

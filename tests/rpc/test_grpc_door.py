@@ -109,7 +109,7 @@ async def test_calls_are_bounded_and_health_is_not_among_them(monkeypatch: pytes
         held[0].cancel()
         serving = health_pb2.HealthCheckResponse.SERVING
         asked = await health.Check(health_pb2.HealthCheckRequest(), timeout=SOON_S)
-        assert asked.status == serving, "who watches keeps nobody else from an answer"
+        assert asked.status == serving, "watchers keep no other caller from an answer"
         assert type(await fate(watch)) is Overloaded
         assert (await health.Watch(health_pb2.HealthCheckRequest(), timeout=SOON_S).read()).status == serving
         async with asyncio.timeout(SOON_S):

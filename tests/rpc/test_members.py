@@ -1,4 +1,4 @@
-"""Whom a worker dials: members of its cluster, and nobody because a request says so."""
+"""Which addresses a worker dials: those of its cluster, and none that a request names."""
 
 from __future__ import annotations
 

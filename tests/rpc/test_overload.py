@@ -96,7 +96,7 @@ async def test_a_full_tier_refuses_before_any_token(config: EngineConfig, full: 
 
 
 async def test_a_stream_that_has_begun_goes_on_where_the_queue_is_full(config: EngineConfig) -> None:
-    """Its decode worker leaves, and the only other one takes nobody new."""
+    """Its decode worker leaves, and the only other one takes no new request."""
     async with (
         real_worker(config, Role.PREFILL) as prefill,
         real_worker(config, Role.DECODE, max_waiting=0) as full,

@@ -1,6 +1,6 @@
-"""Nobody is left, and nobody is expected back: every request ends in a clear 503 within 10 s.
+"""No worker is left, and none is expected back: every request ends in a clear 503 within 10 s.
 
-And it asks nobody again and again.
+And no address is asked again and again.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from eyas.engine.messages import Prefill, Submit
 from gateway.admission import Wish, admit, served_model
 from protos import prefill_pb2, prefill_pb2_grpc
 
-LONG = (2**31 - 1,) * 129  # one more than the context, and no token at all: whoever looks at one says so
+LONG = (2**31 - 1,) * 129  # one more than the context, and no token at all: a look at one is told
 
 
 def bad_times() -> list[GenerationRequest]:

@@ -191,7 +191,7 @@ def test_a_watch_must_show_the_handle_as_it_was_offered(owner, change):
     owner.watch_opened(5, msgspec.structs.replace(handle, **change), 2, 2.0)
     (update,) = told(owner)
     assert update.watch == 5 and update.failure is not None and update.failure.code == "transfer_failed"
-    assert owner.release(handle.id, EPOCH, 1, 3.0) is True, "a refused Watch disturbs nobody"
+    assert owner.release(handle.id, EPOCH, 1, 3.0) is True, "a refused Watch disturbs no other"
 
 
 def test_failure_reaches_the_watch_and_frees_the_pages(owner):

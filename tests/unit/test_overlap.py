@@ -41,7 +41,7 @@ def test_giving_way_to_another_call_changes_no_token(seed: int) -> None:
     """There are pages for all, so only who has more than a fair share of the slots is preempted."""
     world = World(seed, Setting(pages=300))
     world.run(some_requests(seed, 30, many=0.5), cancels=0.05)
-    assert world.rig.scheduler.preemptions > 0, "nobody had to give way"
+    assert world.rig.scheduler.preemptions > 0, "no sequence had to give way"
 
 
 def test_one_step_at_a_time_gives_the_same() -> None:

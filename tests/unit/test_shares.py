@@ -222,7 +222,7 @@ def test_what_changes_hands_is_never_handed_back_and_everybody_ends(seed: int) -
         if step > 150 and not rig.requests.table:
             break
     assert not rig.requests.table and rig.held() == 0
-    assert watched.taken > 0, "nobody had too much"
+    assert watched.taken > 0, "no call had too much"
 
 
 def pulling(rig: Rig, opened: OpenPull) -> bool:
