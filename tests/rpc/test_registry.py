@@ -164,7 +164,7 @@ async def poison(redis: RedisServer, *addresses: str) -> None:
 async def test_a_key_counts_only_if_a_worker_answers_at_its_address(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No process is at the first address, something else at the second, a worker of another name at the third."""
+    """The first address is empty, something else is at the second, a worker of another name at the third."""
     monkeypatch.setattr(roster, "COMPLAIN_S", 1.0)
     async with contextlib.AsyncExitStack() as stack:
         redis = await stack.enter_async_context(redis_server())
