@@ -113,4 +113,11 @@ def wait_until(what: Callable[[], object], timeout_s: float) -> None:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return not any(_runs(process) for process in processes)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it was reaped between the two questions
+        return False
