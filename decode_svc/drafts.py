@@ -16,8 +16,8 @@ from collections.abc import Iterable
 import grpc
 
 from eyas.common import convert, rpc
-from eyas.engine.client import EngineClient
-from eyas.engine.messages import (
+from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.messages import (
     DraftClose,
     DraftClosed,
     DraftCommit,

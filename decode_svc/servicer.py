@@ -16,8 +16,8 @@ from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import EyasError, InvalidRequest, Overloaded, from_code
 from eyas.common.types import Entry, WorkerInfo
-from eyas.engine.client import EngineClient, engine_id, wire_id
-from eyas.engine.messages import (
+from eyas.engine.ipc.client import EngineClient, engine_id, wire_id
+from eyas.engine.ipc.messages import (
     Admitted,
     Attach,
     Cancel,

@@ -13,8 +13,8 @@ import grpc
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import from_code
-from eyas.engine.client import EngineClient
-from eyas.engine.messages import (
+from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.messages import (
     DraftClose,
     DraftClosed,
     DraftCommit,

@@ -14,8 +14,8 @@ import msgspec
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import from_code
-from eyas.engine.client import EngineClient, engine_id
-from eyas.engine.messages import (
+from eyas.engine.ipc.client import EngineClient, engine_id
+from eyas.engine.ipc.messages import (
     Admitted,
     Cancel,
     Event,

@@ -16,8 +16,8 @@ from eyas.common import chunk, convert
 from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import InvalidRequest, NotFound, TransferFailed, from_code
 from eyas.common.types import Group, KvHandle
-from eyas.engine.client import EngineClient
-from eyas.engine.messages import Event, Release, Released, Stopped, WatchClosed, WatchOpened, WatchUpdate
+from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.messages import Event, Release, Released, Stopped, WatchClosed, WatchOpened, WatchUpdate
 from kv_transfer.backends.base import Pages
 from kv_transfer.backends.shm import map_pool
 from kv_transfer.backends.stream import chunks

@@ -13,9 +13,9 @@ from pathlib import Path
 from eyas.common import logging as eyas_logging
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
-from eyas.engine.link import EngineLink
-from eyas.engine.messages import Failure, Stopped
-from eyas.engine.startup import Start
+from eyas.engine.ipc.link import EngineLink
+from eyas.engine.ipc.messages import Failure, Stopped
+from eyas.engine.loading.startup import Start
 from eyas.worker.lifeline import signal_on_parent_death
 from eyas.worker.link import ZmqEngine
 from eyas.worker.pool_folder import remove_pools
@@ -54,7 +54,7 @@ def _run(config: EngineConfig, link: EngineLink) -> None:
     with start.phases("import"):
         import torch
 
-        from eyas.engine.build import build_engine
+        from eyas.engine.loading.build import build_engine
     torch.set_num_threads(config.threads)
     build_engine(config, link, start).run()
 

@@ -16,8 +16,8 @@ from collections.abc import AsyncGenerator
 from eyas.common import rpc
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from eyas.common.types import Group
-from eyas.engine.client import EngineClient
-from eyas.engine.messages import CopyPages, CopyStopped, Failure
+from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.messages import CopyPages, CopyStopped, Failure
 from kv_transfer.backends.base import Pages
 from kv_transfer.backends.shm import map_pool
 from kv_transfer.backends.stream import PageWriter

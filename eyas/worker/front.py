@@ -22,8 +22,8 @@ from eyas.common.config import WorkerConfig
 from eyas.common.errors import ConfigError, Unavailable, from_code
 from eyas.common.metrics import WorkerMetrics
 from eyas.common.types import Role, WorkerInfo
-from eyas.engine.client import EngineClient
-from eyas.engine.messages import Command, Drain, Load, Ready, Shutdown, Step, Stopped
+from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.messages import Command, Drain, Load, Ready, Shutdown, Step, Stopped
 from eyas.worker.link import FrontLink
 from eyas.worker.liveness import Liveness
 from eyas.worker.membership import Membership

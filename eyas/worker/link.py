@@ -1,6 +1,6 @@
 """The link between a front and its engine: batches of commands down, batches of events up.
 
-Two transports, one interface (`FrontLink` above, `eyas.engine.link.EngineLink` below): `ZmqFront` and
+Two transports, one interface (`FrontLink` above, `eyas.engine.ipc.link.EngineLink` below): `ZmqFront` and
 `ZmqEngine` join two processes, `LocalFront` and `LocalEngine` two threads of one (tests). Knows how batches
 travel, not what they mean. Neither `send` ever waits: what is in flight is bounded by admission above and by
 the front's watch over the engine's progress.
@@ -20,8 +20,8 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from eyas.engine.link import EngineLink
-from eyas.engine.messages import Command, Event
+from eyas.engine.ipc.link import EngineLink
+from eyas.engine.ipc.messages import Command, Event
 
 RECONNECT_MS = 600_000  # by then an engine without its front is long gone
 

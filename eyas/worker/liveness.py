@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from eyas.engine.messages import Load
+from eyas.engine.ipc.messages import Load
 
 MIN_SILENCE_S = 3.0
 STEPS_OF_SILENCE = 4.0

@@ -19,8 +19,8 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError, TransferFailed
 from eyas.common.types import Group, KvHandle
 from eyas.common.watch import Meaning, TransferClient, WatchReady
-from eyas.engine.client import EngineClient
-from eyas.engine.messages import (
+from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.messages import (
     ClosePull,
     CopyPages,
     CopyStopped,

@@ -22,7 +22,7 @@ import uvloop
 from eyas.common import logging as eyas_logging
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import DeadlineExceeded, Unavailable
-from eyas.engine.messages import Ready
+from eyas.engine.ipc.messages import Ready
 from eyas.worker import engine_main
 from eyas.worker.descriptors import raise_limit
 from eyas.worker.front import Front

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
 from eyas.common.types import KvHandle
-from eyas.engine.sequence import Sequence
+from eyas.engine.batch.sequence import Sequence
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 from eyas.engine.speculation.tree import ROOT, DraftTree
 

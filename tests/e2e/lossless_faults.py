@@ -13,11 +13,11 @@ from unittest import mock
 
 import torch
 
-from eyas.engine.kv_pool import KvPool
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.sampling.noise import streams
 from eyas.engine.sampling.row import Row
 from eyas.engine.speculation.tree import DraftTree
-from eyas.engine.verify import Verdict, walk
+from eyas.engine.speculation.verify import Verdict, walk
 
 Fault = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -32,7 +32,7 @@ def accepts_a_wrong_child() -> Iterator[None]:
         child = tree.children(-1)[-1]
         return Verdict((child,), (tree.tokens[child], chosen[1 + child]))
 
-    with mock.patch("eyas.engine.rounds.walk", trusting):
+    with mock.patch("eyas.engine.loop.rounds.walk", trusting):
         yield
 
 
@@ -54,7 +54,7 @@ def penalties_without_ancestors() -> Iterator[None]:
     def forgetful(*fields: Any) -> Row:
         return dataclasses.replace(Row(*fields), ancestors=())
 
-    with mock.patch("eyas.engine.runner.Row", forgetful):
+    with mock.patch("eyas.engine.loop.runner.Row", forgetful):
         yield
 
 

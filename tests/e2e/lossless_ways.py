@@ -88,7 +88,7 @@ class InProcess(Way):
         if self.drafter is None:
             return contextlib.nullcontext()
         drafter = self.drafter(task.expected)
-        return mock.patch("eyas.engine.build._drafter", lambda *_: drafter)
+        return mock.patch("eyas.engine.loading.build._drafter", lambda *_: drafter)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.model_config import ModelConfig
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.evals.heldout import held_out_prompts
 from gateway.tokenizer import Tokenizer
 from tests.unit.loopback import Loopback, Result, wait_all

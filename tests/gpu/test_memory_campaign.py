@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eyas.common.config import resolve_engine
-from eyas.engine.model_config import ModelConfig
+from eyas.engine.checkpoint.config import ModelConfig
 from tests.unit.campaign import Campaign, Traffic
 from tests.unit.loopback import Loopback
 

@@ -12,7 +12,7 @@ import torch
 
 from eyas.common.config import SpeculationConfig, resolve_engine
 from eyas.engine.kernels.warm import Warmup
-from eyas.engine.startup import Start
+from eyas.engine.loading.startup import Start
 
 pytestmark = [
     pytest.mark.gpu,

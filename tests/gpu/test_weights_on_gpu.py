@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eyas.engine.memory import DeviceMemory
-from eyas.engine.weights import DummyWeights, FolderWeights, Placement
+from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement
+from eyas.engine.loading.memory import DeviceMemory
 from tests.unit.tiny import write_tiny_llama
 
 pytestmark = [

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eyas.engine.attention.base import Span
-from eyas.engine.kv_pool import PoolShape
+from eyas.engine.kv.pool import PoolShape
 
 if TYPE_CHECKING:
     from eyas.engine.attention.flashinfer_backend import Fa3Build, PrefillAttention

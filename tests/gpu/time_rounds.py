@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 
 from eyas.common.config import SpeculationConfig
-from eyas.engine.device.tables import Tables, TableSizes
+from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.kernels.paths import Extension, compact, gather_path
 from eyas.engine.kernels.rounds import FACTS, Batch, RoundRows, Verdicts, prepare, propose_rows, verdict
 from eyas.engine.kernels.trees import Frontier, grow, new_growth, select
-from eyas.engine.kv_pool import KvPool, PoolShape
+from eyas.engine.kv.pool import KvPool, PoolShape
 
 PAGE, HIDDEN, VOCAB, STEPS, TOPK = 16, 4096, 32000, 5, 8
 LAUNCHES, REPLAYS = 20, 15  # of a kernel in a graph, of the graph

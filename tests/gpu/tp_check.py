@@ -28,8 +28,8 @@ from eyas.bench.shapes import SHAPES, write_model
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.messages import Event, Step
-from eyas.engine.startup import Start
+from eyas.engine.ipc.messages import Event, Step
+from eyas.engine.loading.startup import Start
 from tests.unit.loopback import Loopback, Worker, wait_all
 
 RANKS = (1, 2)

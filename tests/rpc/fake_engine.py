@@ -34,8 +34,8 @@ from eyas.common.types import (
     Shard,
     Timings,
 )
-from eyas.engine.link import EngineLink
-from eyas.engine.messages import (
+from eyas.engine.ipc.link import EngineLink
+from eyas.engine.ipc.messages import (
     Admitted,
     Attach,
     Cancel,

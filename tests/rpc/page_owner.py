@@ -14,8 +14,8 @@ import numpy as np
 
 from eyas.common import rpc
 from eyas.common.types import Group, KvHandle, Shard
-from eyas.engine.client import EngineClient
-from eyas.engine.messages import Command, Ready, WatchOpened, WatchUpdate
+from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.messages import Command, Ready, WatchOpened, WatchUpdate
 from kv_transfer.backends.base import Pages
 from kv_transfer.layout import Geometry
 from prefill_svc.transfer import TransferServicer

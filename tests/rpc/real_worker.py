@@ -18,8 +18,8 @@ import torch
 from eyas.common import clients, rpc
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.types import GenerationRequest, KvHandle, Role
-from eyas.engine.build import build_engine
-from eyas.engine.messages import Load
+from eyas.engine.ipc.messages import Load
+from eyas.engine.loading.build import build_engine
 from eyas.worker.front import Front
 from eyas.worker.link import LocalEngine, LocalFront
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama

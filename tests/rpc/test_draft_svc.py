@@ -12,8 +12,8 @@ from fake_engine import FakeWorker, worker
 from decode_svc.drafts import MAX_QUEUED, DraftStreams
 from eyas.common.params import SamplingParams
 from eyas.common.types import Group, KvHandle, Role, Shard
-from eyas.engine.client import EngineClient
-from eyas.engine.messages import (
+from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.messages import (
     DraftClose,
     DraftCommit,
     DraftDown,

@@ -15,8 +15,8 @@ from eyas.common import clients, convert, rpc
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded, EyasError, Overloaded, Unavailable
 from eyas.common.types import Entry, Finish, FirstToken, Role, Timings
-from eyas.engine.client import EngineClient
-from eyas.engine.messages import Cancel, Command, Load, Prefill, PrefillDone, Submit
+from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.messages import Cancel, Command, Load, Prefill, PrefillDone, Submit
 from eyas.worker.front import Front
 from eyas.worker.link import LocalEngine, LocalFront
 from eyas.worker.liveness import Liveness

@@ -13,7 +13,7 @@ import pytest
 from fake_engine import request
 
 from eyas.common.types import Entry, Finish, FirstToken, Group, KvHandle, Shard, TokenLogprob
-from eyas.engine.messages import (
+from eyas.engine.ipc.messages import (
     Attach,
     Cancel,
     DraftCommit,
@@ -112,7 +112,7 @@ async def test_what_is_sent_before_there_is_an_engine_waits_for_it() -> None:
 
 STRANGER = """
 import os, sys, time
-from eyas.engine.messages import Stopped
+from eyas.engine.ipc.messages import Stopped
 from eyas.worker.link import ZmqEngine
 os.setgid(65534), os.setuid(65534)
 ZmqEngine(sys.argv[1]).send([Stopped()])

@@ -20,8 +20,8 @@ from test_watch import decoder_of, prefilled
 from eyas.common import clients, rpc
 from eyas.common.config import EngineConfig
 from eyas.common.types import KvHandle, Role
-from eyas.engine.client import EngineClient
-from eyas.engine.messages import Attach, Command, OpenPull, PullFailed, PullMet, Submit
+from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.messages import Attach, Command, OpenPull, PullFailed, PullMet, Submit
 from eyas.worker.watches import Pulls
 from prefill_svc.transfer import TransferServicer
 

@@ -21,8 +21,8 @@ from page_owner import GEOMETRY, content, handle, ready
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import Shard
-from eyas.engine.client import EngineClient
-from eyas.engine.messages import ClosePull, Command, CopyPages, CopyStopped, OpenPull, PullMet, PullReady
+from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.messages import ClosePull, Command, CopyPages, CopyStopped, OpenPull, PullMet, PullReady
 from eyas.worker.watches import Pulls
 from kv_transfer.backends.base import Copy, Pages
 from kv_transfer.backends.shm import ShmBackend, map_pool

@@ -20,7 +20,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.discovery import Presence, WorkerKeys, registry
 from eyas.common.errors import Unavailable
 from eyas.common.types import GenerationRequest, Role, WorkerInfo
-from eyas.engine.messages import DraftDown
+from eyas.engine.ipc.messages import DraftDown
 from gateway import search
 from gateway.admission import served_model
 from gateway.cluster import Cluster

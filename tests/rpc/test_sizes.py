@@ -15,7 +15,7 @@ from eyas.common import clients, convert, rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.types import GenerationRequest, Role
-from eyas.engine.messages import Prefill, Submit
+from eyas.engine.ipc.messages import Prefill, Submit
 from gateway.admission import Wish, admit, served_model
 from protos import prefill_pb2, prefill_pb2_grpc
 

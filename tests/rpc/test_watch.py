@@ -15,7 +15,7 @@ from eyas.common import clients, rpc
 from eyas.common.errors import TransferFailed
 from eyas.common.types import KvHandle, Role
 from eyas.common.watch import TransferClient, WatchDone, WatchReady
-from eyas.engine.messages import (
+from eyas.engine.ipc.messages import (
     PullDone,
     PullFailed,
     PullReady,

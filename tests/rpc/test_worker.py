@@ -23,7 +23,7 @@ from eyas.common import clients, rpc
 from eyas.common.errors import Unavailable
 from eyas.common.types import Group, KvHandle, Role
 from eyas.common.watch import TransferClient
-from eyas.engine.messages import DraftDown
+from eyas.engine.ipc.messages import DraftDown
 
 HERE = Path(__file__).parent
 SCRIPT = """

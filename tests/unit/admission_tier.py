@@ -16,21 +16,21 @@ from engine_rig import HandCopier
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import Group
-from eyas.engine.engine import Engine, Parts
-from eyas.engine.fairness import Shares
-from eyas.engine.leases import Leases, OfferedPool
-from eyas.engine.messages import (
+from eyas.engine.batch.sequence import Generation, Sequence, Work
+from eyas.engine.ipc.messages import (
     Command,
     Event,
     Shutdown,
 )
-from eyas.engine.outbox import Outbox
-from eyas.engine.pages import PagePool
-from eyas.engine.prefix_cache import PrefixCache, _Node
-from eyas.engine.pulls import Pulls
-from eyas.engine.runner import Output
-from eyas.engine.scheduler import Limits, Scheduler
-from eyas.engine.sequence import Generation, Sequence, Work
+from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.kv.leases import Leases, OfferedPool
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.prefix_cache import PrefixCache, _Node
+from eyas.engine.kv.pulls import Pulls
+from eyas.engine.loop.engine import Engine, Parts
+from eyas.engine.loop.runner import Output
+from eyas.engine.scheduling.fairness import Shares
+from eyas.engine.scheduling.scheduler import Limits, Scheduler
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import Owner
 from kv_transfer.puller import State

@@ -16,7 +16,7 @@ from functools import partial
 from admission_tier import LEASE_S, Tier
 
 from eyas.common.types import FirstToken, GenerationRequest, KvHandle
-from eyas.engine.messages import (
+from eyas.engine.ipc.messages import (
     Admitted,
     Attach,
     Cancel,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Finish, GenerationRequest
-from eyas.engine.messages import Cancel, Load
+from eyas.engine.ipc.messages import Cancel, Load
 from tests.unit.loopback import Loopback, Result
 
 POLL_S = 0.001

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, FirstToken, GenerationRequest, Group, KvHandle, Shard
-from eyas.engine.leases import Leases, OfferedPool
-from eyas.engine.messages import Event, Failed, Lost, OpenPull, PullDone, PullReleased, Rejected, Submit
-from eyas.engine.outbox import Outbox
-from eyas.engine.pages import PagePool
-from eyas.engine.prefix_cache import PrefixCache
-from eyas.engine.pulls import Arrival, Pulls
-from eyas.engine.requests import Admission, Requests
-from eyas.engine.scheduler import Limits, Scheduler
-from eyas.engine.sequence import Sequence
+from eyas.engine.batch.sequence import Sequence
+from eyas.engine.ipc.messages import Event, Failed, Lost, OpenPull, PullDone, PullReleased, Rejected, Submit
+from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.kv.leases import Leases, OfferedPool
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.kv.pulls import Arrival, Pulls
+from eyas.engine.scheduling.requests import Admission, Requests
+from eyas.engine.scheduling.scheduler import Limits, Scheduler
 from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.owner import Owner
 

@@ -15,8 +15,7 @@ import msgspec
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import Entry, Finish, GenerationRequest, KvHandle, Role
-from eyas.engine.build import build_engine
-from eyas.engine.messages import (
+from eyas.engine.ipc.messages import (
     Attach,
     ClosePull,
     Command,
@@ -47,6 +46,7 @@ from eyas.engine.messages import (
     WatchOpened,
     WatchUpdate,
 )
+from eyas.engine.loading.build import build_engine
 
 
 class QueueLink:

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from eyas.engine.attention.base import Span
+from eyas.engine.attention.forward import build_batch
 from eyas.engine.attention.torch_backend import TorchAttention
-from eyas.engine.forward import build_batch
-from eyas.engine.kv_pool import KvPool, PoolShape
-from eyas.engine.model_config import DraftConfig, ModelConfig, strip_prefix
+from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, strip_prefix
+from eyas.engine.checkpoint.weights import FolderWeights
+from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
 from eyas.engine.models.llama import Llama
-from eyas.engine.weights import FolderWeights
 
 
 class Rig:

@@ -13,20 +13,20 @@ from paper_device import VOCAB, PaperDevice, Pool, logits_after
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Entry, Finish, GenerationRequest, PromptLogprobs
+from eyas.engine.batch.sequence import Sequence, Work
+from eyas.engine.batch.stopping import banned_ids, finish
+from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.flight import Flight
 from eyas.engine.device.hostsample import HostSampler
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout
-from eyas.engine.device.tables import Tables, TableSizes
-from eyas.engine.messages import Cancel, Step
-from eyas.engine.overlap import OverlappedPace
-from eyas.engine.rounds import Rounds
+from eyas.engine.ipc.messages import Cancel, Step
+from eyas.engine.loop.overlapped import OverlappedPace
+from eyas.engine.loop.rounds import Rounds
 from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.sampling.scores import score
-from eyas.engine.scheduler import Limits
-from eyas.engine.sequence import Sequence, Work
-from eyas.engine.stopping import banned_ids, finish
+from eyas.engine.scheduling.scheduler import Limits
 
 EOS = (23,)
 TILE = 3

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from eyas.common.params import SamplingParams
+from eyas.engine.batch.prompt_scores import Asked
+from eyas.engine.batch.tables import Tables
 from eyas.engine.device.step import StepInput
-from eyas.engine.device.tables import Tables
-from eyas.engine.prompt_scores import Asked
 from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.sampling.scores import Scores, score
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.engine.device.tables import Tables, TableSizes
+from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.kernels.paths import Extension
 from eyas.engine.kernels.rounds import FACTS, Batch, RoundRows, Verdicts
 from eyas.engine.speculation.tree import DraftTree

@@ -19,8 +19,8 @@ from admission_world import Asked, Sizes, World
 from engine_rig import request
 
 from eyas.common.types import Choice
-from eyas.engine.scheduler import Scheduler
-from eyas.engine.sequence import Sequence
+from eyas.engine.batch.sequence import Sequence
+from eyas.engine.scheduling.scheduler import Scheduler
 from kv_transfer.layout import pages_for
 
 MOST = 20_000  # states; a world that has more is not a test of a few seconds

@@ -9,7 +9,7 @@ import torch
 
 from eyas.engine.attention.base import Span
 from eyas.engine.attention.torch_backend import TorchAttention
-from eyas.engine.kv_pool import KvPool, PoolShape
+from eyas.engine.kv.pool import KvPool, PoolShape
 
 LAYER = 1
 

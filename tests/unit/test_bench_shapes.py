@@ -12,11 +12,11 @@ import torch
 from eyas import cli
 from eyas.bench import shapes
 from eyas.engine.attention.torch_backend import TorchAttention
-from eyas.engine.kv_pool import PoolShape
-from eyas.engine.model_config import DraftConfig, ModelConfig, Rope
+from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, Rope
+from eyas.engine.checkpoint.weights import DummyWeights
+from eyas.engine.kv.pool import PoolShape
 from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
 from eyas.engine.models.llama import Llama
-from eyas.engine.weights import DummyWeights
 from eyas.worker.folder import check_draft, check_model
 from gateway.tokenizer import Tokenizer
 

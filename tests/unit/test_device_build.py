@@ -8,11 +8,18 @@ import pytest
 
 from eyas.common.config import GPU_DEFAULTS, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
-from eyas.engine.build import _ready
-from eyas.engine.device.build import _check_words, _sizes, buckets_of, largest, rehearsed, rounds_ahead
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.step import Layout, StepShape, tiles_for
-from eyas.engine.loaded import Loaded
+from eyas.engine.loading.build import _ready
+from eyas.engine.loading.device_build import (
+    _check_words,
+    _sizes,
+    buckets_of,
+    largest,
+    rehearsed,
+    rounds_ahead,
+)
+from eyas.engine.loading.spec import Loaded
 
 TREE = SpeculationConfig(steps=5, topk=8, draft_tokens=32)
 BUSHY = SpeculationConfig(steps=2, topk=64, draft_tokens=64)

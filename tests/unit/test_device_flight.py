@@ -7,9 +7,9 @@ import torch
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenLogprob
+from eyas.engine.batch.sequence import Generation, Kind, Sequence
 from eyas.engine.device.flight import Flight, Landed, Sampling
 from eyas.engine.device.step import StepShape
-from eyas.engine.sequence import Generation, Kind, Sequence
 
 SHAPE = StepShape(batch=3, width=2, chunk=8, tiles=3, ends=2)
 RESULT = [2, 1, 2, 10, 11] + [1, 1, 1, 20, -1] + [1, 0, 0, 99, -1] + [30, 98]  # 98 and 99 are of padding

@@ -17,22 +17,22 @@ from engine_rig import PAGE, Rig
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Entry, GenerationRequest
+from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
-from eyas.engine.device.build import rounds_ahead
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.hostsample import HostSampler
 from eyas.engine.device.program import Machine
-from eyas.engine.device.rows import Rows
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout, StepInput
-from eyas.engine.device.tables import Tables, TableSizes
+from eyas.engine.ipc.messages import Cancel, Step
 from eyas.engine.kernels import sample
-from eyas.engine.kv_pool import KvPool, PoolShape
-from eyas.engine.loaded import Loaded
-from eyas.engine.messages import Cancel, Step
-from eyas.engine.overlap import OverlappedPace
-from eyas.engine.rounds import Rounds
-from eyas.engine.scheduler import Limits
+from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.loading.device_build import rounds_ahead
+from eyas.engine.loading.spec import Loaded
+from eyas.engine.loop.overlapped import OverlappedPace
+from eyas.engine.loop.rounds import Rounds
+from eyas.engine.scheduling.scheduler import Limits
 from eyas.engine.speculation.device import DeviceDrafter
 from kv_transfer.layout import pages_for
 

@@ -9,8 +9,8 @@ import pytest
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
+from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.device.step import Layout, StepShape, pack, tiles_for
-from eyas.engine.sequence import Generation, Kind, Sequence, Work
 
 LAYOUT = Layout(page_size=4, padding_slot=9, tile_rows=3)
 WIDTH = 3

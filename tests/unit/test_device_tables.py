@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from eyas.common.params import SamplingParams
-from eyas.engine.device.tables import Pokes, Tables, TableSizes
+from eyas.engine.batch.tables import Pokes, Tables, TableSizes
 
 SIZES = TableSizes(slots=5, max_pages=7, width=4)
 NAMES = ("seed", "mask", "pages", "length", "root", "drafts", "parents", "depth", "speculative", "choice")

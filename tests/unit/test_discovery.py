@@ -8,7 +8,7 @@ from redis.exceptions import ConnectionError as RedisAway
 
 from eyas.common.discovery import RedisRegistry, StaticRegistry, WorkerKeys, registry
 from eyas.common.errors import ConfigError, Unavailable
-from eyas.engine.messages import DraftClosed, DraftDown
+from eyas.engine.ipc.messages import DraftClosed, DraftDown
 
 
 async def test_a_registry_is_a_list_or_a_redis() -> None:

@@ -14,8 +14,8 @@ from engine_rig import PAGE, VOCAB, HandCopier, Rig, handle, request
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Group
-from eyas.engine.draft_engine import DraftEngine, DraftParts
-from eyas.engine.messages import (
+from eyas.engine.batch.sequence import Sequence
+from eyas.engine.ipc.messages import (
     Command,
     DraftClose,
     DraftClosed,
@@ -35,10 +35,10 @@ from eyas.engine.messages import (
     ReleasePull,
     Shutdown,
 )
-from eyas.engine.outbox import Outbox
-from eyas.engine.pages import PagePool
-from eyas.engine.pulls import Pulls
-from eyas.engine.sequence import Sequence
+from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.pulls import Pulls
+from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.drafter import Commit
 from eyas.engine.speculation.remote import LATE_ROUNDS, RemoteDrafter
 from eyas.engine.speculation.tree import DraftTree

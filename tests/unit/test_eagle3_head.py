@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.base import Span
-from eyas.engine.model_config import DraftConfig
+from eyas.engine.checkpoint.config import DraftConfig
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 

@@ -15,7 +15,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest
-from eyas.engine.messages import Cancel
+from eyas.engine.ipc.messages import Cancel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -298,7 +298,7 @@ def test_deadlines_end_requests(base: EngineConfig) -> None:
 
 
 def _submit(request: GenerationRequest, *, attach: bool = False):
-    from eyas.engine.messages import Submit
+    from eyas.engine.ipc.messages import Submit
 
     return Submit(request, attempt=1, attach=attach)
 

@@ -8,8 +8,8 @@ import pytest
 from engine_rig import Rig, handle, request
 
 from eyas.common.types import FirstToken
-from eyas.engine.messages import Attach, OpenPull
-from eyas.engine.sequence import Work
+from eyas.engine.batch.sequence import Work
+from eyas.engine.ipc.messages import Attach, OpenPull
 
 SHORT = 3
 LONG = 40

@@ -9,7 +9,7 @@ import torch
 
 from eyas.engine.kernels.paths import compact, gather_path
 from eyas.engine.kernels.rounds import FACTS, Verdicts
-from eyas.engine.kv_pool import KvPool, PoolShape
+from eyas.engine.kv.pool import KvPool, PoolShape
 from tests.unit.rounds_rig import DEVICE, PAGE, Case, new_extension, random_case
 
 WIDTH, DEEPEST = 40, 6

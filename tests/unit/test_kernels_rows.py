@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from eyas.engine.checkpoint.config import Rope
 from eyas.engine.kernels import rows
 from eyas.engine.kernels.skinny import MAX_ROWS, KvRows, Rotation
 from eyas.engine.layers.rotary import Rotary, tables
-from eyas.engine.model_config import Rope
 
 pytestmark = pytest.mark.slow
 

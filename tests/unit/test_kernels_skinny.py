@@ -9,11 +9,11 @@ import pytest
 import torch
 import triton
 
+from eyas.engine.checkpoint.config import Rope
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.skinny_tiles import MEASURED, Shape, Tile, tile_for
 from eyas.engine.kernels.warm import Warmup
 from eyas.engine.layers.rotary import Rotary
-from eyas.engine.model_config import Rope
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.kernels.rounds import verdict
 from eyas.engine.kernels.trees import Frontier, Growth, grow, new_growth, select
 from eyas.engine.speculation.tree import DraftTree, TreeExpansion
-from eyas.engine.verify import walk
+from eyas.engine.speculation.verify import walk
 from tests.unit.rounds_rig import DEVICE, Case, ints, new_rows, new_verdicts, random_case, visible
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.kv_pool import KvPool, PoolShape, new_pool_path, sweep_stale
+from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path, sweep_stale
 
 SHAPE = PoolShape(pages=4, layers=3, page_size=4, kv_heads=2, head_dim=8)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from eyas.common.errors import ConfigError
-from eyas.engine.memory import FEWEST_PAGES, Demand, DeviceMemory, pool_pages
+from eyas.engine.loading.memory import FEWEST_PAGES, Demand, DeviceMemory, pool_pages
 
 GIB = 2**30
 H200 = DeviceMemory(total=140 * GIB, free=123 * GIB, held=16 * GIB)

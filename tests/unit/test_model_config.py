@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
-from eyas.engine.model_config import DraftConfig, ModelConfig, Rope
+from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, Rope
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
 
@@ -119,7 +119,7 @@ def test_the_fingerprint_is_of_the_model_not_of_the_place(folder: Path, tmp_path
 
 def test_reading_a_config_loads_no_torch(folder: Path) -> None:
     code = (
-        "import sys; from eyas.engine.model_config import ModelConfig;"
+        "import sys; from eyas.engine.checkpoint.config import ModelConfig;"
         f"ModelConfig.from_folder({str(folder)!r}).fingerprint; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

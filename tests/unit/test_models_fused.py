@@ -13,16 +13,16 @@ from safetensors.torch import load_file, save_file
 
 from eyas.engine.attention.base import Span
 from eyas.engine.attention.rows import Most, PagedAttention
-from eyas.engine.device.rows import Rounds, Rows
+from eyas.engine.batch.rows import Rounds, Rows
+from eyas.engine.checkpoint.config import ModelConfig, strip_prefix
+from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.prefill import tile_rows
-from eyas.engine.kv_pool import KvPool
-from eyas.engine.model_config import ModelConfig, strip_prefix
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.fused import Fabric, FusedLlama
 from eyas.engine.models.fused_eagle3 import FusedEagle3
 from eyas.engine.parallel.group import Group
 from eyas.engine.parallel.ranks import Seat
-from eyas.engine.weights import FolderWeights
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 

@@ -9,12 +9,12 @@ from overlap_world import Setting, World, some_requests
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest
-from eyas.engine import overlap
+from eyas.engine.batch.sequence import Sequence
+from eyas.engine.batch.tables import Pokes
 from eyas.engine.device import runner as device_runner
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.device.tables import Pokes
-from eyas.engine.scheduler import Limits
-from eyas.engine.sequence import Sequence
+from eyas.engine.loop import overlapped
+from eyas.engine.scheduling.scheduler import Limits
 
 TIGHT = 14  # pages: the largest request needs 13
 
@@ -94,8 +94,8 @@ def _forks_share_their_last_page(patch: pytest.MonkeyPatch) -> None:
 
 
 def _drafts_after_the_end_are_kept(patch: pytest.MonkeyPatch) -> None:
-    finish = overlap.finish
-    patch.setattr(overlap, "finish", lambda *known: (known[-1], finish(*known)[1]))
+    finish = overlapped.finish
+    patch.setattr(overlapped, "finish", lambda *known: (known[-1], finish(*known)[1]))
 
 
 def _new_pages_are_not_told(patch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 
 from eyas.common.errors import ConfigError, EngineError
-from eyas.engine.model_config import ModelConfig
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.weights import DummyWeights, Placement
 from eyas.engine.parallel.group import Group
 from eyas.engine.parallel.one_shot import CAPACITY, SUMS_ROWS, OneShot
 from eyas.engine.parallel.ranks import Call, Channel, Followers, Seat, follow
 from eyas.engine.parallel.shards import config_of_rank
-from eyas.engine.weights import DummyWeights, Placement
 from tests.unit.tiny import write_tiny_llama
 
 pytestmark = pytest.mark.slow

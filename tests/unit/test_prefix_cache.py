@@ -11,10 +11,10 @@ from admission_tier import Tier
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest
-from eyas.engine import prefix_cache
-from eyas.engine.messages import Load, Submit
-from eyas.engine.pages import PagePool
-from eyas.engine.prefix_cache import PrefixCache
+from eyas.engine.ipc.messages import Load, Submit
+from eyas.engine.kv import prefix_cache
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.prefix_cache import PrefixCache
 
 PAGE = 2
 MANY = 55_000

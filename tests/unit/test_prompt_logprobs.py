@@ -14,7 +14,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Finish, GenerationRequest, PromptLogprobs, TokenLogprob
-from eyas.engine.messages import Attach, Submit
+from eyas.engine.ipc.messages import Attach, Submit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine_rig import Rig, handle, request
 
 from eyas.common.types import FirstToken
-from eyas.engine.messages import (
+from eyas.engine.ipc.messages import (
     Attach,
     Cancel,
     ClosePull,

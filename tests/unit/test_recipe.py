@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from triton.runtime import driver
 from eyas.common.config import SpeculationConfig, resolve_engine
-from eyas.engine.device.recipe import launches
+from eyas.engine.loading.recipe import launches
 from eyas.engine.kernels.compile_ahead import NoDevice, compile_all, record
 
 model, head, compiled, asked = json.loads(sys.argv[1])
@@ -41,7 +41,7 @@ from functools import partial
 import torch
 from triton.runtime import driver
 from eyas.common.config import resolve_engine
-from eyas.engine.device.recipe import launches
+from eyas.engine.loading.recipe import launches
 from eyas.engine.kernels.compile_ahead import NoDevice, compile_all, record
 from eyas.engine.parallel.one_shot import SUMS_ROWS, OneShot
 

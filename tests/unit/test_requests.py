@@ -9,7 +9,8 @@ import pytest
 from engine_rig import VOCAB, Rig, handle, request
 
 from eyas.common.types import Choice, Finish, FirstToken, Group
-from eyas.engine.messages import (
+from eyas.engine.batch.sequence import Kind
+from eyas.engine.ipc.messages import (
     Attach,
     Cancel,
     ClosePull,
@@ -20,7 +21,6 @@ from eyas.engine.messages import (
     Release,
     ReleasePull,
 )
-from eyas.engine.sequence import Kind
 
 THREE = (Choice(0), Choice(1), Choice(2))
 

@@ -12,7 +12,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.engine.build import build_engine
+from eyas.engine.loading.build import build_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,10 +6,10 @@ import torch
 from engine_rig import Rig, request
 
 from eyas.common.types import Choice, Finish
-from eyas.engine.messages import Step
-from eyas.engine.rounds import Rounds
-from eyas.engine.runner import Output
-from eyas.engine.sequence import Work
+from eyas.engine.batch.sequence import Work
+from eyas.engine.ipc.messages import Step
+from eyas.engine.loop.rounds import Rounds
+from eyas.engine.loop.runner import Output
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 from eyas.engine.speculation.tree import DraftTree
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from eyas.common.types import Choice, FirstToken
-from eyas.engine.messages import Attach, Cancel, OpenPull, PullReady
-from eyas.engine.pages import PagePool
-from eyas.engine.prefix_cache import PrefixCache
-from eyas.engine.sequence import Work
+from eyas.engine.batch.sequence import Work
+from eyas.engine.ipc.messages import Attach, Cancel, OpenPull, PullReady
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.prefix_cache import PrefixCache
 
 
 def _apply(rig: Rig, works: list[Work], token: int = 1) -> None:

@@ -10,10 +10,10 @@ import pytest
 from engine_rig import Rig, handle, request
 
 from eyas.common.types import Choice, FirstToken, GenerationRequest
-from eyas.engine.fairness import Shares
-from eyas.engine.messages import Attach, OpenPull, Prefill
-from eyas.engine.scheduler import Scheduler
-from eyas.engine.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.ipc.messages import Attach, OpenPull, Prefill
+from eyas.engine.scheduling.fairness import Shares
+from eyas.engine.scheduling.scheduler import Scheduler
 
 ROWS = 6
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from eyas.engine import staging
-from eyas.engine.staging import Staging, rows_of_a_piece
+from eyas.engine.checkpoint import staging
+from eyas.engine.checkpoint.staging import Staging, rows_of_a_piece
 
 PIECE = 1024  # bytes
 

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from eyas.common.config import EngineConfig, resolve_engine
-from eyas.engine import startup
-from eyas.engine.startup import Phases, Start
+from eyas.engine.loading import startup
+from eyas.engine.loading.startup import Phases, Start
 
 
 class Clock:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import Finish
-from eyas.engine.stopping import banned_ids, finish
+from eyas.engine.batch.stopping import banned_ids, finish
 
 EOS = (2, 3)
 

@@ -22,13 +22,14 @@ from eyas.common.errors import ConfigError, EngineError
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.attention.base import Span
-from eyas.engine.device import calls, follower, lead
+from eyas.engine.batch.prompt_scores import Asked
+from eyas.engine.device import calls, lead
 from eyas.engine.device.lead import Lead
 from eyas.engine.device.step import StepInput, StepShape
-from eyas.engine.loaded import Loaded
+from eyas.engine.loading import follower
+from eyas.engine.loading.spec import Loaded
 from eyas.engine.parallel.group import Group
 from eyas.engine.parallel.ranks import Call, Channel, Seat, follow
-from eyas.engine.prompt_scores import Asked
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
-from eyas.engine.weights import DummyWeights, FolderWeights, Placement, Weights
+from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
 from tests.unit.tiny import write_tiny_llama
 
 

@@ -18,7 +18,7 @@ import torch
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.base import Span
 from eyas.engine.attention.page_lists import page_lists
-from eyas.engine.kv_pool import PoolShape
+from eyas.engine.kv.pool import PoolShape
 
 HEAD_DIMS = (64, 128, 256)
 PLANS_IN_FLIGHT = 2  # the running step's and the next one's

@@ -13,12 +13,12 @@ from functools import partial
 import torch
 
 from eyas.engine.attention.prompts import PromptAttention
-from eyas.engine.device.rows import Rounds, Rows
+from eyas.engine.batch.rows import Rounds, Rows
 from eyas.engine.kernels.attend import Launch, Queries, attend
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import attend_chunks
 from eyas.engine.kernels.skinny import MAX_ROWS, room
-from eyas.engine.kv_pool import PoolShape
+from eyas.engine.kv.pool import PoolShape
 
 
 @dataclass(frozen=True)

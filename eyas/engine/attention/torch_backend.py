@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from eyas.engine.attention.base import AttentionBackend, Plan, Span
-from eyas.engine.kv_pool import PoolShape
+from eyas.engine.kv.pool import PoolShape
 from eyas.engine.layers.linear import padded_rows
 
 BLOCK = 64

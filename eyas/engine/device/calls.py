@@ -11,9 +11,9 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from eyas.engine.attention.base import Span
+from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.device.step import StepInput, StepShape
 from eyas.engine.parallel.ranks import Call
-from eyas.engine.prompt_scores import Asked
 
 BEGIN = "begin"
 SCORE = "score"

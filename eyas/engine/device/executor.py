@@ -16,10 +16,10 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from eyas.engine.batch.prompt_scores import Asked
+from eyas.engine.batch.tables import Tables
 from eyas.engine.device.program import Machine, Program
 from eyas.engine.device.step import StepInput, StepShape
-from eyas.engine.device.tables import Tables
-from eyas.engine.prompt_scores import Asked
 from eyas.engine.sampling.scores import Scores, score_slices
 
 IN_FLIGHT = 3  # steps whose host buffers may be in use at once: one running, one launched, one being written

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from eyas.common.types import TokenLogprob
+from eyas.engine.batch.prompt_scores import Asked
+from eyas.engine.batch.sequence import Generation, Sequence, Work
 from eyas.engine.device.executor import Event
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.rounds import FACTS
-from eyas.engine.prompt_scores import Asked
 from eyas.engine.sampling.scores import Scores
-from eyas.engine.sequence import Generation, Sequence, Work
-from eyas.engine.verify import NO_DRAFTS, Drafts
+from eyas.engine.speculation.verify import NO_DRAFTS, Drafts
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from eyas.common.types import TokenLogprob
+from eyas.engine.batch.sequence import Sequence
+from eyas.engine.batch.stopping import banned_ids
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.flight import Sampling
 from eyas.engine.device.step import StepShape
 from eyas.engine.sampling.row import Row
 from eyas.engine.sampling.sampler import Sampled, sample
-from eyas.engine.sequence import Sequence
 from eyas.engine.speculation.tree import DraftTree
-from eyas.engine.stopping import banned_ids
-from eyas.engine.verify import walk
+from eyas.engine.speculation.verify import walk
 
 
 @dataclass

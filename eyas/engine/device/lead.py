@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from eyas.common.errors import EngineError
+from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.device import calls
 from eyas.engine.device.executor import Event, Executor
 from eyas.engine.device.program import Machine
 from eyas.engine.device.step import StepInput
-from eyas.engine.loaded import Loaded
+from eyas.engine.loading.spec import Loaded
 from eyas.engine.parallel.group import Group
 from eyas.engine.parallel.ranks import Call, Channel, Followers, Seat
-from eyas.engine.prompt_scores import Asked
 from eyas.engine.sampling.scores import Scores
 
 START_S = 120.0  # a follower's process may take so long to be there

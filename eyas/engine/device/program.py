@@ -1,7 +1,8 @@
 """The launches of one step's shape, in order: rows, forward, tokens, verdict, drafts.
 
 Launching is all it does: no value of the device is read here, so the same calls run eagerly and into a graph.
-The plain twin is `eyas.engine.runner` with `eyas.engine.rounds` and `eyas.engine.speculation.draft_runner`.
+The plain twin is `eyas.engine.loop.runner` with `eyas.engine.loop.rounds` and
+`eyas.engine.speculation.draft_runner`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.attention.prompts import PromptAttention
-from eyas.engine.device.rows import Rounds, Rows
+from eyas.engine.batch.rows import Rounds, Rows
+from eyas.engine.batch.tables import Tables
 from eyas.engine.device.step import StepShape
-from eyas.engine.device.tables import Tables
 from eyas.engine.kernels import paths, sample
 from eyas.engine.kernels import rounds as round_kernels
-from eyas.engine.kv_pool import KvPool
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.fused import FusedLlama
 from eyas.engine.sampling.scores import SLICE
 from eyas.engine.speculation.device import CertainChunk, DeviceDrafter

@@ -10,14 +10,14 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from eyas.engine.attention.base import Span
+from eyas.engine.batch.prompt_scores import Asked
+from eyas.engine.batch.sequence import Generation, Sequence, Work
+from eyas.engine.batch.tables import Pokes
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.flight import Flight, Scored
 from eyas.engine.device.hostsample import HostSampler
 from eyas.engine.device.step import Layout, StepInput, pack, tiles_for
-from eyas.engine.device.tables import Pokes
-from eyas.engine.prompt_scores import Asked
-from eyas.engine.sequence import Generation, Sequence, Work
 
 
 @dataclass

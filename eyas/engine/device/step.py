@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from eyas.engine.attention.base import Span
-from eyas.engine.sequence import Sequence, Work
+from eyas.engine.batch.sequence import Sequence, Work
 from kv_transfer.layout import pages_for
 
 

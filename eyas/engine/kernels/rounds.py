@@ -3,7 +3,7 @@
 Everything is read from and written to the tables by slot, so a round starts where the last one ended and the
 host need not know where that was. The padding slot's rows write no KV and its tables stay as they are (it is
 never speculative). How tokens are chosen and what a forward does is not known here. The specifications are
-`eyas.engine.verify` (the verdict) and `eyas.engine.speculation.draft_runner` (the proposal).
+`eyas.engine.speculation.verify` (the verdict) and `eyas.engine.speculation.draft_runner` (the proposal).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eyas.engine.device.tables import Tables
+from eyas.engine.batch.tables import Tables
 
 # Tables lie at any word and have any size: one compiled kernel serves them all.
 PLAIN = ("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative", "seed")

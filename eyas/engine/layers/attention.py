@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.attention.base import AttentionBackend, Plan
-from eyas.engine.kv_pool import KvPool
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.layers.rotary import Angles, Rotary
-from eyas.engine.model_config import ModelConfig
-from eyas.engine.weights import Weights
 
 
 @dataclass(frozen=True)

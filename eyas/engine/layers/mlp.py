@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.layers.linear import Linear, in_blocks
-from eyas.engine.weights import Weights
 
 
 class SwiGlu:

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from eyas.engine.model_config import Rope
+from eyas.engine.checkpoint.config import Rope
 
 _BEYOND = 256  # drafts are computed, though never kept, past the end of the context
 

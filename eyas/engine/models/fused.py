@@ -15,15 +15,15 @@ from typing import Protocol
 
 import torch
 
-from eyas.engine.device.rows import Rows
+from eyas.engine.batch.rows import Rows
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels import skinny
-from eyas.engine.kv_pool import KvPool
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.rotary import tables as rotary_tables
-from eyas.engine.model_config import ModelConfig
 from eyas.engine.parallel.group import Group
 from eyas.engine.parallel.shards import config_of_rank
-from eyas.engine.weights import Weights
 
 
 class RowAttention(Protocol):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from eyas.engine.device.rows import Rows
+from eyas.engine.batch.rows import Rows
+from eyas.engine.checkpoint.config import DraftConfig
+from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.join import join
-from eyas.engine.kv_pool import KvPool
-from eyas.engine.model_config import DraftConfig
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.eagle3 import token_map
 from eyas.engine.models.fused import Fabric, Forward, FusedLayer, FusedLlama, head_product
-from eyas.engine.weights import Weights
 
 
 class FusedEagle3:

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from eyas.engine.attention.base import AttentionBackend
-from eyas.engine.forward import ForwardBatch
-from eyas.engine.kv_pool import KvPool
+from eyas.engine.attention.forward import ForwardBatch
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.attention import Attention, Step
 from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.mlp import SwiGlu
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.layers.rotary import Rotary
-from eyas.engine.model_config import ModelConfig
-from eyas.engine.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.types import KvHandle
-from eyas.engine.sequence import Sequence
+from eyas.engine.batch.sequence import Sequence
 from eyas.engine.speculation.draft_runner import DraftRunner, Extension, Wish
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from eyas.common.config import SpeculationConfig
-from eyas.engine.device.rows import Rounds, Rows
-from eyas.engine.device.tables import Tables
+from eyas.engine.batch.rows import Rounds, Rows
+from eyas.engine.batch.tables import Tables
 from eyas.engine.kernels import paths, sample, trees
 from eyas.engine.kernels import rounds as round_kernels
-from eyas.engine.kv_pool import KvPool
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.fused_eagle3 import FusedEagle3
 
 

@@ -15,8 +15,8 @@ import torch
 from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.attention.base import AttentionBackend, Span
-from eyas.engine.forward import build_batch
-from eyas.engine.kv_pool import KvPool
+from eyas.engine.attention.forward import build_batch
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.eagle3 import Eagle3Head
 from eyas.engine.sampling.sampler import Row, draft_probabilities, perturbed
 from eyas.engine.speculation.tree import DraftTree, TreeExpansion

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.common.types import KvHandle
-from eyas.engine.sequence import Sequence
+from eyas.engine.batch.sequence import Sequence
 from eyas.engine.speculation.tree import DraftTree
 
 

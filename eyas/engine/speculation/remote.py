@@ -15,8 +15,16 @@ import numpy as np
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.types import KvHandle
-from eyas.engine.messages import DraftClose, DraftClosed, DraftCommit, DraftDown, DraftOpen, DraftUp, Proposal
-from eyas.engine.sequence import Sequence
+from eyas.engine.batch.sequence import Sequence
+from eyas.engine.ipc.messages import (
+    DraftClose,
+    DraftClosed,
+    DraftCommit,
+    DraftDown,
+    DraftOpen,
+    DraftUp,
+    Proposal,
+)
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 from eyas.engine.speculation.tree import DraftTree
 

@@ -1,0 +1,158 @@
+"""The engine's nouns: a generation (one accepted request) and its sequences (one a choice).
+
+A sequence's whole state derives from its ids: prompt, output, and how many of those rows have KV. So a
+preempted or migrated sequence is indistinguishable from one that was never disturbed. No torch here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from eyas.common.types import GenerationRequest, KvHandle, PromptLogprobs, Timings
+from eyas.engine.batch.prompt_scores import Asked, PromptScores
+from eyas.engine.batch.window import FeatureWindow
+from eyas.engine.speculation.tree import DraftTree
+
+
+class Kind(enum.Enum):
+    LOCAL = "local"  # computed and decoded here
+    ATTACH = "attach"  # KV comes from a prefill worker
+    PREFILL = "prefill"  # computed here, decoded elsewhere
+
+
+@dataclass(eq=False)
+class Generation:
+    """One accepted request. Times are monotonic seconds."""
+
+    request: GenerationRequest
+    attempt: int
+    kind: Kind
+    arrived: float
+    deadline: float
+    sequences: list[Sequence] = field(default_factory=list)
+    attached: int = -1  # ATTACH: the newest attempt whose `Attach` came
+    began: float = 0.0  # first chunk ran, or pull began
+    cached_tokens: int = 0
+    transfer_ms: float = 0.0
+    transfer_bytes: int = 0
+    transfer_path: str = ""
+    timings_told: bool = False
+    offer_draft: bool = False  # PREFILL: offer draft KV as well
+    draft_handle: KvHandle | None = None  # ATTACH: where a drafter finds its KV
+    draft_claimed: bool = False  # a drafter was given that handle, and answers for it
+    scores: PromptScores | None = None  # what is asked of the prompt, until it is told
+    share: tuple[str, str] = field(init=False)  # whose sequences count together: (caller, call)
+
+    def __post_init__(self) -> None:
+        self.share = self.request.caller, self.request.call or self.request.id
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    def scored(self, asked: Asked, found: PromptLogprobs) -> None:
+        """Adds rows. After all was told they change nothing: their sequence lost its place and ran again."""
+        if self.scores is not None:
+            self.scores.add(asked, found)
+
+    def prompt_once(self) -> PromptLogprobs | None:
+        """What was asked of the prompt; None when nothing was, or when already told."""
+        scores, self.scores = self.scores, None
+        return None if scores is None else scores.found
+
+    @property
+    def has_begun(self) -> bool:
+        """Work was spent on it here, or its client has a token from elsewhere."""
+        return self.began > 0.0 or self.request.begun
+
+    def timings_once(self, now: float) -> Timings | None:
+        """Where the time went up to the first token; None when already told."""
+        if self.timings_told:
+            return None
+        self.timings_told = True
+        began = self.began or now
+        return Timings(
+            queue_ms=1e3 * (began - self.arrived),
+            prefill_ms=0.0 if self.kind is Kind.ATTACH else 1e3 * (now - began),
+            transfer_ms=self.transfer_ms,
+            transfer_bytes=self.transfer_bytes,
+            transfer_path=self.transfer_path,
+            cached_tokens=self.cached_tokens,
+        )
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One choice being generated: `kv_len` rows of its tokens have KV, all but the last one when decoding."""
+
+    uid: int
+    generation: Generation
+    choice: int
+    prompt: tuple[int, ...]
+    output: list[int]
+    forks: tuple[int, ...] = ()  # fresh choices that start from this one's prompt
+    kept: int = 0  # slots for them, as far as they still wait for theirs
+    pages: list[int] = field(default_factory=list)
+    kv_len: int = 0
+    draft_len: int = 0  # rows that have draft KV in this pool
+    tree: DraftTree | None = None  # what the next step may verify
+    drafting: bool = False  # a drafter follows this sequence
+    window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must be opened anew
+    slot: int = -1  # its place in the running batch; -1: none
+    seat: int = -1  # which stay in that place this is: no two stays have the same number
+    in_flight: int = 0  # steps launched that will give tokens not yet in `output`
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def missing(self) -> int:
+        """Rows to compute before the next token can be sampled; 1 when decoding.
+
+        0 while a step that will give its next token is in flight.
+        """
+        return len(self) - self.kv_len
+
+    @property
+    def keeps(self) -> int:
+        """Slots that are kept for its forks while it runs."""
+        return min(self.kept, len(self.forks))
+
+    @property
+    def needs_host(self) -> bool:
+        """Must its next token be sampled where its whole history is known?"""
+        params = self.generation.request.params
+        return bool(self.forks) or params.reads_history or len(self.output) < params.min_tokens
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Ids at positions start .. stop - 1."""
+        n = len(self.prompt)
+        return [*self.prompt[start:stop], *self.output[max(start - n, 0) : max(stop - n, 0)]]
+
+    def all_tokens(self) -> SequenceOf[int]:
+        return self.tokens(0, len(self))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step does for one sequence: queries for rows start .. start + len(tokens) - 1.
+
+    A prompt chunk has no tree; `sample` says that its last row gives a token. A round (a plain or a verify
+    row) has the sequence's last token followed by the nodes of `tree`, and samples at every node; where the
+    device keeps the drafts, `tokens` holds the root alone, and while a step is in flight not even that is
+    right.
+    """
+
+    seq: Sequence
+    start: int
+    tokens: list[int]
+    tree: DraftTree | None
+    sample: bool
+    round: bool = False
+
+    def asked(self, first: int = 0) -> Asked | None:
+        """Which of its rows are to be scored, if they stand in the forward from place `first` on."""
+        scores = self.seq.generation.scores
+        return None if scores is None else scores.asked(self.start, range(first, first + len(self.tokens)))

@@ -1,0 +1,131 @@
+"""The engine as its front sees it: commands go down, every event goes to its one owner.
+
+Each stream or call that the front serves takes a number, and all that the engine says of it carries that
+number back. A request's id inside the engine is `number:id`, so that two gateways may use the same id and
+a stream that ends cancels its own requests only. Knows no transport and no wire.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eyas.common.errors import EyasError, Unavailable
+from eyas.common.types import Entry
+from eyas.engine.ipc.messages import (
+    Admitted,
+    Command,
+    DraftDown,
+    Event,
+    Failed,
+    Failure,
+    Lost,
+    PrefillDone,
+    PrefillStarted,
+    Ready,
+    Rejected,
+    Released,
+    Step,
+    Stopped,
+    WatchUpdate,
+)
+
+Sink = Callable[[Any], None]  # takes an event; never blocks, never raises
+
+
+def engine_id(number: int, request_id: str) -> str:
+    return f"{number}:{request_id}"
+
+
+def wire_id(engine_id: str) -> str:
+    return engine_id.partition(":")[2]
+
+
+class EngineClient:
+    """Sends commands through `send` and dispatches events; one thread (the front's loop) calls it.
+
+    `ready` is the engine's description once it is loaded. `open` refuses streams until `accept` and after
+    `fail`.
+    """
+
+    def __init__(self, send: Callable[[Sequence[Command]], None]) -> None:
+        self._deliver = send
+        self._numbers = itertools.count(1)
+        self._owners: dict[int, Sink] = {}
+        self._handlers: dict[type, Sink] = {}
+        self._refusal: EyasError | None = Unavailable("the worker is still loading")
+        self.ready: Ready | None = None
+
+    def send(self, *commands: Command) -> None:
+        self._deliver(commands)
+
+    def check(self) -> None:
+        """Raises Unavailable while the engine cannot serve."""
+        if self._refusal is not None:
+            raise self._refusal
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that a request may have. Raises Unavailable while the engine cannot serve."""
+        self.check()
+        assert self.ready is not None
+        return self.ready.context_length
+
+    def open(self, owner: Sink) -> int:
+        """A new number, whose events go to `owner`. Raises Unavailable while the engine cannot serve."""
+        self.check()
+        number = next(self._numbers)
+        self._owners[number] = owner
+        return number
+
+    def close(self, number: int) -> None:
+        self._owners.pop(number, None)
+
+    def on(self, kind: type, handler: Sink) -> None:
+        """Events of `kind` that belong to no stream go to `handler`."""
+        self._handlers[kind] = handler
+
+    def accept(self) -> None:
+        self._refusal = None
+
+    def fail(self, error: EyasError) -> None:
+        """Tells every owner that the engine is gone, and refuses new ones with `error`."""
+        self._refusal = error
+        for owner in list(self._owners.values()):
+            owner(Stopped(Failure(error.code, error.message)))
+
+    def dispatch(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case Step():
+                    self._handle(event)
+                    self._split(event)
+                case Admitted() | Rejected() | Lost() | Failed() | PrefillStarted() | PrefillDone():
+                    self._give(int(event.id.partition(":")[0]), event)
+                case WatchUpdate():
+                    self._give(event.watch, event)
+                case Released():
+                    self._give(event.call, event)
+                case DraftDown():
+                    self._give(event.peer, event)
+                case _:
+                    self._handle(event)
+
+    def _split(self, step: Step) -> None:
+        """One `Step` for each stream that has entries in it."""
+        entries: dict[str, list[Entry]] = {}
+        for entry in step.entries:
+            entries.setdefault(entry.id.partition(":")[0], []).append(entry)
+        for number, own in entries.items():
+            self._give(int(number), step if len(entries) == 1 else Step(tuple(own)))
+
+    def _give(self, number: int, event: Event) -> None:
+        owner = self._owners.get(number)
+        if owner is not None:  # else its stream has ended meanwhile
+            owner(event)
+
+    def _handle(self, event: Event) -> None:
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)

@@ -1,0 +1,16 @@
+"""The engine's end of its link to the front, as the engine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from eyas.engine.ipc.messages import Command, Event
+
+
+class EngineLink(Protocol):
+    def recv(self, timeout_s: float) -> list[Command]:
+        """All commands that have arrived; waits up to `timeout_s` for the first. Empty on timeout."""
+        ...
+
+    def send(self, events: Sequence[Event]) -> None: ...

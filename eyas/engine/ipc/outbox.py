@@ -1,0 +1,64 @@
+"""What the engine will tell its front after this step: collected here, sent as one message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as SequenceOf
+
+from eyas.common.errors import EyasError
+from eyas.common.types import Entry, Finish, TokenLogprob
+from eyas.engine.batch.sequence import Generation, Sequence
+from eyas.engine.ipc.messages import Event, Failed, Failure, Rejected, Step
+from eyas.engine.speculation.verify import NO_DRAFTS, Drafts
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._entries: list[Entry] = []
+        self.nodes_verified = 0  # drafts of all entries, ever
+
+    def add(self, *events: Event) -> None:
+        self._events += events
+
+    def entry(
+        self,
+        seq: Sequence,
+        tokens: SequenceOf[int],
+        logprobs: SequenceOf[TokenLogprob | None],
+        finish: Finish | None,
+        *,
+        drafts: Drafts = NO_DRAFTS,
+    ) -> None:
+        """Tokens that now follow `seq.output`, and what became of their drafts.
+
+        `logprobs`: of those tokens, and of others after them that were not kept.
+        """
+        generation = seq.generation
+        entry = Entry(
+            id=generation.id,
+            attempt=generation.attempt,
+            choice=seq.choice,
+            index=len(seq.output),
+            tokens=tuple(tokens),
+            logprobs=tuple(lp for _, lp in zip(tokens, logprobs, strict=False) if lp is not None),
+            finish=finish,
+            accepted=drafts.accepted,
+            offered=drafts.offered,
+            timings=generation.timings_once(time.monotonic()),
+            prompt=generation.prompt_once(),
+        )
+        self._entries.append(entry)
+        self.nodes_verified += drafts.nodes
+
+    def rejected(self, generation_id: str, attempt: int, error: EyasError) -> None:
+        self.add(Rejected(generation_id, attempt, Failure(error.code, error.message, error.param)))
+
+    def failed(self, generation: Generation, error: EyasError) -> None:
+        self.add(Failed(generation.id, generation.attempt, Failure(error.code, error.message)))
+
+    def take(self) -> list[Event]:
+        """Everything so far, in order; the step's tokens last."""
+        events, entries = self._events, self._entries
+        self._events, self._entries = [], []
+        return [*events, Step(tuple(entries))] if entries else events

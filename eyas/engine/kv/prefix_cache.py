@@ -1,0 +1,104 @@
+"""The prefix cache: a tree whose edges are whole pages of tokens, evicted in the order they fell idle.
+
+Where draft KV lives in the same pages, draft row i is made of feature i *and token i + 1*; so a page's key
+is then its own tokens and the token after them (`lookahead` 1). The pool keeps each page of the tree for
+the cache; sequences that match own them meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from eyas.engine.kv.pages import PagePool
+
+
+class _Node:
+    __slots__ = ("children", "key", "page", "parent")
+
+    def __init__(self, parent: _Node | None, key: tuple[int, ...], page: int) -> None:
+        self.parent = parent
+        self.key = key
+        self.page = page
+        self.children: dict[tuple[int, ...], _Node] = {}
+
+
+class PrefixCache:
+    """Finds, keeps and evicts pages by the tokens that made them."""
+
+    def __init__(self, pool: PagePool, page_size: int, *, lookahead: int) -> None:
+        self._pool = pool
+        self._page_size = page_size
+        self.lookahead = lookahead
+        self._root = _Node(None, (), -1)
+        self._nodes: dict[int, _Node] = {}  # by page
+        # Every idle leaf, and others; the next to go is first.
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        pool.on_idle = self._fell_idle
+
+    @property
+    def held(self) -> int:
+        """Pages that the cache keeps."""
+        return len(self._nodes)
+
+    def match(self, tokens: Sequence[int]) -> list[int]:
+        """Pages of the longest cached prefix, shared for the caller. At least the last token is left out."""
+        pages: list[int] = []
+        node = self._root
+        for key in self._keys(tokens, len(tokens) - 1):
+            child = node.children.get(key)
+            if child is None:
+                break
+            pages.append(child.page)
+            node = child
+        self._pool.share(pages)
+        return pages
+
+    def insert(self, tokens: Sequence[int], pages: Sequence[int], rows: int) -> None:
+        """Keep the pages whose rows are all below `rows`; a prefix that is already here keeps its pages."""
+        node = self._root
+        for page, key in zip(pages, self._keys(tokens, rows), strict=False):
+            child = node.children.get(key)
+            if child is None:
+                child = _Node(node, key, page)
+                node.children[key] = self._nodes[page] = child
+                self._pool.keep(page)
+            elif child.page in self._idle:
+                self._idle.move_to_end(child.page)  # wanted again, by one who had computed it too
+            node = child
+
+    def evict(self, count: int) -> int:
+        """Free up to `count` idle pages, those idle for longest first; returns how many were freed.
+
+        A page that is passed over, because it is used again or has pages below it, comes back when that
+        changes: so the work is in proportion to the pages freed and used, whatever the cache holds.
+        """
+        freed = 0
+        while freed < count and self._idle:
+            page, _ = self._idle.popitem(last=False)
+            node = self._nodes[page]
+            if node.children or self._pool.owners(page):
+                continue
+            self._remove(node)
+            freed += 1
+        return freed
+
+    def _remove(self, leaf: _Node) -> None:
+        parent = leaf.parent
+        assert parent is not None  # the root is never idle
+        del parent.children[leaf.key], self._nodes[leaf.page]
+        self._pool.forget(leaf.page)
+        bare = parent is not self._root and not parent.children and not self._pool.owners(parent.page)
+        if bare and parent.page not in self._idle:
+            self._idle[parent.page] = None
+            self._idle.move_to_end(parent.page, last=False)
+
+    def _fell_idle(self, page: int) -> None:
+        self._idle[page] = None
+        self._idle.move_to_end(page)
+
+    def _keys(self, tokens: Sequence[int], rows: int) -> list[tuple[int, ...]]:
+        """Keys of the whole pages below row `rows` whose look-ahead token is known."""
+        size = self._page_size
+        count = min(rows, len(tokens) - self.lookahead) // size
+        return [tuple(tokens[i * size : (i + 1) * size + self.lookahead]) for i in range(max(count, 0))]

@@ -1,0 +1,1 @@
+"""Start-up: an engine is specified, measured, loaded, put together and warmed here."""

@@ -1,0 +1,269 @@
+"""Builds an engine from its configuration: loads, allocates, warms up, and says what it serves.
+
+The composition root of an engine process. Which engine depends on the roles: draft alone is a
+`DraftEngine`; everything else runs the target model, and drafts by itself (with the draft role, or where
+prompts are computed for others), through draft workers, or not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import secrets
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from eyas.common.config import EngineConfig
+from eyas.common.errors import ConfigError
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest, Group, Role
+from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.device.lead import Lead
+from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.ipc.link import EngineLink
+from eyas.engine.ipc.messages import Ready
+from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.kv.leases import Leases, OfferedPool
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.pool import KvPool, sweep_stale
+from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.kv.pulls import Pulls
+from eyas.engine.loading import follower
+from eyas.engine.loading.device_build import build_device, rounds_ahead
+from eyas.engine.loading.spec import Loaded
+from eyas.engine.loading.startup import Start
+from eyas.engine.loop.engine import Engine, Parts
+from eyas.engine.loop.runner import Runner
+from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
+from eyas.engine.models.llama import Ends
+from eyas.engine.models.registry import model_class
+from eyas.engine.scheduling.scheduler import Limits, Scheduler
+from eyas.engine.speculation.colocated import ColocatedDrafter
+from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
+from eyas.engine.speculation.draft_runner import DraftRunner
+from eyas.engine.speculation.drafter import Drafter
+from eyas.engine.speculation.remote import RemoteDrafter
+from kv_transfer.backends.base import Backend, page_view
+from kv_transfer.backends.local import LocalBackend
+from kv_transfer.backends.shm import ShmBackend
+from kv_transfer.copier import Copier
+from kv_transfer.layout import pages_for
+from kv_transfer.owner import Owner
+
+YIELD_TOKENS_PER_S = 500.0
+"""So many tokens of a GPU's prompt are worth a second of waiting for shorter ones."""
+
+PLAIN_PAGES = 2048
+"""Of the torch backend, where nobody says how many: it is a specification, whatever the device."""
+
+_log = logging.getLogger("eyas.engine")
+
+
+def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = None) -> Engine | DraftEngine:
+    """Load and warm an engine for `config.roles`. Raises ConfigError in one sentence if that cannot work."""
+    start = start or Start()
+    sweep_stale(Path(config.pool_dir))
+    _check_device(config)
+    if config.num_pages is None and config.attention_backend == "torch":
+        config = dataclasses.replace(config, num_pages=PLAIN_PAGES)
+    loaded = Loaded.of(config, epoch=secrets.randbits(63))
+    if set(config.roles) == {Role.DRAFT}:
+        return DraftEngine(_draft_parts(loaded), link)
+    if config.attention_backend == "torch":
+        return Engine(_parts(loaded, _plain_core(loaded)), link)
+    loaded, core = _device_core(loaded, start)
+    parts = _parts(loaded, core)
+    _log.info(start.phases.summary())
+    return Engine(parts, link)
+
+
+def _check_device(config: EngineConfig) -> None:
+    if config.device == "cpu":
+        return
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device {config.device!r} is not available: PyTorch sees no GPU here")
+    first, ranks = torch.device(config.device).index or 0, config.tensor_parallel_size
+    if (there := torch.cuda.device_count()) < first + ranks:
+        message = f"--tensor-parallel-size: {ranks} GPUs from number {first} on, of {there}"
+        raise ConfigError(message, param="tensor-parallel-size")
+    if set(config.roles) != set(Role):
+        raise ConfigError("a GPU worker takes all roles in this version: KV pages of a GPU cannot travel yet")
+
+
+@dataclass(frozen=True)
+class _Core:
+    """What runs steps, and what it needs of the scheduler. Pools: target first."""
+
+    runner: Runner | DeviceRunner
+    pools: tuple[KvPool, ...]
+    drafter: Drafter | None
+    limits: Limits
+    slowest_step_s: float
+
+
+def _plain_core(loaded: Loaded) -> _Core:
+    config, target = loaded.config, loaded.target
+    backend = loaded.backend(Group.TARGET)
+    with loaded.weights(Group.TARGET) as weights:
+        model = model_class(target.architecture)(target, weights, backend)
+    pool = loaded.pool(Group.TARGET)
+    drafts_here = loaded.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(config.roles))
+    draft_runner = _draft_runner(loaded, model.ends) if drafts_here else None
+    runner = Runner(model, pool, backend, _capture(loaded) if loaded.head else None)
+    drafter = _drafter(config, draft_runner, target.vocab_size)
+    round_rows = loaded.round_rows if drafter else 1
+    return _Core(
+        runner=runner,
+        pools=(pool,) if draft_runner is None else (pool, draft_runner.pool),
+        drafter=drafter,
+        limits=Limits(config.page_size, config.max_running, config.chunk_tokens, round_rows),
+        slowest_step_s=_warm_up(runner, config),
+    )
+
+
+def _device_core(loaded: Loaded, start: Start) -> tuple[Loaded, _Core]:
+    """The fast path of a GPU; `loaded` with as many pages as fit."""
+    lead = None
+    if loaded.config.tensor_parallel_size > 1:
+        with start.phases("ranks"):
+            lead = Lead(follower.main, loaded)
+        loaded = loaded.of_rank(0)
+    loaded, device = build_device(loaded, start, lead)
+    config = loaded.config
+    limits = Limits(
+        config.page_size,
+        config.max_running,
+        config.chunk_tokens,
+        loaded.round_rows,
+        rounds_ahead=rounds_ahead(loaded),
+        beside=device.runner.prompt_rows,
+        yield_tokens_per_s=YIELD_TOKENS_PER_S,
+    )
+    return loaded, _Core(device.runner, device.pools, None, limits, device.slowest_step_s)
+
+
+def _parts(loaded: Loaded, core: _Core) -> Parts:
+    """The engine around its core: scheduler, cache, leases, pulls."""
+    config, pools, pool = loaded.config, core.pools, core.pools[0]
+    _check_room(pool.shape.pages, core.limits, loaded.target.context_length)
+    pages = PagePool(pool.shape.pages)
+    cache = PrefixCache(pages, config.page_size, lookahead=len(pools) - 1)
+    outbox = Outbox()
+    groups = [Group.TARGET, Group.DRAFT][: len(pools)]
+    copier = Copier(_mover(loaded, Group.TARGET, pool), pool.shape.pages)
+    offered = {g: OfferedPool(str(p.path), loaded.meaning(g)) for g, p in zip(groups, pools, strict=True)}
+    owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id=partial(secrets.randbits, 63))
+    return Parts(
+        config=config,
+        model=loaded.target,
+        runner=core.runner,
+        pools=pools,
+        scheduler=Scheduler(pages, cache, core.limits),
+        drafter=core.drafter,
+        leases=Leases(owner, pages, config.page_size, offered, outbox),
+        pulls=Pulls(copier, config.page_size, outbox),
+        copier=copier,
+        outbox=outbox,
+        ready=_ready(loaded, dict(zip(groups, pools, strict=True)), core.slowest_step_s),
+    )
+
+
+def _check_room(pages: int, limits: Limits, context_length: int) -> None:
+    """Warns of a pool that a request of full length does not fit into; refuses one for hardly any request."""
+    longest, size = limits.most_rows(pages), limits.page_size
+    if longest < size:
+        least = pages_for(size + limits.rows_ahead, size)
+        message = f"--num-pages: {pages} cannot hold one page of a request; it takes {least}"
+        raise ConfigError(message, param="num-pages")
+    if longest < context_length:
+        text = "%d KV pages (--num-pages) hold a request of %d tokens, prompt and answer; the context has %d"
+        _log.warning(text, pages, longest, context_length)
+
+
+def _draft_parts(loaded: Loaded) -> DraftParts:
+    config = loaded.config
+    if loaded.head is None:
+        raise ConfigError("a draft worker needs a draft head (--draft DIR)")
+    with loaded.weights(Group.TARGET) as weights:
+        ends = Ends.load(loaded.target, weights)
+    runner = _draft_runner(loaded, ends)
+    copier = Copier(_mover(loaded, Group.DRAFT, runner.pool), config.num_pages)
+    outbox = Outbox()
+    return DraftParts(
+        config=config,
+        runner=runner,
+        pool=PagePool(config.num_pages),
+        pulls=Pulls(copier, config.page_size, outbox),
+        copier=copier,
+        outbox=outbox,
+        ready=_ready(loaded, {Group.DRAFT: runner.pool}, slowest=0.0),
+    )
+
+
+def _draft_runner(loaded: Loaded, ends: Ends) -> DraftRunner:
+    assert loaded.head is not None
+    backend = loaded.backend(Group.DRAFT)
+    with loaded.weights(Group.DRAFT) as weights:
+        head = Eagle3Head(loaded.head, weights, ends, backend)
+    return DraftRunner(head, loaded.pool(Group.DRAFT), backend)
+
+
+def _capture(loaded: Loaded) -> Eagle3Capture:
+    assert loaded.head is not None
+    with loaded.weights(Group.DRAFT) as weights:
+        return Eagle3Capture(loaded.head, weights)
+
+
+def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size: int) -> Drafter | None:
+    if draft_runner is not None:
+        return ColocatedDrafter(draft_runner, config.speculation)
+    if config.draft is not None:  # draft workers may come at any time
+        return RemoteDrafter(config.speculation, vocab_size)
+    return None
+
+
+def _mover(loaded: Loaded, group: Group, pool: KvPool) -> Backend:
+    """What brings other workers' pages into `pool`: nothing can, into a GPU's."""
+    if loaded.config.device != "cpu":
+        return LocalBackend(np.empty((0, 0), np.uint8), {})
+    memory = memoryview(pool.tensor.view(-1).numpy()).cast("B")
+    return ShmBackend(page_view(memory, loaded.geometry(group)), loaded.config.pool_dir)
+
+
+def _ready(loaded: Loaded, pools: dict[Group, KvPool], slowest: float) -> Ready:
+    config, target, head = loaded.config, loaded.target, loaded.head
+    return Ready(
+        epoch=loaded.epoch,
+        model=Path(config.model).name,
+        fingerprint=target.fingerprint,
+        draft_fingerprint=head.fingerprint if head else "",
+        context_length=loaded.target.context_length,
+        vocab_size=target.vocab_size,
+        pages_total=config.num_pages,
+        meanings={group.value: loaded.meaning(group) for group in pools},
+        pools={group.value: str(pool.path) for group, pool in pools.items()},
+        geometry=json.dumps({group.value: json.loads(loaded.geometry(group).to_json()) for group in pools}),
+        slowest_step_s=slowest,
+        draft_width=head.decoder.hidden_size if head else 0,
+        synthetic=bool(loaded.synthetic_rates),
+    )
+
+
+def _warm_up(runner: Runner, config: EngineConfig) -> float:
+    """Run the largest prompt chunk and one decode row; seconds of the slower one. Pages are not owned yet."""
+    rows = min(config.chunk_tokens, config.num_pages * config.page_size, runner.model.config.context_length)
+    request = GenerationRequest("warm-up", (0,) * rows, SamplingParams())
+    seq = Sequence(0, Generation(request, 0, Kind.LOCAL, 0.0, 0.0), 0, request.prompt_ids, [])
+    seq.pages = list(range(-(-rows // config.page_size)))
+    slowest = 0.0
+    for tokens in (1, rows):
+        began = time.monotonic()
+        runner.run([Work(seq, 0, [0] * tokens, None, sample=True)])
+        slowest = max(slowest, time.monotonic() - began)
+    return slowest

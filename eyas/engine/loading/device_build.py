@@ -1,0 +1,284 @@
+"""Puts the fast path together: weights, pools, tables, kernels, graphs. Each phase is timed.
+
+The order matters: weights first, then as many KV pages as memory has left, then the graphs on top of both.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from eyas.common.errors import ConfigError
+from eyas.common.types import Group
+from eyas.engine.attention.prompts import PromptAttention
+from eyas.engine.attention.rows import Most, PagedAttention
+from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.device.buckets import MAX_ENDS, Buckets, default_batches
+from eyas.engine.device.executor import WORDS, Executor
+from eyas.engine.device.hostsample import HostSampler
+from eyas.engine.device.lead import Lead, LedExecutor
+from eyas.engine.device.program import Machine
+from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.device.step import Layout, StepShape
+from eyas.engine.kernels import skinny
+from eyas.engine.kernels.prefill import tile_rows
+from eyas.engine.kv.pool import KvPool
+from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
+from eyas.engine.loading.spec import Loaded
+from eyas.engine.loading.startup import Phases, Start
+from eyas.engine.models.fused import Fabric, FusedLlama
+from eyas.engine.models.fused_eagle3 import FusedEagle3
+from eyas.engine.parallel.group import Group as Ranks
+from eyas.engine.parallel.ranks import Seat
+from eyas.engine.sampling.scores import SLICE, SLICE_BYTES
+from eyas.engine.speculation.device import DeviceDrafter
+from kv_transfer.layout import pages_for
+
+BEYOND = 256
+"""Rows past the context that drafts may write, at least."""
+
+RESERVE_BYTES = 4 << 30
+"""For the graphs and the widest step's activations, its logits apart."""
+
+MIXED_BATCHES = (8, 16, 32, 48, 64, 80, 96, 128, 192, 256)
+
+
+@dataclass(frozen=True)
+class Device:
+    """`pools`: target first, then the draft head's, under the same page numbers."""
+
+    runner: DeviceRunner
+    pools: tuple[KvPool, ...]
+    slowest_step_s: float
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank, warm. `loaded`: with as many pages as fit into every rank."""
+
+    loaded: Loaded
+    executor: Executor
+    buckets: Buckets
+    slowest_step_s: float
+
+
+def build_device(loaded: Loaded, start: Start, lead: Lead | None = None) -> tuple[Loaded, Device]:
+    """`lead`: over the other ranks, if there are any. Raises ConfigError if model and KV pages do not fit."""
+    if lead is None:
+        rank = build_rank(loaded, start, Ranks(Seat(), loaded.config.device), Executor)
+    else:
+        rank = build_rank(loaded, start, lead.group, partial(LedExecutor, lead=lead))
+    loaded, executor, machine = rank.loaded, rank.executor, rank.executor.machine
+    layout = Layout(loaded.config.page_size, machine.tables.padding_slot, rank.buckets.tile_rows)
+    host = HostSampler(executor, loaded.target.eos_token_ids)
+    runner = DeviceRunner(executor, rank.buckets, layout, host)
+    return loaded, Device(runner, machine.pools, rank.slowest_step_s)
+
+
+def build_rank(
+    loaded: Loaded, start: Start, ranks: Ranks, executor_of: Callable[[Machine], Executor]
+) -> Rank:
+    """The same on every rank, at about the same time."""
+    buckets = buckets_of(loaded)
+    _check_words(loaded, buckets)
+    with start.phases("import"):
+        prompts = _prompts(loaded)
+    loaded, machine = build_machine(loaded, ranks, start.phases, prompts)
+    executor = executor_of(machine)
+    with start.phases("kernels"):
+        start.wait_for_kernels()
+        ranks.barrier()  # from here on they wait for each other's kernels
+        slowest = _warm_up(executor, rehearsed(loaded, buckets))
+    with start.phases("capture"):
+        executor.capture(list(buckets.captured()))
+    return Rank(loaded, executor, buckets, slowest)
+
+
+def _check_words(loaded: Loaded, buckets: Buckets) -> None:
+    """Raises ConfigError if the largest step cannot be told to the device."""
+    shape = largest(loaded, buckets)
+    words = shape.sections["all"][1]
+    if words > WORDS:
+        raise ConfigError(
+            f"steps of {shape.batch} sequences with {shape.width} rows each and {shape.chunk} prompt rows "
+            f"take {words} words, and {WORDS} is the most: lower --max-running or --chunk-tokens",
+            param="max-running",
+        )
+
+
+def largest(loaded: Loaded, buckets: Buckets) -> StepShape:
+    """No step has more of anything, with or without a graph."""
+    config = loaded.config
+    batch = max(config.max_running, config.cuda_graph_max_bs)
+    ends = max(batch, MAX_ENDS)  # a chunk's graph has room for so many, whatever the batch
+    tiles = -(-config.chunk_tokens // buckets.tile_rows) + ends  # every prompt's last one is partly empty
+    return StepShape(batch, loaded.width, config.chunk_tokens, tiles, ends)
+
+
+def build_machine(
+    loaded: Loaded, ranks: Ranks, phases: Phases, prompts: PromptAttention | None = None
+) -> tuple[Loaded, Machine]:
+    """Everything that steps share, and `loaded` with as many pages as fit, if it did not say how many."""
+    groups = [Group.TARGET] if loaded.head is None else [Group.TARGET, Group.DRAFT]
+    tables = Tables(_sizes(loaded), loaded.config.device)
+    attentions = {group: _attention(loaded, group, tables, prompts) for group in groups}
+    with phases("weights"):
+        models = _models(loaded, ranks, attentions)
+    if loaded.config.num_pages is None:
+        loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
+    pools = tuple(KvPool(loaded.shape(group)) for group in groups)
+    return loaded, _machine(loaded, models, tables, pools, prompts)
+
+
+def _prompts(loaded: Loaded) -> PromptAttention | None:
+    """FA3, if it is asked for: the build of its kernels begins here and goes on behind everything else.
+
+    A model that it has no template for is served all the same, as the log says.
+    """
+    config, target = loaded.config, loaded.share(Group.TARGET)
+    if config.prefill_attention_backend != "flashinfer":
+        return None
+    try:
+        from eyas.engine.attention.flashinfer_backend import Fa3Build, PrefillAttention
+    except ImportError as error:
+        flag = "prefill-attention-backend"
+        raise ConfigError(f"--{flag} flashinfer: it cannot be imported ({error})", param=flag) from None
+    shape = loaded.with_pages(1).shape(Group.TARGET)
+    try:
+        build = Fa3Build(shape.dtype, shape.head_dim, config.device)
+    except ConfigError as error:
+        logging.getLogger("eyas.engine").warning("prompts attend by the triton kernel: %s", error.message)
+        return None
+    return PromptAttention(PrefillAttention(target.num_heads, shape, build))
+
+
+def _pages(loaded: Loaded, groups: list[Group]) -> int:
+    config = loaded.config
+    demand = Demand(
+        page_bytes=sum(loaded.with_pages(1).shape(group).page_bytes for group in groups),
+        page_size=config.page_size,
+        context_length=loaded.target.context_length,
+        rows_ahead=rounds_ahead(loaded) * loaded.round_rows,
+        reserve=RESERVE_BYTES + loaded.target.vocab_size * _logit_bytes(loaded),
+    )
+    return pool_pages(DeviceMemory.measure(config.device), config.mem_fraction_static, demand)
+
+
+def _logit_bytes(loaded: Loaded) -> int:
+    """For one id: of a step's rows that give a token, and of those of prompts that are scored at a time."""
+    return 4 * largest(loaded, buckets_of(loaded)).sampled + SLICE_BYTES * SLICE
+
+
+def rounds_ahead(loaded: Loaded) -> int:
+    """For how many rounds a sequence has pages.
+
+    The one in flight, the next, and the drafts that the head then writes below a root not yet known: with a
+    chain of n drafts 3 n + 1 rows, of which the host knows one. The drafts of a tree would do with 2 rounds.
+    """
+    return 2 if loaded.head is None else 3
+
+
+def _sizes(loaded: Loaded) -> TableSizes:
+    context = loaded.target.context_length + max(BEYOND, rounds_ahead(loaded) * loaded.round_rows)
+    return TableSizes(
+        slots=loaded.config.max_running + 1,
+        max_pages=pages_for(context, loaded.config.page_size),
+        width=loaded.width,
+    )
+
+
+def _attention(
+    loaded: Loaded, group: Group, tables: Tables, prompts: PromptAttention | None
+) -> PagedAttention:
+    """`prompts` is planned for the target's heads: a draft head with others does without it."""
+    config, heads = loaded.config, _heads(loaded, group)
+    batch = max(config.max_running, config.cuda_graph_max_bs)
+    most = Most(batch + MAX_ENDS, max(loaded.width, config.speculation.topk))
+    shape = loaded.with_pages(1).shape(group)
+    prompts = prompts if heads == _heads(loaded, Group.TARGET) else None
+    return PagedAttention(tables.pages, heads[0], shape, most, pdl=_pdl(loaded), prompts=prompts)
+
+
+def _heads(loaded: Loaded, group: Group) -> tuple[int, int, int]:
+    decoder = loaded.share(group)
+    return decoder.num_heads, decoder.num_kv_heads, decoder.head_dim
+
+
+def _pdl(loaded: Loaded) -> bool:
+    """Programmatic dependent launch: where there is a GPU (of compute capability 9.0)."""
+    return loaded.config.device != "cpu"
+
+
+def _models(
+    loaded: Loaded, ranks: Ranks, attentions: dict[Group, PagedAttention]
+) -> tuple[FusedLlama, FusedEagle3 | None]:
+    device = loaded.config.device
+    launch = skinny.Launch.on(device, pdl=_pdl(loaded))
+    with loaded.weights(Group.TARGET) as weights:
+        fabric = Fabric.on(device, loaded.target, ranks, launch, attentions[Group.TARGET])
+        model = FusedLlama(loaded.target, weights, fabric)
+    if loaded.head is None:
+        return model, None
+    with loaded.weights(Group.DRAFT) as weights:
+        fabric = Fabric.on(device, loaded.head.decoder, ranks, launch, attentions[Group.DRAFT])
+        return model, FusedEagle3(loaded.head, weights, model, fabric)
+
+
+def _machine(
+    loaded: Loaded,
+    models: tuple[FusedLlama, FusedEagle3 | None],
+    tables: Tables,
+    pools: tuple[KvPool, ...],
+    prompts: PromptAttention | None,
+) -> Machine:
+    (model, head), spec = models, loaded.config.speculation
+    drafter = None if head is None else DeviceDrafter(head, pools[1], tables, spec, pdl=_pdl(loaded))
+    synthetic = None
+    if loaded.synthetic_rates:
+        synthetic = torch.tensor(loaded.synthetic_rates, device=loaded.config.device)
+        log = logging.getLogger("eyas.engine")
+        log.warning("drafts are accepted by chance (synthetic acceptance): answers mean nothing")
+    return Machine(model, pools[0], tables, drafter, synthetic, pdl=_pdl(loaded), prompts=prompts)
+
+
+def buckets_of(loaded: Loaded) -> Buckets:
+    """Graphs for rounds, and for rounds beside a small chunk, as far as the configuration wants graphs."""
+    config = loaded.config
+    most, tokens = config.cuda_graph_max_bs, (config.chunk_tokens, config.mixed_tokens)
+    decoders = [loaded.target] if loaded.head is None else [loaded.target, loaded.head.decoder]
+    rows = min(tile_rows(decoder.num_heads, decoder.num_kv_heads) for decoder in decoders)
+    if not most:
+        return Buckets(loaded.width, rows, (), (), *tokens)
+    batches = config.cuda_graph_bs or default_batches(most)
+    mixed = tuple(b for b in MIXED_BATCHES if b < most) + (most,)
+    return Buckets(loaded.width, rows, batches, mixed if config.mixed_tokens else (), *tokens)
+
+
+def rehearsed(loaded: Loaded, buckets: Buckets) -> Iterator[StepShape]:
+    """Steps that may run without a graph: the largest prompt chunk, alone and beside rounds; and a round.
+
+    Also as many rounds as there may be, if those have none.
+    """
+    chunk = min(loaded.config.chunk_tokens, loaded.target.context_length)
+    tiles = -(-chunk // buckets.tile_rows)
+    yield StepShape(0, loaded.width, chunk, tiles, 1)
+    yield StepShape(1, loaded.width, chunk, tiles, 1)
+    yield StepShape(1, loaded.width)
+    if loaded.config.max_running > loaded.config.cuda_graph_max_bs:
+        yield StepShape(loaded.config.max_running, loaded.width)
+
+
+def _warm_up(executor: Executor, shapes: Iterable[StepShape]) -> float:
+    """Run steps of padding: loads and compiles what they need; seconds of the slowest when it is warm."""
+    slowest = 0.0
+    for shape in shapes:
+        for _ in range(2):
+            began = time.monotonic()
+            executor.rehearse(shape)
+        slowest = max(slowest, time.monotonic() - began)
+    return slowest

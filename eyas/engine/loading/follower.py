@@ -1,0 +1,58 @@
+"""The process of a rank above 0: builds the same machine with its share of the model, and does as it is told.
+
+It schedules nothing, samples nothing for anybody and reads no result; it ends with its channel.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from eyas.engine.device import calls
+from eyas.engine.device.executor import Executor
+from eyas.engine.device.lead import LOAD_S
+from eyas.engine.device.step import StepInput
+from eyas.engine.loading.device_build import build_rank
+from eyas.engine.loading.spec import Loaded
+from eyas.engine.loading.startup import Start
+from eyas.engine.parallel.group import Group
+from eyas.engine.parallel.ranks import Call, Channel, Seat, follow
+
+
+def main(loaded: Loaded, seat: Seat, channel: Channel) -> None:
+    """`loaded`: as rank 0 has it."""
+    loaded = loaded.of_rank(seat.rank)
+    torch.set_num_threads(loaded.config.threads)
+    channel.ready()
+    group = Group(seat, loaded.config.device, LOAD_S)
+    rank = build_rank(loaded, Start(), group, Executor)
+    follow(channel, Follower(rank.executor).calls)
+    rank.executor.close()
+    group.close()
+
+
+class Follower:
+    """`calls`: what is done at each kind of call; the twin of `eyas.engine.device.lead.LedExecutor`."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._step: StepInput | None = None
+        self.calls = {
+            calls.BEGIN: self._begin,
+            calls.SCORE: self._score,
+            calls.FINISH: self._finish,
+            calls.COPY_PAGE: self._copy_page,
+        }
+
+    def _begin(self, call: Call) -> None:
+        self._step = calls.step_of(call)
+        self._executor.begin(self._step)
+
+    def _score(self, call: Call) -> None:
+        self._executor.score(calls.asked_of(call))
+
+    def _finish(self, call: Call) -> None:
+        assert self._step is not None
+        self._executor.finish(self._step, calls.tokens_of(call))
+
+    def _copy_page(self, call: Call) -> None:
+        self._executor.copy_page(*call.numbers)

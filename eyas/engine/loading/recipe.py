@@ -1,0 +1,99 @@
+"""Every kernel that an engine of this configuration launches, as a recipe of `eyas.engine.kernels.warm`.
+
+The engine itself is the list: the same machine is put together on the device "meta", and steps of every shape
+go through the same programs. No weight is read and no GPU is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from eyas.common.config import EngineConfig
+from eyas.common.types import Group
+from eyas.engine.checkpoint.weights import Part, Shape, Weights
+from eyas.engine.device.buckets import default_batches
+from eyas.engine.device.executor import WORDS
+from eyas.engine.device.program import Program
+from eyas.engine.device.step import StepShape
+from eyas.engine.kernels.skinny import MAX_ROWS
+from eyas.engine.loading.device_build import buckets_of, build_machine, rehearsed
+from eyas.engine.loading.spec import Loaded
+from eyas.engine.loading.startup import Phases
+from eyas.engine.parallel.group import Group as Ranks
+from eyas.engine.parallel.one_shot import OneShot
+from eyas.engine.parallel.ranks import Seat
+
+
+@torch.inference_mode()
+def launches(config: EngineConfig) -> None:
+    """Launches what an engine with `config`, for a GPU, may launch; its pages do not matter."""
+    nowhere = dataclasses.replace(config, device="meta", num_pages=1)
+    loaded, machine = build_machine(_Unread.of(nowhere), _Absent(config.tensor_parallel_size), Phases())
+    del machine.model.layers[2:]  # they launch what the second does, which the first does not quite
+    inputs, results = (torch.empty(WORDS, dtype=torch.int32, device="meta") for _ in range(2))
+    for shape in dict.fromkeys(_shapes(loaded)):
+        program = Program(machine, shape, inputs, results)
+        rows = program.forward()
+        if shape.chunk:
+            machine.slice_logits(rows, torch.empty(1, dtype=torch.int32, device="meta"))
+        program.rest(program.choose())
+
+
+class _Absent(Ranks):
+    """A group whose other ranks are not there: small sums have their kernel, joins have no values."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(Seat(), "meta")
+        self.ranks = ranks
+        if ranks > 1:
+            addresses = torch.empty(ranks, dtype=torch.int64, device="meta")
+            self._one_shot = OneShot(self.rank, addresses, pdl=True)
+
+    def _collective(self, tensor: torch.Tensor) -> None:
+        pass
+
+    def all_gather_columns(self, tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return out if out is not None else tensor.new_empty(tensor.shape[0], self.ranks * tensor.shape[1])
+
+
+def _shapes(loaded: Loaded) -> Iterator[StepShape]:
+    """Those of a start; rounds of any size, and the smallest wide prompt, for which there may be no graph."""
+    buckets = buckets_of(loaded)
+    yield from rehearsed(loaded, buckets)
+    yield from buckets.captured()
+    for batch in default_batches(loaded.config.max_running):
+        yield StepShape(batch, loaded.width)
+    rows = MAX_ROWS + 1
+    yield StepShape(0, loaded.width, rows, -(-rows // buckets.tile_rows), 1)
+
+
+class _Unread(Loaded):
+    """An engine whose tensors are those that its folders name, and have no memory."""
+
+    @contextlib.contextmanager
+    def weights(self, group: Group) -> Iterator[Weights]:
+        here = Loaded(dataclasses.replace(self.config, device="cpu"), self.target, self.head, self.epoch)
+        with here.weights(group) as named:
+            yield _Named(named)
+
+
+class _Named(Weights):
+    """Tensors on the device "meta" under the names of `named`, whose values are not asked for.
+
+    Integers are zeros, since loading looks at them.
+    """
+
+    def __init__(self, named: Weights) -> None:
+        super().__init__(dataclasses.replace(named.placement, device="meta"))
+        self._named = named
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._named
+
+    def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
+        whole = torch.zeros(shape, dtype=dtype, device="meta" if dtype.is_floating_point else "cpu")
+        return whole[part].clone() if part else whole

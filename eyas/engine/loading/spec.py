@@ -1,0 +1,153 @@
+"""What an engine is going to be, before any weight is read: configurations, shapes, sources of tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from eyas.common.config import EngineConfig
+from eyas.common.types import Group
+from eyas.engine.attention.base import AttentionBackend
+from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, strip_prefix
+from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
+from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path
+from eyas.engine.parallel.shards import config_of_rank
+from kv_transfer.layout import Geometry, Meaning
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What is known before any weight is read. `rank`: which of the ranks that share the model this is."""
+
+    config: EngineConfig
+    target: ModelConfig
+    head: DraftConfig | None
+    epoch: int
+    rank: int = 0
+
+    @classmethod
+    def of(cls, config: EngineConfig, epoch: int = 0) -> Self:
+        """As the models' folders say, which ranks can share.
+
+        Raises ConfigError in one sentence if they cannot be served.
+        """
+        target = ModelConfig.from_folder(config.model, config.load_format).limited_to(config.context_length)
+        head = None
+        if config.draft is not None:
+            head = DraftConfig.from_folder(config.draft, target, config.load_format)
+        for decoder in [target] if head is None else [target, head.decoder]:
+            config_of_rank(decoder, config.tensor_parallel_size)
+        return cls(config, target, head, epoch)
+
+    def with_pages(self, num_pages: int) -> Self:
+        """The same, now that it is known how many pages fit."""
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, num_pages=num_pages))
+
+    def of_rank(self, rank: int) -> Self:
+        """The same for one of several ranks, whose GPUs follow each other from the configured one on."""
+        kind, _, first = self.config.device.partition(":")
+        device = kind if kind == "cpu" else f"{kind}:{int(first or 0) + rank}"
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, device=device), rank=rank)
+
+    def backend(self, group: Group) -> AttentionBackend:
+        return TorchAttention(self.decoder(group).num_heads, self.shape(group))
+
+    @contextlib.contextmanager
+    def weights(self, group: Group) -> Iterator[Weights]:
+        """The tensors of the target, or of the head in its official spelling."""
+        folder = self.decoder(group).folder
+        if self.config.load_format == "dummy":
+            optional = frozenset() if group is Group.TARGET or self.head is None else self.head.dummy_tensors
+            yield DummyWeights(placement=self.placement, optional=optional)
+            return
+        spelling = strip_prefix if group is Group.DRAFT else str
+        with FolderWeights(folder, spelling, self.placement) as weights:
+            yield weights
+
+    @property
+    def placement(self) -> Placement:
+        config = self.config
+        return Placement(config.device, getattr(torch, config.dtype), self.rank, config.tensor_parallel_size)
+
+    def pool(self, group: Group) -> KvPool:
+        """On a CPU a file that other engines map; a GPU's pool is its own."""
+        shape = self.shape(group)
+        if self.config.device != "cpu":
+            return KvPool(shape)
+        return KvPool(shape, new_pool_path(group.value, Path(self.config.pool_dir)))
+
+    def shape(self, group: Group) -> PoolShape:
+        decoder = self.share(group)
+        assert self.config.num_pages is not None
+        return PoolShape(
+            pages=self.config.num_pages,
+            layers=decoder.num_layers,
+            page_size=self.config.page_size,
+            kv_heads=decoder.num_kv_heads,
+            head_dim=decoder.head_dim,
+            dtype=self.placement.dtype,
+            device=self.placement.device,
+        )
+
+    @property
+    def round_rows(self) -> int:
+        """Rows that the widest round writes, in the target's pool or the head's."""
+        if self.head is None:
+            return 1
+        spec = self.config.speculation
+        return max(spec.draft_tokens, spec.steps * spec.topk + 1)
+
+    @property
+    def width(self) -> int:
+        """Rows of a round of one sequence: the root and every draft."""
+        return 1 if self.head is None else self.config.speculation.width
+
+    @property
+    def synthetic_rates(self) -> tuple[float, ...]:
+        """By which drafts are accepted, if chance decides; only the fast path lets it."""
+        if self.head is None or self.config.attention_backend == "torch":
+            return ()
+        return self.config.speculation.synthetic_rates
+
+    def decoder(self, group: Group) -> ModelConfig:
+        if group is Group.TARGET:
+            return self.target
+        assert self.head is not None
+        return self.head.decoder
+
+    def share(self, group: Group) -> ModelConfig:
+        """The decoder with this rank's heads. Raises ConfigError if the ranks cannot divide it."""
+        return config_of_rank(self.decoder(group), self.config.tensor_parallel_size)
+
+    def geometry(self, group: Group) -> Geometry:
+        shape = self.shape(group)
+        return Geometry(
+            pages=shape.pages,
+            page_size=shape.page_size,
+            layers=shape.layers,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            dtype=str(shape.dtype).removeprefix("torch."),
+        )
+
+    def meaning(self, group: Group) -> str:
+        geometry, decoder = self.geometry(group), self.decoder(group)
+        fingerprint = self.target.fingerprint
+        if group is Group.DRAFT and self.head is not None:
+            fingerprint += self.head.fingerprint
+        return Meaning(
+            fingerprint=fingerprint,
+            group=group,
+            dtype=geometry.dtype,
+            layers=geometry.layers,
+            kv_heads=decoder.num_kv_heads,
+            head_dim=geometry.head_dim,
+            rope=str(decoder.rope),
+        ).hash()

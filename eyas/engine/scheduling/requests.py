@@ -1,0 +1,380 @@
+"""The table of accepted requests: what arrives, what is refused, what is cancelled, what runs out of time.
+
+It turns commands into sequences for the scheduler and tells the front about every request's fate. It knows
+neither tensors nor how tokens are chosen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from eyas.common.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EyasError,
+    InvalidRequest,
+    Overloaded,
+    TransferFailed,
+    Unavailable,
+)
+from eyas.common.types import Choice, FirstToken, GenerationRequest, Group, KvHandle
+from eyas.engine.batch.prompt_scores import PromptScores
+from eyas.engine.batch.sequence import Generation, Kind, Sequence
+from eyas.engine.ipc.messages import Admitted, Attach, Cancel, Drain, Lost, Prefill, Submit
+from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.kv.leases import Leases
+from eyas.engine.kv.pulls import Arrival, Pulls
+from eyas.engine.scheduling.scheduler import Scheduler
+from kv_transfer.puller import State
+
+_log = logging.getLogger("eyas.engine")
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What a worker accepts."""
+
+    context_length: int
+    vocab_size: int
+    max_waiting: int
+    transfer_policy: str  # "recompute" or "fail": what becomes of a request whose pages did not arrive
+    travels: bool = True  # can KV pages leave this worker, or come here?
+
+
+@dataclass
+class Requests:
+    """Owns every generation from its admission to its last token. `stop_drafting` forgets a sequence."""
+
+    scheduler: Scheduler
+    leases: Leases
+    pulls: Pulls
+    outbox: Outbox
+    admission: Admission
+    stop_drafting: Callable[[Sequence], None]
+    on_join: Callable[[Sequence, Arrival], None]  # a sequence whose prompt was pulled starts decoding
+    copy_page: Callable[[int, int], None]
+    table: dict[str, Generation] = field(default_factory=dict)
+    draining: bool = False
+    _arrivals: dict[Sequence, Arrival] = field(default_factory=dict)  # of joining sequences
+    _uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def new_uid(self) -> int:
+        return next(self._uids)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that do not run. A request of which none exists yet is one, however many it will have."""
+        sequences = sum(len(generation.sequences) or 1 for generation in self.table.values())
+        return sequences - len(self.scheduler.running)
+
+    @property
+    def queued(self) -> int:
+        """Requests of which nothing runs."""
+        return sum(all(seq.slot < 0 for seq in generation.sequences) for generation in self.table.values())
+
+    # --- commands ------------------------------------------------------------------------------------
+
+    def submit(self, command: Submit) -> None:
+        kind = Kind.ATTACH if command.attach else Kind.LOCAL
+        generation = self._accept(command.request, command.attempt, kind)
+        if generation is not None and kind is Kind.LOCAL:
+            self._enqueue(generation, command.request.choices)
+
+    def prefill(self, command: Prefill) -> None:
+        generation = self._accept(command.request, command.attempt, Kind.PREFILL)
+        if generation is not None:
+            generation.offer_draft = command.offer_draft
+            self._enqueue(generation, command.request.choices)
+
+    def attach(self, command: Attach) -> None:
+        """Handles: pull them. None: compute the prompt here, after the tokens that were already delivered."""
+        generation = self.table.get(command.id)
+        if generation is not None and command.attempt == generation.attached:
+            return  # said twice: what the first one named is being pulled, or in use
+        if generation is None or command.attempt < generation.attempt or generation.sequences:
+            for handle in command.handles:
+                self.pulls.refuse(handle, command.attempt)
+            return
+        self._forget_handles(generation)
+        generation.attempt = generation.attached = command.attempt
+        if command.handles:
+            self._pull(generation, command.handles)
+        else:
+            self._compute_here(generation, command.first_tokens)
+
+    def cancel(self, command: Cancel) -> None:
+        generation = self.table.get(command.id)
+        if generation is None:
+            self.leases.abandon(command.id)
+            return
+        wanted = tuple(c for c in generation.request.choices if c.index != command.choice)
+        if command.choice is None or not wanted:
+            self._drop(generation)
+            return
+        generation.request = msgspec.structs.replace(generation.request, choices=wanted)
+        for seq in list(generation.sequences):
+            left = [choice for choice in (seq.choice, *seq.forks) if choice != command.choice]
+            if left:  # another choice of the same prompt leads, if the leader itself is not wanted
+                seq.choice, seq.forks = left[0], tuple(left[1:])
+            else:
+                self.end(seq)
+
+    def drain(self, _: Drain) -> None:
+        """Accept nothing more. A prompt for elsewhere that has not begun is sent away at once: another worker
+        can have it. What decodes here, or waits for it, runs to its end.
+        """
+        self.draining = True
+        for generation in list(self.table.values()):
+            if generation.kind is Kind.PREFILL and not self.leases.is_offered(generation):
+                self.fail(generation, _draining())
+
+    # --- what becomes of them ------------------------------------------------------------------------
+
+    def end(self, seq: Sequence) -> None:
+        """A sequence finished (or is not wanted any more): everything it held is free."""
+        self._free(seq)
+        if not seq.generation.sequences:
+            self._drop(seq.generation)
+
+    def fail(self, generation: Generation, error: EyasError) -> None:
+        self.outbox.failed(generation, error)
+        self._drop(generation)
+
+    def expire(self, now: float) -> None:
+        for generation in [g for g in self.table.values() if now > g.deadline]:
+            self.fail(generation, DeadlineExceeded("the request's deadline passed while it was running"))
+
+    def join(self) -> None:
+        """Sequences whose KV is here take slots as they become free."""
+        while (seq := self.scheduler.join()) is not None:
+            self._joined(seq, self._arrivals.pop(seq))
+
+    def pulls_waiting(self) -> list[Generation]:
+        """Requests that wait for pages to pull into."""
+        return _generations(self.pulls.owners(State.WAITING))
+
+    def pulls_running(self) -> list[Generation]:
+        """Requests that were given such pages."""
+        return _generations(self.pulls.owners(State.PULLING, State.VALIDATING))
+
+    # --- the destination of pulls (`eyas.engine.kv.pulls.Destination`) ----------------------------------
+
+    def first(self, owners: list[Hashable]) -> Hashable:
+        return self.scheduler.first(_generations(owners))
+
+    def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
+        """All pages of the prompt at once, or none. Those that the prefix cache holds are not moved."""
+        assert isinstance(owner, Generation)
+        found = self.scheduler.lend(owner, handle.tokens)
+        if found is not None:
+            owner.began = owner.began or time.monotonic()
+            owner.cached_tokens = found[1] * self.scheduler.limits.page_size
+        return found
+
+    def arrived(self, owner: Hashable, arrival: Arrival) -> None:
+        """The prompt's KV is here: every unfinished choice becomes a sequence and repeats its token 0."""
+        assert isinstance(owner, Generation)
+        owner.transfer_ms, owner.transfer_bytes = 1e3 * arrival.seconds, arrival.bytes
+        owner.transfer_path = arrival.path
+        firsts = {first.choice: first for first in arrival.first_tokens}
+        wanted = [choice.index for choice in owner.request.choices]
+        if not all(index in firsts and self._is_token(firsts[index].token) for index in wanted):
+            self.scheduler.pool.drop(arrival.pages)
+            self.lost(owner, TransferFailed("the prefill worker did not give every choice its first token"))
+            return
+        begun = [self._begin(owner, firsts[index]) for index in wanted]
+        alive = [seq for seq in begun if seq.output]
+        if not alive:
+            self.scheduler.pool.drop(arrival.pages)
+            self._drop(owner)
+            return
+        owner.sequences += alive
+        self._seat(alive, arrival)
+
+    def lost(self, owner: Hashable, error: EyasError) -> None:
+        """The pages did not arrive: the request keeps its place and waits for another Attach."""
+        assert isinstance(owner, Generation)
+        _log.warning("request %s: its KV did not arrive: %s", owner.id, error.message)
+        if self.admission.transfer_policy == "fail":
+            self.fail(owner, error)
+        else:
+            self._forget_handles(owner)
+            self.outbox.add(Lost(owner.id, owner.attempt))
+
+    def pages_free(self, pages: list[int]) -> None:
+        self.scheduler.pool.drop(pages)
+
+    # --- inside --------------------------------------------------------------------------------------
+
+    def _begin(self, generation: Generation, first: FirstToken) -> Sequence:
+        """A choice whose token 0 is known; without output if that token finished it."""
+        seq = Sequence(self.new_uid(), generation, first.choice, generation.request.prompt_ids, [])
+        if first.prompt is not None:  # all that was asked
+            generation.scores = PromptScores(seq.prompt, len(seq.prompt), first.prompt)
+        wanted = generation.request.params.max_tokens
+        self.outbox.entry(seq, [first.token][:wanted], [first.logprob], first.finish)
+        if first.finish is None:
+            seq.output.append(first.token)
+        return seq
+
+    def _seat(self, sequences: list[Sequence], arrival: Arrival) -> None:
+        """The first choice takes the pulled pages, the others share them."""
+        leader, *others = sequences
+        rows = len(leader.prompt)
+        leader.pages, leader.kv_len = arrival.pages, rows
+        leader.draft_len = leader.generation.cached_tokens  # draft KV did not travel with these pages
+        self.scheduler.remember(leader)
+        self.scheduler.joining.append(leader)
+        self._arrivals[leader] = arrival
+        for seq in others:
+            copy = self.scheduler.fork(leader, seq)
+            if copy is not None:
+                self.copy_page(*copy)
+                self._joined(seq, arrival)
+        self.join()
+
+    def _joined(self, seq: Sequence, arrival: Arrival) -> None:
+        self.on_join(seq, arrival)
+        self._return_draft_handle(seq.generation)
+
+    def _pull(self, generation: Generation, handles: tuple[KvHandle, ...]) -> None:
+        by_group = {handle.group: handle for handle in handles}
+        generation.draft_handle = by_group.get(Group.DRAFT)
+        target = by_group.get(Group.TARGET)
+        if target is None or target.tokens != len(generation.request.prompt_ids):
+            message = "handles must have one of the target's KV, with one row for each prompt token"
+            self.fail(generation, InvalidRequest(message, param="handles"))
+            return
+        self.pulls.open(generation, target, generation.attempt, generation.deadline)
+
+    def _compute_here(self, generation: Generation, first_tokens: tuple[FirstToken, ...]) -> None:
+        """No pages will come: every choice goes on from its token 0, if it was already delivered."""
+        if not all(self._is_token(first.token) for first in first_tokens):
+            message = "first_tokens has a token id outside the vocabulary"
+            self.fail(generation, InvalidRequest(message, param="first_tokens"))
+            return
+        generation.kind = Kind.LOCAL
+        known = {first.choice: first for first in first_tokens}
+        choices = tuple(
+            Choice(c.index, (known[c.index].token,)) if c.index in known else c
+            for c in generation.request.choices
+            if c.index not in known or known[c.index].finish is None
+        )
+        self._enqueue(generation, choices)
+        if not choices:
+            self._drop(generation)
+
+    def _forget_handles(self, generation: Generation) -> None:
+        """No attempt of this generation pulls any more; unclaimed handles go back to their owner."""
+        self.pulls.cancel(generation)
+        self._return_draft_handle(generation)
+        generation.draft_handle, generation.draft_claimed = None, False
+
+    def _return_draft_handle(self, generation: Generation) -> None:
+        """A draft handle that no drafter was given goes back to its owner."""
+        if generation.draft_handle is not None and not generation.draft_claimed:
+            self.pulls.refuse(generation.draft_handle, generation.attempt)
+            generation.draft_handle = None
+
+    def _accept(self, request: GenerationRequest, attempt: int, kind: Kind) -> Generation | None:
+        older = self.table.get(request.id)
+        if older is not None:
+            if older.attempt > attempt:
+                return None
+            self._drop(older)
+        try:
+            self._check(request, kind)
+        except EyasError as error:
+            self.outbox.rejected(request.id, attempt, error)
+            return None
+        now = time.monotonic()
+        generation = Generation(request, attempt, kind, arrived=now, deadline=now + request.timeout_s)
+        self.table[request.id] = generation
+        self.outbox.add(Admitted(request.id, attempt))
+        return generation
+
+    def _check(self, request: GenerationRequest, kind: Kind) -> None:
+        limits, params, n = self.admission, request.params, len(request.prompt_ids)
+        if self.draining:
+            raise _draining()
+        if kind is not Kind.LOCAL and not limits.travels:
+            raise InvalidRequest("KV pages of this worker cannot travel: it takes whole requests only")
+        if n == 0:
+            raise InvalidRequest("prompt must have at least one token", param="prompt")
+        if n + params.max_tokens > limits.context_length:  # before any id is looked at
+            message = (
+                f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context length of "
+            )
+            raise ContextLengthExceeded(message + f"{limits.context_length} tokens", param="max_tokens")
+        ids = itertools.chain(request.prompt_ids, *(choice.output_ids for choice in request.choices))
+        if not all(map(self._is_token, ids)):
+            raise InvalidRequest(
+                f"prompt has a token id outside 0 .. {limits.vocab_size - 1}", param="prompt"
+            )
+        self._check_choices(request.choices, max(params.max_tokens, 1) if kind is Kind.LOCAL else 1)
+        if not 0.0 < request.timeout_s < math.inf:
+            raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
+        params.validate(limits.vocab_size)
+        rows = n if kind is Kind.PREFILL else n + params.max_tokens  # a prompt for elsewhere grows there
+        if not self.scheduler.fits(rows):
+            message = "prompt and max_tokens need more KV pages than this worker has"
+            raise InvalidRequest(message, param="max_tokens")
+        if self.queued >= limits.max_waiting and not request.begun:
+            raise Overloaded("this worker's queue is full")
+
+    def _check_choices(self, choices: tuple[Choice, ...], most: int) -> None:
+        """Each must have fewer than `most` tokens: with that many it has ended, or it is begun elsewhere."""
+        indices = {choice.index for choice in choices}
+        if not choices or len(indices) < len(choices) or min(indices) < 0:
+            raise InvalidRequest("choices must have distinct indices from 0 up, at least one", param="n")
+        if len(choices) > self.scheduler.limits.max_running:
+            raise InvalidRequest("n is larger than this worker's batch", param="n")
+        if any(len(choice.output_ids) >= most for choice in choices):
+            message = f"choices must have fewer than {most} output ids here"
+            raise InvalidRequest(message, param="choices")
+
+    def _is_token(self, token: int) -> bool:
+        return 0 <= token < self.admission.vocab_size
+
+    def _enqueue(self, generation: Generation, choices: tuple[Choice, ...]) -> None:
+        """Fresh choices share one prompt: the first leads, the others fork from it."""
+        prompt = generation.request.prompt_ids
+        fresh = [c.index for c in choices if not c.output_ids]
+        begun = [c for c in choices if c.output_ids]
+        if fresh:
+            generation.scores = None if begun else PromptScores.of(generation.request)
+            leader = Sequence(self.new_uid(), generation, fresh[0], prompt, [], forks=tuple(fresh[1:]))
+            generation.sequences.append(leader)
+        for choice in begun:
+            seq = Sequence(self.new_uid(), generation, choice.index, prompt, list(choice.output_ids))
+            generation.sequences.append(seq)
+        for seq in generation.sequences:
+            self.scheduler.enqueue(seq)
+
+    def _drop(self, generation: Generation) -> None:
+        self._forget_handles(generation)
+        self.leases.withdraw(generation)
+        for seq in list(generation.sequences):
+            self._free(seq)
+        self.table.pop(generation.id, None)
+
+    def _free(self, seq: Sequence) -> None:
+        self.stop_drafting(seq)
+        self._arrivals.pop(seq, None)
+        self.scheduler.remove(seq)
+        seq.generation.sequences.remove(seq)
+
+
+def _generations(owners: Iterable[Hashable]) -> list[Generation]:
+    return [owner for owner in owners if isinstance(owner, Generation)]
+
+
+def _draining() -> Unavailable:
+    return Unavailable("the worker is draining")

@@ -1,0 +1,356 @@
+"""The scheduler: who runs in the next step, and who owns which pages. Torch-free, deterministic.
+
+It composes every step as a list of `Work`: decode rows and verify trees of the running sequences first,
+then prompt chunks under a token budget. Pages come from one pool, shared with the prefix cache; when they
+run out a sequence goes back to the queue and is recomputed later: the last admitted one of the call that has
+most. So does one of a call that has more than its share while another waits (`fairness`, beside
+this file). The sequence that has run longest never does, so one always comes to its end. It knows nothing of tensors,
+transports or time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.scheduling.fairness import Queue, Shares
+from kv_transfer.layout import pages_for
+
+MANY_CHUNKS = 6
+"""So many chunks as go beside one sequence wait, and prompts go ahead of the pace of the running ones."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes that bound a step. `round_rows`: rows the widest verify or draft round may write.
+
+    `rounds_ahead`: for how many rounds a running sequence has pages, this one included: one more where the
+    next round is launched before this one's result is known. `beside`: prompt rows beside so many decoding
+    sequences, while few prompt tokens wait or (True) many (None: as many as in a step of prompts alone).
+    `yield_tokens_per_s`: a prompt of n tokens lets shorter ones go first that come within
+    n / yield_tokens_per_s seconds (0: nobody yields).
+    """
+
+    page_size: int
+    max_running: int
+    chunk_tokens: int
+    round_rows: int
+    rounds_ahead: int = 2
+    beside: Callable[[int, bool], int] | None = None
+    yield_tokens_per_s: float = 0.0
+
+    @property
+    def rows_ahead(self) -> int:
+        return self.rounds_ahead * self.round_rows
+
+    def most_rows(self, pages: int) -> int:
+        """Rows of the longest sequence that `pages` pages can hold."""
+        return pages * self.page_size - self.rows_ahead
+
+
+class Scheduler:
+    def __init__(self, pool: PagePool, cache: PrefixCache, limits: Limits) -> None:
+        self.pool = pool
+        self.cache = cache
+        self.limits = limits
+        self.waiting = Queue(limits.yield_tokens_per_s)
+        self.running: list[Sequence] = []  # in order of admission
+        self.joining: list[Sequence] = []  # whose KV is here: they wait for a slot and for nothing else
+        self.preempted: list[Sequence] = []  # since the caller last looked
+        self.prompt_tokens = 0  # of all allocations so far, and how many of them were cached
+        self.cached_tokens = 0
+        self.preemptions = 0
+        self.reclaim: Callable[[], bool] = lambda: False  # take pages back from a pull, now or soon
+        self.pulls_waiting: Callable[[], list[Generation]] = list  # for pages
+        self.pulls_running: Callable[[], list[Generation]] = list  # into pages that they were given
+        self._slots = list(range(limits.max_running - 1, -1, -1))  # free ones
+        self._seats = itertools.count()
+        self._running_shares = Shares()
+        self._starved = False  # a running sequence waits for such pages: nobody else may take them
+
+    # --- sequences come and go -----------------------------------------------------------------------
+
+    def enqueue(self, seq: Sequence) -> None:
+        self.waiting.add(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """The sequence ended or was cancelled: its computed pages stay in the cache, unreferenced."""
+        if seq in self.running:
+            self._stand_up(seq)
+        elif seq in self.joining:
+            self.joining.remove(seq)
+        elif seq in self.waiting:
+            self.waiting.remove(seq)
+        self._give_back(seq)
+
+    def join(self) -> Sequence | None:
+        """One of those whose KV is already here takes a slot; None: none waits, or none is free."""
+        if not self.joining:
+            return None
+        shares = self._shares()
+        seq = min(self.joining, key=lambda seq: shares.turn(seq.generation))
+        if not self._free_slots and not self._take_from_richer(seq.generation, shares, gain=0):
+            return None
+        self.joining.remove(seq)
+        self._sit_down(seq)
+        return seq
+
+    def fork(self, leader: Sequence, follower: Sequence) -> tuple[int, int] | None:
+        """Give `follower` the leader's prompt rows: whole pages shared, the page of the last row copied.
+
+        Returns (source page, copy), to be copied by the caller before the next step; or None if there is no
+        page or slot, and then the follower waits and computes its rows itself, but for those in the cache.
+        """
+        rows, size = len(leader.prompt), self.limits.page_size
+        boundary = (rows - 1) // size
+        fresh = pages_for(rows + self.limits.rows_ahead, size) - boundary
+        if not self._free_slots or not self._make_room(fresh):
+            self.remember(leader)
+            self.waiting.add(follower)
+            return None
+        shared, own = leader.pages[:boundary], self.pool.take(fresh)
+        self.pool.share(shared)
+        follower.pages = [*shared, *own]
+        follower.kv_len = rows
+        follower.draft_len = min(leader.draft_len, rows - 1)
+        self._sit_down(follower)
+        return leader.pages[boundary], own[0]
+
+    # --- pages ---------------------------------------------------------------------------------------
+
+    def lend(self, generation: Generation, rows: int) -> tuple[list[int], int] | None:
+        """Pages for a pulled prompt of `rows` rows, as `_allocate` gives them.
+
+        None: no room, or it is the turn of one that waits to be computed here (preempted, say).
+        """
+        shares = self._shares()
+        if self.waiting:
+            first = self.waiting.first(shares).generation
+            if shares.turn(first) < shares.turn(generation):
+                return None
+        return self._allocate(generation, generation.request.prompt_ids, rows, shares)
+
+    def first(self, generations: SequenceOf[Generation]) -> Generation:
+        """Whose turn it is."""
+        return min(generations, key=self._shares().turn)
+
+    def _allocate(
+        self,
+        claimant: Generation,
+        tokens: SequenceOf[int],
+        rows: int,
+        shares: Shares,
+        computed: int | None = None,
+    ) -> tuple[list[int], int] | None:
+        """Pages for `rows` rows of `tokens`: (pages, how many of them came from the cache); None: no room.
+
+        No page with row `computed`, or one after it, comes from the cache.
+        """
+        while not self._starved:
+            cached = self.cache.match(tokens if computed is None else tokens[: computed + 1])
+            fresh = pages_for(rows, self.limits.page_size) - len(cached)
+            if self._make_room(fresh):
+                self.prompt_tokens += len(tokens)
+                self.cached_tokens += len(cached) * self.limits.page_size
+                return cached + self.pool.take(fresh), len(cached)
+            self.pool.drop(cached)
+            if not self._take_from_richer(claimant, shares, gain=1):
+                break
+        return None
+
+    def fits(self, rows: int) -> bool:
+        """Could a sequence of `rows` rows ever run, alone?"""
+        return rows <= self.limits.most_rows(self.pool.num_pages)
+
+    def remember(self, seq: Sequence) -> None:
+        """Cache the sequence's whole pages: those that have draft KV too, where that lives in the pages."""
+        rows = min(seq.kv_len, seq.draft_len) if self.cache.lookahead else seq.kv_len
+        self.cache.insert(seq.all_tokens(), seq.pages, rows)
+
+    # --- one step ------------------------------------------------------------------------------------
+
+    def schedule(self) -> list[Work]:
+        """The next step. Empty when nothing can run."""
+        self._starved, preempted = False, len(self.preempted)
+        works = [self._decode(seq) for seq in list(self.running) if self._may_decode(seq)]
+        budget = self._chunk_budget(len(works))
+        for seq in self.running:
+            if seq.missing > 1 and budget > 0:
+                works.append(self._chunk(seq, budget))
+                budget -= len(works[-1].tokens)
+        admitted = self._admissions(budget) if self.waiting else []
+        if lost := self.preempted[preempted:]:  # some of them after their work was composed
+            works = [work for work in works if work.seq not in lost]
+        return works + admitted
+
+    def _admissions(self, budget: int) -> list[Work]:
+        """First chunks of those who are admitted now, of `budget` rows together."""
+        works: list[Work] = []
+        shares = self._shares()
+        while budget > 0 and self.waiting and self._admit(seq := self.waiting.first(shares), shares):
+            self.waiting.remove(seq)
+            self._sit_down(seq)
+            shares.add(seq.generation, 1 + seq.keeps)
+            works.append(self._chunk(seq, budget))
+            budget -= len(works[-1].tokens)
+        return works
+
+    def _may_decode(self, seq: Sequence) -> bool:
+        # `running` may have lost this sequence to a preemption earlier in the same step
+        if seq.missing > 1 or not seq.pages:
+            return False
+        if seq.in_flight and len(seq.output) + seq.in_flight >= seq.generation.request.params.max_tokens:
+            return False  # what is in flight ends it
+        return seq.generation.kind is Kind.PREFILL or self._reserve(seq)
+
+    def _decode(self, seq: Sequence) -> Work:
+        root = seq.output[-1] if seq.output else seq.prompt[-1]
+        tree = seq.tree
+        if tree is None:
+            return Work(seq, seq.kv_len, [root], None, sample=True, round=True)
+        return Work(seq, seq.kv_len, [root, *tree.tokens], tree, sample=True, round=True)
+
+    def _chunk(self, seq: Sequence, budget: int) -> Work:
+        stop = min(seq.kv_len + budget, len(seq))
+        return Work(seq, seq.kv_len, seq.tokens(seq.kv_len, stop), None, sample=stop == len(seq))
+
+    def _admit(self, seq: Sequence, shares: Shares) -> bool:
+        """Give a waiting sequence pages for all its rows, if there is a slot for it.
+
+        Slots are kept for its forks as far as there are any, unless these begin elsewhere. The others wait,
+        and compute what the cache does not have of their prompt.
+        """
+        generation = seq.generation
+        if seq.in_flight or self._starved:
+            return False
+        turn = shares.turn(generation)
+        if any(shares.turn(pull) < turn for pull in self.pulls_waiting()):
+            return False
+        elsewhere = generation.kind is Kind.PREFILL
+        wanted = 0 if elsewhere else len(seq.forks)
+        while (free := self._free_slots) <= wanted:
+            if not self._take_from_richer(generation, shares, gain=free + 1):
+                break
+        if not free:
+            return False
+        ahead = 0 if elsewhere else self.limits.rows_ahead
+        computed = None if generation.scores is None else generation.scores.next
+        found = self._allocate(generation, seq.all_tokens(), len(seq) + ahead, shares, computed)
+        if found is None:
+            return False
+        seq.kept = min(free - 1, wanted)
+        seq.pages, cached = found
+        seq.kv_len = seq.draft_len = cached * self.limits.page_size
+        seq.generation.cached_tokens = max(seq.generation.cached_tokens, seq.kv_len)
+        return True
+
+    def _reserve(self, seq: Sequence) -> bool:
+        """Pages for all rows that rounds may write meanwhile; may preempt other sequences."""
+        rows = seq.kv_len + self.limits.rows_ahead
+        need = pages_for(rows, self.limits.page_size) - len(seq.pages)
+        while need > 0 and not self._make_room(need):
+            if self.reclaim():
+                self._starved = not self._make_room(need)
+                if self._starved:
+                    return False  # this sequence waits: the pages come when the copies have stopped
+                continue
+            victim = self._last_of_the_richest(self._movable[1:] or self._movable, self._shares())
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        if need > 0:
+            seq.pages += self.pool.take(need)
+        return True
+
+    def _chunk_budget(self, decoding: int) -> int:
+        """Prompt rows of this step. Beside decode rows a few, unless many prompt tokens wait."""
+        limits = self.limits
+        if not decoding or limits.beside is None:
+            return limits.chunk_tokens
+        few, many, backlog = limits.beside(decoding, False), MANY_CHUNKS * limits.beside(1, False), 0
+        for seq in itertools.chain(self.running, self.waiting):
+            backlog += max(seq.missing - 1, 0)
+            if backlog > many:
+                return limits.beside(decoding, True)
+        return few
+
+    # --- whose share is how large ----------------------------------------------------------------------
+
+    def _shares(self) -> Shares:
+        joining = (seq.generation for seq in self.joining)
+        shares = self._running_shares.plus(itertools.chain(joining, self.pulls_running()))
+        for seq in self.running:
+            if seq.forks:
+                shares.add(seq.generation, seq.keeps)
+        return shares
+
+    def _take_from_richer(self, claimant: Generation, shares: Shares, gain: int) -> bool:
+        """A call with so much that the claimant may have it gives up a slot; False: no call has.
+
+        First one that is only kept, then that of a sequence, which is preempted.
+        """
+        owing = shares.owing(claimant, gain)
+        if not owing:
+            return False
+        keeping = [seq for seq in self.running if seq.keeps and seq.generation.share in owing]
+        victims = keeping or [seq for seq in self._movable[1:] if seq.generation.share in owing]
+        if not victims:
+            return False
+        victim = self._last_of_the_richest(victims, shares)
+        if keeping:
+            victim.kept = victim.keeps - 1
+        else:
+            self._preempt(victim)
+        shares.add(victim.generation, -1)
+        return True
+
+    @property
+    def _movable(self) -> list[Sequence]:
+        """Running sequences whose pages are under no lease, in order of admission."""
+        return [seq for seq in self.running if seq.generation.kind is not Kind.PREFILL]
+
+    @staticmethod
+    def _last_of_the_richest(sequences: SequenceOf[Sequence], shares: Shares) -> Sequence:
+        return max(sequences, key=lambda seq: (shares.held(seq.generation.share), seq.seat))
+
+    # --- slots ---------------------------------------------------------------------------------------
+
+    @property
+    def _free_slots(self) -> int:
+        """Slots that are neither taken, nor kept for the choices of a prompt that is being computed."""
+        free = self.limits.max_running - len(self.running)
+        return free and free - sum(seq.keeps for seq in self.running if seq.forks)
+
+    def _sit_down(self, seq: Sequence) -> None:
+        """Into the running batch, on a slot of its own."""
+        self.running.append(seq)
+        self._running_shares.add(seq.generation)
+        seq.slot, seq.seat = self._slots.pop(), next(self._seats)
+
+    def _stand_up(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self._running_shares.add(seq.generation, -1)
+        self._slots.append(seq.slot)
+        seq.slot = seq.seat = -1
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._stand_up(seq)
+        self._give_back(seq)
+        self.waiting.add(seq)
+        self.preempted.append(seq)
+        self.preemptions += 1
+
+    def _make_room(self, count: int) -> bool:
+        if count > self.pool.free:
+            self.cache.evict(count - self.pool.free)
+        return count <= self.pool.free
+
+    def _give_back(self, seq: Sequence) -> None:
+        self.remember(seq)
+        self.pool.drop(seq.pages)
+        seq.pages, seq.kv_len, seq.draft_len, seq.tree = [], 0, 0, None
