@@ -13,10 +13,10 @@ from unittest import mock
 
 import torch
 
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.sampling.noise import streams
 from eyas.engine.sampling.row import Row
-from eyas.engine.speculation.tree import DraftTree
 from eyas.engine.speculation.verify import Verdict, walk
 
 Fault = Callable[[], contextlib.AbstractContextManager[None]]

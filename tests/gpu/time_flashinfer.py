@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eyas.engine.attention.base import Span
+from eyas.engine.batch.spans import Span
 from eyas.engine.kv.pool import PoolShape
 
 if TYPE_CHECKING:

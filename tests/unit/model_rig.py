@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from eyas.engine.attention.base import Span
 from eyas.engine.attention.forward import build_batch
 from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, strip_prefix
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kv.pool import KvPool, PoolShape

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.paths import Extension
 from eyas.engine.kernels.rounds import FACTS, Batch, RoundRows, Verdicts
-from eyas.engine.speculation.tree import DraftTree
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = 4

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from eyas.engine.attention.base import Span
 from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.batch.spans import Span
 from eyas.engine.kv.pool import KvPool, PoolShape
 
 LAYER = 1

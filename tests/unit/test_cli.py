@@ -22,7 +22,7 @@ from eyas.common.config import (
 )
 from eyas.common.errors import ConfigError
 from eyas.common.types import Role
-from eyas.engine.speculation.tree import TreeExpansion
+from eyas.engine.speculation.expansion import TreeExpansion
 from eyas.worker.plan import gateway_argv, worker_argv
 
 ON_GPU = ("serve", "--device", "cuda")

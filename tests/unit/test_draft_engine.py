@@ -15,6 +15,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Group
 from eyas.engine.batch.sequence import Sequence
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.ipc.messages import (
     Command,
     DraftClose,
@@ -41,7 +42,6 @@ from eyas.engine.kv.pulls import Pulls
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.drafter import Commit
 from eyas.engine.speculation.remote import LATE_ROUNDS, RemoteDrafter
-from eyas.engine.speculation.tree import DraftTree
 
 WIDTH = 2
 PEER = 4

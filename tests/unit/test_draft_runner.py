@@ -9,8 +9,8 @@ import torch
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.speculation.draft_runner import DraftRunner, Extension, Wish
-from eyas.engine.speculation.tree import DraftTree
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.test_eagle3_head import Equations
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
-from eyas.engine.attention.base import Span
+from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import DraftConfig
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama

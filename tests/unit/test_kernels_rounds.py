@@ -9,10 +9,10 @@ import torch
 
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.rounds import FACTS, prepare, propose_rows, verdict
 from eyas.engine.sampling.noise import _philox, streams
 from eyas.engine.speculation.synthetic import resolve
-from eyas.engine.speculation.tree import DraftTree
 from eyas.engine.speculation.verify import walk
 from tests.unit.rounds_rig import (
     DEVICE,

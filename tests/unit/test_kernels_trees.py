@@ -9,9 +9,10 @@ import torch
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.rounds import verdict
 from eyas.engine.kernels.trees import Frontier, Growth, grow, new_growth, select
-from eyas.engine.speculation.tree import DraftTree, TreeExpansion
+from eyas.engine.speculation.expansion import TreeExpansion
 from eyas.engine.speculation.verify import walk
 from tests.unit.rounds_rig import DEVICE, Case, ints, new_rows, new_verdicts, random_case, visible
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from eyas.common.params import SamplingParams
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.sampling.noise import gumbel_rows, streams
 from eyas.engine.sampling.sampler import Row, sample
-from eyas.engine.speculation.tree import DraftTree
 from eyas.engine.speculation.verify import walk
 
 pytestmark = pytest.mark.usefixtures("one_thread")

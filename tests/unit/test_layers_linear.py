@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.engine.layers.linear import ROWS, Linear
+from eyas.engine.batch.blocks import ROWS
+from eyas.engine.layers.linear import Linear
 
 SHAPES = [(64, 256), (656, 256), (256, 1312), (1024, 96)]
 RAGGED = [(60, 77), (33, 7)]  # for oneDNN only

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from eyas.engine.attention.base import Span
+from eyas.engine.batch.spans import Span
 from tests.unit.model_rig import Rig
 from tests.unit.tiny import write_tiny_llama
 

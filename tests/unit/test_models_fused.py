@@ -11,9 +11,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from eyas.engine.attention.base import Span
 from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.batch.rows import Rounds, Rows
+from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import ModelConfig, strip_prefix
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kernels import skinny

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from eyas.engine.attention.base import Span
 from eyas.engine.attention.page_lists import PageLists, page_lists
+from eyas.engine.batch.spans import Span
 
 PAGE = 4
 

@@ -16,8 +16,8 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.attention.base import Span
 from eyas.engine.attention.prompts import PromptAttention
+from eyas.engine.batch.spans import Span
 from eyas.engine.kv.pool import PoolShape
 from tests.unit.loopback import Loopback, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama

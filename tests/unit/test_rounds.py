@@ -7,11 +7,11 @@ from engine_rig import Rig, request
 
 from eyas.common.types import Choice, Finish
 from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.ipc.messages import Step
 from eyas.engine.loop.rounds import Rounds
 from eyas.engine.loop.runner import Output
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
-from eyas.engine.speculation.tree import DraftTree
 
 WIDTH = 2
 

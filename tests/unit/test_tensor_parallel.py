@@ -21,8 +21,8 @@ from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
 from eyas.common.errors import ConfigError, EngineError
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest
-from eyas.engine.attention.base import Span
 from eyas.engine.batch.prompt_scores import Asked
+from eyas.engine.batch.spans import Span
 from eyas.engine.device import calls, lead
 from eyas.engine.device.lead import Lead
 from eyas.engine.device.step import StepInput, StepShape
@@ -173,14 +173,14 @@ def test_tokens_arrive_or_do_not() -> None:
 # --- a follower that is gone -------------------------------------------------------------------------------
 
 
-def _idle(loaded: Loaded, seat: Seat, channel: Channel) -> None:
+def _idle(seat: Seat, channel: Channel) -> None:
     channel.ready()
     group = Group(seat, "cpu")
     follow(channel, {"die": lambda call: os.kill(os.getpid(), signal.SIGKILL)})
     group.close()
 
 
-def _early(loaded: Loaded, seat: Seat, channel: Channel) -> None:
+def _early(seat: Seat, channel: Channel) -> None:
     """Ends between its join and its first answer, as one does that finds no room for its weights."""
     channel.ready()
     Group(seat, "cpu")
@@ -191,15 +191,16 @@ NEVER = SimpleNamespace(query=lambda: False)
 
 
 @pytest.fixture
-def loaded(tmp_path: Path) -> Iterator[Loaded]:
-    """What a lead is made with; the group that it then leaves as it stands is given up after the test."""
-    yield Loaded.of(replace(SHARED, model=str(write_tiny_llama(tmp_path, layers=1))))
+def no_group_is_left() -> Iterator[None]:
+    """The group that a lead leaves as it stands is given up after the test."""
+    yield
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def test_whoever_waits_for_a_device_hears_of_a_dead_follower(loaded: Loaded) -> None:
-    led = Lead(_idle, loaded)
+@pytest.mark.usefixtures("no_group_is_left")
+def test_whoever_waits_for_a_device_hears_of_a_dead_follower() -> None:
+    led = Lead(_idle, 2, "cpu")
     led.tell(Call("die"))
     with pytest.raises(EngineError, match="rank 1 of 2 has ended: killed by SIGKILL"):
         led.wait(NEVER)
@@ -208,16 +209,18 @@ def test_whoever_waits_for_a_device_hears_of_a_dead_follower(loaded: Loaded) -> 
     assert time.monotonic() - began < 2
 
 
-def test_a_step_has_a_deadline(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_group_is_left")
+def test_a_step_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lead, "STEP_S", 0.3)
-    led = Lead(_idle, loaded)
+    led = Lead(_idle, 2, "cpu")
     with pytest.raises(EngineError, match="have not done a step in 0.3 s"):
         led.wait(NEVER)
     led.close()
 
 
-def test_a_follower_that_cannot_load_says_why(loaded: Loaded) -> None:
-    led = Lead(_early, loaded)
+@pytest.mark.usefixtures("no_group_is_left")
+def test_a_follower_that_cannot_load_says_why() -> None:
+    led = Lead(_early, 2, "cpu")
     with pytest.raises(EngineError, match="ConfigError: no room for the weights"):
         led.group.least(5)
     led.close()

@@ -19,8 +19,8 @@ import torch
 from eyas.common.params import SamplingParams
 from eyas.common.types import Finish
 from eyas.engine.batch.stopping import banned_ids, finish
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.sampling.sampler import Row, sample
-from eyas.engine.speculation.tree import DraftTree
 from eyas.engine.speculation.verify import Verdict, walk
 
 pytestmark = pytest.mark.usefixtures("one_thread")

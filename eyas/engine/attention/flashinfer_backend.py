@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.attention.base import Span
 from eyas.engine.attention.page_lists import page_lists
+from eyas.engine.batch.spans import Span
 from eyas.engine.kv.pool import PoolShape
 
 HEAD_DIMS = (64, 128, 256)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.engine.attention.base import AttentionBackend, Plan, Span
+from eyas.engine.attention.base import AttentionBackend, Plan
+from eyas.engine.batch.spans import Span
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eyas.engine.attention.base import Span
+from eyas.engine.batch.spans import Span
 from kv_transfer.layout import pages_for
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.attention.base import Span
+from eyas.engine.batch.spans import Span
 
 
 class PlannedAttention(Protocol):

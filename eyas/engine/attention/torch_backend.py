@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eyas.engine.attention.base import AttentionBackend, Plan, Span
+from eyas.engine.attention.base import AttentionBackend, Plan
+from eyas.engine.batch.blocks import padded_rows
+from eyas.engine.batch.spans import Span
 from eyas.engine.kv.pool import PoolShape
-from eyas.engine.layers.linear import padded_rows
 
 BLOCK = 64
 _TILES_SHARING_KEYS = 4  # a causal span of more tiles gathers its keys once for all of them

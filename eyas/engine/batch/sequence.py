@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from eyas.common.types import GenerationRequest, KvHandle, PromptLogprobs, Timings
 from eyas.engine.batch.prompt_scores import Asked, PromptScores
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.batch.window import FeatureWindow
-from eyas.engine.speculation.tree import DraftTree
 
 
 class Kind(enum.Enum):

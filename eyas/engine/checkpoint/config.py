@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.common.errors import ConfigError
-from eyas.engine.models.registry import MODELS
+from eyas.engine.checkpoint.architectures import MODELS
 
 DEFAULT_ROPE_THETA = 10000.0
 _SAMPLES_PER_FILE = 16

@@ -10,8 +10,8 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from eyas.engine.attention.base import Span
 from eyas.engine.batch.prompt_scores import Asked
+from eyas.engine.batch.spans import Span
 from eyas.engine.device.step import StepInput, StepShape
 from eyas.engine.parallel.ranks import Call
 

@@ -11,11 +11,11 @@ import torch
 from eyas.common.types import TokenLogprob
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Generation, Sequence, Work
+from eyas.engine.batch.tree import NO_DRAFTS, Drafts
 from eyas.engine.device.executor import Event
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.rounds import FACTS
 from eyas.engine.sampling.scores import Scores
-from eyas.engine.speculation.verify import NO_DRAFTS, Drafts
 
 
 @dataclass(frozen=True)

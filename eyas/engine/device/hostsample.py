@@ -14,12 +14,12 @@ import numpy as np
 from eyas.common.types import TokenLogprob
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.stopping import banned_ids
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.flight import Sampling
 from eyas.engine.device.step import StepShape
 from eyas.engine.sampling.row import Row
 from eyas.engine.sampling.sampler import Sampled, sample
-from eyas.engine.speculation.tree import DraftTree
 from eyas.engine.speculation.verify import walk
 
 

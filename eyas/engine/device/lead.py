@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from eyas.engine.device import calls
 from eyas.engine.device.executor import Event, Executor
 from eyas.engine.device.program import Machine
 from eyas.engine.device.step import StepInput
-from eyas.engine.loading.spec import Loaded
 from eyas.engine.parallel.group import Group
 from eyas.engine.parallel.ranks import Call, Channel, Followers, Seat
 from eyas.engine.sampling.scores import Scores
@@ -38,13 +36,12 @@ class Lead:
     `whole`: no follower has been lost.
     """
 
-    def __init__(self, main: Callable[[Loaded, Seat, Channel], None], loaded: Loaded) -> None:
-        """Starts them, `main` with `loaded`, and joins them. Raises EngineError if one does not come."""
-        self._followers = Followers(partial(main, loaded), loaded.config.tensor_parallel_size)
+    def __init__(self, main: Callable[[Seat, Channel], None], ranks: int, device: str) -> None:
+        """Starts them, each in `main`, and joins them. Raises EngineError if one does not come."""
+        self._followers = Followers(main, ranks)
         self.whole = True
         try:
             self._followers.wait_ready(START_S)
-            device = loaded.of_rank(0).config.device
             self.group = Group(self._followers.seat, device, LOAD_S, self._followers.check)
         except BaseException:
             self._followers.close()

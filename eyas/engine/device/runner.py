@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from eyas.engine.attention.base import Span
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Generation, Sequence, Work
+from eyas.engine.batch.spans import Span
 from eyas.engine.batch.tables import Pokes
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor

@@ -13,8 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from eyas.engine.attention.base import Span
 from eyas.engine.batch.sequence import Sequence, Work
+from eyas.engine.batch.spans import Span
 from kv_transfer.layout import pages_for
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence as SequenceOf
 from eyas.common.errors import EyasError
 from eyas.common.types import Entry, Finish, TokenLogprob
 from eyas.engine.batch.sequence import Generation, Sequence
+from eyas.engine.batch.tree import NO_DRAFTS, Drafts
 from eyas.engine.ipc.messages import Event, Failed, Failure, Rejected, Step
-from eyas.engine.speculation.verify import NO_DRAFTS, Drafts
 
 
 class Outbox:

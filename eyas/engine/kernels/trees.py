@@ -1,6 +1,6 @@
 """EAGLE-2 trees grown on the device: each level's k best candidates are expanded, the best of all are kept.
 
-One program a sequence. `eyas.engine.speculation.tree.TreeExpansion` is the specification, to the bit: scores
+One program per sequence. `speculation.expansion.TreeExpansion` is the specification, to the bit: scores
 are products in float64, equal scores go to the lower flat index. How the draft head runs is not known here.
 (Li et al., EAGLE-2, sections 4.1 and 4.2.)
 """

@@ -11,13 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-ROWS = 8
-"""Rows of every GEMM: a lone row takes another kernel, and 8 is about what a verify step has."""
-
-
-def padded_rows(rows: int) -> int:
-    """The next multiple of ROWS."""
-    return -(-rows // ROWS) * ROWS
+from eyas.engine.batch.blocks import ROWS, padded_rows
 
 
 def pad_rows(x: torch.Tensor) -> torch.Tensor:

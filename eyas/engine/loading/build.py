@@ -24,6 +24,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Group, Role
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.checkpoint.architectures import model_class
 from eyas.engine.device.lead import Lead
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.ipc.link import EngineLink
@@ -42,7 +43,6 @@ from eyas.engine.loop.engine import Engine, Parts
 from eyas.engine.loop.runner import Runner
 from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
 from eyas.engine.models.llama import Ends
-from eyas.engine.models.registry import model_class
 from eyas.engine.scheduling.scheduler import Limits, Scheduler
 from eyas.engine.speculation.colocated import ColocatedDrafter
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
@@ -132,8 +132,9 @@ def _device_core(loaded: Loaded, start: Start) -> tuple[Loaded, _Core]:
     lead = None
     if loaded.config.tensor_parallel_size > 1:
         with start.phases("ranks"):
-            lead = Lead(follower.main, loaded)
-        loaded = loaded.of_rank(0)
+            ranks, first = loaded.config.tensor_parallel_size, loaded.of_rank(0)
+            lead = Lead(partial(follower.main, loaded), ranks, first.config.device)
+        loaded = first
     loaded, device = build_device(loaded, start, lead)
     config = loaded.config
     limits = Limits(

@@ -1,7 +1,8 @@
 """The overlapped loop's step: the next one is launched before this one's tokens are known.
 
-The plain loop (`eyas.engine.loop.plain`) is the specification: this one gives the same tokens. The device keeps every sequence's truth; the host holds lower bounds and learns the result one step
-late. What it learns of a sequence that has ended, or lost its seat, changes no page.
+The plain loop (`eyas.engine.loop.plain`) is the specification: this one gives the same tokens. The device
+keeps every sequence's truth; the host holds lower bounds and learns the result one step late. What it learns
+of a sequence that has ended, or lost its seat, changes no page.
 """
 
 from __future__ import annotations

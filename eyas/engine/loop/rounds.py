@@ -16,6 +16,7 @@ import torch
 from eyas.common.types import FirstToken, KvHandle, Timings
 from eyas.engine.batch.sequence import Kind, Sequence
 from eyas.engine.batch.stopping import finish
+from eyas.engine.batch.tree import NO_DRAFTS, Drafts, DraftTree
 from eyas.engine.ipc.messages import PrefillDone
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
@@ -23,8 +24,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.loop.runner import Output
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.speculation.drafter import Commit, Drafter
-from eyas.engine.speculation.tree import DraftTree
-from eyas.engine.speculation.verify import NO_DRAFTS, Drafts, walk
+from eyas.engine.speculation.verify import walk
 
 
 @dataclass

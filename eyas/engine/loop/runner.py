@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from eyas.common.types import PromptLogprobs, TokenLogprob
-from eyas.engine.attention.base import AttentionBackend, Span
+from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import build_batch
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.spans import Span
 from eyas.engine.batch.stopping import banned_ids
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.eagle3 import Eagle3Capture

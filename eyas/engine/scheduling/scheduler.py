@@ -3,8 +3,8 @@
 It composes every step as a list of `Work`: decode rows and verify trees of the running sequences first,
 then prompt chunks under a token budget. Pages come from one pool, shared with the prefix cache; when they
 run out a sequence goes back to the queue and is recomputed later: the last admitted one of the call that has
-most. So does one of a call that has more than its share while another waits (`fairness`, beside
-this file). The sequence that has run longest never does, so one always comes to its end. It knows nothing of tensors,
+most. So does one of a call that has more than its share while another waits (`fairness`, beside this file).
+The sequence that has run longest never does, so one always comes to its end. It knows nothing of tensors,
 transports or time.
 """
 

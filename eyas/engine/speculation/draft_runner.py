@@ -14,12 +14,14 @@ import torch
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.engine.attention.base import AttentionBackend, Span
+from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import build_batch
+from eyas.engine.batch.spans import Span
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.eagle3 import Eagle3Head
 from eyas.engine.sampling.sampler import Row, draft_probabilities, perturbed
-from eyas.engine.speculation.tree import DraftTree, TreeExpansion
+from eyas.engine.speculation.expansion import TreeExpansion
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 
 from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import Sequence
-from eyas.engine.speculation.tree import DraftTree
+from eyas.engine.batch.tree import DraftTree
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 from eyas.common.config import SpeculationConfig
 from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import Sequence
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.ipc.messages import (
     DraftClose,
     DraftClosed,
@@ -26,7 +27,6 @@ from eyas.engine.ipc.messages import (
     Proposal,
 )
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
-from eyas.engine.speculation.tree import DraftTree
 
 BACKOFF_S = 0.5  # a worker that dropped a sequence gets no new one for so long
 LATE_ROUNDS = 8  # after so many late rounds in a row a sequence is not waited for

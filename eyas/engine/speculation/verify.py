@@ -8,24 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from eyas.engine.speculation.tree import ROOT, DraftTree
-
-
-class Drafts(NamedTuple):
-    """What became of the drafts of one sequence in one step.
-
-    Of a tree's branches only one can be accepted: `offered` is how deep the drafts went, so how many of them
-    could be `accepted`; `nodes` is how many were verified, on all branches.
-    """
-
-    accepted: int
-    offered: int
-    nodes: int
-
-
-NO_DRAFTS = Drafts(0, 0, 0)
+from eyas.engine.batch.tree import ROOT, DraftTree
 
 
 @dataclass(frozen=True)

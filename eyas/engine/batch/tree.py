@@ -1,13 +1,14 @@
-"""Draft trees: the shape of a proposal, and how EAGLE-2 grows one from a draft head's probabilities.
+"""Draft trees: the shape of a proposal, and what became of its drafts.
 
-Plain integers, no torch: the scheduler cuts trees, the runner turns them into masks, `verify` walks them.
-What a token is worth is not known here, only what the drafter thought of it.
+Plain integers, no torch: the scheduler cuts trees, a step turns them into masks, `speculation.verify` walks
+them. How a tree grows is not known here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 ROOT = -1
 
@@ -93,72 +94,16 @@ class DraftTree:
         return DraftTree([self.tokens[n] for n in nodes], [place[self.parents[n]] for n in nodes])
 
 
-@dataclass(frozen=True)
-class FrontierNode:
-    """A candidate that the draft head runs next.
+class Drafts(NamedTuple):
+    """What became of the drafts of one sequence in one step.
 
-    `candidate` is its flat index in the pool and `parent_slot` its parent's place in the frontier before.
-    With k nodes a level, slot g of level l is draft row l * k + g: `rows` lists those of the node's path,
-    its own last.
+    Of a tree's branches only one can be accepted: `offered` is how deep the drafts went, so how many of them
+    could be `accepted`; `nodes` is how many were verified, on all branches.
     """
 
-    candidate: int
-    token: int
-    score: float
-    parent_slot: int
-    rows: tuple[int, ...]
+    accepted: int
+    offered: int
+    nodes: int
 
 
-class TreeExpansion:
-    """Grows one EAGLE-2 tree: every level's k best candidates are expanded, the best of all are kept.
-
-    A candidate's score is the product of the draft probabilities on its path. Equal scores go to the lower
-    flat index; a child never scores above its parent and always has a higher index, so whenever a node is
-    kept its parent is kept as well.
-    """
-
-    def __init__(self, topk: int, draft_tokens: int) -> None:
-        """`draft_tokens` counts the root: the final tree has at most draft_tokens - 1 nodes."""
-        self._topk = topk
-        self._draft_tokens = draft_tokens
-        self._tokens: list[int] = []
-        self._scores: list[float] = []
-        self._parents: list[int] = []
-        self._frontier = [FrontierNode(ROOT, token=-1, score=1.0, parent_slot=0, rows=())]
-        self._level = 0
-
-    def grow(self, tokens: Sequence[Sequence[int]], probabilities: Sequence[Sequence[float]]) -> None:
-        """Add the children of each frontier node, best first: both [1, k] at first, [k, k] afterwards."""
-        first = len(self._tokens)
-        slots = []
-        for slot, parent in enumerate(self._frontier):
-            for token, probability in zip(tokens[slot], probabilities[slot], strict=True):
-                self._tokens.append(token)
-                self._scores.append(parent.score * _sane(probability))
-                self._parents.append(parent.candidate)
-                slots.append(slot)
-        best = self._best(range(first, len(self._tokens)), self._topk)
-        self._frontier = [self._node(q, slots[q - first], g) for g, q in enumerate(best)]
-        self._level += 1
-
-    def frontier(self) -> list[FrontierNode]:
-        """The k best candidates of the last level, best first."""
-        return self._frontier
-
-    def select(self) -> DraftTree:
-        """The best candidates of all levels as a tree, in the order of their flat indices."""
-        kept = sorted(self._best(range(len(self._tokens)), self._draft_tokens - 1))
-        place = {ROOT: ROOT} | {q: i for i, q in enumerate(kept)}
-        return DraftTree([self._tokens[q] for q in kept], [place[self._parents[q]] for q in kept])
-
-    def _best(self, candidates: Iterable[int], count: int) -> list[int]:
-        return sorted(candidates, key=lambda q: (-self._scores[q], q))[:count]
-
-    def _node(self, q: int, parent_slot: int, slot: int) -> FrontierNode:
-        rows = (*self._frontier[parent_slot].rows, self._level * self._topk + slot)
-        return FrontierNode(q, self._tokens[q], self._scores[q], parent_slot, rows)
-
-
-def _sane(probability: float) -> float:
-    """Within 0 .. 1, NaN as 0: rounding (or a broken head) must not lift a child above its parent."""
-    return min(probability, 1.0) if probability > 0.0 else 0.0
+NO_DRAFTS = Drafts(0, 0, 0)
