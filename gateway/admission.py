@@ -24,7 +24,7 @@ MAX_PROMPT_LOGPROBS = 1 << 20  # numbers of one prompt: its own tokens' and the 
 
 
 @dataclass(frozen=True)
-class Wish:
+class GenerationOptions:
     """What a caller wants done with a prompt.
 
     `max_tokens` None: what fits, up to what the model wants or, if it wants nothing, `default_max_tokens`.
@@ -42,7 +42,7 @@ class Wish:
     truncate_prompt: int | None = None
     call: str = field(default_factory=lambda: secrets.token_hex(8))
 
-    def with_params(self, **changes: Any) -> Wish:
+    def with_params(self, **changes: Any) -> GenerationOptions:
         """The same with some parameters changed."""
         return dataclasses.replace(self, params=msgspec.structs.replace(self.params, **changes))
 
@@ -100,7 +100,9 @@ def check_model(config: GatewayConfig, name: str) -> None:
         )
 
 
-def admit(model: ServedModel, prompt_ids: tuple[int, ...], wish: Wish, timeout_s: float) -> GenerationRequest:
+def admit(
+    model: ServedModel, prompt_ids: tuple[int, ...], options: GenerationOptions, timeout_s: float
+) -> GenerationRequest:
     """The request for one prompt, its id and seed chosen.
 
     Raises InvalidRequest for an empty prompt or a parameter that makes no sense, here or with drafts accepted
@@ -108,20 +110,20 @@ def admit(model: ServedModel, prompt_ids: tuple[int, ...], wish: Wish, timeout_s
     """
     if not prompt_ids:
         raise InvalidRequest("the prompt is empty", param="prompt")
-    if wish.truncate_prompt is not None:
-        prompt_ids = prompt_ids[-_kept(model, wish) :]
-    max_tokens = _max_tokens(model, len(prompt_ids), wish)  # before any id is looked at
+    if options.truncate_prompt is not None:
+        prompt_ids = prompt_ids[-_kept(model, options) :]
+    max_tokens = _max_tokens(model, len(prompt_ids), options)  # before any id is looked at
     if min(prompt_ids) < 0 or max(prompt_ids) >= model.vocab_size:
         raise InvalidRequest(
             f"the prompt holds a token id outside 0 .. {model.vocab_size - 1}", param="prompt"
         )
-    if model.synthetic and wish.speculative:
-        _refuse_meaning(wish)
+    if model.synthetic and options.speculative:
+        _refuse_meaning(options)
     params = msgspec.structs.replace(
-        wish.params,
+        options.params,
         max_tokens=max_tokens,
-        top_k=0 if wish.params.top_k == -1 else wish.params.top_k,
-        seed=secrets.randbits(64) if wish.seed is None else wish.seed % 2**64,
+        top_k=0 if options.params.top_k == -1 else options.params.top_k,
+        seed=secrets.randbits(64) if options.seed is None else options.seed % 2**64,
     )
     params.validate(model.vocab_size)
     _check_prompt_logprobs(params, len(prompt_ids))
@@ -129,16 +131,16 @@ def admit(model: ServedModel, prompt_ids: tuple[int, ...], wish: Wish, timeout_s
         id=secrets.token_hex(12),
         prompt_ids=prompt_ids,
         params=params,
-        choices=tuple(map(Choice, range(wish.n))),
+        choices=tuple(map(Choice, range(options.n))),
         timeout_s=timeout_s,
-        speculative=wish.speculative,
-        call=wish.call,
+        speculative=options.speculative,
+        call=options.call,
     )
 
 
-def _refuse_meaning(wish: Wish) -> None:
+def _refuse_meaning(options: GenerationOptions) -> None:
     """Raises InvalidRequest for what says something of the model's own tokens."""
-    for name, given in (("seed", wish.seed), ("logprobs", wish.params.logprobs)):
+    for name, given in (("seed", options.seed), ("logprobs", options.params.logprobs)):
         if given is not None:
             raise InvalidRequest(
                 f"{name} means nothing here: this server accepts drafts by chance, for benchmarks "
@@ -164,11 +166,11 @@ def _check_prompt_logprobs(params: SamplingParams, prompt: int) -> None:
         )
 
 
-def _kept(model: ServedModel, wish: Wish) -> int:
+def _kept(model: ServedModel, options: GenerationOptions) -> int:
     """How many tokens of a prompt are kept, at least one."""
-    if wish.truncate_prompt is not None and wish.truncate_prompt > 0:
-        return wish.truncate_prompt
-    return max(1, model.context_length - (1 if wish.max_tokens is None else wish.max_tokens))
+    if options.truncate_prompt is not None and options.truncate_prompt > 0:
+        return options.truncate_prompt
+    return max(1, model.context_length - (1 if options.max_tokens is None else options.max_tokens))
 
 
 def room(model: ServedModel, prompt: int, least: int = 1) -> int:
@@ -183,11 +185,11 @@ def room(model: ServedModel, prompt: int, least: int = 1) -> int:
     return left
 
 
-def _max_tokens(model: ServedModel, prompt: int, wish: Wish) -> int:
-    asked = wish.max_tokens
+def _max_tokens(model: ServedModel, prompt: int, options: GenerationOptions) -> int:
+    asked = options.max_tokens
     left = room(model, prompt, least=0 if asked == 0 else 1)
     if asked is None:
-        default: int = model.sampling.get("max_tokens", wish.default_max_tokens)
+        default: int = model.sampling.get("max_tokens", options.default_max_tokens)
         return min(left, default)
     if asked > left:
         raise ContextLengthExceeded(

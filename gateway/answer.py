@@ -14,7 +14,7 @@ import msgspec
 from eyas.common.types import GenerationRequest
 from gateway.backend import Backend
 from gateway.openai_request import Call
-from gateway.text import Course, Delta, TextStream, Usage
+from gateway.text import Delta, RequestTrace, TextStream, Usage
 from gateway.tokenizer import Tokenizer
 
 
@@ -26,9 +26,9 @@ class Answer:
         self._n = n
 
     @property
-    def courses(self) -> list[Course]:
+    def traces(self) -> list[RequestTrace]:
         """What has happened to each prompt so far."""
-        return [stream.course for stream in self._streams]
+        return [stream.trace for stream in self._streams]
 
     @property
     def usage(self) -> Usage:

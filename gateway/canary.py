@@ -22,7 +22,7 @@ from gateway import router
 from gateway.backend import Backend, GenerationStream, Health
 from gateway.metrics import GatewayMetrics
 from gateway.router import Candidate
-from gateway.text import Course
+from gateway.text import RequestTrace
 
 PROMPT = (0, 1, 2, 3)
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -155,7 +155,7 @@ class Flight:
     def __init__(self) -> None:
         self.drafted = False
         self._admitted = False
-        self._course = Course()
+        self._trace = RequestTrace()
 
     async def complete(self, backend: Backend, timeout_s: float) -> None:
         """Raises what the request fails with."""
@@ -165,7 +165,7 @@ class Flight:
         async with contextlib.aclosing(await backend.start(request)) as stream:
             self._admitted = True
             async for entry in stream:
-                self._course.saw(entry)
+                self._trace.saw(entry)
                 self.drafted |= entry.offered > 0
 
     @property
@@ -173,14 +173,14 @@ class Flight:
         """The leg that it has not finished."""
         if not self._admitted:
             return "admission"
-        if not self._course.first:
+        if not self._trace.first:
             return "prefill"
         return "decode" if self._heard(Role.DECODE) else "transfer"
 
     def detour(self, links: Sequence[Candidate]) -> str:
         """What an arrived one had to go around; empty if nothing."""
         alone = any(link.can(Role.PREFILL) and link.can(Role.DECODE) for link in links)
-        if alone or any(leg.transfer_path for leg in self._course.legs):
+        if alone or any(leg.transfer_path for leg in self._trace.legs):
             return ""
         prefill, decode = self._worker(Role.PREFILL), self._worker(Role.DECODE) or "decode"
         if not prefill:
@@ -188,10 +188,10 @@ class Flight:
         return f"transfer: {decode} computed the prompt itself instead of pulling it from {prefill}"
 
     def _heard(self, role: Role) -> bool:
-        return any(leg.role is role for leg in self._course.legs)
+        return any(leg.role is role for leg in self._trace.legs)
 
     def _worker(self, role: Role) -> str:
-        return next((leg.worker for leg in reversed(self._course.legs) if leg.role is role), "")
+        return next((leg.worker for leg in reversed(self._trace.legs) if leg.role is role), "")
 
 
 class Watched:

@@ -17,7 +17,7 @@ from eyas.common import convert, rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest
 from gateway import grpc_door
-from gateway.admission import ServedModel, Wish, admit, check_model, room, served_model
+from gateway.admission import GenerationOptions, ServedModel, admit, check_model, room, served_model
 from gateway.backend import Backend
 from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics
@@ -107,7 +107,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         """Admit the prompt, then its deltas, then its usage; whatever ends the call frees the cluster."""
         model = await self._served()
         timeout_s = min(self._config.request_timeout_s, context.time_remaining() or float("inf"))
-        request = admit(model, prompt, _wish(model, options), timeout_s)
+        request = admit(model, prompt, _options(model, options), timeout_s)
         request = msgspec.structs.replace(request, caller=grpc_door.caller_of(context, self.keys))
         async with contextlib.AsyncExitStack() as owned:
             meter = owned.enter_context(self._metrics.meter())
@@ -116,7 +116,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             )
             await _mark(model, context)
             text = TextStream(generation, request, self._tokenizer, rules)
-            owned.callback(lambda: meter.ended(text.usage, [text.course]))
+            owned.callback(lambda: meter.ended(text.usage, [text.trace]))
             async for delta in text.deltas():
                 meter.delta(delta)
                 yield eyas_pb2.GenerateEvent(delta=_delta_to_pb(delta))
@@ -162,7 +162,7 @@ async def _mark(model: ServedModel, context: Context) -> None:
         await context.send_initial_metadata(((rpc.SYNTHETIC, "1"),))
 
 
-def _wish(model: ServedModel, options: eyas_pb2.GenerateOptions) -> Wish:
+def _options(model: ServedModel, options: eyas_pb2.GenerateOptions) -> GenerationOptions:
     """Raises InvalidRequest for what is not checked with the sampling parameters."""
     given = {name: getattr(options, name) for name in _SAMPLING if options.HasField(name)}
     params = model.params(
@@ -171,7 +171,7 @@ def _wish(model: ServedModel, options: eyas_pb2.GenerateOptions) -> Wish:
     n = options.n if options.HasField("n") else 1
     if not 1 <= n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}", param="n")
-    return Wish(
+    return GenerationOptions(
         params,
         max_tokens=options.max_tokens if options.HasField("max_tokens") else None,
         seed=options.seed if options.HasField("seed") else None,

@@ -148,7 +148,7 @@ class Front:
             async with contextlib.AsyncExitStack() as owned:
                 async with _until(deadline):
                     answer = await owned.enter_async_context(admitted(self._backend, self._tokenizer, call))
-                owned.callback(lambda: meter.ended(answer.usage, answer.courses))
+                owned.callback(lambda: meter.ended(answer.usage, answer.traces))
                 owned.callback(lambda: _log_end(call, answer))
                 format = shape(answer)
                 if call.stream:

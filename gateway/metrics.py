@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.text import Course, Delta, Usage
+from gateway.text import Delta, RequestTrace, Usage
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
@@ -144,7 +144,7 @@ class Meter:
         if delta.finish is not None:
             self._metrics.finished.labels(delta.finish).inc()
 
-    def ended(self, usage: Usage, courses: Sequence[Course]) -> None:
+    def ended(self, usage: Usage, traces: Sequence[RequestTrace]) -> None:
         """Called once, however the call ended, with what it used and what became of each prompt."""
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
         self._metrics.generation_tokens.inc(usage.completion_tokens)
@@ -154,16 +154,16 @@ class Meter:
         self._metrics.cached_tokens.inc(usage.cached_tokens)
         if usage.acceptance_length is not None:
             self._metrics.acceptance.observe(usage.acceptance_length)
-        for course in courses:
-            self._stages(course)
+        for trace in traces:
+            self._stages(trace)
 
-    def _stages(self, course: Course) -> None:
+    def _stages(self, trace: RequestTrace) -> None:
         stage = self._metrics.stage
-        for leg in course.legs:
+        for leg in trace.legs:
             if leg.prefill_ms:
                 stage.labels("queue").observe(leg.queue_ms / 1e3)
                 stage.labels("prefill").observe(leg.prefill_ms / 1e3)
             if leg.transfer_path:
                 stage.labels("transfer").observe(leg.transfer_ms / 1e3)
-        if course.second:
-            stage.labels("first_decode").observe(course.second - course.first)
+        if trace.second:
+            stage.labels("first_decode").observe(trace.second - trace.first)

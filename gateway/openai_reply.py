@@ -162,8 +162,8 @@ class Frame:
     def _timed(self, reply: Reply) -> Reply:
         if not self._call.timings:
             return reply
-        (course,) = self._answer.courses
-        timings = timings_object(self._call.began, course, self._answer.usage)
+        (trace,) = self._answer.traces
+        timings = timings_object(self._call.began, trace, self._answer.usage)
         return msgspec.structs.replace(reply, timings=timings)
 
     def _reply(
@@ -274,7 +274,7 @@ class TextFormat:
         if not self._call.echoes:
             return "", None
         prompt = choice // self._call.n
-        echo, scored = self._call.echoes[prompt], self._answer.courses[prompt].prompt
+        echo, scored = self._call.echoes[prompt], self._answer.traces[prompt].prompt
         if scored is None:
             return echo.text, None
         ids = self._call.requests[prompt].prompt_ids

@@ -20,7 +20,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from gateway.admission import ServedModel, Wish, admit, check_model
+from gateway.admission import GenerationOptions, ServedModel, admit, check_model
 from gateway.schema import ChatBody, GenerationBody, SamplingFields, TextBody, TokenizeBody
 from gateway.text import TextRules
 from gateway.tokenizer import Tokenizer
@@ -104,11 +104,11 @@ async def chat_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
     check_model(config, body.model)
     prompt = await chat_prompt(tokenizer, body)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    wish = await _wish(model, tokenizer, body, limit)
-    wish = wish.with_params(logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    options = await _options(model, tokenizer, body, limit)
+    options = options.with_params(logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     names = {} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
     with named(names, "messages"):
-        request = admit(model, prompt, wish, timeout_s(config, body.timeout))
+        request = admit(model, prompt, options, timeout_s(config, body.timeout))
     rules = text_rules(body, continues_prompt=body.continue_final_message, include_stop=body.includes_stop)
     return _call("chatcmpl-", model, body, rules, [request])
 
@@ -116,16 +116,18 @@ async def chat_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
 async def text_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: TextBody) -> Call:
     """Raises EyasError for what the model cannot do."""
     check_model(config, body.model)
-    wish = await _wish(model, tokenizer, body, body.max_tokens)
-    wish = dataclasses.replace(wish, default_max_tokens=COMPLETION_MAX_TOKENS)
-    wish = wish.with_params(logprobs=body.logprobs, prompt_logprobs=body.logprobs if body.echo else None)
+    options = await _options(model, tokenizer, body, body.max_tokens)
+    options = dataclasses.replace(options, default_max_tokens=COMPLETION_MAX_TOKENS)
+    options = options.with_params(
+        logprobs=body.logprobs, prompt_logprobs=body.logprobs if body.echo else None
+    )
     requests, echoes = [], []
     for prompt in body.prompt:
         if isinstance(prompt, str):
             ids = await tokenizer.encode_prompt(prompt, add_special_tokens=body.add_special_tokens)
         else:
             ids = tuple(prompt)
-        request = admit(model, ids, wish, timeout_s(config, body.timeout))
+        request = admit(model, ids, options, timeout_s(config, body.timeout))
         requests.append(request)
         if body.echo:
             whole = isinstance(prompt, str) and request.prompt_ids == ids
@@ -180,11 +182,11 @@ def text_rules(body: SamplingFields, *, continues_prompt: bool, include_stop: bo
     )
 
 
-async def _wish(
+async def _options(
     model: ServedModel, tokenizer: Tokenizer, body: GenerationBody, max_tokens: int | None
-) -> Wish:
+) -> GenerationOptions:
     words = await tokenizer.spellings(body.bad_words) if body.bad_words else ()
-    return Wish(
+    return GenerationOptions(
         sampling_params(model, body, min_tokens=body.min_tokens, bad_words=words),
         max_tokens,
         seed=body.seed,

@@ -95,8 +95,8 @@ class SglangFormat:
 
     def _meta(self, delta: Delta, usage: Usage) -> dict[str, Any]:
         prompt, number = divmod(delta.choice, self._call.n)
-        course = self._answer.courses[prompt]
-        usage.cached_tokens = course.cached_tokens
+        trace = self._answer.traces[prompt]
+        usage.cached_tokens = trace.cached_tokens
         meta: dict[str, Any] = {
             "id": self._name(prompt, number),
             "finish_reason": _finish_reason(delta, usage),
@@ -117,7 +117,7 @@ class SglangFormat:
                 "spec_draft_token_num": offered,
             }
         if self._call.timings and delta.finish is not None:
-            meta["timings"] = timings_object(self._call.began, course, usage)
+            meta["timings"] = timings_object(self._call.began, trace, usage)
         return meta
 
     def _name(self, prompt: int, number: int) -> str:
@@ -137,7 +137,7 @@ class SglangFormat:
 
     def _inputs(self, prompt: int) -> dict[str, Any]:
         """Of the prompt's tokens that were asked for, of which the first has no log-probabilities."""
-        request, found = self._call.requests[prompt], self._answer.courses[prompt].prompt
+        request, found = self._call.requests[prompt], self._answer.traces[prompt].prompt
         own, tops = _Array(), _Array()
         if found is not None:
             first, *others = request.prompt_ids[request.params.prompt_logprobs_start :]

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from eyas.common.config import GatewayConfig
 from eyas.common.params import INT32_MAX, MAX_TOP_LOGPROBS
 from gateway import unsupported
-from gateway.admission import ServedModel, Wish, admit, check_model
+from gateway.admission import GenerationOptions, ServedModel, admit, check_model
 from gateway.fields import Body, RequestId, is_ids, refuse
 from gateway.openai_request import Call, named, sampling_params, text_rules, timeout_s
 from gateway.schema import MAX_CHOICES, MAX_PROMPTS, SamplingFields, Seed
@@ -157,20 +157,20 @@ async def generate_call(
     """Raises EyasError for what the model cannot do."""
     if body.model is not None:
         check_model(config, body.model)
-    asked, wish, seconds = body.sampling_params, _wish(model, body), timeout_s(config, body.timeout)
+    asked, options, seconds = body.sampling_params, _options(model, body), timeout_s(config, body.timeout)
     names = _OUR_NAMES | ({} if asked.sampling_seed is None else {"seed": "sampling_seed"})
     source = "text" if body.input_ids is None else "input_ids"
     requests = []
     for prompt in body.prompts:
         ids = await tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)
         with named(names, source):
-            requests.append(admit(model, ids, wish, seconds))
+            requests.append(admit(model, ids, options, seconds))
     return Call(
         id=requests[0].id,
         created=int(time.time()),
         model=model,
         requests=tuple(requests),
-        n=wish.n,
+        n=options.n,
         rules=text_rules(asked, continues_prompt=True, include_stop=asked.no_stop_trim),
         stream=body.stream,
         timings=body.timings,
@@ -178,7 +178,7 @@ async def generate_call(
     )
 
 
-def _wish(model: ServedModel, body: GenerateBody) -> Wish:
+def _options(model: ServedModel, body: GenerateBody) -> GenerationOptions:
     asked, start = body.sampling_params, body.logprob_start_len
     logprobs = body.top_logprobs_num if body.return_logprob else None
     of_prompt = logprobs is not None and start is not None and start >= 0
@@ -190,7 +190,7 @@ def _wish(model: ServedModel, body: GenerateBody) -> Wish:
         prompt_logprobs=logprobs if of_prompt else None,
         prompt_logprobs_start=start if of_prompt else 0,
     )
-    return Wish(
+    return GenerationOptions(
         params,
         asked.max_new_tokens,
         default_max_tokens=DEFAULT_MAX_NEW_TOKENS,

@@ -79,7 +79,7 @@ class Usage(msgspec.Struct):
         return 1 + self.accepted / self.verify_steps if self.verify_steps else None
 
 
-class Course(msgspec.Struct):
+class RequestTrace(msgspec.Struct):
     """What happened to one request: every worker's own timings, and when its tokens came.
 
     `first` and `second` are monotonic seconds, 0 until they have come: token 0 of some choice, and the first
@@ -199,21 +199,21 @@ class TextStream:
         rules: TextRules,
     ) -> None:
         self.usage = Usage(prompt_tokens=len(request.prompt_ids))
-        self.course = Course()
+        self.trace = RequestTrace()
         self._stream = stream
         self._open = {choice.index: ChoiceText(tokenizer, request, rules) for choice in request.choices}
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Ends after every choice has finished. Raises what the generation stream raises."""
         async for entry in self._stream:
-            self.course.saw(entry)
+            self.trace.saw(entry)
             choice = self._open.get(entry.choice)
             if choice is None or not (entry.tokens or entry.finish):
                 continue
             delta = choice.push(entry)
             self.usage.add(delta)
             if entry.timings is not None:
-                self.usage.cached_tokens = self.course.cached_tokens
+                self.usage.cached_tokens = self.trace.cached_tokens
             if delta.finish is not None:
                 await self._finish(entry)
             yield delta

@@ -10,7 +10,7 @@ import time
 import msgspec
 
 from eyas.common.types import Timings
-from gateway.text import Course, Usage
+from gateway.text import RequestTrace, Usage
 
 
 class LegObject(msgspec.Struct, frozen=True):
@@ -37,16 +37,16 @@ class TimingsObject(msgspec.Struct, frozen=True):
     legs: list[LegObject]
 
 
-def timings_object(began: float, course: Course, usage: Usage) -> TimingsObject:
+def timings_object(began: float, trace: RequestTrace, usage: Usage) -> TimingsObject:
     """The timings of a request that began at `began` (monotonic seconds) and ends now."""
     length = usage.acceptance_length
     return TimingsObject(
-        first_token_ms=_ms(course.first - began),
-        first_decode_ms=_ms(course.second - course.first) if course.second else None,
+        first_token_ms=_ms(trace.first - began),
+        first_decode_ms=_ms(trace.second - trace.first) if trace.second else None,
         total_ms=_ms(time.monotonic() - began),
         verify_steps=usage.verify_steps,
         acceptance_length=None if length is None else round(length, 3),
-        legs=[_leg(leg) for leg in course.legs],
+        legs=[_leg(leg) for leg in trace.legs],
     )
 
 

@@ -1,6 +1,6 @@
 """What a page is: the handshake's hash of meaning, the geometry of a pool, and the maths of whole pages.
 
-Two workers may exchange pages if their bytes mean the same (`Meaning`) and lie the same way (`Geometry`).
+Two workers may exchange pages if their bytes mean the same (`PageMeaning`) and lie the same way (`Geometry`).
 This file knows sizes and names only: it never touches a pool.
 """
 
@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from eyas.common.errors import ConfigError
-from eyas.common.types import Group
+from eyas.common.types import KvKind
 
 PROTOCOL = 2  # raised whenever pages, handles or the rules of a lease change their meaning
 
@@ -20,7 +20,7 @@ _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Meaning(msgspec.Struct, frozen=True):
+class PageMeaning(msgspec.Struct, frozen=True):
     """Everything that gives a page's bytes their meaning.
 
     `fingerprint` names the weights; `rope` spells every parameter of the rotary embedding, since keys are
@@ -28,7 +28,7 @@ class Meaning(msgspec.Struct, frozen=True):
     """
 
     fingerprint: str
-    group: Group
+    group: KvKind
     dtype: str
     layers: int
     kv_heads: int
@@ -76,10 +76,10 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"The peer's KV geometry cannot be read: {error}.") from error
 
 
-class Layout(msgspec.Struct, frozen=True):
-    """What one side of a handshake says about one group of KV: a `Meaning.hash()` and its geometry."""
+class PoolLayout(msgspec.Struct, frozen=True):
+    """What one side of a handshake says about one group of KV: a `PageMeaning.hash()` and its geometry."""
 
-    meaning: str
+    layout_hash: str
     geometry: Geometry
 
 
@@ -88,7 +88,7 @@ def pages_for(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def check_compatible(mine: Layout, theirs: Layout) -> None:
+def check_compatible(mine: PoolLayout, theirs: PoolLayout) -> None:
     """Raise a `ConfigError` that names the first difference, unless pages of `theirs` can become `mine`.
 
     Pools may differ in length: page numbers are mapped one by one.
@@ -100,8 +100,8 @@ def check_compatible(mine: Layout, theirs: Layout) -> None:
             raise ConfigError(
                 f"KV pages cannot be exchanged: {field} is {here} here and {there} at the peer."
             )
-    if mine.meaning != theirs.meaning:
+    if mine.layout_hash != theirs.layout_hash:
         raise ConfigError(
             "KV pages cannot be exchanged: the peer's hash of meaning differs "
-            f"({theirs.meaning}, here {mine.meaning}), so its weights, RoPE form or protocol version do."
+            f"({theirs.layout_hash}, here {mine.layout_hash}): its weights, RoPE form or protocol version do."
         )

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed, from_code
-from eyas.common.types import FirstToken, Group, KvHandle, Shard
+from eyas.common.types import FirstToken, KvHandle, KvKind, Shard
 
 
 class State(enum.StrEnum):
@@ -36,7 +36,7 @@ class State(enum.StrEnum):
 class Offer:
     """Pages about to be filled. `deadline` is the request's (monotonic seconds): no lease outlives it."""
 
-    group: Group
+    group: KvKind
     layout: str
     tokens: int
     shards: tuple[Shard, ...]

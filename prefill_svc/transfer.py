@@ -15,7 +15,7 @@ import grpc
 from eyas.common import chunk, convert
 from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import InvalidRequest, NotFound, TransferFailed, from_code
-from eyas.common.types import Group, KvHandle
+from eyas.common.types import KvHandle, KvKind
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Event, Release, Released, Stopped, WatchClosed, WatchOpened, WatchUpdate
 from kv_transfer.backends.base import Pages
@@ -40,7 +40,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
         self._watches: dict[int, _Watch] = {}  # accepted by the engine and not released, by stream number
-        self._pools: dict[Group, Pages] = {}  # mapped when the first puller needs it
+        self._pools: dict[KvKind, Pages] = {}  # mapped when the first puller needs it
 
     def register(self, server: grpc.aio.Server) -> None:
         transfer_pb2_grpc.add_TransferServiceServicer_to_server(self, server)
@@ -56,10 +56,10 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
         self._engine.check()
         ready = self._engine.ready
         group = convert.group_from_pb(request.group)
-        if group not in ready.meanings:
+        if group not in ready.layout_hashes:
             raise NotFound(f"this worker has no pages of the {group} group", param="group")
         return transfer_pb2.HandshakeReply(
-            meaning=ready.meanings[group],
+            layout_hash=ready.layout_hashes[group],
             epoch=ready.epoch,
             geometry=self._geometry(group),
             pool_identity=pool_identity(ready.pools[group]) if group in ready.pools else "",
@@ -137,7 +137,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
                 return handle
         raise TransferFailed(f"no Watch of handle {request.id} by attempt {request.attempt} is open here")
 
-    def _pool(self, group: Group) -> Pages:
+    def _pool(self, group: KvKind) -> Pages:
         if group not in self._pools:
             pools = self._engine.ready.pools
             if group not in pools:
@@ -146,7 +146,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
             self._pools[group] = map_pool(pools[group], geometry.page_bytes).pages
         return self._pools[group]
 
-    def _geometry(self, group: Group) -> str:
+    def _geometry(self, group: KvKind) -> str:
         return json.dumps(json.loads(self._engine.ready.geometry)[group])
 
 

@@ -21,8 +21,8 @@ from eyas.common.types import (
     Finish,
     FirstToken,
     GenerationRequest,
-    Group,
     KvHandle,
+    KvKind,
     PromptLogprobs,
     Role,
     Shard,
@@ -38,7 +38,7 @@ _FINISH_TO_PB = {
     Finish.LENGTH: common_pb2.FINISH_LENGTH,
 }
 _FINISH_FROM_PB = {wire: finish for finish, wire in _FINISH_TO_PB.items()}
-_GROUP_TO_PB = {Group.TARGET: common_pb2.GROUP_TARGET, Group.DRAFT: common_pb2.GROUP_DRAFT}
+_GROUP_TO_PB = {KvKind.TARGET: common_pb2.GROUP_TARGET, KvKind.DRAFT: common_pb2.GROUP_DRAFT}
 _GROUP_FROM_PB = {wire: group for group, wire in _GROUP_TO_PB.items()}
 
 
@@ -259,11 +259,11 @@ def first_tokens_from_pb(pbs: Iterable[common_pb2.FirstToken]) -> tuple[FirstTok
 # --- handles -----------------------------------------------------------------------------------------
 
 
-def group_to_pb(group: Group) -> common_pb2.Group:
+def group_to_pb(group: KvKind) -> common_pb2.KvKind:
     return _GROUP_TO_PB[group]
 
 
-def group_from_pb(wire: common_pb2.Group) -> Group:
+def group_from_pb(wire: common_pb2.KvKind) -> KvKind:
     """Raises InvalidRequest for an unset or unknown group."""
     if wire not in _GROUP_FROM_PB:
         raise InvalidRequest(f"group has the unknown value {wire}", param="group")

@@ -143,7 +143,7 @@ class FirstToken(msgspec.Struct, frozen=True):
     prompt: PromptLogprobs | None = None
 
 
-class Group(enum.StrEnum):
+class KvKind(enum.StrEnum):
     TARGET = "target"
     DRAFT = "draft"
 
@@ -167,7 +167,7 @@ class KvHandle(msgspec.Struct, frozen=True):
     epoch: int
     attention_rank: int
     id: int
-    group: Group
+    group: KvKind
     layout: str
     tokens: int
     shards: tuple[Shard, ...]

@@ -13,20 +13,20 @@ import msgspec
 
 from eyas.common import chunk, convert, rpc
 from eyas.common.errors import TransferFailed
-from eyas.common.types import FirstToken, Group, KvHandle
+from eyas.common.types import FirstToken, KvHandle, KvKind
 from protos import transfer_pb2, transfer_pb2_grpc
 
 HANDSHAKE_S = 5.0
 RELEASE_S = 5.0
 
 
-class Meaning(msgspec.Struct, frozen=True):
+class PeerPool(msgspec.Struct, frozen=True):
     """What the owner's pages of one group are, and where.
 
     `geometry`: JSON of kv_transfer.layout.Geometry; `pool_identity`: see kv_transfer.route.
     """
 
-    meaning: str
+    layout_hash: str
     epoch: int
     geometry: str
     pool_identity: str
@@ -56,13 +56,13 @@ class TransferClient:
         )
         self._worker = worker
 
-    async def handshake(self, group: Group, meaning: str) -> Meaning:
-        request = transfer_pb2.HandshakeRequest(group=convert.group_to_pb(group), meaning=meaning)
+    async def handshake(self, group: KvKind, layout_hash: str) -> PeerPool:
+        request = transfer_pb2.HandshakeRequest(group=convert.group_to_pb(group), meaning=layout_hash)
         try:
             reply = await self._stub.Handshake(request, timeout=HANDSHAKE_S)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
-        return Meaning(reply.meaning, reply.epoch, reply.geometry, reply.pool_identity)
+        return PeerPool(reply.meaning, reply.epoch, reply.geometry, reply.pool_identity)
 
     async def watch(self, handle: KvHandle, attempt: int) -> AsyncIterator[WatchReady | WatchDone]:
         """What became readable, as it happens. The lease lives while this is open; it never just ends.

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 
 from eyas.common import rpc
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
-from eyas.common.types import Group
+from eyas.common.types import KvKind
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import CopyPages, CopyStopped, Failure
 from kv_transfer.backends.base import Pages
@@ -32,9 +32,9 @@ class Fetches:
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
         self._running: dict[asyncio.Task[int], int] = {}  # and the pull of each
-        self._pools: dict[Group, Pages] = {}  # mapped when first needed
+        self._pools: dict[KvKind, Pages] = {}  # mapped when first needed
 
-    def start(self, job: CopyPages, group: Group, chunks: AsyncGenerator[memoryview, None]) -> None:
+    def start(self, job: CopyPages, group: KvKind, chunks: AsyncGenerator[memoryview, None]) -> None:
         """Writes `chunks` into `job.dst_pages` of our pool of `group`; however it ends, it is told."""
         task = asyncio.create_task(self._fetch(job, group, chunks))
         self._running[task] = job.pull
@@ -52,7 +52,7 @@ class Fetches:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _fetch(self, job: CopyPages, group: Group, chunks: AsyncGenerator[memoryview, None]) -> int:
+    async def _fetch(self, job: CopyPages, group: KvKind, chunks: AsyncGenerator[memoryview, None]) -> int:
         """The bytes written. This task alone writes to the pages, and only between two of its waits."""
         clock = asyncio.get_running_loop().time
         async with contextlib.aclosing(chunks):
@@ -75,7 +75,7 @@ class Fetches:
         moved = 0 if error else task.result()
         self._engine.send(CopyStopped(job.pull, job.number, moved, time.monotonic() - began, failure))
 
-    def _pool(self, group: Group) -> Pages:
+    def _pool(self, group: KvKind) -> Pages:
         if group not in self._pools:
             ready = self._engine.ready
             geometry = Geometry.from_json(json.dumps(json.loads(ready.geometry)[group]))

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from eyas.common import rpc
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError, TransferFailed
-from eyas.common.types import Group, KvHandle
-from eyas.common.watch import Meaning, TransferClient, WatchReady
+from eyas.common.types import KvHandle, KvKind
+from eyas.common.watch import PeerPool, TransferClient, WatchReady
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     ClosePull,
@@ -35,7 +35,7 @@ from eyas.engine.ipc.messages import (
     StopCopies,
 )
 from eyas.worker.fetches import Fetches
-from kv_transfer.layout import Geometry, Layout, check_compatible
+from kv_transfer.layout import Geometry, PoolLayout, check_compatible
 from kv_transfer.route import Route, Routes
 
 _log = logging.getLogger("eyas.pulls")
@@ -67,7 +67,7 @@ class Pulls:
         self._fetches = Fetches(engine)
         self._watches: dict[int, tuple[_Pull, asyncio.Task[None]]] = {}
         self._releases: set[asyncio.Task[None]] = set()
-        self._met: dict[tuple[str, Group], Meaning] = {}  # by address: whose pages mean the same as ours
+        self._met: dict[tuple[str, KvKind], PeerPool] = {}  # by address: whose pages mean the same as ours
         engine.on(OpenPull, self._open)
         engine.on(ReleasePull, self._release)
         engine.on(ClosePull, self._close)
@@ -162,20 +162,20 @@ class Pulls:
         theirs = self._met.get(key)
         if theirs is None or theirs.epoch != handle.epoch:
             ours = self._layout(handle.group)
-            theirs = await owner.handshake(handle.group, ours.meaning)
-            check_compatible(ours, Layout(theirs.meaning, Geometry.from_json(theirs.geometry)))
+            theirs = await owner.handshake(handle.group, ours.layout_hash)
+            check_compatible(ours, PoolLayout(theirs.layout_hash, Geometry.from_json(theirs.geometry)))
             self._met[key] = theirs
-        if (theirs.epoch, theirs.meaning) != (handle.epoch, handle.layout):
+        if (theirs.epoch, theirs.layout_hash) != (handle.epoch, handle.layout):
             raise TransferFailed(f"worker {handle.worker} restarted after it offered handle {handle.id}")
         pools = {shard.pool for shard in handle.shards}
         route = self._routes.choose(pools.pop() if len(pools) == 1 else "", theirs.pool_identity)
         _log.debug("%s KV of worker %s comes by %s", handle.group, handle.worker, route)
         return route
 
-    def _layout(self, group: Group) -> Layout:
+    def _layout(self, group: KvKind) -> PoolLayout:
         """How our own pages lie, from what the engine said when it was ready."""
         ready = self._engine.ready
-        if group not in ready.meanings:
+        if group not in ready.layout_hashes:
             raise ConfigError(f"this worker has no {group} pages to pull into", param="group")
         geometry = json.dumps(json.loads(ready.geometry)[group])
-        return Layout(ready.meanings[group], Geometry.from_json(geometry))
+        return PoolLayout(ready.layout_hashes[group], Geometry.from_json(geometry))

@@ -32,7 +32,7 @@ def accepts_a_wrong_child() -> Iterator[None]:
         child = tree.children(-1)[-1]
         return Verdict((child,), (tree.tokens[child], chosen[1 + child]))
 
-    with mock.patch("eyas.engine.loop.rounds.walk", trusting):
+    with mock.patch("eyas.engine.loop.commit.walk", trusting):
         yield
 
 
@@ -54,7 +54,7 @@ def penalties_without_ancestors() -> Iterator[None]:
     def forgetful(*fields: Any) -> Row:
         return dataclasses.replace(Row(*fields), ancestors=())
 
-    with mock.patch("eyas.engine.loop.runner.Row", forgetful):
+    with mock.patch("eyas.engine.loop.plain_runner.Row", forgetful):
         yield
 
 

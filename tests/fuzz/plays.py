@@ -123,21 +123,21 @@ class GrpcFuzz:
             base = rng.choice((0, 0, 7, 40, 2000))
             opens = [draft_pb2.DraftOpen(seq=seq, generation=1, base_len=base, params=self._params())]
             ups.append(draft_pb2.DraftUp(opens=opens))
-            wish = rng.choice(((5, 1, 6), (5, 1, 6), (3, 4, 16), (16, 8, 128)))
+            request = rng.choice(((5, 1, 6), (5, 1, 6), (3, 4, 16), (16, 8, 128)))
             for _ in range(rng.randrange(1, 5)):
-                ups.append(draft_pb2.DraftUp(commits=[self._commit(seq, base, wish)]))
+                ups.append(draft_pb2.DraftUp(commits=[self._commit(seq, base, request)]))
                 base += len(ups[-1].commits[0].tokens)
             if rng.random() < 0.3:
                 ups.append(draft_pb2.DraftUp(closes=[draft_pb2.DraftClose(seq=seq, generation=1)]))
         await self._say(self._one(Role.DRAFT), "DraftService/Session", ups, rng.uniform(0.1, 0.6))
 
-    def _commit(self, seq: int, base: int, wish: tuple[int, int, int]) -> draft_pb2.DraftCommit:
+    def _commit(self, seq: int, base: int, request: tuple[int, int, int]) -> draft_pb2.DraftCommit:
         rng = self._rng
         tokens = [rng.randrange(4096) for _ in range(rng.choice((1, 2, 17)))]
         features = np.array([[rng.choice((0.1, -3.0, 1e30))] * WIDTH for _ in tokens], np.float32)
         if rng.random() < 0.1:
             features[0, 0] = np.nan
-        steps, topk, draft_tokens = wish
+        steps, topk, draft_tokens = request
         return draft_pb2.DraftCommit(
             seq=seq, generation=1, base_len=base, tokens=tokens, features=features.tobytes(),
             steps=steps, topk=topk, draft_tokens=draft_tokens,

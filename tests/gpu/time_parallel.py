@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from eyas.engine.parallel.group import Group
+from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import SUMS_ROWS
-from eyas.engine.parallel.ranks import Channel, Followers, Seat
+from eyas.engine.parallel.ranks import Channel, Followers, RankInfo
 
 HIDDEN = 4096
 VOCABULARY = 128256
@@ -41,24 +41,24 @@ def main() -> None:
     arguments = parser.parse_args()
     with Followers(_follower, arguments.ranks) as followers:
         followers.wait_ready(LIMIT_S)
-        report = _measure_all(followers.seat, followers.dismiss)
+        report = _measure_all(followers.rank_info, followers.dismiss)
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "parallel.json").write_text(json.dumps(report, indent=1))
     print(json.dumps(report, indent=1))
 
 
-def _follower(seat: Seat, channel: Channel) -> None:
+def _follower(rank_info: RankInfo, channel: Channel) -> None:
     channel.ready()
-    _measure_all(seat, lambda: None)
+    _measure_all(rank_info, lambda: None)
 
 
-def _measure_all(seat: Seat, before_leaving: Callable[[], None]) -> dict[str, object]:
+def _measure_all(rank_info: RankInfo, before_leaving: Callable[[], None]) -> dict[str, object]:
     """The same on every rank."""
-    logging.basicConfig(format=f"rank {seat.rank}: %(message)s")
+    logging.basicConfig(format=f"rank {rank_info.rank}: %(message)s")
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)  # a hang shows where
-    device = f"cuda:{seat.rank}"
-    group = Group(seat, device)
-    report: dict[str, object] = {"device": torch.cuda.get_device_name(), "ranks": seat.ranks}
+    device = f"cuda:{rank_info.rank}"
+    group = ProcessGroup(rank_info, device)
+    report: dict[str, object] = {"device": torch.cuda.get_device_name(), "ranks": rank_info.ranks}
     report["wrong calls"] = {
         "sum": _wrong_sums(group, device),
         "sum_add": _wrong_sums_with_residual(group, device),
@@ -75,7 +75,7 @@ def _rows(rows: int, seed: int, device: str) -> torch.Tensor:
     return torch.randn(rows, HIDDEN, generator=generator, device=device, dtype=torch.bfloat16)
 
 
-def _wrong_sums(group: Group, device: str) -> int:
+def _wrong_sums(group: ProcessGroup, device: str) -> int:
     """Calls of CHECKS that are not to the bit the sum in the order of ranks; the ranks come at odd times."""
     chance, wrong = random.Random(group.rank), torch.zeros((), dtype=torch.int64, device=device)
     for check in range(CHECKS):
@@ -87,9 +87,9 @@ def _wrong_sums(group: Group, device: str) -> int:
     return int(wrong)
 
 
-def _wrong_sums_with_residual(group: Group, device: str) -> int:
+def _wrong_sums_with_residual(group: ProcessGroup, device: str) -> int:
     chance, wrong = random.Random(group.rank), torch.zeros((), dtype=torch.int64, device=device)
-    sums = torch.empty(Group.sum_parts(HIDDEN), SUMS_ROWS, device=device)
+    sums = torch.empty(ProcessGroup.sum_parts(HIDDEN), SUMS_ROWS, device=device)
     for check in range(CHECKS):
         rows = 1 + check % 128
         parts = [_rows(rows, check * group.ranks + r, device) for r in range(group.ranks)]
@@ -103,12 +103,12 @@ def _wrong_sums_with_residual(group: Group, device: str) -> int:
     return int(wrong)
 
 
-def _times(group: Group, device: str) -> dict[str, float]:
+def _times(group: ProcessGroup, device: str) -> dict[str, float]:
     found = {}
     for rows in ROWS:
         x = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16, device=device)
         residual = torch.zeros_like(x)
-        sums = torch.empty(Group.sum_parts(HIDDEN), SUMS_ROWS, device=device)
+        sums = torch.empty(ProcessGroup.sum_parts(HIDDEN), SUMS_ROWS, device=device)
         found[f"NCCL sum [{rows}, {HIDDEN}]"] = _microseconds(group, functools.partial(dist.all_reduce, x))
         one_shot = functools.partial(group.all_reduce, x)
         found[f"sum [{rows}, {HIDDEN}]"] = _microseconds(group, one_shot)
@@ -121,7 +121,7 @@ def _times(group: Group, device: str) -> dict[str, float]:
     return found
 
 
-def _microseconds(group: Group, call: Callable[[], object], calls: int = CALLS) -> float:
+def _microseconds(group: ProcessGroup, call: Callable[[], object], calls: int = CALLS) -> float:
     """One of `calls` calls in a graph that is replayed without a pause."""
     call()
     torch.cuda.synchronize()

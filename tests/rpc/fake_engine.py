@@ -28,8 +28,8 @@ from eyas.common.types import (
     Finish,
     FirstToken,
     GenerationRequest,
-    Group,
     KvHandle,
+    KvKind,
     Role,
     Shard,
     Timings,
@@ -88,7 +88,7 @@ def request(*prompt: int, id: str = "r", tokens: int = 3, choices: int = 1) -> G
 class Traits:
     """What differs between one fake worker and another."""
 
-    meanings: dict[str, str] = field(default_factory=lambda: {"target": "t", "draft": "d"})
+    layout_hashes: dict[str, str] = field(default_factory=lambda: {"target": "t", "draft": "d"})
     page_size: int = 16
     lease_valid: bool = True
     offered_epoch: int = 5
@@ -152,8 +152,8 @@ class FakeEngine:
             vocab_size=1000,
             pages_total=8,
             pools={},
-            geometry=json.dumps(dict.fromkeys(self.traits.meanings, geometry)),
-            meanings=self.traits.meanings,
+            geometry=json.dumps(dict.fromkeys(self.traits.layout_hashes, geometry)),
+            layout_hashes=self.traits.layout_hashes,
             slowest_step_s=0.1,
             synthetic=self.traits.synthetic,
         )
@@ -208,7 +208,7 @@ class FakeEngine:
             self.traits.offered_epoch,
             0,
             len(self._first) + 1,
-            Group.TARGET,
+            KvKind.TARGET,
             "t",
             len(request.prompt_ids),
             (Shard(0, "", (1,)),),

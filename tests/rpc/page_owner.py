@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from eyas.common import rpc
-from eyas.common.types import Group, KvHandle, Shard
+from eyas.common.types import KvHandle, KvKind, Shard
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Command, Ready, WatchOpened, WatchUpdate
 from kv_transfer.backends.base import Pages
@@ -36,7 +36,7 @@ def ready(pool: str) -> Ready:
         pages_total=GEOMETRY.pages,
         pools={"target": pool},
         geometry=json.dumps({"target": json.loads(GEOMETRY.to_json())}),
-        meanings={"target": "t"},
+        layout_hashes={"target": "t"},
         slowest_step_s=0.1,
     )
 
@@ -44,7 +44,7 @@ def ready(pool: str) -> Ready:
 def handle(owner: str, pool: str) -> KvHandle:
     """Of all pages."""
     shard = Shard(0, pool, tuple(range(GEOMETRY.pages)))
-    return KvHandle(owner, EPOCH, 0, 1, Group.TARGET, "t", GEOMETRY.pages * GEOMETRY.page_size, (shard,))
+    return KvHandle(owner, EPOCH, 0, 1, KvKind.TARGET, "t", GEOMETRY.pages * GEOMETRY.page_size, (shard,))
 
 
 def content() -> Pages:

@@ -19,8 +19,8 @@ from eyas.common.types import (
     Finish,
     FirstToken,
     GenerationRequest,
-    Group,
     KvHandle,
+    KvKind,
     Role,
     Timings,
     WorkerInfo,
@@ -136,7 +136,7 @@ class ScriptedWorker(
             yield prefill_pb2.PrefillEvent(admitted=prefill_pb2.PrefillAdmitted())
             await self._phase("admitted")
             handle = KvHandle(
-                self.address, 1, 0, len(self.heard), Group.TARGET, "l", len(request.prompt_ids), ()
+                self.address, 1, 0, len(self.heard), KvKind.TARGET, "l", len(request.prompt_ids), ()
             )
             started = prefill_pb2.PrefillStarted(handles=[convert.handle_to_pb(handle)])
             yield prefill_pb2.PrefillEvent(started=started)

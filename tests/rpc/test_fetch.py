@@ -17,7 +17,7 @@ from eyas.common import clients, rpc
 from eyas.common.config import EngineConfig
 from eyas.common.errors import InvalidRequest, TransferFailed
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, Group, KvHandle, Role
+from eyas.common.types import GenerationRequest, KvHandle, KvKind, Role
 from eyas.common.watch import TransferClient, WatchReady
 from kv_transfer.backends import stream
 from prefill_svc import transfer
@@ -63,16 +63,20 @@ def request(id: str = "r", prompt: tuple[int, ...] = PROMPT) -> GenerationReques
 
 
 @pytest.mark.parametrize(
-    ("wish", "there", "path"),
+    ("transfer_by", "there", "path"),
     [("auto", "here", "shm"), ("shm", "here", "shm"), ("grpc", "here", "grpc"), ("auto", "there", "grpc")],
 )
 async def test_every_route_gives_the_same_bytes_and_tokens(
-    config: EngineConfig, expected: list[int], tmp_path: Path, wish: str, there: str, path: str
+    config: EngineConfig, expected: list[int], tmp_path: Path, transfer_by: str, there: str, path: str
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
         start = stack.enter_async_context
         a = await start(real_worker(config, Role.PREFILL, pool_dir=str(tmp_path / "here")))
-        puller = {"registry": f"static:{a.address}", "pool_dir": str(tmp_path / there), "transfer": wish}
+        puller = {
+            "registry": f"static:{a.address}",
+            "pool_dir": str(tmp_path / there),
+            "transfer": transfer_by,
+        }
         b = await start(real_worker(config, Role.DECODE, **puller))
         decode = await start(decoding(b))
         decode.attach(request(), await prefill(a, request()))
@@ -182,13 +186,13 @@ async def test_a_cancelled_fetch_writes_no_byte_into_freed_pages(two_hosts: Any,
         poison.check()
 
 
-@pytest.mark.parametrize("wish", ["shm", "grpc"])
-async def test_no_free_page_is_ever_written(config: EngineConfig, tmp_path: Path, wish: str) -> None:
+@pytest.mark.parametrize("transfer_by", ["shm", "grpc"])
+async def test_no_free_page_is_ever_written(config: EngineConfig, tmp_path: Path, transfer_by: str) -> None:
     """Pulls that are cancelled at any moment, in a pool too small for all of them."""
     async with contextlib.AsyncExitStack() as stack:
         start = stack.enter_async_context
         a = await start(real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)))
-        puller = {"registry": f"static:{a.address}", "pool_dir": str(tmp_path), "transfer": wish}
+        puller = {"registry": f"static:{a.address}", "pool_dir": str(tmp_path), "transfer": transfer_by}
         b = await start(real_worker(config, Role.DECODE, num_pages=40, **puller))
         decode = await start(decoding(b))
         poison = Poison(b)
@@ -264,7 +268,7 @@ async def test_a_fetch_reaches_the_pages_of_the_handle_it_watches_and_no_others(
             for asked in [(foreign,), (*pages[:8], foreign), (pages[0],) * 10, (128,)]:
                 with pytest.raises(InvalidRequest, match="does not name"):
                     await fetched(owner, handle, 1, asked)
-            for change in [{"id": secret.id}, {"group": Group.DRAFT}, {"epoch": 1}]:
+            for change in [{"id": secret.id}, {"group": KvKind.DRAFT}, {"epoch": 1}]:
                 with pytest.raises(TransferFailed, match="no Watch of handle"):
                     await fetched(owner, msgspec.structs.replace(handle, **change), 1, pages[:1])
             with pytest.raises(TransferFailed, match="no Watch of handle"):
@@ -312,7 +316,7 @@ async def test_a_watch_of_a_forged_handle_is_refused(config: EngineConfig, tmp_p
             for change in [
                 {"shards": secret.shards, "tokens": secret.tokens},
                 {"shards": (msgspec.structs.replace(handle.shards[0], pool=str(tmp_path / "other")),)},
-                {"group": Group.DRAFT},
+                {"group": KvKind.DRAFT},
             ]:
                 with pytest.raises(TransferFailed, match="is not valid"):
                     await anext(owner.watch(msgspec.structs.replace(handle, **change), 1))

@@ -98,7 +98,7 @@ SAID = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetiti
 
 
 @pytest.fixture
-async def wishes(tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, ScriptedBackend]]:
+async def requests(tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, ScriptedBackend]]:
     file = SAID | {"max_new_tokens": 9, "do_sample": False, "max_length": 3, "eos_token_id": [1, 2]}
     (tmp_path / "generation_config.json").write_text(json.dumps(file))
     backend = ScriptedBackend(nano_tokenizer())
@@ -115,9 +115,9 @@ async def wishes(tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Scrip
     ],
 )
 async def test_what_a_request_does_not_say_the_model_says(
-    path: str, body: dict[str, Any], wishes: tuple[httpx.AsyncClient, ScriptedBackend]
+    path: str, body: dict[str, Any], requests: tuple[httpx.AsyncClient, ScriptedBackend]
 ) -> None:
-    client, backend = wishes
+    client, backend = requests
     said = {"temperature": 0.0, "top_k": 3, "repetition_penalty": 1.0}
     for more, length in (({}, 9), (said, 4)):
         if path == "/generate":
@@ -130,8 +130,8 @@ async def test_what_a_request_does_not_say_the_model_says(
         assert params.max_tokens == length
 
 
-async def test_the_models_wishes_are_shown(wishes: tuple[httpx.AsyncClient, ScriptedBackend]) -> None:
-    info = (await wishes[0].get("/get_model_info")).json()
+async def test_the_models_wishes_are_shown(requests: tuple[httpx.AsyncClient, ScriptedBackend]) -> None:
+    info = (await requests[0].get("/get_model_info")).json()
     assert info["preferred_sampling_params"] == SAID | {"max_new_tokens": 9}
     async with client_of(ScriptedBackend(nano_tokenizer())) as client:
         assert (await client.get("/get_model_info")).json()["preferred_sampling_params"] is None

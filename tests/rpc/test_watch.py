@@ -78,10 +78,10 @@ async def test_a_broken_lease_is_told() -> None:
 @pytest.mark.parametrize(
     "traits, sentence",
     [
-        (Traits(meanings={"target": "other"}), "hash of meaning differs"),
+        (Traits(layout_hashes={"target": "other"}), "hash of meaning differs"),
         (Traits(page_size=32), "page_size is 16 here and 32"),
         (Traits(offered_epoch=4), "restarted after it offered"),
-        (Traits(meanings={}), "no pages of the target group"),
+        (Traits(layout_hashes={}), "no pages of the target group"),
     ],
 )
 async def test_pages_that_do_not_fit_are_refused_before_a_watch_opens(traits: Traits, sentence: str) -> None:

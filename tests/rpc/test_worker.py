@@ -21,7 +21,7 @@ from test_front import next_of, tokens_of
 
 from eyas.common import clients, rpc
 from eyas.common.errors import Unavailable
-from eyas.common.types import Group, KvHandle, Role
+from eyas.common.types import KvHandle, KvKind, Role
 from eyas.common.watch import TransferClient
 from eyas.engine.ipc.messages import DraftDown
 
@@ -165,7 +165,7 @@ async def test_every_stream_of_a_stopped_worker_ends_within_six_seconds(tmp_path
         stack.push_async_callback(decode.stop)
         await until_up(decode, drafter.address)
         channel = await stack.enter_async_context(rpc.channel(target.address))
-        handle = KvHandle(target.address, 5, 0, 1, Group.TARGET, "t", 2, ())
+        handle = KvHandle(target.address, 5, 0, 1, KvKind.TARGET, "t", 2, ())
         prefill = clients.PrefillClient(channel)
         done = [event async for event in prefill.prefill(request(1, 2), 1, False)]
         assert len(done) == 3

@@ -15,7 +15,7 @@ from typing import Any
 from engine_rig import HandCopier
 
 from eyas.common.config import EngineConfig
-from eyas.common.types import Group
+from eyas.common.types import KvKind
 from eyas.engine.batch.sequence import Generation, Sequence, Work
 from eyas.engine.ipc.messages import (
     Command,
@@ -28,7 +28,7 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache, _Node
 from eyas.engine.kv.pulls import Pulls
 from eyas.engine.loop.engine import Engine, Parts
-from eyas.engine.loop.runner import Output
+from eyas.engine.loop.plain_runner import Output
 from eyas.engine.scheduling.fairness import Shares
 from eyas.engine.scheduling.scheduler import Limits, Scheduler
 from kv_transfer.layout import pages_for
@@ -88,7 +88,7 @@ class Tier:
         )
         self.pulls = Pulls(copier, PAGE, outbox)  # type: ignore[arg-type]
         owner = Owner(name, 1, LEASE_S, itertools.count(1).__next__)
-        self.leases = Leases(owner, pool, PAGE, {Group.TARGET: OfferedPool("pool", "m")}, outbox)
+        self.leases = Leases(owner, pool, PAGE, {KvKind.TARGET: OfferedPool("pool", "m")}, outbox)
         model: Any = FakeModel(self)
         ready: Any = SimpleNamespace(context_length=64, draft_width=0)
         self.copier = copier

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, FirstToken, GenerationRequest, Group, KvHandle, Shard
+from eyas.common.types import Choice, FirstToken, GenerationRequest, KvHandle, KvKind, Shard
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.messages import Event, Failed, Lost, OpenPull, PullDone, PullReleased, Rejected, Submit
 from eyas.engine.ipc.outbox import Outbox
@@ -56,7 +56,7 @@ class Rig:
         self.copier = HandCopier()
         self.pulls = Pulls(self.copier, PAGE, self.outbox)  # type: ignore[arg-type]
         owner, offered = Owner("here", 1, 30.0, itertools.count(1).__next__), OfferedPool("pool", "m")
-        self.leases = Leases(owner, self.pool, PAGE, {Group.TARGET: offered}, self.outbox)
+        self.leases = Leases(owner, self.pool, PAGE, {KvKind.TARGET: offered}, self.outbox)
         self.joined: list[Sequence] = []
         self.requests = Requests(
             scheduler=self.scheduler,
@@ -114,6 +114,6 @@ def request(
     return GenerationRequest(id, ids, wanted, choices or (Choice(0),))
 
 
-def handle(rows: int, *, id: int = 1, group: Group = Group.TARGET, shards: int = 1) -> KvHandle:
+def handle(rows: int, *, id: int = 1, group: KvKind = KvKind.TARGET, shards: int = 1) -> KvHandle:
     shard = Shard(0, "pool", tuple(range(-(-rows // PAGE))))
     return KvHandle("there", 7, 0, id, group, "m", rows, (shard,) * shards)

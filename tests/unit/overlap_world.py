@@ -22,8 +22,8 @@ from eyas.engine.device.hostsample import HostSampler
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout
 from eyas.engine.ipc.messages import Cancel, Step
-from eyas.engine.loop.overlapped import OverlappedPace
-from eyas.engine.loop.rounds import Rounds
+from eyas.engine.loop.commit import Committer
+from eyas.engine.loop.overlapped import OverlappedLoop
 from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.sampling.scores import score
 from eyas.engine.scheduling.scheduler import Limits
@@ -57,7 +57,12 @@ class Setting:
     def limits(self) -> Limits:
         ahead = 3 if self.width > 1 else 2
         return Limits(
-            PAGE, self.max_running, 8, self.width, rounds_ahead=ahead, beside=lambda _, many: 8 if many else 4
+            PAGE,
+            self.max_running,
+            8,
+            self.width,
+            rounds_ahead=ahead,
+            mixed_prefill_budget=lambda _, many: 8 if many else 4,
         )
 
 
@@ -106,13 +111,13 @@ class World:
         buckets = Buckets(setting.width, TILE, (2, setting.max_running), (2,), 8, 8)
         layout = Layout(PAGE, self.tables.padding_slot, TILE)
         self.runner = WatchedRunner(self.device, buckets, layout, HostSampler(self.device, EOS))
-        self.pace = OverlappedPace(self._rounds(pool), self.runner, setting.ahead)
+        self.pace = OverlappedLoop(self._rounds(pool), self.runner, setting.ahead)
         self.stories: dict[str, Story] = {}
         self.seen: dict[int, Sequence] = {}
 
-    def _rounds(self, pool: Pool) -> Rounds:
+    def _rounds(self, pool: Pool) -> Committer:
         requests = self.rig.requests
-        return Rounds(
+        return Committer(
             scheduler=self.rig.scheduler,
             pools=(pool,),  # type: ignore[arg-type]
             drafter=None,

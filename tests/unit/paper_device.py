@@ -68,8 +68,8 @@ class PaperDevice:
     # --- as the executor -----------------------------------------------------------------------------
 
     def begin(self, step: StepInput) -> None:
-        self._stand_up(step.pokes[0].tolist())
-        self.tables.apply(torch.from_numpy(step.pokes))
+        self._vacate(step.writes[0].tolist())
+        self.tables.apply(torch.from_numpy(step.writes))
         part = {
             name: step.data[first : first + count] for name, (first, count) in step.shape.sections.items()
         }
@@ -175,7 +175,7 @@ class PaperDevice:
 
     # --- the tables ------------------------------------------------------------------------------------
 
-    def _stand_up(self, poked: SequenceOf[int]) -> None:
+    def _vacate(self, poked: SequenceOf[int]) -> None:
         """A slot gets somebody new, who must be told of his own pages."""
         for slot in range(self.tables.padding_slot):
             if self.tables.places("seed", slot, 0, 1)[0] in poked:

@@ -47,12 +47,15 @@ def test_graphs_are_captured_from_the_largest_down() -> None:
 def test_rounds_leave_room_for_prompts() -> None:
     """A captured total, with the batch that is captured; of many prompt rows all that fit."""
     for batch in range(1, 61):
-        rows = BUCKETS.beside(batch, False)
+        rows = BUCKETS.mixed_prefill_budget(batch, False)
         assert BUCKETS.shape(batch, rows, -(-rows // 4), 1) in CAPTURED
         assert rows >= 64 and BUCKETS.shape(batch, rows, 0, 1).rows <= max(192, 3 * 60 + 64)
-        assert BUCKETS.beside(batch, True) == max(300 - 3 * batch, 64)
-    assert BUCKETS.beside(3, False) == 192 - 12 and BUCKETS.beside(5, False) == 192 - 72
-    assert Buckets(1, 4, (), (), 100).beside(7, False) == 93
+        assert BUCKETS.mixed_prefill_budget(batch, True) == max(300 - 3 * batch, 64)
+    assert (
+        BUCKETS.mixed_prefill_budget(3, False) == 192 - 12
+        and BUCKETS.mixed_prefill_budget(5, False) == 192 - 72
+    )
+    assert Buckets(1, 4, (), (), 100).mixed_prefill_budget(7, False) == 93
 
 
 def test_a_step_of_prompts_as_small_as_a_mixed_one_has_a_graph_beside_rounds() -> None:
@@ -61,7 +64,7 @@ def test_a_step_of_prompts_as_small_as_a_mixed_one_has_a_graph_beside_rounds() -
         buckets = Buckets(1, 4, (8, 64), (8, 64), tokens, tokens)
         captured = list(buckets.captured())
         for batch, many in itertools.product((1, 5, 8, 9, 64), (False, True)):
-            rows = buckets.beside(batch, many)
+            rows = buckets.mixed_prefill_budget(batch, many)
             assert rows > 0 and buckets.shape(batch, rows, -(-rows // 4), 1) in captured
 
 

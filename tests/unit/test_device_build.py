@@ -19,14 +19,14 @@ from eyas.engine.loading.device_build import (
     rehearsed,
     rounds_ahead,
 )
-from eyas.engine.loading.spec import Loaded
+from eyas.engine.loading.spec import EngineSpec
 
 TREE = SpeculationConfig(steps=5, topk=8, draft_tokens=32)
 BUSHY = SpeculationConfig(steps=2, topk=64, draft_tokens=64)
 
 
-def loaded(**changes: object) -> Loaded:
-    return Loaded.of(replace(GPU_DEFAULTS, **changes))
+def loaded(**changes: object) -> EngineSpec:
+    return EngineSpec.of(replace(GPU_DEFAULTS, **changes))
 
 
 def words(shape: StepShape) -> int:
@@ -74,7 +74,7 @@ def test_the_widest_round_runs_before_the_first_request(graphs: int) -> None:
 @pytest.mark.parametrize("spec", [SpeculationConfig(), TREE, BUSHY], ids=["chain", "tree", "bushy"])
 def test_page_tables_hold_what_is_reserved(config: EngineConfig, spec: SpeculationConfig) -> None:
     """A longer list of pages would be told into the next slot's table."""
-    made = Loaded.of(replace(config, speculation=spec))
+    made = EngineSpec.of(replace(config, speculation=spec))
     reserved = made.target.context_length + rounds_ahead(made) * made.round_rows
     assert _sizes(made).max_pages * config.page_size >= reserved
 

@@ -29,7 +29,7 @@ def landed(sampling: Sampling | None = None) -> tuple[list[Landed], list[tuple[S
 
 def test_first_tokens_then_rounds_each_with_its_seat() -> None:
     found, (*rounds, end) = landed()
-    assert [(one.seq, one.seat) for one in found] == [end, *rounds]
+    assert [(one.seq, one.occupancy) for one in found] == [end, *rounds]
     assert [one.tokens for one in found] == [(30,), (10, 11), (20,)]
     assert [one.drafts for one in found] == [(0, 0, 0), (1, 1, 2), (0, 1, 1)]
     assert all(one.logprobs == one.extra == () for one in found)

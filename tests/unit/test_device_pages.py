@@ -22,16 +22,16 @@ from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.hostsample import HostSampler
-from eyas.engine.device.program import Machine
+from eyas.engine.device.program import DeviceState
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout, StepInput
 from eyas.engine.ipc.messages import Cancel, Step
 from eyas.engine.kernels import sample
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.loading.device_build import rounds_ahead
-from eyas.engine.loading.spec import Loaded
-from eyas.engine.loop.overlapped import OverlappedPace
-from eyas.engine.loop.rounds import Rounds
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loop.commit import Committer
+from eyas.engine.loop.overlapped import OverlappedLoop
 from eyas.engine.scheduling.scheduler import Limits
 from eyas.engine.speculation.device import DeviceDrafter
 from kv_transfer.layout import pages_for
@@ -76,10 +76,10 @@ class Watch(Executor):
         self.nowhere = rig.pool.num_pages
         pool = KvPool(PoolShape(self.nowhere + 1, 1, PAGE, 1, 16))
         drafter = None if spec is None else DeviceDrafter(self, pool, tables, spec, pdl=False)  # type: ignore[arg-type]
-        super().__init__(Machine(self, pool, tables, drafter))  # type: ignore[arg-type]
+        super().__init__(DeviceState(self, pool, tables, drafter))  # type: ignore[arg-type]
 
     def begin(self, step: StepInput) -> None:
-        poked = set(step.pokes[0].tolist())
+        poked = set(step.writes[0].tolist())
         for slot in range(self.tables.padding_slot):
             if self.tables.places("seed", slot, 0, 1)[0] in poked:  # somebody new
                 self.tables.pages[slot] = self.nowhere
@@ -131,7 +131,7 @@ class World:
         self, spec: SpeculationConfig | None, *, pages: int = 400, fewer: int = 0, padded: bool = True
     ) -> None:
         config = EngineConfig(context_length=CONTEXT, page_size=PAGE, speculation=spec or CHAIN)
-        loaded = Loaded.of(replace(config, draft=None) if spec is None else config)
+        loaded = EngineSpec.of(replace(config, draft=None) if spec is None else config)
         ahead, rows = rounds_ahead(loaded), loaded.round_rows
         self.rig = Rig(pages, lookahead=int(spec is not None), max_running=MAX_RUNNING)
         self.rig.scheduler.limits = Limits(PAGE, MAX_RUNNING, CHUNK, rows, rounds_ahead=ahead - fewer)
@@ -143,14 +143,14 @@ class World:
         if not padded:
             buckets = Buckets(loaded.width, 4, ())
         self.runner = DeviceRunner(self.watch, buckets, layout, HostSampler(self.watch, ()))
-        self.pace = OverlappedPace(self._rounds(), self.runner)
+        self.pace = OverlappedLoop(self._rounds(), self.runner)
         self.tokens: dict[tuple[str, int], int] = {}
 
-    def _rounds(self) -> Rounds:
+    def _rounds(self) -> Committer:
         rig = self.rig
         ends = rig.requests.end
         new_uid = rig.requests.new_uid
-        return Rounds(rig.scheduler, (), None, rig.leases, rig.outbox, (), new_uid, on_end=ends)
+        return Committer(rig.scheduler, (), None, rig.leases, rig.outbox, (), new_uid, on_end=ends)
 
     def submit(self, name: str, prompt: int, max_tokens: int, choices: int = 1) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
@@ -275,7 +275,7 @@ def test_rows_ahead_are_enough_for_any_drafts(topk: int) -> None:
     """Rows after those that the host knows of. With a round of `path` rows at most in flight, one of them
     counted already, the next begins up to path - 1 rows on; it writes its own rows, and the head's drafts
     below it."""
-    loaded = Loaded.of(EngineConfig())
+    loaded = EngineSpec.of(EngineConfig())
     for steps in range(1, 64 // topk + 2):
         for nodes in {2, steps, steps + 1, 32, 64} - {1}:
             spec = SpeculationConfig(steps, topk, nodes if topk > 1 else steps + 1)

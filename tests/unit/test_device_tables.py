@@ -8,15 +8,15 @@ import numpy as np
 import torch
 
 from eyas.common.params import SamplingParams
-from eyas.engine.batch.tables import Pokes, Tables, TableSizes
+from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
 
 SIZES = TableSizes(slots=5, max_pages=7, width=4)
 NAMES = ("seed", "mask", "pages", "length", "root", "drafts", "parents", "depth", "speculative", "choice")
 NAMES += ("top_k", "temperature", "top_p", "min_p")
 
 
-def apply(tables: Tables, pokes: Pokes) -> None:
-    tables.apply(torch.from_numpy(pokes.array()))
+def apply(tables: Tables, writes: TableWrites) -> None:
+    tables.apply(torch.from_numpy(writes.array()))
 
 
 def test_no_two_entries_share_a_word() -> None:
@@ -41,9 +41,9 @@ def test_a_poke_reaches_its_entry_and_no_other() -> None:
         column = expected[name].view(5, -1)
         slot, start = pick.randrange(5), pick.randrange(column.shape[1])
         words = [pick.randrange(-(2**31), 2**31) for _ in range(column.shape[1] - start)]
-        pokes = Pokes(tables)
-        pokes.put(name, slot, words, start)
-        apply(tables, pokes)
+        writes = TableWrites(tables)
+        writes.put(name, slot, words, start)
+        apply(tables, writes)
         column[slot, start:] = torch.tensor(words)
     for name in NAMES:
         assert torch.equal(getattr(tables, name).view(torch.int32), expected[name].view(torch.int32)), name
@@ -51,13 +51,13 @@ def test_a_poke_reaches_its_entry_and_no_other() -> None:
 
 def test_a_seat_takes_every_bit_of_its_parameters() -> None:
     for seed in (0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1, 0x0123_4567_89AB_CDEF, 0xFEDC_BA98_7654_3210):
-        tables, pokes = Tables(SIZES, "cpu"), None
+        tables, writes = Tables(SIZES, "cpu"), None
         params = SamplingParams(temperature=0.7, top_p=0.9, min_p=0.1, top_k=40, seed=seed)
         tables.drafts.fill_(3)
         before = {name: getattr(tables, name).clone() for name in NAMES}
-        pokes = Pokes(tables)
-        pokes.seat(2, params, choice=6, speculative=True)
-        apply(tables, pokes)
+        writes = TableWrites(tables)
+        writes.occupy(2, params, choice=6, speculative=True)
+        apply(tables, writes)
         assert int(tables.seed[2]) % 2**64 == seed
         floats = (tables.temperature[2], tables.top_p[2], tables.min_p[2])
         assert [float(x) for x in floats] == np.float32([0.7, 0.9, 0.1]).tolist()
@@ -70,10 +70,10 @@ def test_a_seat_takes_every_bit_of_its_parameters() -> None:
 
 def test_top_k_of_nothing_is_off_and_of_everything_fits() -> None:
     tables = Tables(SIZES, "cpu")
-    pokes = Pokes(tables)
+    writes = TableWrites(tables)
     for slot, top_k in enumerate((0, 2**40, 5)):
-        pokes.seat(slot, SamplingParams(top_k=top_k), 0, speculative=False)
-    apply(tables, pokes)
+        writes.occupy(slot, SamplingParams(top_k=top_k), 0, speculative=False)
+    apply(tables, writes)
     assert tables.top_k[:3].tolist() == [0, 2**31 - 1, 5] and not tables.speculative.any()
 
 
@@ -86,4 +86,4 @@ def test_tables_begin_with_a_chain_and_no_drafts() -> None:
 
 
 def test_no_pokes_are_an_empty_array() -> None:
-    assert Pokes(Tables(SIZES, "cpu")).array().shape == (2, 0)
+    assert TableWrites(Tables(SIZES, "cpu")).array().shape == (2, 0)

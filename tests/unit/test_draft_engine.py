@@ -13,7 +13,7 @@ from engine_rig import PAGE, VOCAB, HandCopier, Rig, handle, request
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, Group
+from eyas.common.types import Choice, KvKind
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.ipc.messages import (
@@ -67,13 +67,13 @@ class CountingRunner:
             self.written |= {(e.pages[row // PAGE], row % PAGE) for row in rows}
         return [torch.tensor([e.tokens[-1]]) for e in extensions]
 
-    def propose(self, wishes, spec):
-        assert all(len(w.pages) * PAGE >= w.base + spec.steps for w in wishes)
+    def propose(self, requests, spec):
+        assert all(len(w.pages) * PAGE >= w.base + spec.steps for w in requests)
         return [
             DraftTree(
                 [(int(w.hidden) + i) % VOCAB for i in range(spec.steps)], list(range(-1, spec.steps - 1))
             )
-            for w in wishes
+            for w in requests
         ]
 
 
@@ -209,8 +209,8 @@ def test_no_commit_ends_the_loop(bad: DraftCommit) -> None:
         _open(base=64),
         _open(base=-1),
         _open(params=SamplingParams(temperature=math.nan)),
-        _open(base=9, handle=handle(8, group=Group.DRAFT)),
-        _open(base=8, handle=handle(8, group=Group.DRAFT, shards=0)),
+        _open(base=9, handle=handle(8, group=KvKind.DRAFT)),
+        _open(base=8, handle=handle(8, group=KvKind.DRAFT, shards=0)),
     ],
 )
 def test_no_open_ends_the_loop(bad: DraftOpen) -> None:
@@ -223,13 +223,13 @@ def test_no_open_ends_the_loop(bad: DraftOpen) -> None:
 def test_a_prompt_larger_than_the_pool_keeps_nobody_waiting() -> None:
     """It is refused, and its owner told at once; pulls are served in order, so it would block all others."""
     drive = Drive(pages=4)
-    large = handle(5 * PAGE, group=Group.DRAFT)
+    large = handle(5 * PAGE, group=KvKind.DRAFT)
     events = drive.tell(DraftUp((_open(base=9, handle=large),), peer=PEER))
     assert [c.seq for c in _answers(events)[1]] == [1]
     (opened,) = [e for e in events if isinstance(e, OpenPull)]
     (released,) = [e for e in events if isinstance(e, ReleasePull)]
     assert opened.handle == large and released.pull == opened.pull and drive.pulls.active == 0
-    small = _open(seq=2, base=9, handle=handle(9, id=2, group=Group.DRAFT))
+    small = _open(seq=2, base=9, handle=handle(9, id=2, group=KvKind.DRAFT))
     events = drive.tell(DraftUp((small,), (_commit(9, 50, seq=2),), peer=PEER))
     (pull,) = [e for e in events if isinstance(e, OpenPull)]
     assert [p.seq for p in _answers(drive.pull_here(pull))[0]] == [2]
@@ -237,7 +237,7 @@ def test_a_prompt_larger_than_the_pool_keeps_nobody_waiting() -> None:
 
 def test_choices_share_one_pull_and_own_what_they_write() -> None:
     drive = Drive()
-    draft = handle(9, group=Group.DRAFT)
+    draft = handle(9, group=KvKind.DRAFT)
     opens = [_open(seq=s, base=9, handle=draft) for s in (1, 2)]
     events = drive.tell(DraftUp(tuple(opens), (_commit(9, 50, seq=1), _commit(9, 60, seq=2)), peer=PEER))
     (pull,) = [e for e in events if isinstance(e, OpenPull)]
@@ -252,7 +252,7 @@ def test_choices_share_one_pull_and_own_what_they_write() -> None:
 
 def test_a_lost_prompt_closes_its_sequences() -> None:
     drive = Drive()
-    events = drive.tell(DraftUp((_open(base=9, handle=handle(9, group=Group.DRAFT)),), peer=PEER))
+    events = drive.tell(DraftUp((_open(base=9, handle=handle(9, group=KvKind.DRAFT)),), peer=PEER))
     (pull,) = [e for e in events if isinstance(e, OpenPull)]
     _, closed = _answers(drive.tell(PullFailed(pull.pull, Failure("transfer_failed", "gone"))))
     assert [c.seq for c in closed] == [1] and drive.pool.used == 0 and drive.pulls.active == 0
@@ -260,7 +260,7 @@ def test_a_lost_prompt_closes_its_sequences() -> None:
 
 def test_a_sequence_that_gets_no_page_of_its_own_is_closed_not_fed_garbage() -> None:
     drive = Drive(pages=4)  # 3 for the prompt, one copy: the second choice has none
-    draft = handle(9, group=Group.DRAFT)
+    draft = handle(9, group=KvKind.DRAFT)
     opens = tuple(_open(seq=s, base=9, handle=draft) for s in (1, 2))
     events = drive.tell(DraftUp(opens, (_commit(9, 50, seq=1),), peer=PEER))
     (pull,) = [e for e in events if isinstance(e, OpenPull)]
@@ -273,7 +273,7 @@ def test_a_sequence_that_gets_no_page_of_its_own_is_closed_not_fed_garbage() -> 
 
 def test_a_peer_that_vanishes_leaves_nothing() -> None:
     drive = Drive()
-    drive.up(_open(), _commit(0, 5), _open(seq=2, base=9, handle=handle(9, group=Group.DRAFT)))
+    drive.up(_open(), _commit(0, 5), _open(seq=2, base=9, handle=handle(9, group=KvKind.DRAFT)))
     drive.tell(DraftPeerGone(PEER))
     assert drive.pool.used == 0 and drive.pulls.active == 0 and not drive.engine._followed
 

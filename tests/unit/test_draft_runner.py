@@ -10,7 +10,7 @@ import torch
 from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.speculation.draft_runner import DraftRunner, Extension, Wish
+from eyas.engine.speculation.draft_runner import DraftRequest, DraftRunner, Extension
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.test_eagle3_head import Equations
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
@@ -68,7 +68,7 @@ class Paper:
         return [pool[i][1] for i in sorted(order)]
 
 
-def _prepared(folders: tuple[Path, Path], offset: int = 0) -> tuple[DraftRunner, Wish, Paper]:
+def _prepared(folders: tuple[Path, Path], offset: int = 0) -> tuple[DraftRunner, DraftRequest, Paper]:
     """N certain rows in two uneven extensions, beside another sequence."""
     target, folder = folders
     rig = HeadRig(folder, target_rig := Rig(target))
@@ -87,12 +87,12 @@ def _prepared(folders: tuple[Path, Path], offset: int = 0) -> tuple[DraftRunner,
     equations = Equations(folder, target)
     g = [equations.row(f, t) for f, t in zip(features, tokens, strict=True)][-1]
     ids = torch.arange(256) if rig.head.token_map is None else rig.head.token_map
-    return runner, Wish(pages, N, hidden, GREEDY, choice=0, offset=offset), Paper(equations, ids, g)
+    return runner, DraftRequest(pages, N, hidden, GREEDY, choice=0, offset=offset), Paper(equations, ids, g)
 
 
 def test_a_chain_is_the_argmax_of_the_argmax(folders: tuple[Path, Path]) -> None:
-    runner, wish, paper = _prepared(folders)
-    [tree] = runner.propose([wish], SpeculationConfig(steps=5))
+    runner, request, paper = _prepared(folders)
+    [tree] = runner.propose([request], SpeculationConfig(steps=5))
     assert tree.is_chain
     assert list(tree.tokens) == paper.chain(5)
 
@@ -102,23 +102,23 @@ def test_a_tree_keeps_the_best_of_all_candidates(
     folders: tuple[Path, Path], steps: int, topk: int, nodes: int
 ) -> None:
     spec = SpeculationConfig(steps, topk, nodes)
-    runner, wish, paper = _prepared(folders)
-    [tree] = runner.propose([wish], spec)
+    runner, request, paper = _prepared(folders)
+    [tree] = runner.propose([request], spec)
     assert _paths(tree) == paper.tree(spec)
 
 
 def test_a_window_stands_at_absolute_positions(folders: tuple[Path, Path]) -> None:
     """The same rows 40 positions later: attention sees relative positions only, so the chain is the same."""
-    runner, wish, paper = _prepared(folders, offset=40)
-    [tree] = runner.propose([wish], SpeculationConfig(steps=5))
+    runner, request, paper = _prepared(folders, offset=40)
+    [tree] = runner.propose([request], SpeculationConfig(steps=5))
     assert list(tree.tokens) == paper.chain(5)
 
 
 def test_proposals_leave_the_certain_rows_alone(folders: tuple[Path, Path]) -> None:
-    runner, wish, paper = _prepared(folders)
-    first = runner.propose([wish], SpeculationConfig(3, 4, 12))
-    assert runner.propose([wish], SpeculationConfig(3, 4, 12)) == first
-    assert list(runner.propose([wish], SpeculationConfig(steps=5))[0].tokens) == paper.chain(5)
+    runner, request, paper = _prepared(folders)
+    first = runner.propose([request], SpeculationConfig(3, 4, 12))
+    assert runner.propose([request], SpeculationConfig(3, 4, 12)) == first
+    assert list(runner.propose([request], SpeculationConfig(steps=5))[0].tokens) == paper.chain(5)
 
 
 def _paths(tree: DraftTree) -> list[tuple[int, ...]]:

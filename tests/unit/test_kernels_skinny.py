@@ -179,7 +179,7 @@ def test_a_row_does_not_depend_on_its_company() -> None:
 def test_what_lies_behind_the_rows_changes_nothing(tile: Tile) -> None:
     m, n, k = 5, 64, 128
     rows, weight = random(m, k), random(n, k)
-    x = skinny.room(m, k, like=weight).copy_(rows)
+    x = skinny.empty_padded(m, k, like=weight).copy_(rows)
     x.as_strided((16 - m, k), (k, 1), m * k).fill_(float("nan"))
     sums = torch.full((n // tile.columns, skinny.MAX_ROWS), UNWRITTEN, device=DEVICE)
     found, expected = (torch.empty(m, n, device=DEVICE) for _ in range(2))
@@ -198,9 +198,9 @@ def test_rows_are_padded_with_memory_only_where_there_is_some() -> None:
     weight = random(32, 64)
     pages = random(40, 64)
     for x, rows in (
-        (skinny.room(5, 64, like=weight), 16),
-        (skinny.room(5, 64, like=weight)[2:], 3),
-        (skinny.room(65, 64, like=weight), 128),
+        (skinny.empty_padded(5, 64, like=weight), 16),
+        (skinny.empty_padded(5, 64, like=weight)[2:], 3),
+        (skinny.empty_padded(65, 64, like=weight), 128),
         (random(5, 64), 5),
         (pages[:5], 16),
         (pages[24:29], 16),

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from eyas.common.errors import ConfigError
-from eyas.common.types import Group
-from kv_transfer.layout import Geometry, Layout, Meaning, check_compatible, pages_for
+from eyas.common.types import KvKind
+from kv_transfer.layout import Geometry, PageMeaning, PoolLayout, check_compatible, pages_for
 
 LLAMA_8B = Geometry(pages=64, page_size=16, layers=32, kv_heads=8, head_dim=128, dtype="bfloat16")
-MEANING = Meaning("weights-1", Group.TARGET, "bfloat16", 32, 8, 128, "llama3:500000")
+MEANING = PageMeaning("weights-1", KvKind.TARGET, "bfloat16", 32, 8, 128, "llama3:500000")
 
 
 def test_a_llama_page_of_all_layers_is_one_block_of_2_mib():
@@ -45,7 +45,7 @@ def test_a_peers_bad_geometry_is_one_clear_error(text, complaint):
 def test_every_field_of_meaning_changes_the_hash():
     others = {
         "fingerprint": "weights-2",
-        "group": Group.DRAFT,
+        "group": KvKind.DRAFT,
         "dtype": "float32",
         "layers": 31,
         "kv_heads": 4,
@@ -55,12 +55,12 @@ def test_every_field_of_meaning_changes_the_hash():
     assert set(others) == set(MEANING.__struct_fields__)
     changed = [msgspec.structs.replace(MEANING, **{field: other}) for field, other in others.items()]
     assert len({meaning.hash() for meaning in [MEANING, *changed]}) == 1 + len(others)
-    assert Meaning(*msgspec.structs.astuple(MEANING)).hash() == MEANING.hash()
+    assert PageMeaning(*msgspec.structs.astuple(MEANING)).hash() == MEANING.hash()
 
 
 def test_compatible_pools_may_differ_in_length():
     longer = msgspec.structs.replace(LLAMA_8B, pages=65)
-    check_compatible(Layout(MEANING.hash(), LLAMA_8B), Layout(MEANING.hash(), longer))
+    check_compatible(PoolLayout(MEANING.hash(), LLAMA_8B), PoolLayout(MEANING.hash(), longer))
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_a_different_geometry_is_refused_by_name(field, value):
     theirs = msgspec.structs.replace(LLAMA_8B, **{field: value})
     sentence = f"{field} is {getattr(LLAMA_8B, field)} here and {value} at the peer"
     with pytest.raises(ConfigError, match=sentence):
-        check_compatible(Layout(MEANING.hash(), LLAMA_8B), Layout(MEANING.hash(), theirs))
+        check_compatible(PoolLayout(MEANING.hash(), LLAMA_8B), PoolLayout(MEANING.hash(), theirs))
 
 
 def test_other_weights_of_the_same_shape_are_refused():
     other = msgspec.structs.replace(MEANING, fingerprint="weights-2")
     with pytest.raises(ConfigError, match="hash of meaning differs"):
-        check_compatible(Layout(MEANING.hash(), LLAMA_8B), Layout(other.hash(), LLAMA_8B))
+        check_compatible(PoolLayout(MEANING.hash(), LLAMA_8B), PoolLayout(other.hash(), LLAMA_8B))

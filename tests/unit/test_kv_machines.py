@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from eyas.common.errors import TransferFailed
-from eyas.common.types import Group, KvHandle, Shard
+from eyas.common.types import KvHandle, KvKind, Shard
 from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.owner import Offer, Owner
 from kv_transfer.puller import (
@@ -68,7 +68,7 @@ class OwnerUnderAnyOrder(RuleBasedStateMachine):
     @rule(lasts=st.sampled_from([5.0, 45.0, 100.0]))
     def offer(self, lasts):
         deadline = self.now + lasts
-        handle = self.owner.offer(Offer(Group.TARGET, "m", 40, (), deadline), self.now)
+        handle = self.owner.offer(Offer(KvKind.TARGET, "m", 40, (), deadline), self.now)
         assert handle.id not in self.books, "ids are never used again"
         self.books[handle.id] = LeaseBook(deadline, min(self.now + LEASE, deadline))
 
@@ -100,7 +100,7 @@ class OwnerUnderAnyOrder(RuleBasedStateMachine):
         accepted = book is not None and epoch == EPOCH and attempt >= book.attempt
         self.owner.sweep(self.now)
         self.hear()
-        shown = KvHandle("prefill:1", epoch, 0, handle, Group.TARGET, "m", 40, ())
+        shown = KvHandle("prefill:1", epoch, 0, handle, KvKind.TARGET, "m", 40, ())
         self.owner.watch_opened(watch, shown, attempt, self.now)
         replies = {update.watch: update for update in self.hear()}
         assert (replies.pop(watch).failure is None) == accepted
@@ -174,7 +174,7 @@ class PullUnderAnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.now, self.deadline = 0.0, 60.0
         shards = (Shard(0, "pool-0", (3, 4, 5, 8, 9)), Shard(1, "pool-1", (3, 4, 5, 8, 9)))
-        handle = KvHandle("prefill:1", EPOCH, 0, 1, Group.TARGET, "m", 70, shards)
+        handle = KvHandle("prefill:1", EPOCH, 0, 1, KvKind.TARGET, "m", 70, shards)
         self.pull = Pull(1, handle, 1, page_size=16, deadline=self.deadline)
         self.said: list[object] = []
         self.loan: Loan | None = None

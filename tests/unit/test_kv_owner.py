@@ -7,7 +7,7 @@ import itertools
 import msgspec
 import pytest
 
-from eyas.common.types import FirstToken, Group, KvHandle, Shard
+from eyas.common.types import FirstToken, KvHandle, KvKind, Shard
 from kv_transfer.owner import Offer, Owner, State, Update
 
 EPOCH = 7
@@ -15,7 +15,7 @@ LEASE = 30.0
 DEADLINE = 100.0
 SHARDS = (Shard(0, "/dev/shm/pool", (4, 5, 6)),)
 FIRST = (FirstToken(0, 42),)
-OFFER = Offer(Group.TARGET, "meaning", 40, SHARDS, DEADLINE)
+OFFER = Offer(KvKind.TARGET, "meaning", 40, SHARDS, DEADLINE)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def freed(owner: Owner) -> list[int]:
 
 def test_an_offer_becomes_a_handle_that_names_its_owner(owner):
     first, second = owner.offer(OFFER, 0.0), owner.offer(OFFER, 0.0)
-    assert (first.worker, first.epoch, first.group) == ("10.0.0.1:9000", EPOCH, Group.TARGET)
+    assert (first.worker, first.epoch, first.group) == ("10.0.0.1:9000", EPOCH, KvKind.TARGET)
     assert (first.layout, first.tokens, first.shards) == ("meaning", 40, SHARDS)
     assert first.id != second.id
     assert owner.active == 2
@@ -175,7 +175,7 @@ def test_a_lower_attempt_is_refused_and_does_not_disturb(owner):
     [
         {"id": 99},
         {"epoch": EPOCH - 1},
-        {"group": Group.DRAFT},
+        {"group": KvKind.DRAFT},
         {"layout": "other"},
         {"tokens": 48},
         {"shards": (Shard(0, "/dev/shm/pool", (4, 5, 7)),)},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eyas.common.errors import ConfigError, TransferFailed
-from eyas.common.types import FirstToken, Group, KvHandle, Shard
+from eyas.common.types import FirstToken, KvHandle, KvKind, Shard
 from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.puller import (
     DRAIN_S,
@@ -23,7 +23,7 @@ from kv_transfer.puller import (
 DEADLINE = 100.0
 FIRST = (FirstToken(0, 42),)
 DST = (20, 21, 22)
-HANDLE = KvHandle("prefill:1", 7, 0, 3, Group.TARGET, "meaning", 40, (Shard(0, "pool", (4, 5, 9)),))
+HANDLE = KvHandle("prefill:1", 7, 0, 3, KvKind.TARGET, "meaning", 40, (Shard(0, "pool", (4, 5, 9)),))
 BROKEN = TransferFailed("The Watch broke.")
 
 
@@ -112,7 +112,7 @@ def test_an_invalid_release_loses_the_pages(pull):
 
 def test_validation_waits_for_the_slowest_shard():
     shards = (Shard(0, "pool", (4, 5, 9)), Shard(1, "pool-1", (4, 5, 9)))
-    pull = Pull(11, KvHandle("p", 7, 0, 3, Group.TARGET, "m", 40, shards), 2, 16, DEADLINE)
+    pull = Pull(11, KvHandle("p", 7, 0, 3, KvKind.TARGET, "m", 40, shards), 2, 16, DEADLINE)
     pull.start(DST, 0, 1.0)
     pull.done(FIRST, b"", 1.0)
     _, first, second = pull.take_actions()
@@ -236,17 +236,17 @@ def test_a_stuck_copy_holds_its_pages_but_not_the_attempt(pull):
 
 def test_a_handle_without_shards_is_refused():
     with pytest.raises(ConfigError, match="lists no shard"):
-        Pull(11, KvHandle("p", 7, 0, 3, Group.TARGET, "m", 40, ()), 2, 16, DEADLINE)
+        Pull(11, KvHandle("p", 7, 0, 3, KvKind.TARGET, "m", 40, ()), 2, 16, DEADLINE)
 
 
 def test_a_handle_whose_shards_cannot_hold_its_tokens_is_refused():
-    handle = KvHandle("p", 7, 0, 3, Group.TARGET, "m", 64, HANDLE.shards)
+    handle = KvHandle("p", 7, 0, 3, KvKind.TARGET, "m", 64, HANDLE.shards)
     with pytest.raises(ConfigError, match="lists 3 pages for rank 0, but 64 rows take 4"):
         Pull(1, handle, 1, 16, DEADLINE)
 
 
 def test_a_handle_without_rows_is_only_validated():
-    pull = Pull(1, KvHandle("p", 7, 0, 3, Group.DRAFT, "m", 0, (Shard(0, "pool", ()),)), 1, 16, DEADLINE)
+    pull = Pull(1, KvHandle("p", 7, 0, 3, KvKind.DRAFT, "m", 0, (Shard(0, "pool", ()),)), 1, 16, DEADLINE)
     pull.start((), 0, 1.0)
     pull.done(FIRST, b"", 2.0)
     assert pull.take_actions()[1:] == [SendRelease()]

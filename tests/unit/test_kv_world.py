@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from eyas.common.errors import TransferFailed
-from eyas.common.types import Group, KvHandle, Shard
+from eyas.common.types import KvHandle, KvKind, Shard
 from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.backends.local import LocalBackend
 from kv_transfer.owner import Offer, Owner, Update
@@ -75,7 +75,7 @@ class World(RuleBasedStateMachine):
     def offer(self, lasts):
         pages = tuple(self.source_free.pop() for _ in range(PROMPT_PAGES))
         shards = (Shard(0, "pool", pages),)
-        offer = Offer(Group.TARGET, "m", PROMPT_PAGES, shards, self.now + lasts)
+        offer = Offer(KvKind.TARGET, "m", PROMPT_PAGES, shards, self.now + lasts)
         handle = self.owner.offer(offer, self.now)
         first = 3 * handle.id % 200
         truth = np.repeat(np.arange(first, first + PROMPT_PAGES, dtype=np.uint8)[:, None], PAGE_BYTES, 1)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from eyas.common.metrics import WorkerMetrics
 from eyas.common.types import Entry, Finish, Role, Timings
 from gateway.metrics import GatewayMetrics, TokenHistogram
-from gateway.text import Course, Delta, Usage
+from gateway.text import Delta, RequestTrace, Usage
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -72,16 +72,16 @@ def test_a_worker_counts_what_its_engine_says() -> None:
 
 def test_a_call_is_measured_in_stages() -> None:
     metrics = GatewayMetrics(CollectorRegistry())
-    course = Course()
+    trace = RequestTrace()
     prefill = Timings(queue_ms=100.0, prefill_ms=200.0, role=Role.PREFILL)
     decode = Timings(queue_ms=50.0, transfer_ms=300.0, transfer_path="shm", role=Role.DECODE)
     with metrics.meter() as meter:
         for index, timings in enumerate((prefill, decode)):
-            course.saw(Entry("r", 1, 0, index, (5,), timings=timings))
+            trace.saw(Entry("r", 1, 0, index, (5,), timings=timings))
             meter.delta(Delta(0, "a", (5,)))
             time.sleep(0.01)
         usage = Usage(prompt_tokens=3, completion_tokens=2, accepted=3, verify_steps=2, cached_tokens=1)
-        meter.ended(usage, [course])
+        meter.ended(usage, [trace])
 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(name, labels)

@@ -98,8 +98,8 @@ def test_beside_others_as_alone(roomy: EngineConfig, short: str, split: bool) ->
 
     config = replace(roomy, chunk_tokens=24, max_waiting=COUNT, **SHORT_OF[short])
     cluster = Loopback(*(split_configs(config) if split else (config,)))
-    beside = [told(result) for result in run(cluster, requests, split=split)]
+    mixed_prefill_budget = [told(result) for result in run(cluster, requests, split=split)]
     scheduler = cluster.by_role["decode"].engine._scheduler
     cluster.close()
     assert scheduler.preemptions > 0, "there was room for all"
-    assert beside == alone
+    assert mixed_prefill_budget == alone

@@ -12,17 +12,17 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from eyas.engine.attention.rows import Most, PagedAttention
-from eyas.engine.batch.rows import Rounds, Rows
+from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import ModelConfig, strip_prefix
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.fused import Fabric, FusedLlama
+from eyas.engine.models.fused import FusedLlama, LayerContext
 from eyas.engine.models.fused_eagle3 import FusedEagle3
-from eyas.engine.parallel.group import Group
-from eyas.engine.parallel.ranks import Seat
+from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.ranks import RankInfo
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -67,7 +67,7 @@ class Twin:
         self._tables = tables
         attention = PagedAttention(tables, config.num_heads, pool.shape, Most(SLOTS, 3), pdl=False)
         launch = skinny.Launch.on("cpu", pdl=False)
-        self.fabric = Fabric.on("cpu", config, Group(Seat(), "cpu"), launch, attention)
+        self.fabric = LayerContext.on("cpu", config, ProcessGroup(RankInfo(), "cpu"), launch, attention)
 
     def rows(self, rounds: Placed, chunks: Placed) -> Rows:
         """Of tokens 0."""
@@ -87,7 +87,7 @@ class Twin:
             int32([0] * len(positions)),
             int32(positions),
             int32(kv_rows),
-            Rounds(slots, starts, rounds[0][1].count) if rounds else None,
+            DecodeRows(slots, starts, rounds[0][1].count) if rounds else None,
             int32(tiles) if tiles else None,
         )
 

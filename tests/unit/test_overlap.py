@@ -10,7 +10,7 @@ from overlap_world import Setting, World, some_requests
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.batch.sequence import Sequence
-from eyas.engine.batch.tables import Pokes
+from eyas.engine.batch.tables import TableWrites
 from eyas.engine.device import runner as device_runner
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.loop import overlapped
@@ -99,27 +99,29 @@ def _drafts_after_the_end_are_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 def _new_pages_are_not_told(patch: pytest.MonkeyPatch) -> None:
-    put = Pokes.put
+    put = TableWrites.put
 
-    def forgetful(pokes: Pokes, name: str, slot: int, words: list[int], start: int = 0) -> None:
+    def forgetful(writes: TableWrites, name: str, slot: int, words: list[int], start: int = 0) -> None:
         if not start:
-            put(pokes, name, slot, words)
+            put(writes, name, slot, words)
 
-    patch.setattr(Pokes, "put", forgetful)
+    patch.setattr(TableWrites, "put", forgetful)
 
 
 def _last_prompt_row_is_a_round_like_any_other(patch: pytest.MonkeyPatch) -> None:
     told = device_runner._Told
-    patch.setattr(device_runner, "_Told", lambda seat, choice: told(seat, choice, grows=True))
+    patch.setattr(device_runner, "_Told", lambda occupancy, choice: told(occupancy, choice, grows=True))
 
 
 def _choices_sound_alike(patch: pytest.MonkeyPatch) -> None:
-    seat = Pokes.seat
+    occupy = TableWrites.occupy
 
-    def first(pokes: Pokes, slot: int, params: SamplingParams, choice: int, *, speculative: bool) -> None:
-        seat(pokes, slot, params, 0, speculative=speculative)
+    def first(
+        writes: TableWrites, slot: int, params: SamplingParams, choice: int, *, speculative: bool
+    ) -> None:
+        occupy(writes, slot, params, 0, speculative=speculative)
 
-    patch.setattr(Pokes, "seat", first)
+    patch.setattr(TableWrites, "occupy", first)
 
 
 FAULTS = [

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from eyas.common.errors import ConfigError, EngineError
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import DummyWeights, Placement
-from eyas.engine.parallel.group import Group
+from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import CAPACITY, SUMS_ROWS, OneShot
-from eyas.engine.parallel.ranks import Call, Channel, Followers, Seat, follow
+from eyas.engine.parallel.ranks import Call, Channel, Followers, RankInfo, follow
 from eyas.engine.parallel.shards import config_of_rank
 from tests.unit.tiny import write_tiny_llama
 
@@ -31,15 +31,15 @@ SHAPES = [(1, 512), (1, 64), (3, 1024), (2, 96), (7, 512), (1, 512)] * 4
 class Member:
     """What both ranks do alike: every test is one of these calls, made on both."""
 
-    def __init__(self, seat: Seat) -> None:
-        self.group = Group(seat, "cpu", timeout_s=60)
-        self.one_shot = OneShot(seat.rank, self._addresses(seat))
-        self.random = random.Random(seat.rank)
+    def __init__(self, rank_info: RankInfo) -> None:
+        self.group = ProcessGroup(rank_info, "cpu", timeout_s=60)
+        self.one_shot = OneShot(rank_info.rank, self._addresses(rank_info))
+        self.random = random.Random(rank_info.rank)
 
-    def _addresses(self, seat: Seat) -> torch.Tensor:
+    def _addresses(self, rank_info: RankInfo) -> torch.Tensor:
         """Every rank's inboxes, mapped here: files in the folder where the ranks meet."""
         words = OneShot.buffer_bytes(RANKS) // 8
-        paths = [str(Path(seat.meeting).with_name(f"inbox{rank}")) for rank in range(RANKS)]
+        paths = [str(Path(rank_info.meeting).with_name(f"inbox{rank}")) for rank in range(RANKS)]
         self._inboxes = [torch.from_file(p, shared=True, size=words, dtype=torch.int64) for p in paths]
         return torch.tensor([inbox.data_ptr() for inbox in self._inboxes])
 
@@ -53,7 +53,7 @@ class Member:
         """The sum with a residual, and its sums of squares [parts, 64] below it."""
         rows, columns, seed = call.numbers
         own = matrix(rows, columns, seed, self.group.rank)
-        sums = torch.full((Group.sum_parts(columns), SUMS_ROWS), 7.0)
+        sums = torch.full((ProcessGroup.sum_parts(columns), SUMS_ROWS), 7.0)
         self.group.all_reduce_add(own, matrix(rows, columns, seed, RANKS), sums)
         return self.group.all_gather_columns(torch.cat([own.flatten(), sums.flatten()])[:, None])
 
@@ -108,10 +108,10 @@ def summed(shape: tuple[int, int], seed: int, with_residual: bool = False) -> to
     return sum(matrix(*shape, seed, rank) for rank in order)
 
 
-def _follower(seat: Seat, channel: Channel) -> None:
+def _follower(rank_info: RankInfo, channel: Channel) -> None:
     torch.set_num_threads(1)
     channel.ready()
-    member = Member(seat)
+    member = Member(rank_info)
     follow(channel, member.calls())
     member.group.close()
 
@@ -131,7 +131,7 @@ class Pair:
 def pair() -> Iterator[Pair]:
     with Followers(_follower, RANKS) as followers:
         followers.wait_ready(60)
-        member = Member(followers.seat)
+        member = Member(followers.rank_info)
         yield Pair(followers, member)
         followers.broadcast(Call("meet", (0, 0)))
         member.group.barrier()
@@ -239,13 +239,13 @@ def test_barrier_has_a_deadline(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_divided_layer_is_the_whole_one(pair: Pair, tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model", kv_heads=2)
-    whole = _logits(ModelConfig.from_folder(folder, "dummy"), Group(Seat(), "cpu"))
+    whole = _logits(ModelConfig.from_folder(folder, "dummy"), ProcessGroup(RankInfo(), "cpu"))
     divided = pair.both("layer", data=str(folder).encode())
     assert divided.shape == whole.shape
     torch.testing.assert_close(divided, whole)
 
 
-def _logits(config: ModelConfig, group: Group) -> torch.Tensor:
+def _logits(config: ModelConfig, group: ProcessGroup) -> torch.Tensor:
     """Logits of one decoder layer over seven rows, with one rank's part of every matrix."""
     weights = DummyWeights(placement=Placement(rank=group.rank, ranks=group.ranks))
     mine = config_of_rank(config, group.ranks)
@@ -278,7 +278,7 @@ def test_what_cannot_be_divided_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_group_of_one_does_nothing() -> None:
-    group, tensor = Group(Seat(), "cpu"), torch.ones(2, 3)
+    group, tensor = ProcessGroup(RankInfo(), "cpu"), torch.ones(2, 3)
     group.all_reduce(tensor)
     assert group.all_gather_columns(tensor) is tensor
     assert torch.equal(tensor, torch.ones(2, 3))

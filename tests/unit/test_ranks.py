@@ -15,21 +15,21 @@ import pytest
 
 from eyas.common.errors import EngineError
 from eyas.engine.parallel import ranks
-from eyas.engine.parallel.ranks import Call, Channel, Followers, Seat, follow
+from eyas.engine.parallel.ranks import Call, Channel, Followers, RankInfo, follow
 
 READY_S = 30.0
 
 
-def _write_down(folder: Path, seat: Seat, channel: Channel) -> None:
+def _write_down(folder: Path, rank_info: RankInfo, channel: Channel) -> None:
     """Follows; a file a rank keeps what was said."""
-    path = folder / str(seat.rank)
+    path = folder / str(rank_info.rank)
 
     def note(call: Call) -> None:
         with path.open("ab") as file:
             file.write(f"{call.numbers} ".encode() + call.data[:3] + b"\n")
 
     def stumble(call: Call) -> None:
-        if seat.rank == call.numbers[0]:
+        if rank_info.rank == call.numbers[0]:
             raise ValueError("no such page")
 
     channel.ready()
@@ -38,15 +38,15 @@ def _write_down(folder: Path, seat: Seat, channel: Channel) -> None:
         file.write(b"left")
 
 
-def _cannot_load(seat: Seat, channel: Channel) -> None:
+def _cannot_load(rank_info: RankInfo, channel: Channel) -> None:
     raise ValueError("the folder is empty")
 
 
-def _never_ready(seat: Seat, channel: Channel) -> None:
+def _never_ready(rank_info: RankInfo, channel: Channel) -> None:
     time.sleep(600)
 
 
-def _killed(seat: Seat, channel: Channel) -> None:
+def _killed(rank_info: RankInfo, channel: Channel) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -111,7 +111,7 @@ def test_close_ends_even_a_follower_that_hangs(trio: Followers, monkeypatch: pyt
     trio.close()
     assert time.monotonic() - began < 5
     assert not any(follower._process.is_alive() for follower in trio._followers)
-    assert not Path(trio.seat.meeting).parent.exists()
+    assert not Path(trio.rank_info.meeting).parent.exists()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def _rank_zero(report: Connection) -> None:
     time.sleep(600)
 
 
-def _hang_on_the_device(seat: Seat, channel: Channel) -> None:
+def _hang_on_the_device(rank_info: RankInfo, channel: Channel) -> None:
     channel.ready()
     time.sleep(600)  # never looks at its channel again
 

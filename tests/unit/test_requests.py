@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from engine_rig import VOCAB, Rig, handle, request
 
-from eyas.common.types import Choice, Finish, FirstToken, Group
+from eyas.common.types import Choice, Finish, FirstToken, KvKind
 from eyas.engine.batch.sequence import Kind
 from eyas.engine.ipc.messages import (
     Attach,
@@ -98,7 +98,7 @@ def test_a_request_that_has_begun_finds_a_place_in_a_full_queue(attach: bool) ->
 def test_an_attach_said_twice_does_not_disturb_its_own_pull() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
-    attach = Attach("a", 1, (handle(10), handle(9, id=2, group=Group.DRAFT)))
+    attach = Attach("a", 1, (handle(10), handle(9, id=2, group=KvKind.DRAFT)))
     rig.requests.attach(attach)
     (pull,) = rig.said(OpenPull)
     rig.requests.attach(attach)
@@ -126,7 +126,7 @@ def test_a_newer_attach_replaces_the_pull_and_gives_its_pages_back() -> None:
 def test_a_draft_handle_that_nobody_uses_is_returned_when_the_sequence_joins() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
-    draft = handle(9, id=2, group=Group.DRAFT)
+    draft = handle(9, id=2, group=KvKind.DRAFT)
     rig.requests.attach(Attach("a", 1, (handle(10), draft)))
     (pull,) = rig.said(OpenPull)
     rig.arrive(pull, FirstToken(0, 5))
@@ -148,7 +148,7 @@ def test_first_tokens_that_are_missing_or_no_tokens_are_a_lost_attempt(first: tu
     assert [seq.generation.kind for seq in rig.scheduler.waiting] == [Kind.LOCAL]
 
 
-@pytest.mark.parametrize("handles", [(handle(9),), (handle(11),), (handle(10, group=Group.DRAFT),)])
+@pytest.mark.parametrize("handles", [(handle(9),), (handle(11),), (handle(10, group=KvKind.DRAFT),)])
 def test_handles_that_do_not_fit_the_prompt_fail_the_request(handles: tuple) -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)

@@ -9,8 +9,8 @@ from eyas.common.types import Choice, Finish
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.ipc.messages import Step
-from eyas.engine.loop.rounds import Rounds
-from eyas.engine.loop.runner import Output
+from eyas.engine.loop.commit import Committer
+from eyas.engine.loop.plain_runner import Output
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 
 WIDTH = 2
@@ -58,8 +58,8 @@ class FarDrafter(Drafter):
         pass
 
 
-def _rounds(rig: Rig, pool: PagesOfNumbers, drafter: Drafter | None = None) -> Rounds:
-    return Rounds(
+def _rounds(rig: Rig, pool: PagesOfNumbers, drafter: Drafter | None = None) -> Committer:
+    return Committer(
         scheduler=rig.scheduler,
         pools=(pool,),  # type: ignore[arg-type]
         drafter=drafter,
@@ -71,7 +71,7 @@ def _rounds(rig: Rig, pool: PagesOfNumbers, drafter: Drafter | None = None) -> R
     )
 
 
-def _run(rig: Rig, rounds: Rounds, pool: PagesOfNumbers, chosen: list[int]) -> Work:
+def _run(rig: Rig, rounds: Committer, pool: PagesOfNumbers, chosen: list[int]) -> Work:
     """One step of the only sequence: the row of token t becomes t, the target chooses `chosen`."""
     (work,) = rig.scheduler.schedule()
     for row, token in enumerate(work.tokens, start=work.start):

@@ -27,9 +27,9 @@ from eyas.engine.device import calls, lead
 from eyas.engine.device.lead import Lead
 from eyas.engine.device.step import StepInput, StepShape
 from eyas.engine.loading import follower
-from eyas.engine.loading.spec import Loaded
-from eyas.engine.parallel.group import Group
-from eyas.engine.parallel.ranks import Call, Channel, Seat, follow
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.ranks import Call, Channel, RankInfo, follow
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -50,12 +50,12 @@ SHARED = replace(
 PROMPT = tuple(range(7, 26))
 
 
-def _interpreted(loaded: Loaded, seat: Seat, channel: Channel) -> None:
+def _interpreted(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
     """A follower whose kernels are interpreted as this process's are."""
     from tests.unit import interpreted
 
     interpreted.install()
-    follower.main(loaded, seat, channel)
+    follower.main(loaded, rank_info, channel)
 
 
 @pytest.fixture
@@ -151,12 +151,12 @@ def test_a_step_arrives_as_it_was_sent(chunks: int) -> None:
     numbers = np.random.default_rng(chunks)
     shape = StepShape(5, 4, 48 * chunks, chunks, chunks)
     data = numbers.integers(-(2**31), 2**31, shape.sections["all"][1]).astype(np.int32)
-    pokes = numbers.integers(-9, 9, (2, 7 * chunks)).astype(np.int32)
+    writes = numbers.integers(-9, 9, (2, 7 * chunks)).astype(np.int32)
     spans = [Span(list(range(i, 3 * i + 1)), 16 * i, 48) for i in range(chunks)]
-    step = StepInput(shape, data, pokes, spans=spans, scored=chunks == 3)
+    step = StepInput(shape, data, writes, spans=spans, scored=chunks == 3)
     found = calls.step_of(calls.begin(step))
     assert (found.shape, found.spans, found.scored) == (shape, spans, step.scored)
-    assert np.array_equal(found.data, data) and np.array_equal(found.pokes, pokes)
+    assert np.array_equal(found.data, data) and np.array_equal(found.writes, writes)
 
 
 def test_rows_to_be_scored_arrive() -> None:
@@ -173,17 +173,17 @@ def test_tokens_arrive_or_do_not() -> None:
 # --- a follower that is gone -------------------------------------------------------------------------------
 
 
-def _idle(seat: Seat, channel: Channel) -> None:
+def _idle(rank_info: RankInfo, channel: Channel) -> None:
     channel.ready()
-    group = Group(seat, "cpu")
+    group = ProcessGroup(rank_info, "cpu")
     follow(channel, {"die": lambda call: os.kill(os.getpid(), signal.SIGKILL)})
     group.close()
 
 
-def _early(seat: Seat, channel: Channel) -> None:
+def _early(rank_info: RankInfo, channel: Channel) -> None:
     """Ends between its join and its first answer, as one does that finds no room for its weights."""
     channel.ready()
-    Group(seat, "cpu")
+    ProcessGroup(rank_info, "cpu")
     raise ConfigError("no room for the weights")
 
 
@@ -251,5 +251,5 @@ def test_every_rank_has_kv_heads_of_its_own(
     config = replace(SHARED, model=str(model), draft=str(head), tensor_parallel_size=ranks)
     heads = f"{min(kv_heads)} key and value heads cannot be divided among {ranks} ranks"
     with pytest.raises(ConfigError, match=f"--tensor-parallel-size: {folder}: {heads}") as refused:
-        Loaded.of(config)
+        EngineSpec.of(config)
     assert refused.value.param == "tensor-parallel-size"

@@ -13,11 +13,11 @@ from functools import partial
 import torch
 
 from eyas.engine.attention.prompts import PromptAttention
-from eyas.engine.batch.rows import Rounds, Rows
+from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.kernels.attend import Launch, Queries, attend
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import attend_chunks
-from eyas.engine.kernels.skinny import MAX_ROWS, room
+from eyas.engine.kernels.skinny import MAX_ROWS, empty_padded
 from eyas.engine.kv.pool import PoolShape
 
 
@@ -53,7 +53,7 @@ class PagedAttention:
 
     def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim] -> [m, heads * dim]."""
-        out = room(*q.shape, like=q)
+        out = empty_padded(*q.shape, like=q)
         if rows.rounds is None:
             self._chunks(q, layer, rows, out)
         elif rows.tiles is None:
@@ -63,7 +63,7 @@ class PagedAttention:
         return out.view(q.shape[0], -1)
 
     def _both(
-        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, rounds: Rounds, out: torch.Tensor
+        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, rounds: DecodeRows, out: torch.Tensor
     ) -> None:
         """The chunks on the side, except for few rows: their products are launched one into the other."""
         first = rounds.rows
@@ -79,7 +79,7 @@ class PagedAttention:
         if side is not None:
             torch.cuda.current_stream().wait_stream(side)
 
-    def _rounds(self, q: torch.Tensor, layer: torch.Tensor, rounds: Rounds, out: torch.Tensor) -> None:
+    def _rounds(self, q: torch.Tensor, layer: torch.Tensor, rounds: DecodeRows, out: torch.Tensor) -> None:
         queries = Queries(rounds.slots, rounds.starts, rounds.width, rounds.mask, rounds.extent)
         attend(q, PagedKv(layer, self._tables), queries, self._launch, out=out)
 

@@ -8,7 +8,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Rounds:
+class DecodeRows:
     """B sequences of `width` rows each, the first rows of a forward.
 
     `slots`, `starts` int32 [B]: row j of sequence b stands at logical row starts[b] + j. `mask` int64
@@ -38,7 +38,7 @@ class Rows:
     tokens: torch.Tensor
     positions: torch.Tensor
     kv_rows: torch.Tensor
-    rounds: Rounds | None = None
+    rounds: DecodeRows | None = None
     tiles: torch.Tensor | None = None
     planned: bool = False
 

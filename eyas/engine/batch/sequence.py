@@ -101,7 +101,7 @@ class Sequence:
     drafting: bool = False  # a drafter follows this sequence
     window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must be opened anew
     slot: int = -1  # its place in the running batch; -1: none
-    seat: int = -1  # which stay in that place this is: no two stays have the same number
+    occupancy: int = -1  # which stay in that place this is: no two stays have the same number
     in_flight: int = 0  # steps launched that will give tokens not yet in `output`
 
     def __len__(self) -> int:

@@ -92,15 +92,15 @@ class Tables:
         begin = first + slot * words + start
         return range(begin, begin + count)
 
-    def apply(self, pokes: torch.Tensor) -> None:
+    def apply(self, writes: torch.Tensor) -> None:
         """pokes int32 [2, n] on the device: memory[pokes[0]] = pokes[1]; no place twice."""
-        self.memory.index_copy_(0, pokes[0].long(), pokes[1])
+        self.memory.index_copy_(0, writes[0].long(), writes[1])
 
 
 _WIDE = {"mask", "pages", "drafts", "parents", "depth"}
 
 
-class Pokes:
+class TableWrites:
     """The host's changes to the tables for one step, collected as (place, word) pairs."""
 
     def __init__(self, tables: Tables) -> None:
@@ -114,7 +114,7 @@ class Pokes:
         self._places += self._tables.places(name, slot, start, len(words))
         self._words += words
 
-    def seat(self, slot: int, params: SamplingParams, choice: int, *, speculative: bool) -> None:
+    def occupy(self, slot: int, params: SamplingParams, choice: int, *, speculative: bool) -> None:
         """Everything about a sequence that does not change while it runs; and no drafts yet."""
         seed = params.seed or 0
         self.put("seed", slot, (_signed(seed & 0xFFFFFFFF), _signed(seed >> 32)))

@@ -41,7 +41,7 @@ class Buckets:
     chunk_tokens: int = 0
     mixed_tokens: int = 0
 
-    def beside(self, batch: int, many: bool) -> int:
+    def mixed_prefill_budget(self, batch: int, many: bool) -> int:
         """Prompt rows for a step with so many rounds: as captured, or as many as there may be.
 
         Where these are the same, rounds that only pad the batch would be a few more: not worth a graph.

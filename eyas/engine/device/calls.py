@@ -25,16 +25,16 @@ def begin(step: StepInput) -> Call:
     """The numbers: the step's shape; how many words of `data` are its array, its pokes, its spans; and
     whether it is scored.
     """
-    parts = (step.data, step.pokes.reshape(-1), _flat(step.spans))
+    parts = (step.data, step.writes.reshape(-1), _flat(step.spans))
     numbers = (*dataclasses.astuple(step.shape), *(len(part) for part in parts), int(step.scored))
     return Call(BEGIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
 
 
 def step_of(call: Call) -> StepInput:
     """What `begin` was made of; for the rank that was told."""
-    *sizes, words, pokes, _, scored = call.numbers
+    *sizes, words, writes, _, scored = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)  # writable: torch takes no other
-    data, poked, spans = np.split(array, [words, words + pokes])
+    data, poked, spans = np.split(array, [words, words + writes])
     spans_of = _spans(spans.tolist())
     return StepInput(StepShape(*sizes), data, poked.reshape(2, -1), spans=spans_of, scored=bool(scored))
 

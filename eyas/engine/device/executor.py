@@ -1,6 +1,6 @@
 """Does on the device what a `StepInput` says: copies it there, runs its program, copies the result back.
 
-A shape with a graph is replayed, any other is launched kernel by kernel; both are the same `Program`. It
+A shape with a graph is replayed, any other is launched kernel by kernel; both are the same `StepProgram`. It
 knows no sequences and decides nothing, so tensor-parallel ranks can run it from messages alone.
 """
 
@@ -18,7 +18,7 @@ from rich.progress import track
 
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.tables import Tables
-from eyas.engine.device.program import Machine, Program
+from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.step import StepInput, StepShape
 from eyas.engine.sampling.scores import Scores, score_slices
 
@@ -37,26 +37,26 @@ class Event(Protocol):
 class Captured:
     """A program whose launches are recorded: the forward, and everything after it."""
 
-    program: Program
+    program: StepProgram
     forward: torch.cuda.CUDAGraph
     rest: torch.cuda.CUDAGraph
 
 
 class Executor:
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, state: DeviceState) -> None:
+        self.state = state
         self._captured: dict[StepShape, Captured] = {}
-        self._program: Program | None = None
+        self._program: StepProgram | None = None
         self._rows: torch.Tensor | None = None  # of the step that was begun, if they are to be scored
-        self._inputs = torch.zeros(WORDS, dtype=torch.int32, device=machine.device)
-        self._results = torch.zeros(WORDS, dtype=torch.int32, device=machine.device)
-        self._outgoing = [_host(WORDS, machine.device) for _ in range(IN_FLIGHT)]
-        self._incoming = [_host(WORDS, machine.device) for _ in range(IN_FLIGHT)]
+        self._inputs = torch.zeros(WORDS, dtype=torch.int32, device=state.device)
+        self._results = torch.zeros(WORDS, dtype=torch.int32, device=state.device)
+        self._outgoing = [_host(WORDS, state.device) for _ in range(IN_FLIGHT)]
+        self._incoming = [_host(WORDS, state.device) for _ in range(IN_FLIGHT)]
         self._turn = 0
 
     @property
     def tables(self) -> Tables:
-        return self.machine.tables
+        return self.state.tables
 
     # --- a step ----------------------------------------------------------------------------------------
 
@@ -68,8 +68,8 @@ class Executor:
         self._rows = None
         captured = self._graphs(step)
         if captured is None:
-            planned = self.machine.prompts is not None and self.machine.prompts.plan(step.spans)
-            self._program = Program(self.machine, step.shape, self._inputs, self._results, planned)
+            planned = self.state.prompts is not None and self.state.prompts.plan(step.spans)
+            self._program = StepProgram(self.state, step.shape, self._inputs, self._results, planned)
             rows = self._program.forward()
             if step.scored:
                 self._rows = rows
@@ -83,7 +83,7 @@ class Executor:
         assert self._program is not None
         captured = self._graphs(step)
         if tokens is not None:
-            self._program.rest(torch.from_numpy(tokens).to(self.machine.device))
+            self._program.rest(torch.from_numpy(tokens).to(self.state.device))
         elif captured is None:
             self._program.rest(self._program.choose())
         else:
@@ -101,31 +101,31 @@ class Executor:
         return self._score(self._rows, asked)
 
     def _score(self, rows: torch.Tensor, asked: Asked) -> Scores:
-        device = self.machine.device
+        device = self.state.device
         places = _pinned(np.array(asked.places, np.int32), device).to(device, non_blocking=True)
         tokens = _pinned(np.array(asked.tokens, np.int64), device).to(device, non_blocking=True)
-        logits = partial(self.machine.slice_logits, rows)
+        logits = partial(self.state.slice_logits, rows)
         return score_slices(places, tokens, asked.top, logits).to_host()
 
     def copy_page(self, source: int, target: int) -> None:
         """In every pool, after the steps before it and before those after it."""
-        for pool in self.machine.pools:
+        for pool in self.state.pools:
             pool.copy_page(source, target)
 
     def _send(self, step: StepInput) -> None:
-        words, pokes = step.data.shape[0], step.pokes
+        words, writes = step.data.shape[0], step.writes
         if words > self._inputs.shape[0]:
             raise ValueError(f"a step of {words} words; {self._inputs.shape[0]} is the most")
         out = self._outgoing[self._turn]
         out[:words] = torch.from_numpy(step.data)
         self._inputs[:words].copy_(out[:words], non_blocking=True)
-        if pokes.shape[1]:
-            self.tables.apply(_pinned(pokes, self.machine.device).to(self.machine.device, non_blocking=True))
+        if writes.shape[1]:
+            self.tables.apply(_pinned(writes, self.state.device).to(self.state.device, non_blocking=True))
 
     def _fetch(self, words: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         host = self._incoming[self._turn][:words]
         host.copy_(self._results[:words], non_blocking=True)
-        if self.machine.device == "cpu":
+        if self.state.device == "cpu":
             return host, None
         event = torch.cuda.Event()
         event.record()
@@ -137,20 +137,20 @@ class Executor:
     def logits(self, places: SequenceOf[int]) -> torch.Tensor:
         """Float32 [len(places), vocab]: the sampled rows of the step that was begun."""
         assert self._program is not None
-        return self._program.logits[torch.tensor(places, dtype=torch.int64, device=self.machine.device)]
+        return self._program.logits[torch.tensor(places, dtype=torch.int64, device=self.state.device)]
 
     def drafts(self, slots: SequenceOf[int]) -> list[tuple[list[int], list[int]]]:
         """Tokens and parents of each slot's drafts, as far as the tables are wide."""
-        wanted = torch.tensor(slots, dtype=torch.int64, device=self.machine.device)
+        wanted = torch.tensor(slots, dtype=torch.int64, device=self.state.device)
         tokens, parents = self.tables.drafts[wanted].tolist(), self.tables.parents[wanted].tolist()
         return list(zip(tokens, parents, strict=True))
 
     # --- before the first step -----------------------------------------------------------------------
 
     @torch.inference_mode()
-    def rehearse(self, shape: StepShape, logits: torch.Tensor | None = None) -> Program:
-        """Run a step in which every row is padding, without a graph. `logits`: see `Program`."""
-        program = Program(self.machine, shape, self._inputs, self._results, logits=logits)
+    def rehearse(self, shape: StepShape, logits: torch.Tensor | None = None) -> StepProgram:
+        """Run a step in which every row is padding, without a graph. `logits`: see `StepProgram`."""
+        program = StepProgram(self.state, shape, self._inputs, self._results, logits=logits)
         program.blank()
         rows = program.forward()
         if shape.chunk:
@@ -161,7 +161,7 @@ class Executor:
 
     def wait(self) -> None:
         """Until the device has done all that was launched."""
-        if self.machine.device != "cpu":
+        if self.state.device != "cpu":
             torch.cuda.synchronize()
 
     @torch.inference_mode()
@@ -170,8 +170,8 @@ class Executor:
         if not shapes:
             return
         pool = torch.cuda.graph_pool_handle()
-        most, vocab = max(shape.sampled for shape in shapes), self.machine.model.config.vocab_size
-        logits = torch.empty(most, vocab, dtype=torch.float32, device=self.machine.device)
+        most, vocab = max(shape.sampled for shape in shapes), self.state.model.config.vocab_size
+        logits = torch.empty(most, vocab, dtype=torch.float32, device=self.state.device)
         for shape in track(
             shapes, description="capturing graphs", console=Console(stderr=True), transient=True
         ):

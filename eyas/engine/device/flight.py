@@ -22,12 +22,12 @@ from eyas.engine.sampling.scores import Scores
 class Landed:
     """What a step gave one sequence that it sampled for.
 
-    `tokens`: committed by this step, in order. `extra`: first tokens of the sequence's forks. `seat`:
+    `tokens`: committed by this step, in order. `extra`: first tokens of the sequence's forks. `occupancy`:
     where it sat at launch; if it has another seat now, its KV is gone.
     """
 
     seq: Sequence
-    seat: int
+    occupancy: int
     tokens: tuple[int, ...]
     logprobs: SequenceOf[TokenLogprob | None]
     drafts: Drafts = NO_DRAFTS
@@ -83,19 +83,19 @@ class Flight:
         words = FACTS + shape.width
         split = shape.batch * words
         landed = []
-        for i, ((seq, seat), token) in enumerate(zip(self.ends, result[split:].tolist(), strict=False)):
-            landed.append(self._landed(seq, seat, (token,), shape.round_rows + i))
+        for i, ((seq, occupancy), token) in enumerate(zip(self.ends, result[split:].tolist(), strict=False)):
+            landed.append(self._landed(seq, occupancy, (token,), shape.round_rows + i))
         table = result[:split].reshape(shape.batch, words).tolist()
-        for i, ((seq, seat), row) in enumerate(zip(self.rounds, table, strict=False)):
+        for i, ((seq, occupancy), row) in enumerate(zip(self.rounds, table, strict=False)):
             count, depth, nodes, *tokens = row
             drafts = Drafts(count - 1, depth, nodes)
-            landed.append(self._landed(seq, seat, tuple(tokens[:count]), i * shape.width, drafts))
+            landed.append(self._landed(seq, occupancy, tuple(tokens[:count]), i * shape.width, drafts))
         return landed
 
     def _landed(
-        self, seq: Sequence, seat: int, tokens: tuple[int, ...], row: int, drafts: Drafts = NO_DRAFTS
+        self, seq: Sequence, occupancy: int, tokens: tuple[int, ...], row: int, drafts: Drafts = NO_DRAFTS
     ) -> Landed:
         if self.sampling is None:
-            return Landed(seq, seat, tokens, (), drafts)
+            return Landed(seq, occupancy, tokens, (), drafts)
         logprobs, extra = self.sampling.logprobs.get(row, ()), self.sampling.extra.get(row, ())
-        return Landed(seq, seat, tokens, logprobs, drafts, extra)
+        return Landed(seq, occupancy, tokens, logprobs, drafts, extra)

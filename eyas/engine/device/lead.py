@@ -17,10 +17,10 @@ from eyas.common.errors import EngineError
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.device import calls
 from eyas.engine.device.executor import Event, Executor
-from eyas.engine.device.program import Machine
+from eyas.engine.device.program import DeviceState
 from eyas.engine.device.step import StepInput
-from eyas.engine.parallel.group import Group
-from eyas.engine.parallel.ranks import Call, Channel, Followers, Seat
+from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.ranks import Call, Channel, Followers, RankInfo
 from eyas.engine.sampling.scores import Scores
 
 START_S = 120.0  # a follower's process may take so long to be there
@@ -36,13 +36,13 @@ class Lead:
     `whole`: no follower has been lost.
     """
 
-    def __init__(self, main: Callable[[Seat, Channel], None], ranks: int, device: str) -> None:
+    def __init__(self, main: Callable[[RankInfo, Channel], None], ranks: int, device: str) -> None:
         """Starts them, each in `main`, and joins them. Raises EngineError if one does not come."""
         self._followers = Followers(main, ranks)
         self.whole = True
         try:
             self._followers.wait_ready(START_S)
-            self.group = Group(self._followers.seat, device, LOAD_S, self._followers.check)
+            self.group = ProcessGroup(self._followers.rank_info, device, LOAD_S, self._followers.check)
         except BaseException:
             self._followers.close()
             raise
@@ -82,8 +82,8 @@ class Lead:
 class LedExecutor(Executor):
     """Rank 0's executor: what it does, the followers' `Executor`s do."""
 
-    def __init__(self, machine: Machine, lead: Lead) -> None:
-        super().__init__(machine)
+    def __init__(self, state: DeviceState, lead: Lead) -> None:
+        super().__init__(state)
         self._lead = lead
 
     def begin(self, step: StepInput) -> None:
@@ -112,7 +112,7 @@ class LedExecutor(Executor):
         return super().drafts(slots)
 
     def wait(self) -> None:
-        if self.machine.device != "cpu":
+        if self.state.device != "cpu":
             event = torch.cuda.Event()
             event.record()
             self._lead.wait(event)

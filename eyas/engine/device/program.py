@@ -1,7 +1,7 @@
 """The launches of one step's shape, in order: rows, forward, tokens, verdict, drafts.
 
 Launching is all it does: no value of the device is read here, so the same calls run eagerly and into a graph.
-The plain twin is `eyas.engine.loop.runner` with `eyas.engine.loop.rounds` and
+The plain twin is `eyas.engine.loop.plain_runner` with `eyas.engine.loop.commit` and
 `eyas.engine.speculation.draft_runner`.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.attention.prompts import PromptAttention
-from eyas.engine.batch.rows import Rounds, Rows
+from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels import paths, sample
@@ -24,7 +24,7 @@ from eyas.engine.speculation.device import CertainChunk, DeviceDrafter
 
 
 @dataclass(frozen=True)
-class Machine:
+class DeviceState:
     """Everything on the device that steps share.
 
     `drafter`: proposes in the same step, if there is one. `prompts`: attends the chunks that it plans, if
@@ -67,7 +67,7 @@ class Machine:
         return self.model.logits(rows, padded)[: places.shape[0]]
 
 
-class Program:
+class StepProgram:
     """One shape's launches, on fixed parts of the step's input and result memory.
 
     `planned`: the machine's `prompts` has been planned for this step's chunks. `logits`: room for those of
@@ -76,14 +76,14 @@ class Program:
 
     def __init__(
         self,
-        machine: Machine,
+        state: DeviceState,
         shape: StepShape,
         inputs: torch.Tensor,
         results: torch.Tensor,
         planned: bool = False,
         logits: torch.Tensor | None = None,
     ) -> None:
-        self._machine = machine
+        self._state = state
         self._shape = shape
         self._room = None if logits is None else logits[: shape.sampled]
         self._planned = planned
@@ -96,7 +96,7 @@ class Program:
 
     def blank(self) -> None:
         """Inputs of a step in which every row is padding."""
-        padding = self._machine.tables.padding_slot
+        padding = self._state.tables.padding_slot
         self._part["all"].zero_()
         for name, value in (
             ("slots", padding),
@@ -110,7 +110,7 @@ class Program:
         """Up to the logits of the rows that give a token: float32 [sampled, vocab]. Returns all rows, as the
         model's `logits` takes them.
         """
-        shape, part, machine = self._shape, self._part, self._machine
+        shape, part, state = self._shape, self._part, self._state
         count = shape.round_rows
         rounds = None
         if shape.batch:
@@ -118,15 +118,15 @@ class Program:
             mask = torch.empty(shape.batch, shape.width, dtype=torch.int64, device=starts.device)
             first = (part[name][:count] for name in ("tokens", "positions", "kv_rows"))
             round_kernels.prepare(self._batch, round_kernels.RoundRows(*first, starts), mask)
-            rounds = Rounds(part["slots"], starts, shape.width, mask if machine.trees else None)
+            rounds = DecodeRows(part["slots"], starts, shape.width, mask if state.trees else None)
         tiles = part["tiles"].view(-1, 4) if shape.chunk else None
         rows = Rows(part["tokens"], part["positions"], part["kv_rows"], rounds, tiles, self._planned)
-        layers = machine.drafter.capture_layers if machine.drafter else ()
-        x, self._captured = machine.model.forward(rows, machine.pool, layers)
+        layers = state.drafter.capture_layers if state.drafter else ()
+        x, self._captured = state.model.forward(rows, state.pool, layers)
         self._rows = rows
         if shape.sampled:
             picked = part["picked"] if shape.chunk else None
-            self.logits = machine.model.logits(x, picked, self._room)
+            self.logits = state.model.logits(x, picked, self._room)
         return x
 
     def choose(self) -> torch.Tensor:
@@ -139,33 +139,33 @@ class Program:
         if not shape.sampled:  # the middle of a prompt
             return chosen
         rows = sample.Rows(part["sampled_slots"], positions)
-        sample.choose(self.logits, rows, self._machine.tables, chosen, pdl=self._machine.pdl)
+        sample.choose(self.logits, rows, self._state.tables, chosen, pdl=self._state.pdl)
         return chosen
 
     def rest(self, chosen: torch.Tensor) -> None:
         """The verdict on `chosen`, which becomes the result; then the next drafts."""
-        shape, machine = self._shape, self._machine
+        shape, state = self._shape, self._state
         verdicts = None
         if shape.batch:
             verdicts = self._verdict(chosen[: shape.round_rows])
         if shape.ends:
             self._land(chosen[shape.round_rows :])
-        if machine.drafter is not None:
+        if state.drafter is not None:
             batch = self._batch if shape.batch else None
-            machine.drafter.follow(self._captured, batch, verdicts, self._chunk())
+            state.drafter.follow(self._captured, batch, verdicts, self._chunk())
 
     def _verdict(self, chosen: torch.Tensor) -> round_kernels.Verdicts:
-        machine, shape = self._machine, self._shape
-        path = chosen.new_empty(shape.batch, machine.path_rows)
+        state, shape = self._state, self._shape
+        path = chosen.new_empty(shape.batch, state.path_rows)
         verdicts = round_kernels.Verdicts(self._table, path)
-        round_kernels.verdict(self._batch, chosen, verdicts, machine.synthetic)
-        if machine.trees:
-            paths.compact(self._batch, verdicts, machine.pool.tensor)
+        round_kernels.verdict(self._batch, chosen, verdicts, state.synthetic)
+        if state.trees:
+            paths.compact(self._batch, verdicts, state.pool.tensor)
         return verdicts
 
     def _land(self, chosen: torch.Tensor) -> None:
         """Prompts that ended here have their first token, and are rounds from now on."""
-        part, tables = self._part, self._machine.tables
+        part, tables = self._part, self._state.tables
         self._ends.copy_(chosen)
         slots = part["end_slots"].long()
         tables.root.index_copy_(0, slots, chosen)
@@ -183,5 +183,5 @@ class Program:
 
     @property
     def _batch(self) -> round_kernels.Batch:
-        machine = self._machine
-        return round_kernels.Batch(machine.tables, self._part["slots"], machine.pool.page_size, machine.pdl)
+        state = self._state
+        return round_kernels.Batch(state.tables, self._part["slots"], state.pool.page_size, state.pdl)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Generation, Sequence, Work
 from eyas.engine.batch.spans import Span
-from eyas.engine.batch.tables import Pokes
+from eyas.engine.batch.tables import TableWrites
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.flight import Flight, Scored
@@ -24,7 +24,7 @@ from eyas.engine.device.step import Layout, StepInput, pack, tiles_for
 class _Told:
     """What the tables know of who sits in a slot: how many pages, and whether they follow its growth."""
 
-    seat: int
+    occupancy: int
     choice: int
     pages: int = 0
     grows: bool = False
@@ -36,7 +36,7 @@ class DeviceRunner:
         self._buckets = buckets
         self._layout = layout
         self._host = host
-        self._seated: dict[int, _Told] = {}  # by slot
+        self._occupants: dict[int, _Told] = {}  # by slot
 
     def launch(self, works: SequenceOf[Work], *, by_host: bool) -> Flight:
         rounds = [work.seq for work in works if work.round]
@@ -45,26 +45,26 @@ class DeviceRunner:
         ends = [work.seq for work in chunks if work.sample]
         tiles = tiles_for([len(work.tokens) for work in chunks], self._layout)
         shape = self._buckets.shape(len(rounds), sum(len(w.tokens) for w in chunks), tiles, len(ends))
-        pokes = Pokes(self._executor.tables)
+        writes = TableWrites(self._executor.tables)
         for work in works:
-            self._tell(work, pokes)
+            self._tell(work, writes)
         data, spans = pack(rounds, chunks, shape, self._layout), self._spans(chunks)
         asked = _asked(chunks, shape.round_rows)
-        step = StepInput(shape, data, pokes.array(), by_host, spans, scored=bool(asked))
+        step = StepInput(shape, data, writes.array(), by_host, spans, scored=bool(asked))
         self._executor.begin(step)
         scores = [Scored(generation, one, self._executor.score(one)) for generation, one in asked]
         sampling = self._host.sample(shape, rounds, ends) if by_host else None
         result, event = self._executor.finish(step, None if sampling is None else sampling.tokens)
-        return Flight(shape, works, _seats(rounds), _seats(ends), result, event, sampling, scores)
+        return Flight(shape, works, _occupancies(rounds), _occupancies(ends), result, event, sampling, scores)
 
     def _spans(self, chunks: SequenceOf[Work]) -> SequenceOf[Span]:
-        if self._executor.machine.prompts is None:
+        if self._executor.state.prompts is None:
             return ()
         return [Span(work.seq.pages, work.start, len(work.tokens)) for work in chunks]
 
     def prompt_rows(self, rounds: int, many: bool) -> int:
         """How many a step with so many rounds should have, if few or many wait."""
-        return self._buckets.beside(rounds, many)
+        return self._buckets.mixed_prefill_budget(rounds, many)
 
     def copy_page(self, source: int, target: int) -> None:
         """Between the steps launched before and those after."""
@@ -74,20 +74,20 @@ class DeviceRunner:
         """After the last step."""
         self._executor.close()
 
-    def _tell(self, work: Work, pokes: Pokes) -> None:
+    def _tell(self, work: Work, writes: TableWrites) -> None:
         """What the tables do not yet know of the sequence: that it sits there, and its new pages."""
         seq, generation = work.seq, work.seq.generation
-        told = self._seated.get(seq.slot)
-        if told is None or (told.seat, told.choice) != (seq.seat, seq.choice):
+        told = self._occupants.get(seq.slot)
+        if told is None or (told.occupancy, told.choice) != (seq.occupancy, seq.choice):
             params, speculative = generation.request.params, generation.request.speculative
-            pokes.seat(seq.slot, params, seq.choice, speculative=speculative)
-            told = self._seated[seq.slot] = _Told(seq.seat, seq.choice)
+            writes.occupy(seq.slot, params, seq.choice, speculative=speculative)
+            told = self._occupants[seq.slot] = _Told(seq.occupancy, seq.choice)
         if work.round and not told.grows:  # its prompt came from elsewhere, or all but its last row is done
-            pokes.put("length", seq.slot, (work.start,))
-            pokes.put("root", seq.slot, work.tokens[:1])
+            writes.put("length", seq.slot, (work.start,))
+            writes.put("root", seq.slot, work.tokens[:1])
         told.grows = told.grows or work.sample
         if told.pages < len(seq.pages):
-            pokes.put("pages", seq.slot, seq.pages[told.pages :], start=told.pages)
+            writes.put("pages", seq.slot, seq.pages[told.pages :], start=told.pages)
             told.pages = len(seq.pages)
 
 
@@ -102,5 +102,5 @@ def _asked(chunks: SequenceOf[Work], first: int) -> list[tuple[Generation, Asked
     return found
 
 
-def _seats(sequences: SequenceOf[Sequence]) -> list[tuple[Sequence, int]]:
-    return [(seq, seq.seat) for seq in sequences]
+def _occupancies(sequences: SequenceOf[Sequence]) -> list[tuple[Sequence, int]]:
+    return [(seq, seq.occupancy) for seq in sequences]

@@ -77,7 +77,7 @@ class StepShape:
 
 @dataclass(frozen=True)
 class StepInput:
-    """`data`: int32, the parts of `shape.sections`. `pokes`: int32 [2, n] for `Tables.apply`.
+    """`data`: int32, the parts of `shape.sections`. `writes`: int32 [2, n] for `Tables.apply`.
 
     `by_host`: the tokens are not chosen on the device; the host will send them. `spans`: the chunks, in the
     order of their rows, where their attention may be planned on the host. `scored`: more of its rows will be
@@ -86,7 +86,7 @@ class StepInput:
 
     shape: StepShape
     data: np.ndarray
-    pokes: np.ndarray
+    writes: np.ndarray
     by_host: bool = False
     spans: SequenceOf[Span] = ()
     scored: bool = False

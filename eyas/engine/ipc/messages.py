@@ -177,7 +177,7 @@ class Ready(Message, frozen=True):
     pages_total: int
     pools: dict[str, str]  # group -> path of its pool's file
     geometry: str  # JSON of kv_transfer.layout.Geometry per group
-    meanings: dict[str, str]  # group -> handshake hash
+    layout_hashes: dict[str, str]  # group -> handshake hash
     slowest_step_s: float
     draft_width: int = 0
     synthetic: bool = False

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.skinny import room
+from eyas.engine.kernels.skinny import empty_padded
 
 
 def join(
@@ -17,7 +17,7 @@ def join(
 ) -> torch.Tensor:
     """tokens int32 [m], embedding [vocab, hidden], features [m, hidden] -> [m, 2 * hidden]."""
     rows, hidden = features.shape
-    out = room(rows, 2 * hidden, like=features)
+    out = empty_padded(rows, 2 * hidden, like=features)
     _join[(rows, 2)](
         tokens,
         embedding,

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.skinny import MAX_ROWS, KvRows, Rotation, room
+from eyas.engine.kernels.skinny import MAX_ROWS, KvRows, Rotation, empty_padded
 
 _PRODUCTS = 1024  # elements of a row that a program of `silu_mul` makes
 _HEADS = 8  # heads of a row that a program of `rope_write` rotates, at most
@@ -21,7 +21,7 @@ _HEADS = 8  # heads of a row that a program of `rope_write` rotates, at most
 
 def norm(x: torch.Tensor, eps: float, gain: torch.Tensor | None = None, pdl: bool = False) -> torch.Tensor:
     """Rows x [m, hidden] over their root mean square, times gain [hidden] if there is one."""
-    out = room(*x.shape, like=x)
+    out = empty_padded(*x.shape, like=x)
     _norm[(x.shape[0],)](x, None, gain, out, eps, **_row(x.shape[1], pdl))
     return out
 
@@ -49,7 +49,7 @@ def embed(
 
     With `sums` (m <= 128) also the rows' sums of squares as `skinny.Source` takes them, float32 [1, 128].
     """
-    out = room(tokens.shape[0], table.shape[1], like=table)
+    out = empty_padded(tokens.shape[0], table.shape[1], like=table)
     squares = table.new_empty(1, MAX_ROWS, dtype=torch.float32) if sums else None
     _gather[(tokens.shape[0],)](table, tokens, out, squares, **_row(table.shape[1], pdl))
     return out, squares

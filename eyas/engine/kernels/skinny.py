@@ -90,7 +90,7 @@ class KvRows:
     rows: torch.Tensor
 
 
-def room(m: int, *sizes: int, like: torch.Tensor) -> torch.Tensor:
+def empty_padded(m: int, *sizes: int, like: torch.Tensor) -> torch.Tensor:
     """An empty [m, *sizes] that products read fast: behind it is memory for all rows of the padding."""
     return like.new_empty(_padded(m) if m <= MAX_ROWS else m, *sizes)[:m]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from eyas.common.types import FirstToken, Group, KvHandle, Shard
+from eyas.common.types import FirstToken, KvHandle, KvKind, Shard
 from eyas.engine.batch.sequence import Generation
 from eyas.engine.ipc.messages import Failure, Release, Released, WatchClosed, WatchOpened, WatchUpdate
 from eyas.engine.ipc.outbox import Outbox
@@ -22,7 +22,7 @@ class OfferedPool:
     """What handles say of a pool: where its bytes are, and the hash of what they mean."""
 
     path: str
-    meaning: str
+    layout_hash: str
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Leases:
     owner: Owner
     pool: PagePool
     page_size: int
-    offered: dict[Group, OfferedPool]
+    offered: dict[KvKind, OfferedPool]
     outbox: Outbox
     _handles: dict[str, list[KvHandle]] = field(default_factory=dict)  # by generation id, while it runs
     _pages: dict[int, tuple[str, list[int]]] = field(default_factory=dict)  # by handle id: whose, which
@@ -38,18 +38,18 @@ class Leases:
     def offer(self, generation: Generation, pages: list[int]) -> tuple[KvHandle, ...]:
         """Lease the pages of a prompt that starts now: its target KV, and draft KV if asked for."""
         rows = len(generation.request.prompt_ids)
-        handles = [self._offer(Group.TARGET, generation, pages, rows)]
-        if generation.offer_draft and Group.DRAFT in self.offered and rows > 1:
-            handles.append(self._offer(Group.DRAFT, generation, pages, rows - 1))
+        handles = [self._offer(KvKind.TARGET, generation, pages, rows)]
+        if generation.offer_draft and KvKind.DRAFT in self.offered and rows > 1:
+            handles.append(self._offer(KvKind.DRAFT, generation, pages, rows - 1))
         self._handles[generation.id] = handles
         return tuple(handles)
 
-    def _offer(self, group: Group, generation: Generation, pages: list[int], rows: int) -> KvHandle:
+    def _offer(self, group: KvKind, generation: Generation, pages: list[int], rows: int) -> KvHandle:
         held = pages[: pages_for(rows, self.page_size)]
         self.pool.share(held)
         source = self.offered[group]
         shard = Shard(rank=0, pool=source.path, pages=tuple(held))
-        offer = Offer(group, source.meaning, rows, (shard,), generation.deadline)
+        offer = Offer(group, source.layout_hash, rows, (shard,), generation.deadline)
         handle = self.owner.offer(offer, time.monotonic())
         self._pages[handle.id] = generation.id, held
         return handle

@@ -22,7 +22,7 @@ import torch
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, Group, Role
+from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.checkpoint.architectures import model_class
 from eyas.engine.device.lead import Lead
@@ -37,12 +37,12 @@ from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.pulls import Pulls
 from eyas.engine.loading import follower
 from eyas.engine.loading.device_build import build_device, rounds_ahead
-from eyas.engine.loading.spec import Loaded
+from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
 from eyas.engine.loop.engine import Engine, Parts
-from eyas.engine.loop.runner import Runner
+from eyas.engine.loop.plain_runner import Runner
 from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
-from eyas.engine.models.llama import Ends
+from eyas.engine.models.llama import EmbeddingAndHead
 from eyas.engine.scheduling.scheduler import Limits, Scheduler
 from eyas.engine.speculation.colocated import ColocatedDrafter
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
@@ -72,7 +72,7 @@ def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = N
     _check_device(config)
     if config.num_pages is None and config.attention_backend == "torch":
         config = dataclasses.replace(config, num_pages=PLAIN_PAGES)
-    loaded = Loaded.of(config, epoch=secrets.randbits(63))
+    loaded = EngineSpec.of(config, epoch=secrets.randbits(63))
     if set(config.roles) == {Role.DRAFT}:
         return DraftEngine(_draft_parts(loaded), link)
     if config.attention_backend == "torch":
@@ -107,12 +107,12 @@ class _Core:
     slowest_step_s: float
 
 
-def _plain_core(loaded: Loaded) -> _Core:
+def _plain_core(loaded: EngineSpec) -> _Core:
     config, target = loaded.config, loaded.target
-    backend = loaded.backend(Group.TARGET)
-    with loaded.weights(Group.TARGET) as weights:
+    backend = loaded.backend(KvKind.TARGET)
+    with loaded.weights(KvKind.TARGET) as weights:
         model = model_class(target.architecture)(target, weights, backend)
-    pool = loaded.pool(Group.TARGET)
+    pool = loaded.pool(KvKind.TARGET)
     drafts_here = loaded.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(config.roles))
     draft_runner = _draft_runner(loaded, model.ends) if drafts_here else None
     runner = Runner(model, pool, backend, _capture(loaded) if loaded.head else None)
@@ -127,7 +127,7 @@ def _plain_core(loaded: Loaded) -> _Core:
     )
 
 
-def _device_core(loaded: Loaded, start: Start) -> tuple[Loaded, _Core]:
+def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
     """The fast path of a GPU; `loaded` with as many pages as fit."""
     lead = None
     if loaded.config.tensor_parallel_size > 1:
@@ -143,22 +143,22 @@ def _device_core(loaded: Loaded, start: Start) -> tuple[Loaded, _Core]:
         config.chunk_tokens,
         loaded.round_rows,
         rounds_ahead=rounds_ahead(loaded),
-        beside=device.runner.prompt_rows,
+        mixed_prefill_budget=device.runner.prompt_rows,
         yield_tokens_per_s=YIELD_TOKENS_PER_S,
     )
     return loaded, _Core(device.runner, device.pools, None, limits, device.slowest_step_s)
 
 
-def _parts(loaded: Loaded, core: _Core) -> Parts:
+def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     """The engine around its core: scheduler, cache, leases, pulls."""
     config, pools, pool = loaded.config, core.pools, core.pools[0]
     _check_room(pool.shape.pages, core.limits, loaded.target.context_length)
     pages = PagePool(pool.shape.pages)
     cache = PrefixCache(pages, config.page_size, lookahead=len(pools) - 1)
     outbox = Outbox()
-    groups = [Group.TARGET, Group.DRAFT][: len(pools)]
-    copier = Copier(_mover(loaded, Group.TARGET, pool), pool.shape.pages)
-    offered = {g: OfferedPool(str(p.path), loaded.meaning(g)) for g, p in zip(groups, pools, strict=True)}
+    groups = [KvKind.TARGET, KvKind.DRAFT][: len(pools)]
+    copier = Copier(_mover(loaded, KvKind.TARGET, pool), pool.shape.pages)
+    offered = {g: OfferedPool(str(p.path), loaded.layout_hash(g)) for g, p in zip(groups, pools, strict=True)}
     owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id=partial(secrets.randbits, 63))
     return Parts(
         config=config,
@@ -187,14 +187,14 @@ def _check_room(pages: int, limits: Limits, context_length: int) -> None:
         _log.warning(text, pages, longest, context_length)
 
 
-def _draft_parts(loaded: Loaded) -> DraftParts:
+def _draft_parts(loaded: EngineSpec) -> DraftParts:
     config = loaded.config
     if loaded.head is None:
         raise ConfigError("a draft worker needs a draft head (--draft DIR)")
-    with loaded.weights(Group.TARGET) as weights:
-        ends = Ends.load(loaded.target, weights)
+    with loaded.weights(KvKind.TARGET) as weights:
+        ends = EmbeddingAndHead.load(loaded.target, weights)
     runner = _draft_runner(loaded, ends)
-    copier = Copier(_mover(loaded, Group.DRAFT, runner.pool), config.num_pages)
+    copier = Copier(_mover(loaded, KvKind.DRAFT, runner.pool), config.num_pages)
     outbox = Outbox()
     return DraftParts(
         config=config,
@@ -203,21 +203,21 @@ def _draft_parts(loaded: Loaded) -> DraftParts:
         pulls=Pulls(copier, config.page_size, outbox),
         copier=copier,
         outbox=outbox,
-        ready=_ready(loaded, {Group.DRAFT: runner.pool}, slowest=0.0),
+        ready=_ready(loaded, {KvKind.DRAFT: runner.pool}, slowest=0.0),
     )
 
 
-def _draft_runner(loaded: Loaded, ends: Ends) -> DraftRunner:
+def _draft_runner(loaded: EngineSpec, ends: EmbeddingAndHead) -> DraftRunner:
     assert loaded.head is not None
-    backend = loaded.backend(Group.DRAFT)
-    with loaded.weights(Group.DRAFT) as weights:
+    backend = loaded.backend(KvKind.DRAFT)
+    with loaded.weights(KvKind.DRAFT) as weights:
         head = Eagle3Head(loaded.head, weights, ends, backend)
-    return DraftRunner(head, loaded.pool(Group.DRAFT), backend)
+    return DraftRunner(head, loaded.pool(KvKind.DRAFT), backend)
 
 
-def _capture(loaded: Loaded) -> Eagle3Capture:
+def _capture(loaded: EngineSpec) -> Eagle3Capture:
     assert loaded.head is not None
-    with loaded.weights(Group.DRAFT) as weights:
+    with loaded.weights(KvKind.DRAFT) as weights:
         return Eagle3Capture(loaded.head, weights)
 
 
@@ -229,7 +229,7 @@ def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size:
     return None
 
 
-def _mover(loaded: Loaded, group: Group, pool: KvPool) -> Backend:
+def _mover(loaded: EngineSpec, group: KvKind, pool: KvPool) -> Backend:
     """What brings other workers' pages into `pool`: nothing can, into a GPU's."""
     if loaded.config.device != "cpu":
         return LocalBackend(np.empty((0, 0), np.uint8), {})
@@ -237,7 +237,7 @@ def _mover(loaded: Loaded, group: Group, pool: KvPool) -> Backend:
     return ShmBackend(page_view(memory, loaded.geometry(group)), loaded.config.pool_dir)
 
 
-def _ready(loaded: Loaded, pools: dict[Group, KvPool], slowest: float) -> Ready:
+def _ready(loaded: EngineSpec, pools: dict[KvKind, KvPool], slowest: float) -> Ready:
     config, target, head = loaded.config, loaded.target, loaded.head
     return Ready(
         epoch=loaded.epoch,
@@ -247,7 +247,7 @@ def _ready(loaded: Loaded, pools: dict[Group, KvPool], slowest: float) -> Ready:
         context_length=loaded.target.context_length,
         vocab_size=target.vocab_size,
         pages_total=config.num_pages,
-        meanings={group.value: loaded.meaning(group) for group in pools},
+        layout_hashes={group.value: loaded.layout_hash(group) for group in pools},
         pools={group.value: str(pool.path) for group, pool in pools.items()},
         geometry=json.dumps({group.value: json.loads(loaded.geometry(group).to_json()) for group in pools}),
         slowest_step_s=slowest,

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.common.types import Group
+from eyas.common.types import KvKind
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.batch.tables import Tables, TableSizes
@@ -22,19 +22,19 @@ from eyas.engine.device.buckets import MAX_ENDS, Buckets, default_batches
 from eyas.engine.device.executor import WORDS, Executor
 from eyas.engine.device.hostsample import HostSampler
 from eyas.engine.device.lead import Lead, LedExecutor
-from eyas.engine.device.program import Machine
+from eyas.engine.device.program import DeviceState
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout, StepShape
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
-from eyas.engine.loading.spec import Loaded
+from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases, Start
-from eyas.engine.models.fused import Fabric, FusedLlama
+from eyas.engine.models.fused import FusedLlama, LayerContext
 from eyas.engine.models.fused_eagle3 import FusedEagle3
-from eyas.engine.parallel.group import Group as Ranks
-from eyas.engine.parallel.ranks import Seat
+from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.sampling.scores import SLICE, SLICE_BYTES
 from eyas.engine.speculation.device import DeviceDrafter
 from kv_transfer.layout import pages_for
@@ -61,35 +61,35 @@ class Device:
 class Rank:
     """One rank, warm. `loaded`: with as many pages as fit into every rank."""
 
-    loaded: Loaded
+    loaded: EngineSpec
     executor: Executor
     buckets: Buckets
     slowest_step_s: float
 
 
-def build_device(loaded: Loaded, start: Start, lead: Lead | None = None) -> tuple[Loaded, Device]:
+def build_device(loaded: EngineSpec, start: Start, lead: Lead | None = None) -> tuple[EngineSpec, Device]:
     """`lead`: over the other ranks, if there are any. Raises ConfigError if model and KV pages do not fit."""
     if lead is None:
-        rank = build_rank(loaded, start, Ranks(Seat(), loaded.config.device), Executor)
+        rank = build_rank(loaded, start, ProcessGroup(RankInfo(), loaded.config.device), Executor)
     else:
         rank = build_rank(loaded, start, lead.group, partial(LedExecutor, lead=lead))
-    loaded, executor, machine = rank.loaded, rank.executor, rank.executor.machine
-    layout = Layout(loaded.config.page_size, machine.tables.padding_slot, rank.buckets.tile_rows)
+    loaded, executor, state = rank.loaded, rank.executor, rank.executor.state
+    layout = Layout(loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
     host = HostSampler(executor, loaded.target.eos_token_ids)
     runner = DeviceRunner(executor, rank.buckets, layout, host)
-    return loaded, Device(runner, machine.pools, rank.slowest_step_s)
+    return loaded, Device(runner, state.pools, rank.slowest_step_s)
 
 
 def build_rank(
-    loaded: Loaded, start: Start, ranks: Ranks, executor_of: Callable[[Machine], Executor]
+    loaded: EngineSpec, start: Start, ranks: ProcessGroup, executor_of: Callable[[DeviceState], Executor]
 ) -> Rank:
     """The same on every rank, at about the same time."""
     buckets = buckets_of(loaded)
     _check_words(loaded, buckets)
     with start.phases("import"):
         prompts = _prompts(loaded)
-    loaded, machine = build_machine(loaded, ranks, start.phases, prompts)
-    executor = executor_of(machine)
+    loaded, state = build_state(loaded, ranks, start.phases, prompts)
+    executor = executor_of(state)
     with start.phases("kernels"):
         start.wait_for_kernels()
         ranks.barrier()  # from here on they wait for each other's kernels
@@ -99,7 +99,7 @@ def build_rank(
     return Rank(loaded, executor, buckets, slowest)
 
 
-def _check_words(loaded: Loaded, buckets: Buckets) -> None:
+def _check_words(loaded: EngineSpec, buckets: Buckets) -> None:
     """Raises ConfigError if the largest step cannot be told to the device."""
     shape = largest(loaded, buckets)
     words = shape.sections["all"][1]
@@ -111,7 +111,7 @@ def _check_words(loaded: Loaded, buckets: Buckets) -> None:
         )
 
 
-def largest(loaded: Loaded, buckets: Buckets) -> StepShape:
+def largest(loaded: EngineSpec, buckets: Buckets) -> StepShape:
     """No step has more of anything, with or without a graph."""
     config = loaded.config
     batch = max(config.max_running, config.cuda_graph_max_bs)
@@ -120,11 +120,11 @@ def largest(loaded: Loaded, buckets: Buckets) -> StepShape:
     return StepShape(batch, loaded.width, config.chunk_tokens, tiles, ends)
 
 
-def build_machine(
-    loaded: Loaded, ranks: Ranks, phases: Phases, prompts: PromptAttention | None = None
-) -> tuple[Loaded, Machine]:
+def build_state(
+    loaded: EngineSpec, ranks: ProcessGroup, phases: Phases, prompts: PromptAttention | None = None
+) -> tuple[EngineSpec, DeviceState]:
     """Everything that steps share, and `loaded` with as many pages as fit, if it did not say how many."""
-    groups = [Group.TARGET] if loaded.head is None else [Group.TARGET, Group.DRAFT]
+    groups = [KvKind.TARGET] if loaded.head is None else [KvKind.TARGET, KvKind.DRAFT]
     tables = Tables(_sizes(loaded), loaded.config.device)
     attentions = {group: _attention(loaded, group, tables, prompts) for group in groups}
     with phases("weights"):
@@ -132,15 +132,15 @@ def build_machine(
     if loaded.config.num_pages is None:
         loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
     pools = tuple(KvPool(loaded.shape(group)) for group in groups)
-    return loaded, _machine(loaded, models, tables, pools, prompts)
+    return loaded, _state(loaded, models, tables, pools, prompts)
 
 
-def _prompts(loaded: Loaded) -> PromptAttention | None:
+def _prompts(loaded: EngineSpec) -> PromptAttention | None:
     """FA3, if it is asked for: the build of its kernels begins here and goes on behind everything else.
 
     A model that it has no template for is served all the same, as the log says.
     """
-    config, target = loaded.config, loaded.share(Group.TARGET)
+    config, target = loaded.config, loaded.share(KvKind.TARGET)
     if config.prefill_attention_backend != "flashinfer":
         return None
     try:
@@ -148,7 +148,7 @@ def _prompts(loaded: Loaded) -> PromptAttention | None:
     except ImportError as error:
         flag = "prefill-attention-backend"
         raise ConfigError(f"--{flag} flashinfer: it cannot be imported ({error})", param=flag) from None
-    shape = loaded.with_pages(1).shape(Group.TARGET)
+    shape = loaded.with_pages(1).shape(KvKind.TARGET)
     try:
         build = Fa3Build(shape.dtype, shape.head_dim, config.device)
     except ConfigError as error:
@@ -157,7 +157,7 @@ def _prompts(loaded: Loaded) -> PromptAttention | None:
     return PromptAttention(PrefillAttention(target.num_heads, shape, build))
 
 
-def _pages(loaded: Loaded, groups: list[Group]) -> int:
+def _pages(loaded: EngineSpec, groups: list[KvKind]) -> int:
     config = loaded.config
     demand = Demand(
         page_bytes=sum(loaded.with_pages(1).shape(group).page_bytes for group in groups),
@@ -169,12 +169,12 @@ def _pages(loaded: Loaded, groups: list[Group]) -> int:
     return pool_pages(DeviceMemory.measure(config.device), config.mem_fraction_static, demand)
 
 
-def _logit_bytes(loaded: Loaded) -> int:
+def _logit_bytes(loaded: EngineSpec) -> int:
     """For one id: of a step's rows that give a token, and of those of prompts that are scored at a time."""
     return 4 * largest(loaded, buckets_of(loaded)).sampled + SLICE_BYTES * SLICE
 
 
-def rounds_ahead(loaded: Loaded) -> int:
+def rounds_ahead(loaded: EngineSpec) -> int:
     """For how many rounds a sequence has pages.
 
     The one in flight, the next, and the drafts that the head then writes below a root not yet known: with a
@@ -183,7 +183,7 @@ def rounds_ahead(loaded: Loaded) -> int:
     return 2 if loaded.head is None else 3
 
 
-def _sizes(loaded: Loaded) -> TableSizes:
+def _sizes(loaded: EngineSpec) -> TableSizes:
     context = loaded.target.context_length + max(BEYOND, rounds_ahead(loaded) * loaded.round_rows)
     return TableSizes(
         slots=loaded.config.max_running + 1,
@@ -193,49 +193,49 @@ def _sizes(loaded: Loaded) -> TableSizes:
 
 
 def _attention(
-    loaded: Loaded, group: Group, tables: Tables, prompts: PromptAttention | None
+    loaded: EngineSpec, group: KvKind, tables: Tables, prompts: PromptAttention | None
 ) -> PagedAttention:
     """`prompts` is planned for the target's heads: a draft head with others does without it."""
     config, heads = loaded.config, _heads(loaded, group)
     batch = max(config.max_running, config.cuda_graph_max_bs)
     most = Most(batch + MAX_ENDS, max(loaded.width, config.speculation.topk))
     shape = loaded.with_pages(1).shape(group)
-    prompts = prompts if heads == _heads(loaded, Group.TARGET) else None
+    prompts = prompts if heads == _heads(loaded, KvKind.TARGET) else None
     return PagedAttention(tables.pages, heads[0], shape, most, pdl=_pdl(loaded), prompts=prompts)
 
 
-def _heads(loaded: Loaded, group: Group) -> tuple[int, int, int]:
+def _heads(loaded: EngineSpec, group: KvKind) -> tuple[int, int, int]:
     decoder = loaded.share(group)
     return decoder.num_heads, decoder.num_kv_heads, decoder.head_dim
 
 
-def _pdl(loaded: Loaded) -> bool:
+def _pdl(loaded: EngineSpec) -> bool:
     """Programmatic dependent launch: where there is a GPU (of compute capability 9.0)."""
     return loaded.config.device != "cpu"
 
 
 def _models(
-    loaded: Loaded, ranks: Ranks, attentions: dict[Group, PagedAttention]
+    loaded: EngineSpec, ranks: ProcessGroup, attentions: dict[KvKind, PagedAttention]
 ) -> tuple[FusedLlama, FusedEagle3 | None]:
     device = loaded.config.device
     launch = skinny.Launch.on(device, pdl=_pdl(loaded))
-    with loaded.weights(Group.TARGET) as weights:
-        fabric = Fabric.on(device, loaded.target, ranks, launch, attentions[Group.TARGET])
+    with loaded.weights(KvKind.TARGET) as weights:
+        fabric = LayerContext.on(device, loaded.target, ranks, launch, attentions[KvKind.TARGET])
         model = FusedLlama(loaded.target, weights, fabric)
     if loaded.head is None:
         return model, None
-    with loaded.weights(Group.DRAFT) as weights:
-        fabric = Fabric.on(device, loaded.head.decoder, ranks, launch, attentions[Group.DRAFT])
+    with loaded.weights(KvKind.DRAFT) as weights:
+        fabric = LayerContext.on(device, loaded.head.decoder, ranks, launch, attentions[KvKind.DRAFT])
         return model, FusedEagle3(loaded.head, weights, model, fabric)
 
 
-def _machine(
-    loaded: Loaded,
+def _state(
+    loaded: EngineSpec,
     models: tuple[FusedLlama, FusedEagle3 | None],
     tables: Tables,
     pools: tuple[KvPool, ...],
     prompts: PromptAttention | None,
-) -> Machine:
+) -> DeviceState:
     (model, head), spec = models, loaded.config.speculation
     drafter = None if head is None else DeviceDrafter(head, pools[1], tables, spec, pdl=_pdl(loaded))
     synthetic = None
@@ -243,10 +243,10 @@ def _machine(
         synthetic = torch.tensor(loaded.synthetic_rates, device=loaded.config.device)
         log = logging.getLogger("eyas.engine")
         log.warning("drafts are accepted by chance (synthetic acceptance): answers mean nothing")
-    return Machine(model, pools[0], tables, drafter, synthetic, pdl=_pdl(loaded), prompts=prompts)
+    return DeviceState(model, pools[0], tables, drafter, synthetic, pdl=_pdl(loaded), prompts=prompts)
 
 
-def buckets_of(loaded: Loaded) -> Buckets:
+def buckets_of(loaded: EngineSpec) -> Buckets:
     """Graphs for rounds, and for rounds beside a small chunk, as far as the configuration wants graphs."""
     config = loaded.config
     most, tokens = config.cuda_graph_max_bs, (config.chunk_tokens, config.mixed_tokens)
@@ -259,7 +259,7 @@ def buckets_of(loaded: Loaded) -> Buckets:
     return Buckets(loaded.width, rows, batches, mixed if config.mixed_tokens else (), *tokens)
 
 
-def rehearsed(loaded: Loaded, buckets: Buckets) -> Iterator[StepShape]:
+def rehearsed(loaded: EngineSpec, buckets: Buckets) -> Iterator[StepShape]:
     """Steps that may run without a graph: the largest prompt chunk, alone and beside rounds; and a round.
 
     Also as many rounds as there may be, if those have none.

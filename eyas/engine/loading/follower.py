@@ -12,18 +12,18 @@ from eyas.engine.device.executor import Executor
 from eyas.engine.device.lead import LOAD_S
 from eyas.engine.device.step import StepInput
 from eyas.engine.loading.device_build import build_rank
-from eyas.engine.loading.spec import Loaded
+from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
-from eyas.engine.parallel.group import Group
-from eyas.engine.parallel.ranks import Call, Channel, Seat, follow
+from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.ranks import Call, Channel, RankInfo, follow
 
 
-def main(loaded: Loaded, seat: Seat, channel: Channel) -> None:
+def main(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
     """`loaded`: as rank 0 has it."""
-    loaded = loaded.of_rank(seat.rank)
+    loaded = loaded.of_rank(rank_info.rank)
     torch.set_num_threads(loaded.config.threads)
     channel.ready()
-    group = Group(seat, loaded.config.device, LOAD_S)
+    group = ProcessGroup(rank_info, loaded.config.device, LOAD_S)
     rank = build_rank(loaded, Start(), group, Executor)
     follow(channel, Follower(rank.executor).calls)
     rank.executor.close()

@@ -13,41 +13,41 @@ from collections.abc import Iterator
 import torch
 
 from eyas.common.config import EngineConfig
-from eyas.common.types import Group
+from eyas.common.types import KvKind
 from eyas.engine.checkpoint.weights import Part, Shape, Weights
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.device.executor import WORDS
-from eyas.engine.device.program import Program
+from eyas.engine.device.program import StepProgram
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.skinny import MAX_ROWS
-from eyas.engine.loading.device_build import buckets_of, build_machine, rehearsed
-from eyas.engine.loading.spec import Loaded
+from eyas.engine.loading.device_build import buckets_of, build_state, rehearsed
+from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases
-from eyas.engine.parallel.group import Group as Ranks
+from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import OneShot
-from eyas.engine.parallel.ranks import Seat
+from eyas.engine.parallel.ranks import RankInfo
 
 
 @torch.inference_mode()
 def launches(config: EngineConfig) -> None:
     """Launches what an engine with `config`, for a GPU, may launch; its pages do not matter."""
     nowhere = dataclasses.replace(config, device="meta", num_pages=1)
-    loaded, machine = build_machine(_Unread.of(nowhere), _Absent(config.tensor_parallel_size), Phases())
-    del machine.model.layers[2:]  # they launch what the second does, which the first does not quite
+    loaded, state = build_state(_Unread.of(nowhere), _Absent(config.tensor_parallel_size), Phases())
+    del state.model.layers[2:]  # they launch what the second does, which the first does not quite
     inputs, results = (torch.empty(WORDS, dtype=torch.int32, device="meta") for _ in range(2))
     for shape in dict.fromkeys(_shapes(loaded)):
-        program = Program(machine, shape, inputs, results)
+        program = StepProgram(state, shape, inputs, results)
         rows = program.forward()
         if shape.chunk:
-            machine.slice_logits(rows, torch.empty(1, dtype=torch.int32, device="meta"))
+            state.slice_logits(rows, torch.empty(1, dtype=torch.int32, device="meta"))
         program.rest(program.choose())
 
 
-class _Absent(Ranks):
+class _Absent(ProcessGroup):
     """A group whose other ranks are not there: small sums have their kernel, joins have no values."""
 
     def __init__(self, ranks: int) -> None:
-        super().__init__(Seat(), "meta")
+        super().__init__(RankInfo(), "meta")
         self.ranks = ranks
         if ranks > 1:
             addresses = torch.empty(ranks, dtype=torch.int64, device="meta")
@@ -60,7 +60,7 @@ class _Absent(Ranks):
         return out if out is not None else tensor.new_empty(tensor.shape[0], self.ranks * tensor.shape[1])
 
 
-def _shapes(loaded: Loaded) -> Iterator[StepShape]:
+def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
     """Those of a start; rounds of any size, and the smallest wide prompt, for which there may be no graph."""
     buckets = buckets_of(loaded)
     yield from rehearsed(loaded, buckets)
@@ -71,12 +71,12 @@ def _shapes(loaded: Loaded) -> Iterator[StepShape]:
     yield StepShape(0, loaded.width, rows, -(-rows // buckets.tile_rows), 1)
 
 
-class _Unread(Loaded):
+class _Unread(EngineSpec):
     """An engine whose tensors are those that its folders name, and have no memory."""
 
     @contextlib.contextmanager
-    def weights(self, group: Group) -> Iterator[Weights]:
-        here = Loaded(dataclasses.replace(self.config, device="cpu"), self.target, self.head, self.epoch)
+    def weights(self, group: KvKind) -> Iterator[Weights]:
+        here = EngineSpec(dataclasses.replace(self.config, device="cpu"), self.target, self.head, self.epoch)
         with here.weights(group) as named:
             yield _Named(named)
 

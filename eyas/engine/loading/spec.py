@@ -12,18 +12,18 @@ from typing import Self
 import torch
 
 from eyas.common.config import EngineConfig
-from eyas.common.types import Group
+from eyas.common.types import KvKind
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, strip_prefix
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
 from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path
 from eyas.engine.parallel.shards import config_of_rank
-from kv_transfer.layout import Geometry, Meaning
+from kv_transfer.layout import Geometry, PageMeaning
 
 
 @dataclass(frozen=True)
-class Loaded:
+class EngineSpec:
     """What is known before any weight is read. `rank`: which of the ranks that share the model this is."""
 
     config: EngineConfig
@@ -56,18 +56,18 @@ class Loaded:
         device = kind if kind == "cpu" else f"{kind}:{int(first or 0) + rank}"
         return dataclasses.replace(self, config=dataclasses.replace(self.config, device=device), rank=rank)
 
-    def backend(self, group: Group) -> AttentionBackend:
+    def backend(self, group: KvKind) -> AttentionBackend:
         return TorchAttention(self.decoder(group).num_heads, self.shape(group))
 
     @contextlib.contextmanager
-    def weights(self, group: Group) -> Iterator[Weights]:
+    def weights(self, group: KvKind) -> Iterator[Weights]:
         """The tensors of the target, or of the head in its official spelling."""
         folder = self.decoder(group).folder
         if self.config.load_format == "dummy":
-            optional = frozenset() if group is Group.TARGET or self.head is None else self.head.dummy_tensors
+            optional = frozenset() if group is KvKind.TARGET or self.head is None else self.head.dummy_tensors
             yield DummyWeights(placement=self.placement, optional=optional)
             return
-        spelling = strip_prefix if group is Group.DRAFT else str
+        spelling = strip_prefix if group is KvKind.DRAFT else str
         with FolderWeights(folder, spelling, self.placement) as weights:
             yield weights
 
@@ -76,14 +76,14 @@ class Loaded:
         config = self.config
         return Placement(config.device, getattr(torch, config.dtype), self.rank, config.tensor_parallel_size)
 
-    def pool(self, group: Group) -> KvPool:
+    def pool(self, group: KvKind) -> KvPool:
         """On a CPU a file that other engines map; a GPU's pool is its own."""
         shape = self.shape(group)
         if self.config.device != "cpu":
             return KvPool(shape)
         return KvPool(shape, new_pool_path(group.value, Path(self.config.pool_dir)))
 
-    def shape(self, group: Group) -> PoolShape:
+    def shape(self, group: KvKind) -> PoolShape:
         decoder = self.share(group)
         assert self.config.num_pages is not None
         return PoolShape(
@@ -116,17 +116,17 @@ class Loaded:
             return ()
         return self.config.speculation.synthetic_rates
 
-    def decoder(self, group: Group) -> ModelConfig:
-        if group is Group.TARGET:
+    def decoder(self, group: KvKind) -> ModelConfig:
+        if group is KvKind.TARGET:
             return self.target
         assert self.head is not None
         return self.head.decoder
 
-    def share(self, group: Group) -> ModelConfig:
+    def share(self, group: KvKind) -> ModelConfig:
         """The decoder with this rank's heads. Raises ConfigError if the ranks cannot divide it."""
         return config_of_rank(self.decoder(group), self.config.tensor_parallel_size)
 
-    def geometry(self, group: Group) -> Geometry:
+    def geometry(self, group: KvKind) -> Geometry:
         shape = self.shape(group)
         return Geometry(
             pages=shape.pages,
@@ -137,12 +137,12 @@ class Loaded:
             dtype=str(shape.dtype).removeprefix("torch."),
         )
 
-    def meaning(self, group: Group) -> str:
+    def layout_hash(self, group: KvKind) -> str:
         geometry, decoder = self.geometry(group), self.decoder(group)
         fingerprint = self.target.fingerprint
-        if group is Group.DRAFT and self.head is not None:
+        if group is KvKind.DRAFT and self.head is not None:
             fingerprint += self.head.fingerprint
-        return Meaning(
+        return PageMeaning(
             fingerprint=fingerprint,
             group=group,
             dtype=geometry.dtype,

@@ -49,11 +49,11 @@ from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import Arrival, Pulls
-from eyas.engine.loop.overlapped import OverlappedPace
+from eyas.engine.loop.commit import Committer
+from eyas.engine.loop.overlapped import OverlappedLoop
 from eyas.engine.loop.patience import Patience
-from eyas.engine.loop.plain import PlainPace
-from eyas.engine.loop.rounds import Rounds
-from eyas.engine.loop.runner import Runner
+from eyas.engine.loop.plain import PlainLoop
+from eyas.engine.loop.plain_runner import Runner
 from eyas.engine.scheduling.requests import Admission, Requests
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
@@ -124,8 +124,8 @@ class Engine:
         self._loaded: tuple[float, Load | None] = (0.0, None)
         self._busy = False
 
-    def _paces(self, parts: Parts) -> tuple[Rounds, PlainPace | OverlappedPace]:
-        rounds = Rounds(
+    def _paces(self, parts: Parts) -> tuple[Committer, PlainLoop | OverlappedLoop]:
+        rounds = Committer(
             scheduler=parts.scheduler,
             pools=parts.pools,
             drafter=parts.drafter,
@@ -138,8 +138,8 @@ class Engine:
         scheduler, leases, outbox = parts.scheduler, parts.leases, parts.outbox
         if isinstance(parts.runner, DeviceRunner):
             ahead = parts.config.overlap_schedule
-            return rounds, OverlappedPace(rounds, parts.runner, ahead)
-        return rounds, PlainPace(
+            return rounds, OverlappedLoop(rounds, parts.runner, ahead)
+        return rounds, PlainLoop(
             scheduler, parts.runner, rounds, leases, outbox, self._patience, self._stop_drafting
         )
 

@@ -14,16 +14,16 @@ from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.stopping import finish
 from eyas.engine.device.flight import Flight, Landed
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.loop.rounds import Rounds
+from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.step_clock import StepClock
 from eyas.engine.scheduling.scheduler import Scheduler
 
 
 @dataclass
-class OverlappedPace:
+class OverlappedLoop:
     """Launches and lands steps. `plain`: what the plain loop commits with, whose parts are used here."""
 
-    plain: Rounds
+    plain: Committer
     runner: DeviceRunner
     ahead: bool = True  # False: every step lands before the next is composed
     _flight: Flight | None = field(default=None, init=False)
@@ -90,7 +90,7 @@ class OverlappedPace:
         drafts = landed.drafts._replace(accepted=min(landed.drafts.accepted, len(kept)))
         self.plain.outbox.entry(seq, kept, landed.logprobs, why, drafts=drafts)
         seq.output += kept
-        if seq.seat == landed.seat:
+        if seq.occupancy == landed.occupancy:
             seq.kv_len += len(kept) - 1
             seq.draft_len = seq.kv_len
         self._fork(landed)

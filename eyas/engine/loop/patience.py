@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eyas.engine.loop.runner import Output
+from eyas.engine.loop.plain_runner import Output
 from eyas.engine.speculation.verify import walk
 
 SMOOTHING = 0.1

@@ -10,19 +10,19 @@ from eyas.engine.batch.sequence import Kind, Sequence, Work
 from eyas.engine.ipc.messages import PrefillStarted
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
+from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.patience import Patience
-from eyas.engine.loop.rounds import Rounds
-from eyas.engine.loop.runner import Runner
+from eyas.engine.loop.plain_runner import Runner
 from eyas.engine.scheduling.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
-class PlainPace:
+class PlainLoop:
     """`stop_drafting` is told of every sequence that lost its place."""
 
     scheduler: Scheduler
     runner: Runner
-    rounds: Rounds
+    rounds: Committer
     leases: Leases
     outbox: Outbox
     patience: Patience

@@ -20,7 +20,7 @@ from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.mlp import SwiGlu
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.layers.rotary import Rotary
-from eyas.engine.models.llama import Ends
+from eyas.engine.models.llama import EmbeddingAndHead
 
 
 class Eagle3Capture:
@@ -47,7 +47,9 @@ class Eagle3Capture:
 class Eagle3Head:
     """The drafter's side: one decoder layer over [token embedding ; feature]."""
 
-    def __init__(self, config: DraftConfig, weights: Weights, ends: Ends, backend: AttentionBackend) -> None:
+    def __init__(
+        self, config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
+    ) -> None:
         """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
         decoder = config.decoder
         hidden, eps = decoder.hidden_size, decoder.norm_eps

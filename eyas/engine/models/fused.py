@@ -22,7 +22,7 @@ from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels import skinny
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.rotary import tables as rotary_tables
-from eyas.engine.parallel.group import Group
+from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.shards import config_of_rank
 
 
@@ -34,10 +34,10 @@ class RowAttention(Protocol):
 
 
 @dataclass(frozen=True)
-class Fabric:
+class LayerContext:
     """What a rank's layers share: the other ranks, launches' scratch memory, attention, the rotary tables."""
 
-    group: Group
+    group: ProcessGroup
     launch: skinny.Launch
     attention: RowAttention
     cos: torch.Tensor
@@ -45,14 +45,19 @@ class Fabric:
 
     @classmethod
     def on(
-        cls, device: str, config: ModelConfig, group: Group, launch: skinny.Launch, attention: RowAttention
-    ) -> Fabric:
+        cls,
+        device: str,
+        config: ModelConfig,
+        group: ProcessGroup,
+        launch: skinny.Launch,
+        attention: RowAttention,
+    ) -> LayerContext:
         cos, sin = rotary_tables(config.rope, config.head_dim, config.context_length)
         return cls(group, launch, attention, cos.to(device), sin.to(device))
 
 
 @dataclass(frozen=True)
-class Stream:
+class ResidualRows:
     """The residual rows [m, hidden], and (narrow) parts of their squares' sums, float32 [parts, 128]."""
 
     x: torch.Tensor
@@ -100,16 +105,18 @@ class FusedLayer:
 
     # --- narrow ----------------------------------------------------------------------------------------
 
-    def narrow(self, source: skinny.Source, x: torch.Tensor, layer: torch.Tensor, step: Forward) -> Stream:
+    def narrow(
+        self, source: skinny.Source, x: torch.Tensor, layer: torch.Tensor, step: Forward
+    ) -> ResidualRows:
         """Attention reads `source`; x [m, hidden] is the residual."""
-        config, launch = self.config, step.fabric.launch
-        q = skinny.room(x.shape[0], config.num_heads, config.head_dim, like=x)
+        config, launch = self.config, step.context.launch
+        q = skinny.empty_padded(x.shape[0], config.num_heads, config.head_dim, like=x)
         skinny.qkv_rope(source, self.qkv, q, step.rotation, skinny.KvRows(layer, step.rows.kv_rows), launch)
-        attended = step.fabric.attention(q, layer, step.rows)
-        stream = _narrow_linear(attended, self.out, x, step.fabric)
-        inner = skinny.room(x.shape[0], config.intermediate_size, like=x)
-        skinny.gated(_source(stream, config.norm_eps), self.gate_up, inner, launch)
-        return _narrow_linear(inner, self.down, stream.x, step.fabric)
+        attended = step.context.attention(q, layer, step.rows)
+        residual = _narrow_linear(attended, self.out, x, step.context)
+        inner = skinny.empty_padded(x.shape[0], config.intermediate_size, like=x)
+        skinny.gated(_source(residual, config.norm_eps), self.gate_up, inner, launch)
+        return _narrow_linear(inner, self.down, residual.x, step.context)
 
     # --- wide ------------------------------------------------------------------------------------------
 
@@ -118,12 +125,12 @@ class FusedLayer:
 
         x is updated in place by the attention's.
         """
-        config, group, pdl = self.config, step.fabric.group, step.fabric.launch.pdl
+        config, group, pdl = self.config, step.context.group, step.context.launch.pdl
         qkv = _product(normed, self.qkv, self.qkv_bias)
         q = x.new_empty(x.shape[0], config.num_heads, config.head_dim)
         kv = skinny.KvRows(layer, step.rows.kv_rows)
         row_kernels.rope_write(qkv, self._heads, q, step.rotation, kv, pdl)
-        attended = step.fabric.attention(q, layer, step.rows)
+        attended = step.context.attention(q, layer, step.rows)
         added = _product(attended, self.out, self.out_bias)
         group.all_reduce(added)
         normed = row_kernels.add_norm(added, x, config.norm_eps, pdl=pdl)
@@ -137,22 +144,22 @@ class Forward:
     """What every layer of one forward shares."""
 
     rows: Rows
-    fabric: Fabric
+    context: LayerContext
 
     @property
     def rotation(self) -> skinny.Rotation:
-        return skinny.Rotation(self.fabric.cos, self.fabric.sin, self.rows.positions)
+        return skinny.Rotation(self.context.cos, self.context.sin, self.rows.positions)
 
 
 class FusedLlama:
     """A decoder on one GPU, or one rank's share of it; `lm_head`: its rows of the vocabulary."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, fabric: Fabric) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, context: LayerContext) -> None:
         self.config = config
-        self._fabric = fabric
+        self._context = context
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = weights.take("model.embed_tokens.weight", shape)
-        self.lm_head = fabric.group.rows_of(self.embedding)
+        self.lm_head = context.group.rows_of(self.embedding)
         if not config.tied_head:
             self.lm_head = weights.take_rows("lm_head.weight", shape)
         self.layers = [FusedLayer(config, weights, f"model.layers.{i}") for i in range(config.num_layers)]
@@ -165,8 +172,8 @@ class FusedLlama:
 
         The latter: the rows entering each captured layer (past the last: leaving it).
         """
-        step = Forward(rows, self._fabric)
-        captured = skinny.room(rows.count, len(capture), self.config.hidden_size, like=self.embedding)
+        step = Forward(rows, self._context)
+        captured = skinny.empty_padded(rows.count, len(capture), self.config.hidden_size, like=self.embedding)
         run = self._narrow if rows.count <= skinny.MAX_ROWS and self.layers[0].plain else self._wide
         x = run(step, pool, capture, captured)
         _keep(captured, capture, len(self.layers), x)
@@ -179,20 +186,22 @@ class FusedLlama:
         if picked is not None:
             x = row_kernels.gather_rows(x, picked, pdl=self._pdl)
         normed = row_kernels.norm(x, self.config.norm_eps, self._gain, pdl=self._pdl)
-        return head_product(normed, self.lm_head, self._fabric, out)
+        return head_product(normed, self.lm_head, self._context, out)
 
     @property
     def _pdl(self) -> bool:
-        return self._fabric.launch.pdl
+        return self._context.launch.pdl
 
     def _narrow(
         self, step: Forward, pool: KvPool, capture: tuple[int, ...], captured: torch.Tensor
     ) -> torch.Tensor:
-        stream = Stream(*row_kernels.embed(step.rows.tokens, self.embedding, sums=True, pdl=self._pdl))
+        residual = ResidualRows(
+            *row_kernels.embed(step.rows.tokens, self.embedding, sums=True, pdl=self._pdl)
+        )
         for i, layer in enumerate(self.layers):
-            _keep(captured, capture, i, stream.x)
-            stream = layer.narrow(_source(stream, self.config.norm_eps), stream.x, pool.layer(i), step)
-        return stream.x
+            _keep(captured, capture, i, residual.x)
+            residual = layer.narrow(_source(residual, self.config.norm_eps), residual.x, pool.layer(i), step)
+        return residual.x
 
     def _wide(
         self, step: Forward, pool: KvPool, capture: tuple[int, ...], captured: torch.Tensor
@@ -208,18 +217,18 @@ class FusedLlama:
 
 
 def head_product(
-    x: torch.Tensor, weight: torch.Tensor, fabric: Fabric, out: torch.Tensor | None = None
+    x: torch.Tensor, weight: torch.Tensor, context: LayerContext, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """x [n, hidden], this rank's rows of an output head -> float32 [n, vocab], the same on every rank.
 
     `out`: where that is put, if it is given.
     """
-    rows, columns, ranks = x.shape[0], weight.shape[0], fabric.group.ranks
+    rows, columns, ranks = x.shape[0], weight.shape[0], context.group.ranks
     if out is None:
         out = torch.empty(rows, ranks * columns, dtype=torch.float32, device=x.device)
     own = out if ranks == 1 else torch.empty(rows, columns, dtype=torch.float32, device=x.device)
-    _head_columns(x, weight, own, fabric.launch)
-    return fabric.group.all_gather_columns(own, out)
+    _head_columns(x, weight, own, context.launch)
+    return context.group.all_gather_columns(own, out)
 
 
 def _head_columns(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, launch: skinny.Launch) -> None:
@@ -231,22 +240,26 @@ def _head_columns(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, laun
         out.copy_(torch.mm(x, weight.t()))
 
 
-def _source(stream: Stream, eps: float) -> skinny.Source:
-    return skinny.Source(stream.x, stream.sums, eps)
+def _source(residual: ResidualRows, eps: float) -> skinny.Source:
+    return skinny.Source(residual.x, residual.sums, eps)
 
 
-def _narrow_linear(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, fabric: Fabric) -> Stream:
+def _narrow_linear(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, context: LayerContext
+) -> ResidualRows:
     """residual + x . weight^T, over all ranks. Of one rank the product adds; of several the sum over them."""
-    source, alone = skinny.Source(x), fabric.group.ranks == 1
-    out = skinny.room(*residual.shape, like=residual)
-    parts = skinny.linear_parts(source, weight, fabric.launch) if alone else Group.sum_parts(out.shape[1])
+    source, alone = skinny.Source(x), context.group.ranks == 1
+    out = skinny.empty_padded(*residual.shape, like=residual)
+    parts = (
+        skinny.linear_parts(source, weight, context.launch) if alone else ProcessGroup.sum_parts(out.shape[1])
+    )
     sums = torch.empty(parts, skinny.MAX_ROWS, dtype=torch.float32, device=x.device)
     if alone:
-        skinny.linear(source, weight, out, fabric.launch, residual, sums)
+        skinny.linear(source, weight, out, context.launch, residual, sums)
     else:
-        skinny.linear(source, weight, out, fabric.launch)
-        fabric.group.all_reduce_add(out, residual, sums)
-    return Stream(out, sums)
+        skinny.linear(source, weight, out, context.launch)
+        context.group.all_reduce_add(out, residual, sums)
+    return ResidualRows(out, sums)
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -20,14 +20,14 @@ from eyas.engine.layers.rotary import Rotary
 
 
 @dataclass(frozen=True)
-class Ends:
+class EmbeddingAndHead:
     """A model's two ends, embedding [vocab, hidden] and output head; draft heads share them."""
 
     embedding: torch.Tensor
     lm_head: Linear
 
     @classmethod
-    def load(cls, config: ModelConfig, weights: Weights) -> Ends:
+    def load(cls, config: ModelConfig, weights: Weights) -> EmbeddingAndHead:
         shape = (config.vocab_size, config.hidden_size)
         embedding = weights.take("model.embed_tokens.weight", shape)
         head = embedding if config.tied_head else weights.take("lm_head.weight", shape)
@@ -48,7 +48,7 @@ class Llama:
 
     def __init__(self, config: ModelConfig, weights: Weights, backend: AttentionBackend) -> None:
         self.config = config
-        self.ends = Ends.load(config, weights)
+        self.ends = EmbeddingAndHead.load(config, weights)
         self._layers = [_Layer(config, weights, f"model.layers.{i}") for i in range(config.num_layers)]
         self._norm = RmsNorm(weights.take("model.norm.weight", (config.hidden_size,)), config.norm_eps)
         device = weights.placement.device

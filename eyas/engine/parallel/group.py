@@ -31,12 +31,12 @@ import torch.distributed as dist
 from eyas.common.errors import EngineError
 from eyas.engine.parallel.one_shot import OneShot
 from eyas.engine.parallel.peer_memory import PeerMemory
-from eyas.engine.parallel.ranks import Seat
+from eyas.engine.parallel.ranks import RankInfo
 
 LOOK_S = 0.002  # while a host waits for the others, it looks for them so often
 
 
-class Group:
+class ProcessGroup:
     """One rank's membership; made on all ranks at about the same time, by the thread that runs the steps.
 
     `device`: "cpu" (gloo) or "cuda:N" (NCCL; becomes the current device). `check` is called while this host
@@ -45,9 +45,13 @@ class Group:
     """
 
     def __init__(
-        self, seat: Seat, device: str, timeout_s: float = 120.0, check: Callable[[], None] = lambda: None
+        self,
+        rank_info: RankInfo,
+        device: str,
+        timeout_s: float = 120.0,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self.rank, self.ranks = seat.rank, seat.ranks
+        self.rank, self.ranks = rank_info.rank, rank_info.ranks
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._check = check
         self._meetings = 0
@@ -57,7 +61,7 @@ class Group:
             return
         self._device = torch.device(device)
         with self._in_plain_words("joining"):
-            self._store = dist.FileStore(seat.meeting, self.ranks)
+            self._store = dist.FileStore(rank_info.meeting, self.ranks)
             self._store.set_timeout(self._timeout)
             self._join()
         if self._device.type == "cuda":

@@ -2,7 +2,7 @@
 
 Rank 0 lives in the engine process and schedules; ranks 1 .. n-1 are processes of their own that run the same
 device work in the same order. It knows processes, pipes and deadlines, neither tensors nor what a call means.
-An engine of one rank has no followers and uses nothing of this file but `Seat`.
+An engine of one rank has no followers and uses nothing of this file but `RankInfo`.
 
 The group lives and dies together: a follower that ends is an EngineError at rank 0's next call, the end of
 rank 0 kills its followers, also those that wait on a device for ever.
@@ -49,7 +49,7 @@ FAILED = "failed"
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankInfo:
     """One rank's place in a group. `meeting`: a path at which no file exists yet, the same for all ranks."""
 
     rank: int = 0
@@ -93,21 +93,21 @@ def follow(channel: Channel, calls: Mapping[str, Callable[[Call], None]]) -> Non
         calls[call.kind](call)
 
 
-FollowerMain = Callable[[Seat, Channel], None]
+FollowerMain = Callable[[RankInfo, Channel], None]
 """What a follower runs: it loads, says ready, joins its group, follows. It must be picklable."""
 
 
 class Followers:
-    """Ranks 1 .. ranks-1 of rank 0's group: started when made, ended by `close`. `seat` is rank 0's own.
+    """Ranks 1 .. ranks-1 of rank 0's group: started when made, ended by `close`. `rank_info` is rank 0's own.
 
     Used by one thread; a follower is killed when that thread ends.
     """
 
     def __init__(self, main: FollowerMain, ranks: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="eyas-ranks-", ignore_cleanup_errors=True)
-        self.seat = Seat(0, ranks, f"{self._folder.name}/meeting")
-        seats = [Seat(rank, ranks, self.seat.meeting) for rank in range(1, ranks)]
-        self._followers = [_Follower(main, seat) for seat in seats]
+        self.rank_info = RankInfo(0, ranks, f"{self._folder.name}/meeting")
+        seats = [RankInfo(rank, ranks, self.rank_info.meeting) for rank in range(1, ranks)]
+        self._followers = [_Follower(main, rank_info) for rank_info in seats]
 
     def __enter__(self) -> Self:
         return self
@@ -139,7 +139,7 @@ class Followers:
     def dismiss(self) -> None:
         """Lets every follower leave once it has done what it was told; no call follows.
 
-        Whoever shares a `Group` with them closes it now, as they do, then calls `close`.
+        Whoever shares a `ProcessGroup` with them closes it now, as they do, then calls `close`.
         """
         for follower in self._followers:
             follower.dismiss()
@@ -156,12 +156,12 @@ class Followers:
 class _Follower:
     """One follower's process, and rank 0's end of its pipe."""
 
-    def __init__(self, main: FollowerMain, seat: Seat) -> None:
-        self._name = f"rank {seat.rank} of {seat.ranks}"
+    def __init__(self, main: FollowerMain, rank_info: RankInfo) -> None:
+        self._name = f"rank {rank_info.rank} of {rank_info.ranks}"
         self._pipe, theirs = socket.socketpair()
         self._pipe.settimeout(SEND_S)
         context = multiprocessing.get_context("spawn")
-        arguments = (main, seat, theirs, os.getpid())
+        arguments = (main, rank_info, theirs, os.getpid())
         self._process: SpawnProcess = context.Process(target=_run, args=arguments, daemon=True)
         self._process.start()
         theirs.close()  # so that its end is the end of the stream
@@ -220,13 +220,13 @@ def _framed(call: Call) -> bytes:
     return len(payload).to_bytes(LENGTH_BYTES, "little") + payload
 
 
-def _run(main: FollowerMain, seat: Seat, pipe: socket.socket, parent: int) -> None:
+def _run(main: FollowerMain, rank_info: RankInfo, pipe: socket.socket, parent: int) -> None:
     """A follower's process from its first line to its last."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's; rank 0 closes the channel
     _die_with(parent)
     channel = Channel(pipe)
     try:
-        main(seat, channel)
+        main(rank_info, channel)
     except Exception as error:
         channel.failed(f"{type(error).__name__}: {error}")
         raise

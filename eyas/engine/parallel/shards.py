@@ -12,7 +12,7 @@
 So a layer has two sums, and a rank's KV pool holds the rank's heads only. A draft head is one layer of the
 same kind; its fc is whole on every rank. Biases: those of q, k and v go with their rows; one of o is rank 0's
 to add, and so once in the sum. It knows sizes;
-tensors are divided by `eyas.engine.checkpoint.weights`, sums and joins are `Group`'s.
+tensors are divided by `eyas.engine.checkpoint.weights`, sums and joins are `ProcessGroup`'s.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from eyas.common.errors import (
     TransferFailed,
     Unavailable,
 )
-from eyas.common.types import Choice, FirstToken, GenerationRequest, Group, KvHandle
+from eyas.common.types import Choice, FirstToken, GenerationRequest, KvHandle, KvKind
 from eyas.engine.batch.prompt_scores import PromptScores
 from eyas.engine.batch.sequence import Generation, Kind, Sequence
 from eyas.engine.ipc.messages import Admitted, Attach, Cancel, Drain, Lost, Prefill, Submit
@@ -246,8 +246,8 @@ class Requests:
 
     def _pull(self, generation: Generation, handles: tuple[KvHandle, ...]) -> None:
         by_group = {handle.group: handle for handle in handles}
-        generation.draft_handle = by_group.get(Group.DRAFT)
-        target = by_group.get(Group.TARGET)
+        generation.draft_handle = by_group.get(KvKind.DRAFT)
+        target = by_group.get(KvKind.TARGET)
         if target is None or target.tokens != len(generation.request.prompt_ids):
             message = "handles must have one of the target's KV, with one row for each prompt token"
             self.fail(generation, InvalidRequest(message, param="handles"))

@@ -30,8 +30,9 @@ class Limits:
     """Sizes that bound a step. `round_rows`: rows the widest verify or draft round may write.
 
     `rounds_ahead`: for how many rounds a running sequence has pages, this one included: one more where the
-    next round is launched before this one's result is known. `beside`: prompt rows beside so many decoding
-    sequences, while few prompt tokens wait or (True) many (None: as many as in a step of prompts alone).
+    next round is launched before this one's result is known. `mixed_prefill_budget`: prompt rows beside a
+    number of decoding sequences, while few prompt tokens wait or (True) many (None: as many as in a step of
+    prompts alone).
     `yield_tokens_per_s`: a prompt of n tokens lets shorter ones go first that come within
     n / yield_tokens_per_s seconds (0: nobody yields).
     """
@@ -41,7 +42,7 @@ class Limits:
     chunk_tokens: int
     round_rows: int
     rounds_ahead: int = 2
-    beside: Callable[[int, bool], int] | None = None
+    mixed_prefill_budget: Callable[[int, bool], int] | None = None
     yield_tokens_per_s: float = 0.0
 
     @property
@@ -69,7 +70,7 @@ class Scheduler:
         self.pulls_waiting: Callable[[], list[Generation]] = list  # for pages
         self.pulls_running: Callable[[], list[Generation]] = list  # into pages that they were given
         self._slots = list(range(limits.max_running - 1, -1, -1))  # free ones
-        self._seats = itertools.count()
+        self._occupancies = itertools.count()
         self._running_shares = Shares()
         self._starved = False  # a running sequence waits for such pages: nobody else may take them
 
@@ -81,7 +82,7 @@ class Scheduler:
     def remove(self, seq: Sequence) -> None:
         """The sequence ended or was cancelled: its computed pages stay in the cache, unreferenced."""
         if seq in self.running:
-            self._stand_up(seq)
+            self._vacate(seq)
         elif seq in self.joining:
             self.joining.remove(seq)
         elif seq in self.waiting:
@@ -97,7 +98,7 @@ class Scheduler:
         if not self._free_slots and not self._take_from_richer(seq.generation, shares, gain=0):
             return None
         self.joining.remove(seq)
-        self._sit_down(seq)
+        self._occupy(seq)
         return seq
 
     def fork(self, leader: Sequence, follower: Sequence) -> tuple[int, int] | None:
@@ -118,7 +119,7 @@ class Scheduler:
         follower.pages = [*shared, *own]
         follower.kv_len = rows
         follower.draft_len = min(leader.draft_len, rows - 1)
-        self._sit_down(follower)
+        self._occupy(follower)
         return leader.pages[boundary], own[0]
 
     # --- pages ---------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ class Scheduler:
         shares = self._shares()
         while budget > 0 and self.waiting and self._admit(seq := self.waiting.first(shares), shares):
             self.waiting.remove(seq)
-            self._sit_down(seq)
+            self._occupy(seq)
             shares.add(seq.generation, 1 + seq.keeps)
             works.append(self._chunk(seq, budget))
             budget -= len(works[-1].tokens)
@@ -270,13 +271,17 @@ class Scheduler:
     def _chunk_budget(self, decoding: int) -> int:
         """Prompt rows of this step. Beside decode rows a few, unless many prompt tokens wait."""
         limits = self.limits
-        if not decoding or limits.beside is None:
+        if not decoding or limits.mixed_prefill_budget is None:
             return limits.chunk_tokens
-        few, many, backlog = limits.beside(decoding, False), MANY_CHUNKS * limits.beside(1, False), 0
+        few, many, backlog = (
+            limits.mixed_prefill_budget(decoding, False),
+            MANY_CHUNKS * limits.mixed_prefill_budget(1, False),
+            0,
+        )
         for seq in itertools.chain(self.running, self.waiting):
             backlog += max(seq.missing - 1, 0)
             if backlog > many:
-                return limits.beside(decoding, True)
+                return limits.mixed_prefill_budget(decoding, True)
         return few
 
     # --- whose share is how large ----------------------------------------------------------------------
@@ -316,7 +321,7 @@ class Scheduler:
 
     @staticmethod
     def _last_of_the_richest(sequences: SequenceOf[Sequence], shares: Shares) -> Sequence:
-        return max(sequences, key=lambda seq: (shares.held(seq.generation.share), seq.seat))
+        return max(sequences, key=lambda seq: (shares.held(seq.generation.share), seq.occupancy))
 
     # --- slots ---------------------------------------------------------------------------------------
 
@@ -326,20 +331,20 @@ class Scheduler:
         free = self.limits.max_running - len(self.running)
         return free and free - sum(seq.keeps for seq in self.running if seq.forks)
 
-    def _sit_down(self, seq: Sequence) -> None:
+    def _occupy(self, seq: Sequence) -> None:
         """Into the running batch, on a slot of its own."""
         self.running.append(seq)
         self._running_shares.add(seq.generation)
-        seq.slot, seq.seat = self._slots.pop(), next(self._seats)
+        seq.slot, seq.occupancy = self._slots.pop(), next(self._occupancies)
 
-    def _stand_up(self, seq: Sequence) -> None:
+    def _vacate(self, seq: Sequence) -> None:
         self.running.remove(seq)
         self._running_shares.add(seq.generation, -1)
         self._slots.append(seq.slot)
-        seq.slot = seq.seat = -1
+        seq.slot = seq.occupancy = -1
 
     def _preempt(self, seq: Sequence) -> None:
-        self._stand_up(seq)
+        self._vacate(seq)
         self._give_back(seq)
         self.waiting.add(seq)
         self.preempted.append(seq)

@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from eyas.common.config import SpeculationConfig
 from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import Sequence
-from eyas.engine.speculation.draft_runner import DraftRunner, Extension, Wish
+from eyas.engine.speculation.draft_runner import DraftRequest, DraftRunner, Extension
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 
 
@@ -31,18 +31,18 @@ class ColocatedDrafter(Drafter):
         if not commits:
             return
         hidden = self._runner.extend([Extension(c.seq.pages, c.base, c.tokens, c.features) for c in commits])
-        wishes, owners = [], []
+        requests, owners = [], []
         for commit, last in zip(commits, hidden, strict=True):
             seq = commit.seq
             seq.draft_len = commit.base + len(commit.tokens)
             if commit.propose:
                 params = seq.generation.request.params
-                wishes.append(Wish(seq.pages, seq.draft_len, last, params, seq.choice))
+                requests.append(DraftRequest(seq.pages, seq.draft_len, last, params, seq.choice))
                 owners.append(seq)
-        if wishes:
-            trees = self._runner.propose(wishes, self._spec)
-            found = zip(owners, wishes, trees, strict=True)
-            self._drafts += [Draft(seq, wish.base, tree) for seq, wish, tree in found]
+        if requests:
+            trees = self._runner.propose(requests, self._spec)
+            found = zip(owners, requests, trees, strict=True)
+            self._drafts += [Draft(seq, request.base, tree) for seq, request, tree in found]
 
     def take(self) -> list[Draft]:
         drafts, self._drafts = self._drafts, []

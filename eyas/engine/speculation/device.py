@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from eyas.common.config import SpeculationConfig
-from eyas.engine.batch.rows import Rounds, Rows
+from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables
 from eyas.engine.kernels import paths, sample, trees
 from eyas.engine.kernels import rounds as round_kernels
@@ -67,7 +67,7 @@ class DeviceDrafter:
             count = captured.shape[0] - (0 if chunk is None else chunk.rows.count)
             extension = self._extension(batch, features)
             paths.gather_path(batch, verdicts, features[:count], extension)
-            rounds = Rounds(batch.slots, extension.rows.starts, self.path_rows)
+            rounds = DecodeRows(batch.slots, extension.rows.starts, self.path_rows)
             own = extension.rows
             parts.append(
                 (extension.features, own.tokens, own.positions, own.kv_rows, extension.last_row, batch.slots)
@@ -110,7 +110,7 @@ class DeviceDrafter:
             )
             round_kernels.propose_rows(batch, best, step, rows)
             if step + 1 < self._spec.steps:
-                hidden = self._run(hidden, rows, Rounds(batch.slots, rows.starts))
+                hidden = self._run(hidden, rows, DecodeRows(batch.slots, rows.starts))
 
     def _tree(self, hidden: torch.Tensor, batch: round_kernels.Batch) -> None:
         """EAGLE-2: every level runs the k best nodes of each sequence."""
@@ -124,11 +124,11 @@ class DeviceDrafter:
                 below = trees.Frontier(rows, batch.slots.new_empty(batch.size * k))
             trees.grow(batch, growth, level, best, ids, below)
             if below is not None:
-                sees = Rounds(batch.slots, below.rows.starts, k, growth.visible[level], (level + 1) * k)
+                sees = DecodeRows(batch.slots, below.rows.starts, k, growth.visible[level], (level + 1) * k)
                 hidden = self._run(hidden.index_select(0, below.sources), below.rows, sees)
         trees.select(batch, growth)
 
-    def _run(self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: Rounds) -> torch.Tensor:
+    def _run(self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: DecodeRows) -> torch.Tensor:
         forward = Rows(rows.tokens, rows.positions, rows.kv_rows, rounds)
         return self._head.forward(features, rows.tokens, forward, self.pool)
 

@@ -43,7 +43,7 @@ from eyas.engine.ipc.messages import (
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import Arrival, Pulls
-from eyas.engine.speculation.draft_runner import DraftRunner, Extension, Wish
+from eyas.engine.speculation.draft_runner import DraftRequest, DraftRunner, Extension
 from kv_transfer.copier import Copier
 from kv_transfer.layout import pages_for
 
@@ -151,11 +151,11 @@ class DraftEngine:
     def _draft(self, spec: SpeculationConfig, group: list[tuple[Key, _Followed]]) -> None:
         extensions = [self._extension(followed) for _, followed in group]
         hidden = self._parts.runner.extend(extensions)
-        wishes = [
-            Wish(f.pages, f.rows, last, f.open.params, f.open.choice, offset=f.first)
+        requests = [
+            DraftRequest(f.pages, f.rows, last, f.open.params, f.open.choice, offset=f.first)
             for (_, f), last in zip(group, hidden, strict=True)
         ]
-        trees = self._parts.runner.propose(wishes, spec)
+        trees = self._parts.runner.propose(requests, spec)
         for ((peer, seq), followed), tree in zip(group, trees, strict=True):
             base = followed.first + followed.rows
             proposal = Proposal(seq, followed.open.generation, base, tuple(tree.tokens), tuple(tree.parents))
@@ -239,7 +239,7 @@ class DraftEngine:
         if commit.base_len != expected:
             self._close_sequence(key, f"rows from {expected} on were expected, not from {commit.base_len}")
         elif not self._makes_sense(commit):
-            self._close_sequence(key, "a commit must have known ids, a feature for each, and a sane wish")
+            self._close_sequence(key, "a commit must have known ids, a feature for each, and sane options")
         else:
             followed.commits.append(commit)
 

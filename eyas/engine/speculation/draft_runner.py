@@ -39,7 +39,7 @@ class Extension:
 
 
 @dataclass(frozen=True)
-class Wish:
+class DraftRequest:
     """A proposal wanted below row `base` (the root token's); `hidden` [width] is row base - 1's output."""
 
     pages: SequenceOf[int]
@@ -68,52 +68,52 @@ class DraftRunner:
         ends = torch.tensor([len(e.tokens) for e in extensions]).cumsum(0) - 1
         return list(hidden[ends])
 
-    def propose(self, wishes: SequenceOf[Wish], spec: SpeculationConfig) -> list[DraftTree]:
+    def propose(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
         """One draft a wish: a chain of spec.steps tokens, or a tree of spec.draft_tokens - 1 nodes."""
-        return self._trees(wishes, spec) if spec.topk > 1 else self._chains(wishes, spec.steps)
+        return self._trees(requests, spec) if spec.topk > 1 else self._chains(requests, spec.steps)
 
-    def _chains(self, wishes: SequenceOf[Wish], steps: int) -> list[DraftTree]:
-        hidden = torch.stack([w.hidden for w in wishes])
+    def _chains(self, requests: SequenceOf[DraftRequest], steps: int) -> list[DraftTree]:
+        hidden = torch.stack([w.hidden for w in requests])
         drafted: list[list[int]] = []
         for step in range(steps):
             logits = self._head.logits(hidden)
-            rows = [_row(w, w.offset + w.base + 1 + step) for w in wishes]
+            rows = [_row(w, w.offset + w.base + 1 + step) for w in requests]
             best = perturbed(logits, rows, self._head.token_map).argmax(-1)
             drafted.append(self._targets(best).tolist())
             if step + 1 < steps:
-                spans = [Span(w.pages, w.base + step, 1, offset=w.offset) for w in wishes]
+                spans = [Span(w.pages, w.base + step, 1, offset=w.offset) for w in requests]
                 hidden = self._forward(spans, drafted[-1], hidden)
         parents = list(range(-1, steps - 1))
         return [DraftTree(list(tokens), parents) for tokens in zip(*drafted, strict=True)]
 
-    def _trees(self, wishes: SequenceOf[Wish], spec: SpeculationConfig) -> list[DraftTree]:
+    def _trees(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
         """EAGLE-2: every level runs the k best nodes of each sequence, k rows a sequence."""
-        growing = [TreeExpansion(spec.topk, spec.draft_tokens) for _ in wishes]
-        hidden = torch.stack([w.hidden for w in wishes])  # [sequences (x k), width]
+        growing = [TreeExpansion(spec.topk, spec.draft_tokens) for _ in requests]
+        hidden = torch.stack([w.hidden for w in requests])  # [sequences (x k), width]
         for level in range(spec.steps):
             probs, ids = draft_probabilities(self._head.logits(hidden)).topk(spec.topk)
-            tokens = self._targets(ids).view(len(wishes), -1, spec.topk).tolist()
-            scores = probs.view(len(wishes), -1, spec.topk).tolist()
+            tokens = self._targets(ids).view(len(requests), -1, spec.topk).tolist()
+            scores = probs.view(len(requests), -1, spec.topk).tolist()
             for tree, t, s in zip(growing, tokens, scores, strict=True):
                 tree.grow(t, s)
             if level + 1 < spec.steps:
-                hidden = self._level(wishes, growing, hidden, level)
+                hidden = self._level(requests, growing, hidden, level)
         return [tree.select() for tree in growing]
 
     def _level(
         self,
-        wishes: SequenceOf[Wish],
+        requests: SequenceOf[DraftRequest],
         growing: SequenceOf[TreeExpansion],
         hidden: torch.Tensor,
         level: int,
     ) -> torch.Tensor:
         """Run the frontier below `level`: node g of level l is written at row base + l * k + g."""
         spans, tokens, sources = [], [], []
-        width = hidden.shape[0] // len(wishes)
-        for i, (wish, tree) in enumerate(zip(wishes, growing, strict=True)):
+        width = hidden.shape[0] // len(requests)
+        for i, (request, tree) in enumerate(zip(requests, growing, strict=True)):
             frontier = tree.frontier()
-            paths = tuple(tuple(wish.base + row for row in node.rows) for node in frontier)
-            spans.append(Span(wish.pages, wish.base, len(frontier), paths, wish.offset))
+            paths = tuple(tuple(request.base + row for row in node.rows) for node in frontier)
+            spans.append(Span(request.pages, request.base, len(frontier), paths, request.offset))
             tokens += [node.token for node in frontier]
             sources += [i * width + node.parent_slot for node in frontier]
         return self._forward(spans, tokens, hidden[torch.tensor(sources)])
@@ -129,5 +129,5 @@ class DraftRunner:
         return ids if self._head.token_map is None else self._head.token_map[ids]
 
 
-def _row(wish: Wish, position: int) -> Row:
-    return Row(wish.params, wish.choice, position, (), (), ())
+def _row(request: DraftRequest, position: int) -> Row:
+    return Row(request.params, request.choice, position, (), (), ())

@@ -102,13 +102,13 @@ def story(context: Context) -> list[Exchange]:
     who, animal = person(context), context.pick(ANIMALS)
     hero = f"{context.pick(TRAITS)} {animal}"
     find, lesson = context.pick(FINDS), context.pick(LESSONS)
-    wish = context.pick(
+    request = context.pick(
         (f"a {animal}", f"a {hero}", f"a {hero} named {who.name}", f"a {animal} named {who.name}")
     )
     if context.chance(0.2):
         user = ask(context, ANY_STORY)
     else:
-        user = ask(context, STORY, w=wish)
+        user = ask(context, STORY, w=request)
     lines = [_opening(context, hero, who.name), *_middle(context, who, find)]
     lines.append(
         f"In the evening the owner of the {find.split(' ', 1)[1]} was found and thanked {who.name} with all {who.his} heart."

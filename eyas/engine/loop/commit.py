@@ -21,7 +21,7 @@ from eyas.engine.ipc.messages import PrefillDone
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.loop.runner import Output
+from eyas.engine.loop.plain_runner import Output
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.speculation.drafter import Commit, Drafter
 from eyas.engine.speculation.verify import walk
@@ -40,7 +40,7 @@ class _Pending:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class Committer:
     """Commits outputs. `on_end` is told of every sequence that finished."""
 
     scheduler: Scheduler
