@@ -36,7 +36,7 @@ LENGTH_BYTES = 4
 POLL_S = 0.2  # while a pipe is silent, the process behind it is looked at so often
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True):
+class RankCall(msgspec.Struct, frozen=True, array_like=True):
     """One message: what to do, integers (a step's shape), and bytes (its array). Nothing is pickled."""
 
     kind: str
@@ -63,13 +63,13 @@ class Channel:
     def __init__(self, pipe: socket.socket) -> None:
         self._pipe = pipe
         self._reader = pipe.makefile("rb")
-        self._decoder = msgspec.msgpack.Decoder(Call)
+        self._decoder = msgspec.msgpack.Decoder(RankCall)
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[RankCall]:
         while (call := self.read()) is not None:
             yield call
 
-    def read(self) -> Call | None:
+    def read(self) -> RankCall | None:
         """The next call; None once the other end is closed."""
         with contextlib.suppress(ConnectionResetError):
             length = self._reader.read(LENGTH_BYTES)
@@ -80,14 +80,14 @@ class Channel:
 
     def ready(self) -> None:
         """Tells rank 0, which is in `Followers.wait_ready`, that this rank is loaded."""
-        self._pipe.sendall(_framed(Call(READY)))
+        self._pipe.sendall(_framed(RankCall(READY)))
 
     def failed(self, reason: str) -> None:
         with contextlib.suppress(OSError):  # rank 0 may be gone too
-            self._pipe.sendall(_framed(Call(FAILED, data=reason.encode())))
+            self._pipe.sendall(_framed(RankCall(FAILED, data=reason.encode())))
 
 
-def follow(channel: Channel, calls: Mapping[str, Callable[[Call], None]]) -> None:
+def follow(channel: Channel, calls: Mapping[str, Callable[[RankCall], None]]) -> None:
     """A follower's life: does what rank 0 says, by the call's kind, until rank 0 closes the channel."""
     for call in channel:
         calls[call.kind](call)
@@ -126,7 +126,7 @@ class Followers:
         for follower in self._followers:
             follower.check()
 
-    def broadcast(self, call: Call) -> None:
+    def broadcast(self, call: RankCall) -> None:
         """Hands `call` to every follower, one write each.
 
         Raises EngineError if one has ended, or takes nothing for SEND_S.
@@ -211,11 +211,11 @@ class _Follower:
         return f"exit code {code}"
 
 
-def _words(call: Call | None) -> str:
+def _words(call: RankCall | None) -> str:
     return call.data.decode() if call is not None else ""
 
 
-def _framed(call: Call) -> bytes:
+def _framed(call: RankCall) -> bytes:
     payload = msgspec.msgpack.encode(call)
     return len(payload).to_bytes(LENGTH_BYTES, "little") + payload
 

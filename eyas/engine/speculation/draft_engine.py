@@ -68,7 +68,7 @@ class _Prompt:
 
 
 @dataclass(eq=False)
-class _Followed:
+class _DraftedSequence:
     """One sequence. `first` is the position of its row 0: 0 with a handle, else where its window starts."""
 
     open: DraftOpen
@@ -99,7 +99,7 @@ class DraftEngine:
         self._pool = parts.pool
         self._page_size = parts.config.page_size
         self._width = parts.ready.draft_width
-        self._followed: dict[Key, _Followed] = {}
+        self._followed: dict[Key, _DraftedSequence] = {}
         self._prompts: dict[tuple[str, int, int], _Prompt] = {}
         self._replies: dict[int, tuple[list[Proposal], list[DraftClosed]]] = defaultdict(lambda: ([], []))
         self._stopping = False
@@ -140,7 +140,7 @@ class DraftEngine:
     @torch.inference_mode()
     def _step(self) -> None:
         """Extend everyone whose commits came, then propose for them, grouped by what they want."""
-        wanted: dict[SpeculationConfig, list[tuple[Key, _Followed]]] = defaultdict(list)
+        wanted: dict[SpeculationConfig, list[tuple[Key, _DraftedSequence]]] = defaultdict(list)
         for key, followed in list(self._followed.items()):
             if followed.commits and self._is_here(followed) and self._reserve(key, followed):
                 last = followed.commits[-1]
@@ -148,7 +148,7 @@ class DraftEngine:
         for spec, group in wanted.items():
             self._draft(spec, group)
 
-    def _draft(self, spec: SpeculationConfig, group: list[tuple[Key, _Followed]]) -> None:
+    def _draft(self, spec: SpeculationConfig, group: list[tuple[Key, _DraftedSequence]]) -> None:
         extensions = [self._extension(followed) for _, followed in group]
         hidden = self._parts.runner.extend(extensions)
         requests = [
@@ -161,7 +161,7 @@ class DraftEngine:
             proposal = Proposal(seq, followed.open.generation, base, tuple(tree.tokens), tuple(tree.parents))
             self._replies[peer][0].append(proposal)
 
-    def _extension(self, followed: _Followed) -> Extension:
+    def _extension(self, followed: _DraftedSequence) -> Extension:
         """All waiting commits of a sequence as one run of rows; they were checked to be contiguous."""
         commits, followed.commits = followed.commits, []
         base = commits[0].base_len - followed.first
@@ -192,7 +192,7 @@ class DraftEngine:
             if handle is not None and _name(handle) not in self._prompts:
                 self._parts.pulls.refuse(handle, message.attempt)
         elif handle is None:
-            self._followed[key] = _Followed(message, first=message.base_len, prompt=None)
+            self._followed[key] = _DraftedSequence(message, first=message.base_len, prompt=None)
         else:
             self._open_with_handle(key, message, handle)
 
@@ -204,7 +204,7 @@ class DraftEngine:
         if prompt is None:
             prompt = self._prompts[name] = _Prompt()
         prompt.users.append(key)
-        self._followed[key] = _Followed(message, first=0, prompt=prompt)
+        self._followed[key] = _DraftedSequence(message, first=0, prompt=prompt)
         if new:
             self._parts.pulls.open(name, handle, message.attempt, time.monotonic() + PULL_S)
         elif prompt.pages is not None:
@@ -316,10 +316,10 @@ class DraftEngine:
 
     # --- pages ---------------------------------------------------------------------------------------
 
-    def _is_here(self, followed: _Followed) -> bool:
+    def _is_here(self, followed: _DraftedSequence) -> bool:
         return followed.prompt is None or followed.prompt.pages is not None
 
-    def _reserve(self, key: Key, followed: _Followed) -> bool:
+    def _reserve(self, key: Key, followed: _DraftedSequence) -> bool:
         """Pages for the waiting commits and the rows that drafting writes after them."""
         last = followed.commits[-1]
         rows = last.base_len + len(last.tokens) - followed.first + last.steps * max(1, last.topk)
