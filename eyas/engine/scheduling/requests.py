@@ -79,6 +79,11 @@ class Requests:
         """Requests of which nothing runs."""
         return sum(all(seq.slot < 0 for seq in generation.sequences) for generation in self.table.values())
 
+    def oldest_waiting_s(self, now: float) -> float:
+        """How long ago the oldest request came on which no work was begun; 0.0 if there is none."""
+        arrived = next((g.arrived for g in self.table.values() if not g.began), now)
+        return now - arrived
+
     # --- commands ------------------------------------------------------------------------------------
 
     def submit(self, command: Submit) -> None:
