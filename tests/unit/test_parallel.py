@@ -234,9 +234,7 @@ def test_barrier_has_a_deadline(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(group, "_timeout", group._timeout / 200)
     with pytest.raises(EngineError, match="rank 0 of 2 failed at waiting for the others"):
         group.barrier()
-    pair.followers.broadcast(
-        RankCall("meet", (0, 0))
-    )  # it was only late: no later barrier is off by one
+    pair.followers.broadcast(RankCall("meet", (0, 0)))  # it was only late: no later barrier is off by one
 
 
 def test_a_divided_layer_is_the_whole_one(pair: Pair, tmp_path: Path) -> None:

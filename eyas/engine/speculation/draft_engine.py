@@ -18,6 +18,7 @@ import torch
 
 from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, EngineConfig, SpeculationConfig
 from eyas.common.errors import EyasError, InvalidRequest
+from eyas.common.histogram import STEP_SECONDS, STEP_SEQUENCES, Histogram
 from eyas.common.types import KvHandle
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
@@ -106,6 +107,8 @@ class DraftEngine:
         self._progress = 0
         self._heard = 0  # commands
         self._told_at = 0.0
+        self._step_seconds = Histogram(STEP_SECONDS)
+        self._step_sequences = Histogram(STEP_SEQUENCES)
         parts.pulls.destination = self
         self._handlers = {
             DraftUp: self._up,
@@ -146,7 +149,10 @@ class DraftEngine:
                 last = followed.commits[-1]
                 wanted[SpeculationConfig(last.steps, last.topk, last.draft_tokens)].append((key, followed))
         for spec, group in wanted.items():
+            began = time.monotonic()
             self._draft(spec, group)
+            self._step_seconds.add(time.monotonic() - began)
+            self._step_sequences.add(len(group))
 
     def _draft(self, spec: SpeculationConfig, group: list[tuple[Key, _DraftedSequence]]) -> None:
         extensions = [self._extension(followed) for _, followed in group]
@@ -370,6 +376,10 @@ class DraftEngine:
                 moved=dict(pulls.moved),
                 pulls_failed=pulls.failed,
                 heard=self._heard,
+                step_seconds=tuple(self._step_seconds.counts),
+                step_seconds_total=self._step_seconds.total,
+                step_sequences=tuple(self._step_sequences.counts),
+                step_sequences_total=self._step_sequences.total,
             )
             events.append(load)
         self._link.send(events)
