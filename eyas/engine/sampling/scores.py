@@ -55,7 +55,7 @@ def score(logits: Tensor, tokens: Tensor, top: int) -> Scores:
 
 
 def score_slices(rows: Tensor, tokens: Tensor, top: int, logits: Callable[[Tensor], Tensor]) -> Scores:
-    """`score` for the rows numbered `rows` [N], N >= 1; `logits` gives those of up to SLICE rows at a time."""
+    """`score` for the rows numbered `rows` [N], N >= 1. `logits` maps up to SLICE row numbers to logits."""
     slices = zip(rows.split(SLICE), tokens.split(SLICE), strict=True)
     parts = [score(logits(some), theirs, top) for some, theirs in slices]
     own, ids, best = zip(*((part.own, part.ids, part.best) for part in parts), strict=True)

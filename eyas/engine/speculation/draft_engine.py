@@ -1,8 +1,8 @@
-"""The engine of a draft worker: takes commits of many decode engines, answers with proposals, whole batches.
+"""The engine of a draft worker: it answers the commits of many decode engines with proposals, in batches.
 
-One loop, like the target engine's: receive, extend and propose for everyone who asked, tell. A sequence's
-draft KV comes by a handle (pulled once, shared by all choices of a request) or starts with its first commit.
-Nothing here can change a token: what is missing, full or late ends in `DraftClosed` or silence.
+One loop, like the target engine's: receive, extend and propose for all sequences with commits, send. Draft KV
+of a sequence is pulled by a handle (once for all choices of a request) or starts with its first commit.
+Nothing here can change a token: whatever is missing, full or late leads to `DraftClosed` or to no answer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ COPYING_S = 0.001
 LOAD_S = 0.5
 STOP_S = 5.0
 NO_PAGES = "the draft worker has no free pages"
-PULL_S = 30.0  # a draft KV pull that takes longer is worth nothing any more
+PULL_S = 30.0  # draft KV that takes longer to arrive is of no use any more
 
 _log = logging.getLogger("eyas.engine")
 
@@ -62,7 +62,7 @@ Key = tuple[int, int]  # (peer, its number for the sequence)
 
 @dataclass(eq=False)
 class _Prompt:
-    """Draft KV of a prompt: being pulled, or here. Freed when no sequence needs it."""
+    """The draft KV of a prompt, being pulled or here. Freed when no sequence needs it."""
 
     users: list[Key] = field(default_factory=list)
     pages: list[int] | None = None  # None: still being pulled
@@ -70,7 +70,7 @@ class _Prompt:
 
 @dataclass(eq=False)
 class _DraftedSequence:
-    """One sequence. `first` is the position of its row 0: 0 with a handle, else where its window starts."""
+    """A sequence that is followed. `first`: the position of its row 0; above 0 if it starts from a window."""
 
     open: DraftOpen
     first: int
@@ -94,6 +94,8 @@ class DraftParts:
 
 
 class DraftEngine:
+    """Built from `DraftParts`; `run` blocks until `Drain` or `Shutdown`. Owns the pages of its sequences."""
+
     def __init__(self, parts: DraftParts, link: EngineLink) -> None:
         self._parts = parts
         self._link = link
@@ -105,7 +107,7 @@ class DraftEngine:
         self._replies: dict[int, tuple[list[Proposal], list[DraftClosed]]] = defaultdict(lambda: ([], []))
         self._stopping = False
         self._progress = 0
-        self._heard = 0  # commands
+        self._heard = 0  # commands carried out
         self._told_at = 0.0
         self._step_seconds = Histogram(STEP_SECONDS)
         self._step_sequences = Histogram(STEP_SEQUENCES)
@@ -119,13 +121,14 @@ class DraftEngine:
             PullFailed: parts.pulls.told,
             PullReleased: parts.pulls.told,
             CopyStopped: parts.pulls.told,
-            Drain: self._shut_down,  # drafts are advice: decode goes on without
+            Drain: self._shut_down,  # drafts are advice: decoding goes on without them
             Shutdown: self._shut_down,
         }
 
     # --- the loop ------------------------------------------------------------------------------------
 
     def run(self) -> None:
+        """The loop: receives, drafts and sends until it is told to stop."""
         self._link.send([self._parts.ready])
         try:
             while not self._stopping:
@@ -142,7 +145,7 @@ class DraftEngine:
 
     @torch.inference_mode()
     def _step(self) -> None:
-        """Extend everyone whose commits came, then propose for them, grouped by what they want."""
+        """Extends the sequences with commits and proposes for them, grouped by the shape they ask for."""
         wanted: dict[SpeculationConfig, list[tuple[Key, _DraftedSequence]]] = defaultdict(list)
         for key, followed in list(self._followed.items()):
             if followed.commits and self._is_here(followed) and self._reserve(key, followed):
@@ -168,7 +171,7 @@ class DraftEngine:
             self._replies[peer][0].append(proposal)
 
     def _extension(self, followed: _DraftedSequence) -> Extension:
-        """All waiting commits of a sequence as one run of rows; they were checked to be contiguous."""
+        """All waiting commits of a sequence as one run of rows; `_commit` has checked that they join."""
         commits, followed.commits = followed.commits, []
         base = commits[0].base_len - followed.first
         tokens = [t for commit in commits for t in commit.tokens]
@@ -232,7 +235,7 @@ class DraftEngine:
         return None
 
     def _commit(self, key: Key, commit: DraftCommit) -> None:
-        """Queue a commit, if it continues what is here; a gap ends the sequence."""
+        """Queues a commit that continues the rows here; any other commit ends the sequence."""
         followed = self._followed.get(key)
         if followed is None or followed.open.generation != commit.generation:
             reason = "the draft worker does not know this sequence"
@@ -295,7 +298,7 @@ class DraftEngine:
         self._pool.drop(pages)
 
     def _take_prompt(self, key: Key, pages: list[int]) -> None:
-        """Whole pages are shared; the one that its first commit writes to is copied."""
+        """Shares the whole pages with the sequence, and copies the page that its first commit writes to."""
         followed = self._followed[key]
         rows = followed.open.base_len
         whole = rows // self._page_size
@@ -310,7 +313,7 @@ class DraftEngine:
         followed.rows = rows
 
     def _leave(self, owner: Hashable) -> None:
-        """Drop a prompt that is here and that nobody uses."""
+        """Drops a prompt without users: frees its pages, or ends its pull."""
         prompt = self._prompts.get(owner)  # type: ignore[call-overload]
         if prompt is None or prompt.users:
             return
@@ -326,7 +329,7 @@ class DraftEngine:
         return followed.prompt is None or followed.prompt.pages is not None
 
     def _reserve(self, key: Key, followed: _DraftedSequence) -> bool:
-        """Pages for the waiting commits and the rows that drafting writes after them."""
+        """Takes pages for the waiting commits and for the rows that drafting writes after them."""
         last = followed.commits[-1]
         rows = last.base_len + len(last.tokens) - followed.first + last.steps * max(1, last.topk)
         need = pages_for(rows, self._page_size) - len(followed.pages)
@@ -352,7 +355,7 @@ class DraftEngine:
             followed.prompt.users.remove(key)
             self._leave(_name(handle))
 
-    # --- telling, and the end ------------------------------------------------------------------------
+    # --- answers, and the end ------------------------------------------------------------------------
 
     def _tell(self) -> None:
         self._progress += 1
@@ -390,5 +393,5 @@ class DraftEngine:
 
 
 def _name(handle: KvHandle) -> tuple[str, int, int]:
-    """By which all choices of a request know their prompt."""
+    """The key of a prompt, the same for all choices of a request."""
     return handle.worker, handle.epoch, handle.id
