@@ -52,7 +52,8 @@ class MidLayer(nn.Module):
         both = torch.cat((self.input_layernorm(embeds), self.hidden_norm(hidden)), -1)
         q, k, v = self.self_attn.project(both, rope)
         hidden = hidden + self.self_attn.join(attend(q, k, v))
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        fed: Tensor = self.mlp(self.post_attention_layernorm(hidden))
+        return hidden + fed
 
 
 class EagleHead(nn.Module):
@@ -75,11 +76,13 @@ class EagleHead(nn.Module):
     def forward(self, embeds: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The next hidden state of each pair, before the norm: [batch, rows, hidden]."""
         cos, sin = rope_table(self.config, positions)
-        return self.midlayer(embeds, hidden, (cos[:, None], sin[:, None]), attend)
+        state: Tensor = self.midlayer(embeds, hidden, (cos[:, None], sin[:, None]), attend)
+        return state
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The scores of all tokens: float32 [..., vocab]."""
-        return self.lm_head(self.norm(hidden)).float()
+        scores: Tensor = self.lm_head(self.norm(hidden))
+        return scores.float()
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,8 @@ def unrolled_attention(q: Tensor, k: Tensor, v: Tensor, past: Unrolled) -> Tenso
     itself = (q * k).sum(-1, keepdim=True)
     weights = (torch.cat((scores, own, itself), -1).float() * q.shape[-1] ** -0.5).softmax(-1).to(v.dtype)
     split = weights.split((length, UNROLL - 2, 1), -1)
-    return split[0] @ past.values + (split[1][..., None] * past.own_values).sum(3) + split[2] * v
+    true: Tensor = split[0] @ past.values
+    return true + (split[1][..., None] * past.own_values).sum(3) + split[2] * v
 
 
 @dataclass(frozen=True)

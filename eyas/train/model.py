@@ -100,7 +100,8 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = (q @ k.transpose(-1, -2)).float() * dim**-0.5
     scores = scores.unflatten(2, (groups, rows)).masked_fill(~mask[:, None, None], -torch.inf)
     weights = scores.softmax(-1).to(v.dtype).flatten(2, 3)
-    return (weights @ v).view(batch, heads, rows, dim)
+    weighted: Tensor = weights @ v
+    return weighted.view(batch, heads, rows, dim)
 
 
 class GroupedAttention(nn.Module):
@@ -125,7 +126,8 @@ class GroupedAttention(nn.Module):
 
     def join(self, x: Tensor) -> Tensor:
         """Concatenates the heads and applies the output projection: [batch, length, hidden]."""
-        return self.o_proj(x.transpose(1, 2).flatten(2))
+        joined: Tensor = self.o_proj(x.transpose(1, 2).flatten(2))
+        return joined
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layer: int, view: CacheView | None) -> Tensor:
         """Causal attention over the sequence, or over the columns of the cache that `view` shows."""
@@ -147,7 +149,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden] -> [..., hidden]."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        lowered: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return lowered
 
 
 class Block(nn.Module):
@@ -163,7 +166,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layer: int, view: CacheView | None) -> Tensor:
         """Attention and MLP on the residual stream."""
         x = x + self.self_attn(self.input_layernorm(x), rope, layer, view)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        fed: Tensor = self.mlp(self.post_attention_layernorm(x))
+        return x + fed
 
 
 class Nano(nn.Module):

@@ -17,8 +17,10 @@ from torch import Tensor
 from eyas.engine.batch.tables import Tables
 
 # Tables start at any word and have any size: not specialised, so that one compiled kernel serves all.
-PLAIN = ("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative", "seed")
-PLAIN += ("rows", "padding", "max_pages", "drafts_stride", "nodes_stride", "step", "level")
+PLAIN = (
+    *("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative", "seed"),
+    *("rows", "padding", "max_pages", "drafts_stride", "nodes_stride", "step", "level"),
+)
 LANES = 128  # rows per program, in kernels with one lane per row
 FACTS = 3
 """Words of a round's result before its tokens: the number of tokens, the depth and the number of drafts."""

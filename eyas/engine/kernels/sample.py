@@ -89,7 +89,7 @@ class _Job:
     @property
     def peaks(self) -> int:
         """Peaks per row."""
-        return triton.cdiv(self.logits.shape[1], _BLOCK)
+        return -(-self.logits.shape[1] // _BLOCK)
 
     @property
     def common(self) -> dict[str, object]:
@@ -112,9 +112,9 @@ def _run(job: _Job, out: torch.Tensor) -> None:
         BLOCK=_BLOCK,
         num_warps=4 if few else 8,
     )
-    parameters = (tables.temperature, tables.top_k, tables.top_p, tables.min_p)
+    filters = (tables.temperature, tables.top_k, tables.top_p, tables.min_p)
     _settle[(count,)](
-        *(logits, logits.stride(0), peaks, tops, cuts, shortlist, slots, *parameters, out, job.token_map),
+        *(logits, logits.stride(0), peaks, tops, cuts, shortlist, slots, *filters, out, job.token_map),
         **job.common,
         PEAKS=job.peaks,
         PEAKS_BLOCK=triton.next_power_of_2(job.peaks),
@@ -122,10 +122,10 @@ def _run(job: _Job, out: torch.Tensor) -> None:
         num_warps=16 if job.filtered else 4,
     )
     tile = 1024 if few else 2048
-    parameters = (tables.temperature, tables.seed, tables.choice)
+    noise = (tables.temperature, tables.seed, tables.choice)
     _draw[(triton.cdiv(logits.shape[1], tile), count)](
         *(logits, logits.stride(0), tops, cuts, best, tickets),
-        *(slots, job.rows.positions, *parameters, out, job.token_map),
+        *(slots, job.rows.positions, *noise, out, job.token_map),
         **job.common,
         TILE=tile,
         FILTERED=job.filtered,
