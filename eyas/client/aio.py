@@ -14,7 +14,17 @@ from typing import Self, Unpack
 import grpc
 
 from eyas.client import wire
-from eyas.client.types import Choice, Completion, Delta, Message, Model, Options, Usage
+from eyas.client.types import (
+    Choice,
+    Completion,
+    Delta,
+    Message,
+    Model,
+    Options,
+    PromptLogprobs,
+    Timings,
+    Usage,
+)
 from eyas.common import rpc
 from eyas.common.errors import EyasError, Overloaded, Unavailable
 from protos import eyas_pb2, eyas_pb2_grpc
@@ -28,15 +38,20 @@ FIRST_PAUSE_S = 0.2  # before the first retry; each further one waits twice as l
 class AsyncStream:
     """The deltas of one running call, in order. Leaving its `async with` block cancels the call.
 
-    Iteration raises EyasError if the call fails. `usage` is there once it has ended. A call that the server
-    could not take is made anew, `retries` times and within its timeout, but never after its first delta.
+    Iteration raises EyasError if the call fails. `request_id` is there once the server has admitted the call
+    (until then it is empty), `prompt_logprobs` with the first delta if they were asked for, `usage` and
+    `timings` once the call has ended. A call that the server could not take is made anew, `retries` times and
+    within its timeout, but never after its first delta.
     """
 
     def __init__(
         self, call: Callable[[float], grpc.aio.UnaryStreamCall], timeout_s: float, retries: int
     ) -> None:
         """`call(timeout_s)` begins the call."""
+        self.request_id = ""
+        self.prompt_logprobs: PromptLogprobs | None = None
         self.usage: Usage | None = None
+        self.timings: Timings | None = None
         self._begin = call
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + timeout_s
@@ -65,12 +80,24 @@ class AsyncStream:
                     self._closed = True
                 else:
                     await self._try_again(Unavailable("the server ended the answer before it was complete"))
-            elif event.HasField("usage"):
-                self.usage = wire.usage_from_pb(event.usage, await self._call.initial_metadata())
             elif event.HasField("delta"):
                 self._begun = True
                 return wire.delta_from_pb(event.delta)
+            else:
+                await self._note(event)
         raise StopAsyncIteration
+
+    async def _note(self, event: eyas_pb2.ChatResponse | eyas_pb2.GenerateResponse) -> None:
+        """Remember what an event says beside deltas; events of a newer server say nothing."""
+        match event.WhichOneof("event"):
+            case "started":
+                self.request_id = event.started.request_id
+            case "prompt_logprobs":
+                self.prompt_logprobs = wire.prompt_logprobs_from_pb(event.prompt_logprobs)
+            case "finished":
+                metadata = await self._call.initial_metadata()
+                self.usage = wire.usage_from_pb(event.finished.usage, metadata)
+                self.timings = wire.timings_from_pb(event.finished.timings)
 
     async def _try_again(self, error: EyasError) -> None:
         """Begins the call anew after a pause; raises `error` if that is not safe or leads nowhere."""
@@ -91,7 +118,8 @@ class AsyncStream:
         async for delta in self:
             deltas.setdefault(delta.choice, []).append(delta)
         choices = tuple(_joined(index, deltas[index]) for index in sorted(deltas))
-        return Completion(choices, self.usage or Usage())
+        usage, timings = self.usage or Usage(), self.timings or Timings()
+        return Completion(choices, usage, self.request_id, timings, self.prompt_logprobs)
 
     async def aclose(self) -> None:
         """Cancel the call if it still runs. Idempotent."""
