@@ -51,15 +51,15 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
 
     async def Handshake(
         self, request: transfer_pb2.HandshakeRequest, context: grpc.aio.ServicerContext
-    ) -> transfer_pb2.HandshakeReply:
+    ) -> transfer_pb2.HandshakeResponse:
         """What this worker's pages of a group mean, for the puller to compare with its own."""
         self._engine.check()
         ready = self._engine.ready
         group = convert.group_from_pb(request.group)
         if group not in ready.layout_hashes:
             raise NotFound(f"this worker has no pages of the {group} group", param="group")
-        return transfer_pb2.HandshakeReply(
-            meaning=ready.layout_hashes[group],
+        return transfer_pb2.HandshakeResponse(
+            layout_hash=ready.layout_hashes[group],
             epoch=ready.epoch,
             geometry=self._geometry(group),
             pool_identity=pool_identity(ready.pools[group]) if group in ready.pools else "",

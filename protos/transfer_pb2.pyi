@@ -8,24 +8,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HandshakeRequest(_message.Message):
-    __slots__ = ("group", "meaning")
+    __slots__ = ("group", "layout_hash")
     GROUP_FIELD_NUMBER: _ClassVar[int]
-    MEANING_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     group: _common_pb2.KvKind
-    meaning: str
-    def __init__(self, group: _Optional[_Union[_common_pb2.KvKind, str]] = ..., meaning: _Optional[str] = ...) -> None: ...
+    layout_hash: str
+    def __init__(self, group: _Optional[_Union[_common_pb2.KvKind, str]] = ..., layout_hash: _Optional[str] = ...) -> None: ...
 
-class HandshakeReply(_message.Message):
-    __slots__ = ("meaning", "epoch", "geometry", "pool_identity")
-    MEANING_FIELD_NUMBER: _ClassVar[int]
+class HandshakeResponse(_message.Message):
+    __slots__ = ("layout_hash", "epoch", "geometry", "pool_identity")
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GEOMETRY_FIELD_NUMBER: _ClassVar[int]
     POOL_IDENTITY_FIELD_NUMBER: _ClassVar[int]
-    meaning: str
+    layout_hash: str
     epoch: int
     geometry: str
     pool_identity: str
-    def __init__(self, meaning: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[str] = ..., pool_identity: _Optional[str] = ...) -> None: ...
+    def __init__(self, layout_hash: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[str] = ..., pool_identity: _Optional[str] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("handle", "attempt")

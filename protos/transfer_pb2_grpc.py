@@ -38,7 +38,7 @@ class TransferServiceStub:
         self.Handshake = channel.unary_unary(
                 '/eyas.internal.v1.TransferService/Handshake',
                 request_serializer=protos_dot_transfer__pb2.HandshakeRequest.SerializeToString,
-                response_deserializer=protos_dot_transfer__pb2.HandshakeReply.FromString,
+                response_deserializer=protos_dot_transfer__pb2.HandshakeResponse.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/eyas.internal.v1.TransferService/Watch',
@@ -97,7 +97,7 @@ def add_TransferServiceServicer_to_server(servicer, server):
             'Handshake': grpc.unary_unary_rpc_method_handler(
                     servicer.Handshake,
                     request_deserializer=protos_dot_transfer__pb2.HandshakeRequest.FromString,
-                    response_serializer=protos_dot_transfer__pb2.HandshakeReply.SerializeToString,
+                    response_serializer=protos_dot_transfer__pb2.HandshakeResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -142,7 +142,7 @@ class TransferService:
             target,
             '/eyas.internal.v1.TransferService/Handshake',
             protos_dot_transfer__pb2.HandshakeRequest.SerializeToString,
-            protos_dot_transfer__pb2.HandshakeReply.FromString,
+            protos_dot_transfer__pb2.HandshakeResponse.FromString,
             options,
             channel_credentials,
             insecure,

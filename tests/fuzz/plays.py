@@ -186,7 +186,7 @@ class GrpcFuzz:
 
     async def _read(self, owner: str, handle: common_pb2.KvHandle) -> None:
         """As a puller does: Handshake, then Watch, and beside it Fetch and Release."""
-        shake = transfer_pb2.HandshakeRequest(group=handle.group, meaning=handle.layout)
+        shake = transfer_pb2.HandshakeRequest(group=handle.group, layout_hash=handle.layout)
         await self._say(owner, "TransferService/Handshake", [shake])
         pages = [page for shard in handle.shards for page in shard.pages]
         fetch = transfer_pb2.FetchRequest(
