@@ -67,17 +67,17 @@ class Stream:
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
-        """There with the first delta, if they were asked for."""
+        """There before the first delta, if they were asked for."""
         return self._stream.prompt_logprobs
 
     @property
-    def usage(self) -> Usage | None:
-        """There once the call has ended."""
+    def usage(self) -> Usage:
+        """All zeros until the call has ended."""
         return self._stream.usage
 
     @property
-    def timings(self) -> Timings | None:
-        """There once the call has ended."""
+    def timings(self) -> Timings:
+        """All zeros until the call has ended."""
         return self._stream.timings
 
     def __iter__(self) -> Iterator[Delta]:

@@ -32,7 +32,7 @@ async def test_an_answer_has_its_requests_name(client: AsyncClient, backend: Scr
     async with client.chat_stream(CHAT) as stream:
         assert stream.request_id == ""
         await anext(stream)
-        assert stream.request_id == backend.requests[0].id and stream.timings is None
+        assert stream.request_id == backend.requests[0].id and stream.timings.total_ms == 0
         reply = await stream.completion()
     assert reply.request_id == backend.requests[0].id
 
