@@ -1,16 +1,18 @@
 """What a worker's front and its engine say to each other: one batch of messages each way a step.
 
 Commands go down to the engine, events come up. The engine decides (queues, pages, leases); the front
-relays (streams, deadlines of peers, health). Plain msgspec structs: no torch, no gRPC.
+relays (streams, deadlines of peers, health), what the engine says of a request (`eyas.common.replies`) as it
+is. Plain msgspec structs: no torch, no gRPC.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from eyas.common.message import Failure, Message
 from eyas.common.params import SamplingParams
-from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle, Timings
-from eyas.engine.ipc.message import Failure, Message
+from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, Step
+from eyas.common.types import FirstToken, GenerationRequest, KvHandle
 from eyas.engine.ipc.transfer_messages import (
     ClosePull,
     CopyPages,
@@ -181,50 +183,6 @@ class Ready(Message, frozen=True):
     slowest_step_s: float
     draft_width: int = 0
     synthetic: bool = False
-
-
-class Admitted(Message, frozen=True):
-    id: str
-    attempt: int
-
-
-class Rejected(Message, frozen=True):
-    id: str
-    attempt: int
-    failure: Failure
-
-
-class Lost(Message, frozen=True):
-    """The pages of this attempt did not arrive; the request keeps its place and waits for `Attach`."""
-
-    id: str
-    attempt: int
-
-
-class Failed(Message, frozen=True):
-    id: str
-    attempt: int
-    failure: Failure
-    choice: int | None = None
-
-
-class Step(Message, frozen=True):
-    """One engine step's tokens for all its requests."""
-
-    entries: tuple[Entry, ...]
-
-
-class PrefillStarted(Message, frozen=True):
-    id: str
-    attempt: int
-    handles: tuple[KvHandle, ...]
-
-
-class PrefillDone(Message, frozen=True):
-    id: str
-    attempt: int
-    choices: tuple[FirstToken, ...]
-    timings: Timings
 
 
 class Moved(msgspec.Struct, frozen=True):

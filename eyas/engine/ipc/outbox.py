@@ -52,7 +52,7 @@ class Outbox:
         self.nodes_verified += drafts.nodes
 
     def rejected(self, generation_id: str, attempt: int, error: EyasError) -> None:
-        self.add(Rejected(generation_id, attempt, Failure(error.code, error.message, error.param)))
+        self.add(Rejected(generation_id, attempt, Failure.of(error)))
 
     def failed(self, generation: Generation, error: EyasError) -> None:
         self.add(Failed(generation.id, generation.attempt, Failure(error.code, error.message)))
