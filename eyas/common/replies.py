@@ -11,14 +11,14 @@ from eyas.common.types import Entry, FirstToken, KvHandle, Timings
 
 
 class Admitted(Message, frozen=True):
-    """The request has a queue place."""
+    """The request has a place in the queue."""
 
     id: str
     attempt: int
 
 
 class Rejected(Message, frozen=True):
-    """The request is refused and forgotten."""
+    """The request was refused; nothing of it is kept."""
 
     id: str
     attempt: int
@@ -26,14 +26,14 @@ class Rejected(Message, frozen=True):
 
 
 class Lost(Message, frozen=True):
-    """The pages of this attempt did not arrive; the request keeps its place and waits for `Attach`."""
+    """The pages of this attempt did not arrive; the request keeps its place and waits for an `Attach`."""
 
     id: str
     attempt: int
 
 
 class Failed(Message, frozen=True):
-    """An admitted request, or one choice of it, ended without its tokens."""
+    """An admitted request, or one choice of it, ended without its last token."""
 
     id: str
     attempt: int
@@ -42,13 +42,13 @@ class Failed(Message, frozen=True):
 
 
 class Step(Message, frozen=True):
-    """One engine step's tokens for all its requests."""
+    """The tokens of one engine step, for all its requests."""
 
     entries: tuple[Entry, ...]
 
 
 class PrefillStarted(Message, frozen=True):
-    """The prompt's pages are allocated and filling."""
+    """The pages of a prompt are allocated and offered; its first chunk runs."""
 
     id: str
     attempt: int
@@ -56,7 +56,7 @@ class PrefillStarted(Message, frozen=True):
 
 
 class PrefillDone(Message, frozen=True):
-    """The prompt is computed: token 0 of every choice."""
+    """The prompt is computed: token 0 of each choice."""
 
     id: str
     attempt: int
