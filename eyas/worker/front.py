@@ -76,7 +76,7 @@ class Front:
         config, host = self._config, self._config.host
         self._server = rpc.server()
         services = self._add_services()
-        self._health = rpc.Health(self._server, services)
+        self._health = rpc.HealthService(self._server, services)
         await self._health.set(False)
         self._address = config.reached_at(rpc.bind(self._server, host, config.port))
         try:
