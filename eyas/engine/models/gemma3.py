@@ -21,9 +21,10 @@ GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
+    """`layer_types`, or without them `sliding_window_pattern`, say which layers have the window."""
     if "text_config" in raw:
-        within = dict(raw["text_config"]) | {"architectures": raw["architectures"]}
-        return dataclasses.replace(describe(within, folder), renamed=RENAMED)
+        text = dict(raw["text_config"]) | {"architectures": raw["architectures"]}
+        return dataclasses.replace(describe(text, folder), renamed=RENAMED)
     if raw.get("use_bidirectional_attention"):
         raise ConfigError(f"config.json of {folder}: use_bidirectional_attention is not supported")
     raw = {"sliding_window": 4096, "head_dim": 256} | dict(raw)
