@@ -31,7 +31,7 @@ GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
-    """As `DEFAULTS` where keys are left out; `layer_types`, or without them `sliding_window_pattern`, say which layers have the window."""
+    """`layer_types`, or without them `sliding_window_pattern`, say which layers have the window."""
     if "text_config" in raw:
         text = dict(raw["text_config"]) | {"architectures": raw["architectures"]}
         return dataclasses.replace(describe(text, folder), renamed=RENAMED)
