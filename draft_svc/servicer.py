@@ -1,12 +1,13 @@
-"""`DraftService`: one Session is one decode engine's mailbox at this worker's drafter.
+"""`DraftService`: one Session connects one decode engine to this worker's drafter.
 
-It translates batches both ways and numbers the peers; sequences and proposals are the engine's.
+It translates batches both ways and numbers the decode engines; sequences and proposals are the engine's.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import TypeAlias
 
 import grpc
 
@@ -14,6 +15,7 @@ from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import from_code
 from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.message import Failure
 from eyas.engine.ipc.messages import (
     DraftClose,
     DraftClosed,
@@ -31,27 +33,37 @@ SERVICE = "eyas.v1.DraftService"
 PEER_KEY = "eyas-peer"
 MAX_BUFFERED = 256  # batches a decode engine may be behind
 
+Context: TypeAlias = grpc.aio.ServicerContext[draft_pb2.DraftUp, draft_pb2.DraftDown]
 
-class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
+
+class DraftServicer(draft_pb2_grpc.DraftServiceServicer):  # type: ignore[misc]
+    """The service over one engine; the engine stays its owner's."""
+
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
 
     def register(self, server: grpc.aio.Server) -> None:
+        """Adds the service to `server`."""
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self, server)
 
     async def Session(
-        self, request_iterator: AsyncIterator[draft_pb2.DraftUp], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[draft_pb2.DraftUp], context: Context
     ) -> AsyncIterator[draft_pb2.DraftDown]:
+        """Proposals and closed sequences, until the decode engine ends its side. Raises what the engine
+        stopped with; Overloaded if the decode engine reads too slowly.
+        """
         buffer: StreamBuffer[DraftDown | Stopped | None] = StreamBuffer(MAX_BUFFERED)
         peer = self._engine.open(buffer.put)
         reader = asyncio.create_task(self._read(request_iterator, peer, buffer))
         try:
-            # The proof that the drafter listens: to the decode side this worker is down without it.
+            # These headers prove that the drafter listens: the decode side counts it as down without them.
             await context.send_initial_metadata(((PEER_KEY, str(peer)),))
             while (event := await buffer.get()) is not None:
-                if isinstance(event, Stopped):
-                    raise from_code(event.failure.code, event.failure.message)
-                yield _down_to_pb(event)
+                match event:
+                    case DraftDown():
+                        yield _down_to_pb(event)
+                    case Stopped(failure=Failure() as failure):
+                        raise from_code(failure.code, failure.message)
         finally:
             reader.cancel()
             self._engine.close(peer)
