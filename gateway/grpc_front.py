@@ -1,6 +1,6 @@
 """The gRPC front: the service `eyas.v1.Eyas` over the same backend, limits and text as the HTTP front.
 
-A servicer: it translates messages to calls and back. It refuses to know how tokens are made and routed.
+It translates messages to calls and back. It refuses to know how tokens are made and routed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from eyas.common import convert, rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest
 from gateway import grpc_door
-from gateway.admission import GenerationOptions, ServedModel, admit, check_model, room, served_model
-from gateway.backend import Backend
+from gateway.admission import GenerationOptions, ServedModel, admit, answer_limit, check_model, served_model
+from gateway.backend import GenerationBackend
 from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics
 from gateway.schema import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
-from gateway.text import Delta, TextRules, TextStream, Usage
+from gateway.text import TextDelta, TextRules, TextStream, UsageCounts
 from gateway.tokenizer import Tokenizer
 from protos import eyas_pb2, eyas_pb2_grpc
 
@@ -43,7 +43,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     """`Chat`, `Generate` and `Models`. Errors go to the server's interceptor."""
 
     def __init__(
-        self, config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
+        self, config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
     ) -> None:
         self.keys = Keys(config.api_keys)
         self._config = config
@@ -54,6 +54,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def Chat(
         self, request: eyas_pb2.ChatRequest, context: Context
     ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
+        """Answers a chat: deltas, then the usage. Raises InvalidRequest naming the field, or what fails."""
         self._check(request)
         if not request.messages:
             raise InvalidRequest("messages is empty", param="messages")
@@ -72,9 +73,10 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def Generate(
         self, request: eyas_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
+        """Continues a text or token ids: deltas, then the usage. Raises as `Chat` does."""
         self._check(request)
         if request.WhichOneof("prompt") == "ids":
-            room(await self._served(), len(request.ids.ids), least=0)  # before they are copied
+            answer_limit(await self._served(), len(request.ids.ids), least=0)  # before they are copied
             prompt = tuple(request.ids.ids)
         else:
             prompt = await self._tokenizer.encode_prompt(request.text)
@@ -84,13 +86,14 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
                 yield event
 
     async def Models(self, request: eyas_pb2.ModelsRequest, context: Context) -> eyas_pb2.ModelsReply:
+        """The served model. Raises Unavailable while no worker serves it."""
         model = await self._served()
         await _mark(model, context)
         info = eyas_pb2.ModelInfo(id=model.id, context_length=model.context_length)
         return eyas_pb2.ModelsReply(models=[info])
 
     def _check(self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest) -> None:
-        """The model's name (empty: the one that is served)."""
+        """Raises ModelNotFound unless the request names the served model, or none."""
         if request.model:
             check_model(self._config, request.model)
 
@@ -104,7 +107,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         rules: TextRules,
         context: Context,
     ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
-        """Admit the prompt, then its deltas, then its usage; whatever ends the call frees the cluster."""
+        """Admits the prompt, then yields its deltas and its usage; every way out frees the cluster."""
         model = await self._served()
         timeout_s = min(self._config.request_timeout_s, context.time_remaining() or float("inf"))
         request = admit(model, prompt, _options(model, options), timeout_s)
@@ -124,27 +127,30 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
 
 
 class GrpcFront:
-    """The gateway's gRPC server, with health and reflection. Healthy means: a request would succeed."""
+    """The gateway's gRPC server, with reflection, and health: SERVING means that a request would succeed."""
 
     def __init__(
-        self, config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
+        self, config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
     ) -> None:
         """Raises ConfigError if the port is taken."""
         self._backend = backend
         servicer = EyasServicer(config, backend, tokenizer, metrics)
-        self._server = rpc.server(grpc_door.Door(SERVICE, servicer.keys), grpc_door.limits(config))
+        self._server = rpc.server(
+            grpc_door.AdmissionInterceptor(SERVICE, servicer.keys), grpc_door.limits(config)
+        )
         eyas_pb2_grpc.add_EyasServicer_to_server(servicer, self._server)
         self._health = rpc.Health(self._server, [SERVICE])
         self.port = rpc.bind(self._server, config.host, config.grpc_port)
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        """Serves, and follows the backend's health, until `aclose`."""
         await self._health.set(not self._backend.health().problem)
         await self._server.start()
         self._watch = asyncio.create_task(self._follow_health(), name="grpc health")
 
     async def aclose(self) -> None:
-        """Stop listening, give running calls a moment, then end them."""
+        """Stops listening, gives running calls `STOP_GRACE_S`, then ends them."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -157,13 +163,13 @@ class GrpcFront:
 
 
 async def _mark(model: ServedModel, context: Context) -> None:
-    """Initial metadata says so if answers mean nothing."""
+    """Says in the initial metadata if answers mean nothing."""
     if model.synthetic:
         await context.send_initial_metadata(((rpc.SYNTHETIC, "1"),))
 
 
 def _options(model: ServedModel, options: eyas_pb2.GenerateOptions) -> GenerationOptions:
-    """Raises InvalidRequest for what is not checked with the sampling parameters."""
+    """The message's options. Raises InvalidRequest for `n`; `admit` checks the others."""
     given = {name: getattr(options, name) for name in _SAMPLING if options.HasField(name)}
     params = model.params(
         **given, logit_bias=dict(options.logit_bias), stop_token_ids=tuple(options.stop_token_ids)
@@ -189,7 +195,7 @@ def _stops(options: eyas_pb2.GenerateOptions) -> tuple[str, ...]:
     return stops
 
 
-def _delta_to_pb(delta: Delta) -> eyas_pb2.Delta:
+def _delta_to_pb(delta: TextDelta) -> eyas_pb2.Delta:
     return eyas_pb2.Delta(
         choice=delta.choice,
         text=delta.text,
@@ -199,7 +205,7 @@ def _delta_to_pb(delta: Delta) -> eyas_pb2.Delta:
     )
 
 
-def _usage_to_pb(usage: Usage) -> eyas_pb2.Usage:
+def _usage_to_pb(usage: UsageCounts) -> eyas_pb2.Usage:
     return eyas_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,

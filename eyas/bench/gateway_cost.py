@@ -27,7 +27,7 @@ from eyas.common.types import Entry, Finish, GenerationRequest, Role, WorkerInfo
 from eyas.worker.child import Child
 from eyas.worker.gateway_main import fronts
 from eyas.worker.ports import free_ports
-from gateway.backend import Health
+from gateway.backend import BackendHealth
 from gateway.metrics import GatewayMetrics
 from gateway.router import Candidate
 from gateway.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ START_S = 30.0
 
 
 class Instant:
-    """A `Backend` that knows every answer: token 100, as often as asked, one entry at a time."""
+    """A `GenerationBackend` that knows every answer: token 100, as often as asked, one entry at a time."""
 
     def __init__(self, vocab_size: int) -> None:
         self._worker = WorkerInfo("instant", tuple(Role), 1, "instant", "instant", "", 1 << 20, vocab_size, 1)
@@ -53,8 +53,8 @@ class Instant:
     def links(self) -> list[Candidate]:
         return [Candidate(self._worker)]
 
-    def health(self) -> Health:
-        return Health()
+    def health(self) -> BackendHealth:
+        return BackendHealth()
 
 
 class InstantStream:

@@ -27,7 +27,7 @@ class Target:
 
 
 @dataclass
-class Answer:
+class Measurement:
     """What one request measured, in seconds and tokens; `error` is empty if it succeeded."""
 
     prompt_tokens: int = 0
@@ -49,7 +49,7 @@ class Result:
 
     case: str
     seconds: float
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Measurement] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
         """One flat JSON object: counts, tokens a second, percentiles in milliseconds."""
@@ -83,7 +83,7 @@ async def run_case(target: Target, case: Case, seed: int = 1) -> Result:
     places = asyncio.Semaphore(case.concurrency)
     arrivals = random.Random(seed)
 
-    async def one(job: Job) -> Answer:
+    async def one(job: Job) -> Measurement:
         async with places:
             return await ask(target, job)
 
@@ -97,9 +97,9 @@ async def run_case(target: Target, case: Case, seed: int = 1) -> Result:
     return Result(case.name, time.perf_counter() - began, [task.result() for task in tasks])
 
 
-async def ask(target: Target, job: Job) -> Answer:
+async def ask(target: Target, job: Job) -> Measurement:
     """One streamed request."""
-    answer = Answer()
+    answer = Measurement()
     path, body = _request(target, job)
     began = time.perf_counter()
     try:
@@ -139,7 +139,7 @@ def _request(target: Target, job: Job) -> tuple[str, dict[str, Any]]:
     return "/v1/completions", {**body, "prompt": list(job.prompt), "ignore_eos": True}
 
 
-def _count(answer: Answer, usage: dict[str, Any]) -> None:
+def _count(answer: Measurement, usage: dict[str, Any]) -> None:
     details = usage.get("completion_tokens_details") or {}
     answer.prompt_tokens = usage.get("prompt_tokens", 0)
     answer.tokens = usage.get("completion_tokens", 0)

@@ -24,7 +24,7 @@ WARM_UP = ("1x64x32x2", "chat1")  # chats are always the same, so measured from 
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What to measure. `both` also measures every case without speculation."""
 
     cases: tuple[str, ...]
@@ -33,20 +33,20 @@ class Plan:
     out: str | None
 
 
-def make_plan(names: Sequence[str], vocab_size: int, both: bool, out: str | None) -> Plan:
+def make_plan(names: Sequence[str], vocab_size: int, both: bool, out: str | None) -> BenchPlan:
     """Raises ConfigError for a case that is none."""
     for name in names:
         make_case(name, vocab_size)
-    return Plan(tuple(names), vocab_size, both, out)
+    return BenchPlan(tuple(names), vocab_size, both, out)
 
 
-async def bench_server(server: Server, model: str | None, plan: Plan) -> int:
+async def bench_server(server: Server, model: str | None, plan: BenchPlan) -> int:
     """Runs the cases on a server that runs already; `model` None is the first that it lists."""
     rows = await _measure(server, model or await _first_model(server), plan)
     return _report(rows, plan.out)
 
 
-def bench_own(config: ServeConfig, plan: Plan) -> int:
+def bench_own(config: ServeConfig, plan: BenchPlan) -> int:
     """Starts a cluster and runs the cases on it; measures its start and the gateway's own cost too."""
 
     async def measure(cluster: Cluster) -> int:
@@ -58,7 +58,7 @@ def bench_own(config: ServeConfig, plan: Plan) -> int:
     return run_on_screen(config, measure, quiet=True)
 
 
-async def _measure(server: Server, model: str, plan: Plan) -> list[dict[str, Any]]:
+async def _measure(server: Server, model: str, plan: BenchPlan) -> list[dict[str, Any]]:
     for name in WARM_UP:
         await run_case(Target(server, model), make_case(name, plan.vocab_size))
     rows = []

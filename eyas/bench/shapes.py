@@ -40,7 +40,7 @@ SYLLABLES = list(itertools.product("bcdfghjklmnpqrstvwxyz", "aeiou"))
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """Sizes of a Llama and of its EAGLE-3 head, which is one of its layers over twice the width."""
 
     hidden: int
@@ -55,13 +55,13 @@ class Shape:
 
 
 SHAPES = {
-    "llama-3.1-8b": Shape(hidden=4096, intermediate=14336, layers=32, heads=32, kv_heads=8),
-    "llama-3.1-70b": Shape(hidden=8192, intermediate=28672, layers=80, heads=64, kv_heads=8),
-    "tiny": Shape(64, 128, 8, 4, 2, head_dim=16, vocab=2048, draft_vocab=512, context=1024),  # for a CPU
+    "llama-3.1-8b": ModelShape(hidden=4096, intermediate=14336, layers=32, heads=32, kv_heads=8),
+    "llama-3.1-70b": ModelShape(hidden=8192, intermediate=28672, layers=80, heads=64, kv_heads=8),
+    "tiny": ModelShape(64, 128, 8, 4, 2, head_dim=16, vocab=2048, draft_vocab=512, context=1024),  # for a CPU
 }
 
 
-def write_model(shape: Shape, folder: Path) -> None:
+def write_model(shape: ModelShape, folder: Path) -> None:
     """config.json, generation_config.json, tokenizer.json and tokenizer_config.json."""
     tokenizer = invented_tokenizer(shape.vocab)
     begin, *ends = (tokenizer.token_to_id(name) for name in (BEGIN, END, END_OF_TURN))
@@ -77,7 +77,7 @@ def write_model(shape: Shape, folder: Path) -> None:
     )
 
 
-def write_head(shape: Shape, folder: Path) -> None:
+def write_head(shape: ModelShape, folder: Path) -> None:
     """config.json of an EAGLE-3 head for the model of this shape."""
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(shape, "LlamaForCausalLMEagle3", layers=1)
@@ -109,7 +109,7 @@ def invented_merges() -> Iterator[tuple[str, str]]:
         words = ["".join(pair) for pair in pairs]
 
 
-def _config(shape: Shape, architecture: str, layers: int) -> dict[str, Any]:
+def _config(shape: ModelShape, architecture: str, layers: int) -> dict[str, Any]:
     return {
         "architectures": [architecture],
         "model_type": "llama",

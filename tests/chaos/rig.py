@@ -23,7 +23,7 @@ from eyas.worker.ports import free_ports
 from eyas.worker.serve import Cluster as Processes
 from gateway import router
 from gateway.cluster import Cluster
-from gateway.generate import Generation
+from gateway.generate import ClusterGeneration
 from gateway.legs import DecodeLeg, LegEvent, PrefillLeg
 from tests.chaos.faults import Phase, engines
 
@@ -38,7 +38,7 @@ MEET_S = 20.0  # until the inner gateway has its sessions
 Saw = Callable[[Phase, set[str]], None]  # a request is in this phase, served by workers at these addresses
 
 
-class Watched(Generation):
+class Watched(ClusterGeneration):
     """A request that tells which phase it enters."""
 
     def __init__(self, cluster: Cluster, request: GenerationRequest, saw: Saw) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from eyas.common.config import NANO
 from eyas.common.errors import EyasError
 from eyas.common.types import Entry, Finish, GenerationRequest, Role, TokenLogprob, WorkerInfo
-from gateway.backend import Health
+from gateway.backend import BackendHealth
 from gateway.router import Candidate
 from gateway.tokenizer import Tokenizer
 
@@ -59,8 +59,8 @@ class ScriptedBackend:
     def links(self) -> list[Candidate]:
         return [Candidate(info) for info in self.infos]
 
-    def health(self) -> Health:
-        return Health() if self.is_healthy else Health("nobody is at home")
+    def health(self) -> BackendHealth:
+        return BackendHealth() if self.is_healthy else BackendHealth("nobody is at home")
 
 
 class ScriptedStream:

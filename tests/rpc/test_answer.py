@@ -15,7 +15,7 @@ from eyas.common.errors import Overloaded
 from eyas.common.types import GenerationRequest
 from gateway.admission import served_model
 from gateway.answer import admitted
-from gateway.openai_request import Call, text_call
+from gateway.openai_request import ApiCall, text_call
 from gateway.schema import TextBody
 
 CONFIG = GatewayConfig()
@@ -51,7 +51,7 @@ def backend() -> Slow:
     return slow
 
 
-async def call_of(backend: ScriptedBackend, prompts: int) -> Call:
+async def call_of(backend: ScriptedBackend, prompts: int) -> ApiCall:
     names = [f"prompt {i}" for i in range(prompts)]
     body = TextBody.model_validate({"model": CONFIG.served_model, "prompt": names, "max_tokens": 20})
     return await text_call(CONFIG, served_model(CONFIG, await backend.models()), backend.tokenizer, body)

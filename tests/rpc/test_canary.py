@@ -15,15 +15,17 @@ from test_generate_paths import DECODE, DRAFT, PREFILL, UNIFIED, collect, gatewa
 
 from eyas.common.errors import EyasError, Overloaded, Unavailable
 from eyas.common.types import GenerationRequest, Role
-from gateway.backend import Backend
-from gateway.canary import Canary, Pace
+from gateway.backend import GenerationBackend
+from gateway.canary import Canary, CanarySchedule
 from gateway.metrics import GatewayMetrics
 
-PACE = Pace(every_s=0.3, again_s=0.1, timeout_s=0.4, busy_timeout_s=30.0)
+PACE = CanarySchedule(every_s=0.3, again_s=0.1, timeout_s=0.4, busy_timeout_s=30.0)
 
 
 @contextlib.asynccontextmanager
-async def flying(backend: Backend, pace: Pace = PACE) -> AsyncIterator[tuple[Canary, GatewayMetrics]]:
+async def flying(
+    backend: GenerationBackend, pace: CanarySchedule = PACE
+) -> AsyncIterator[tuple[Canary, GatewayMetrics]]:
     metrics = GatewayMetrics(CollectorRegistry())
     canary = Canary(backend, metrics, pace)
     task = asyncio.create_task(canary.run())
@@ -122,7 +124,7 @@ async def test_drafts_that_never_come_are_told_but_are_no_problem() -> None:
 
 
 async def test_under_steady_traffic_a_detour_is_found_and_forgotten() -> None:
-    pace = Pace(every_s=0.3, again_s=0.1, timeout_s=4.0, rest_s=0.6)
+    pace = CanarySchedule(every_s=0.3, again_s=0.1, timeout_s=4.0, rest_s=0.6)
     async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
         started[1].script.path = "shm"
         async with flying(backend, pace) as (canary, _):
@@ -136,7 +138,7 @@ async def test_under_steady_traffic_a_detour_is_found_and_forgotten() -> None:
             asking.cancel()
 
 
-async def ask_on(backend: Backend) -> None:
+async def ask_on(backend: GenerationBackend) -> None:
     """Real requests, each a proof, one after another."""
     while True:
         stream = await backend.start(make_request())

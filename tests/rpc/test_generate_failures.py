@@ -22,7 +22,7 @@ from eyas.common.clients import Lost
 from eyas.common.errors import DeadlineExceeded, EyasError, Overloaded, Unavailable
 from eyas.common.types import Entry, Finish
 from gateway import generate, search, sessions
-from gateway.generate import Generation
+from gateway.generate import ClusterGeneration
 
 
 async def test_lost_pages_before_token_0_take_another_prefill() -> None:
@@ -390,7 +390,7 @@ async def test_a_skipped_index_is_an_error_not_a_hole() -> None:
         await until(lambda: len(started[0].of("cancel")) == 1)
 
 
-async def collect_after(got: list[Entry], stream: Generation) -> dict[int, list[int]]:
+async def collect_after(got: list[Entry], stream: ClusterGeneration) -> dict[int, list[int]]:
     """Like `collect`, with the entries already read in front."""
     outputs: dict[int, list[int]] = {}
     for entry in [*got, *[entry async for entry in stream]]:

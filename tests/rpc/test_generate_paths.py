@@ -15,7 +15,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Finish, GenerationRequest, Role
 from gateway.cluster import Cluster
 from gateway.delivery import MAX_BUFFERED_STEPS
-from gateway.generate import ClusterBackend, Generation
+from gateway.generate import ClusterBackend, ClusterGeneration
 
 PREFILL, DECODE, DRAFT = (Role.PREFILL,), (Role.DECODE,), (Role.DRAFT,)
 UNIFIED = (Role.PREFILL, Role.DECODE, Role.DRAFT)
@@ -45,7 +45,7 @@ def make_request(name: str = "r", tokens: int = 12, n: int = 1, timeout_s: float
     return GenerationRequest(name, (1, 2, 3), SamplingParams(max_tokens=tokens), choices, timeout_s)
 
 
-async def collect(stream: Generation) -> dict[int, list[int]]:
+async def collect(stream: ClusterGeneration) -> dict[int, list[int]]:
     """The ids of each choice, after checking that every index came once and in order."""
     outputs: dict[int, list[int]] = {}
     async for entry in stream:

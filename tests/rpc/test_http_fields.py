@@ -10,7 +10,7 @@ import pytest
 from http_client import CHAT, GENERATE, ROUTES, TEXT, client_of, events, refused
 from scripted_backend import EOS, ScriptedBackend, nano_tokenizer
 
-from gateway.schema import ChatBody, DetokenizeBody, Message, StreamOptions, TextBody, TokenizeBody
+from gateway.schema import ChatBody, ChatMessage, DetokenizeBody, StreamOptions, TextBody, TokenizeBody
 from gateway.sglang_request import GenerateBody, SamplingBody
 
 BODIES = {"/v1/chat/completions": ChatBody, "/v1/completions": TextBody, "/generate": GenerateBody}
@@ -45,7 +45,7 @@ async def test_null_means_absent(client: httpx.AsyncClient) -> None:
         ),
         (
             "/v1/chat/completions",
-            CHAT | {"messages": [dict.fromkeys(Message.unsupported) | MESSAGE | {"name": None}]},
+            CHAT | {"messages": [dict.fromkeys(ChatMessage.unsupported) | MESSAGE | {"name": None}]},
         ),
         ("/generate", GENERATE | {"sampling_params": dict.fromkeys([*SamplingBody.model_fields, "regex"])}),
         ("/tokenize", dict.fromkeys(TokenizeBody.model_fields) | {"prompt": "Hi"}),

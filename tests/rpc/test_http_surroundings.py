@@ -22,7 +22,7 @@ from eyas.worker.doctor import examine
 from eyas.worker.http_protocol import Limits
 from eyas.worker.http_server import HttpServer
 from eyas.worker.ports import free_ports
-from gateway.backend import Backend
+from gateway.backend import GenerationBackend
 from gateway.canary import Canary
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
@@ -97,7 +97,7 @@ async def test_web_pages_of_other_origins_may_call_only_if_allowed() -> None:
 # --- the doctor ----------------------------------------------------------------------------------------
 
 
-async def examined(backend: Backend, metrics: GatewayMetrics, key: str | None = "k") -> int:
+async def examined(backend: GenerationBackend, metrics: GatewayMetrics, key: str | None = "k") -> int:
     """What the doctor says of a real gateway in front of `backend`."""
     port = next(free_ports())
     app = create_app(GatewayConfig(api_keys=("k",)), backend, nano_tokenizer(), metrics)

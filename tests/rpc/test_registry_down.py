@@ -91,7 +91,7 @@ async def test_lines_to_workers_that_are_gone_for_good_end(monkeypatch: pytest.M
         gone, stays = started
         await gone.kill()
         async with asyncio.timeout(5):
-            while gone.address in cluster._lines:
+            while gone.address in cluster._channels:
                 await asyncio.sleep(0.02)
-        assert set(cluster._lines) == set(cluster._sessions) == {stays.address}
+        assert set(cluster._channels) == set(cluster._sessions) == {stays.address}
         assert await refusal(backend, "r") == (None, pytest.approx(0, abs=2))
