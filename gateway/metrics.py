@@ -93,7 +93,7 @@ class GatewayMetrics:
 
 
 class TokenHistogram(Collector):
-    """A histogram cheap enough to take a value per token: no labels, no locks, one observing thread."""
+    """A histogram that takes a value for every token: no labels, no locks, one thread that observes."""
 
     def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
         self._name = name
@@ -103,18 +103,15 @@ class TokenHistogram(Collector):
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Counts one value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """The counts so far, as Prometheus reads them."""
         names = (*map(str, self._bounds), "+Inf")
         buckets = list(zip(names, accumulate(self._counts), strict=True))
         yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._sum)
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
-        """Its name and help, for the registry."""
         yield HistogramMetricFamily(self._name, self._help)
 
 

@@ -1,9 +1,9 @@
-"""Folders for `--load-format dummy`: a known model's sizes, and a tokenizer that is made up here.
+"""Writes folders for `--load-format dummy`: a known model's sizes, and an invented tokenizer.
 
     python -m eyas.bench.shapes llama-3.1-8b DIR [--head DIR]
 
 Speed depends on sizes alone, so a server is measured without a download. The tokenizer has as many entries as
-the model; its words mean nothing.
+the model; its words mean nothing. This module knows files, and refuses to know weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHAT_TEMPLATE = (
     f"{START_HEADER}assistant{END_HEADER}\n\n"
     "{% endif %}"
 )
-SPACE = "Ġ"  # how byte-level tokens spell it
+SPACE = "Ġ"  # as byte-level tokens write it
 SYLLABLES = list(itertools.product("bcdfghjklmnpqrstvwxyz", "aeiou"))
 
 
@@ -62,7 +62,7 @@ SHAPES = {
 
 
 def write_model(shape: ModelShape, folder: Path) -> None:
-    """config.json, generation_config.json, tokenizer.json and tokenizer_config.json."""
+    """Writes config.json, generation_config.json, tokenizer.json and tokenizer_config.json."""
     tokenizer = invented_tokenizer(shape.vocab)
     begin, *ends = (tokenizer.token_to_id(name) for name in (BEGIN, END, END_OF_TURN))
     ids = {"bos_token_id": begin, "eos_token_id": ends}
@@ -78,7 +78,7 @@ def write_model(shape: ModelShape, folder: Path) -> None:
 
 
 def write_head(shape: ModelShape, folder: Path) -> None:
-    """config.json of an EAGLE-3 head for the model of this shape."""
+    """Writes config.json of an EAGLE-3 head for the model of this shape."""
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(shape, "LlamaForCausalLMEagle3", layers=1)
     _write_json(folder / "config.json", config | {"draft_vocab_size": shape.draft_vocab})
@@ -100,7 +100,7 @@ def invented_tokenizer(size: int) -> Tokenizer:
 
 
 def invented_merges() -> Iterator[tuple[str, str]]:
-    """Without end: letters into syllables, then a space and ever more syllables into words."""
+    """Endless merges: letters into syllables, then a space and more and more syllables into words."""
     yield from SYLLABLES
     words = [SPACE]
     while True:
@@ -143,6 +143,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m eyas.bench.shapes", description=__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path, help="the model's")
