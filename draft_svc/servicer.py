@@ -29,11 +29,13 @@ from eyas.engine.ipc.messages import (
 )
 from protos import draft_pb2, draft_pb2_grpc
 
-SERVICE = "eyas.v1.DraftService"
+SERVICE = "eyas.internal.v1.DraftService"
 PEER_KEY = "eyas-peer"
 MAX_BUFFERED = 256  # batches a decode engine may be behind
 
-Context: TypeAlias = grpc.aio.ServicerContext[draft_pb2.DraftUp, draft_pb2.DraftDown]
+Context: TypeAlias = grpc.aio.ServicerContext[
+    draft_pb2.DraftServiceSessionRequest, draft_pb2.DraftServiceSessionResponse
+]
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):  # type: ignore[misc]
@@ -47,8 +49,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):  # type: ignore[misc]
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self, server)
 
     async def Session(
-        self, request_iterator: AsyncIterator[draft_pb2.DraftUp], context: Context
-    ) -> AsyncIterator[draft_pb2.DraftDown]:
+        self, request_iterator: AsyncIterator[draft_pb2.DraftServiceSessionRequest], context: Context
+    ) -> AsyncIterator[draft_pb2.DraftServiceSessionResponse]:
         """Proposals and closed sequences, until the decode engine ends its side. Raises what the engine
         stopped with; Overloaded if the decode engine reads too slowly.
         """
@@ -71,7 +73,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):  # type: ignore[misc]
 
     async def _read(
         self,
-        messages: AsyncIterator[draft_pb2.DraftUp],
+        messages: AsyncIterator[draft_pb2.DraftServiceSessionRequest],
         peer: int,
         buffer: StreamBuffer[DraftDown | Stopped | None],
     ) -> None:
@@ -83,7 +85,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):  # type: ignore[misc]
             buffer.end(error)  # raised again by the stream, where the interceptor maps it
 
 
-def _up_from_pb(pb: draft_pb2.DraftUp, peer: int) -> DraftUp:
+def _up_from_pb(pb: draft_pb2.DraftServiceSessionRequest, peer: int) -> DraftUp:
     return DraftUp(
         opens=tuple(_open_from_pb(o) for o in pb.opens),
         commits=tuple(_commit_from_pb(c) for c in pb.commits),
@@ -119,8 +121,8 @@ def _commit_from_pb(pb: draft_pb2.DraftCommit) -> DraftCommit:
     )
 
 
-def _down_to_pb(down: DraftDown) -> draft_pb2.DraftDown:
-    return draft_pb2.DraftDown(
+def _down_to_pb(down: DraftDown) -> draft_pb2.DraftServiceSessionResponse:
+    return draft_pb2.DraftServiceSessionResponse(
         proposals=[_proposal_to_pb(proposal) for proposal in down.proposals],
         closed=[_closed_to_pb(closed) for closed in down.closed],
     )

@@ -31,10 +31,10 @@ from eyas.engine.ipc.messages import (
 )
 from protos import prefill_pb2, prefill_pb2_grpc
 
-SERVICE = "eyas.v1.PrefillService"
+SERVICE = "eyas.internal.v1.PrefillService"
 MAX_BUFFERED = 8  # events; a prompt has three
 
-Context: TypeAlias = grpc.aio.ServicerContext[prefill_pb2.PrefillRequest, prefill_pb2.PrefillEvent]
+Context: TypeAlias = grpc.aio.ServicerContext[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse]
 
 
 class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[misc]
@@ -49,7 +49,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
 
     async def Prefill(
         self, request: prefill_pb2.PrefillRequest, context: Context
-    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+    ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         """Admitted, started, done. Raises what the engine refused or failed with; DeadlineExceeded."""
         generation = convert.request_from_pb(request.request, self._engine.context_length)
         deadline = asyncio.get_running_loop().time() + generation.timeout_s
@@ -69,20 +69,20 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
                 self._engine.send(Cancel(generation.id))
 
 
-def _to_pb(event: Event) -> prefill_pb2.PrefillEvent:
+def _to_pb(event: Event) -> prefill_pb2.PrefillResponse:
     """Raises what the engine refused or failed with."""
     match event:
         case Admitted():
-            return prefill_pb2.PrefillEvent(admitted=prefill_pb2.PrefillAdmitted())
+            return prefill_pb2.PrefillResponse(admitted=prefill_pb2.PrefillAdmitted())
         case PrefillStarted(handles=handles):
             started = prefill_pb2.PrefillStarted(handles=[convert.handle_to_pb(h) for h in handles])
-            return prefill_pb2.PrefillEvent(started=started)
+            return prefill_pb2.PrefillResponse(started=started)
         case PrefillDone(choices=choices, timings=timings):
             done = prefill_pb2.PrefillDone(
                 choices=[convert.first_token_to_pb(first) for first in choices],
                 timings=convert.timings_to_pb(timings),
             )
-            return prefill_pb2.PrefillEvent(done=done)
+            return prefill_pb2.PrefillResponse(done=done)
         case Rejected(failure=failure) | Failed(failure=failure) | Stopped(failure=Failure() as failure):
             raise from_code(failure.code, failure.message, failure.param)
     raise TypeError(f"the stream of a prompt cannot carry {type(event).__name__}")

@@ -28,7 +28,7 @@ from kv_transfer.layout import Geometry
 from kv_transfer.route import pool_identity
 from protos import transfer_pb2, transfer_pb2_grpc
 
-SERVICE = "eyas.v1.TransferService"
+SERVICE = "eyas.internal.v1.TransferService"
 MAX_BUFFERED = 1024  # updates; one per prefill step
 RELEASE_S = 4.0
 
@@ -61,7 +61,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 
     async def Handshake(
         self, request: transfer_pb2.HandshakeRequest, context: Context
-    ) -> transfer_pb2.HandshakeReply:
+    ) -> transfer_pb2.HandshakeResponse:
         """The layout hash and geometry of a group's pages, for the puller to compare with its own.
 
         Raises NotFound if this worker has no such pages, Unavailable while its engine cannot serve.
@@ -70,8 +70,8 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         group = convert.group_from_pb(request.group)
         if group not in ready.layout_hashes:
             raise NotFound(f"this worker has no pages of the {group} group", param="group")
-        return transfer_pb2.HandshakeReply(
-            meaning=ready.layout_hashes[group],
+        return transfer_pb2.HandshakeResponse(
+            layout_hash=ready.layout_hashes[group],
             epoch=ready.epoch,
             geometry=self._geometry(group),
             pool_identity=pool_identity(ready.pools[group]) if group in ready.pools else "",
@@ -79,7 +79,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 
     async def Watch(
         self, request: transfer_pb2.WatchRequest, context: Context
-    ) -> AsyncIterator[transfer_pb2.WatchEvent]:
+    ) -> AsyncIterator[transfer_pb2.WatchResponse]:
         """What becomes readable of the handle; its lease is renewed while the stream is open.
 
         The stream stays open after `done`. It ends after `failed`, or raises what the engine stopped with.
@@ -105,7 +105,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 
     async def Release(
         self, request: transfer_pb2.ReleaseRequest, context: Context
-    ) -> transfer_pb2.ReleaseReply:
+    ) -> transfer_pb2.ReleaseResponse:
         """Whether the lease never lapsed. Raises DeadlineExceeded if the engine does not answer in time."""
         self._forget(request)
         deadline = asyncio.get_running_loop().time() + RELEASE_S
@@ -116,7 +116,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
             event = await buffer.get()
         finally:
             self._engine.close(number)
-        return transfer_pb2.ReleaseReply(valid=isinstance(event, Released) and event.valid)
+        return transfer_pb2.ReleaseResponse(valid=isinstance(event, Released) and event.valid)
 
     async def Fetch(self, request: transfer_pb2.FetchRequest, context: Context) -> AsyncIterator[bytes]:
         """Pages of a handle with an open Watch, as they are now; Release says whether they may be used.
@@ -179,17 +179,17 @@ def _alive(event: WatchUpdate | Stopped) -> WatchUpdate:
     raise Unavailable("the engine has left")
 
 
-def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchEvent]:
+def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchResponse]:
     messages = []
     if update.tokens:
         ready = transfer_pb2.WatchReady(tokens=update.tokens)
-        messages.append(transfer_pb2.WatchEvent(ready=ready))
+        messages.append(transfer_pb2.WatchResponse(ready=ready))
     if update.done:
         choices = [convert.first_token_to_pb(first) for first in update.choices]
         done = transfer_pb2.WatchDone(choices=choices, last_feature=update.last_feature)
-        messages.append(transfer_pb2.WatchEvent(done=done))
+        messages.append(transfer_pb2.WatchResponse(done=done))
     if update.failure is not None:
         error = from_code(update.failure.code, update.failure.message)
         failed = transfer_pb2.WatchFailed(status=convert.error_to_pb(error))
-        messages.append(transfer_pb2.WatchEvent(failed=failed))
+        messages.append(transfer_pb2.WatchResponse(failed=failed))
     return messages
