@@ -36,16 +36,23 @@ class Module:
 
     @property
     def lines(self) -> int:
+        """Of the file."""
         return self.text.count("\n")
 
-    def nodes(self, kind: type[ast.AST] | tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, kind))
+    def functions(self) -> Iterator[Function]:
+        """Every function and method, nested ones too."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, Function))
+
+    def classes(self) -> Iterator[ast.ClassDef]:
+        """Every class, nested ones too."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One module, class, function or method that others may use, by its dotted name."""
+    """One module, class, function or method that others may use; `name` is its dotted name in `module`."""
 
+    module: str
     name: str
     kind: str
     documented: bool
@@ -68,11 +75,11 @@ def modules(*folders: str, root: Path = ROOT) -> list[Module]:
 
 def function_lines(among: Iterable[Module]) -> list[int]:
     """The lines of every function, ascending."""
-    return sorted(_lines(node) for module in among for node in module.nodes((*Function.__args__,)))
+    return sorted(_lines(function) for module in among for function in module.functions())
 
 
-def _lines(node: ast.AST) -> int:
-    return int(node.end_lineno - node.lineno + 1)  # type: ignore[attr-defined]
+def _lines(node: Function | ast.ClassDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def percentile(values: Sequence[int], share: float) -> int:
@@ -85,7 +92,7 @@ def largest_class(among: Iterable[Module]) -> tuple[str, int, int]:
     sizes = [
         (_lines(node), sum(isinstance(part, Function) for part in node.body), f"{module.name}.{node.name}")
         for module in among
-        for node in module.nodes(ast.ClassDef)
+        for node in module.classes()
     ]
     lines, methods, name = max(sizes, default=(0, 0, "none"))
     return name, lines, methods
@@ -99,14 +106,13 @@ def imports(among: Sequence[Module]) -> dict[str, set[str]]:
     names = {module.name for module in among}
     graph: dict[str, set[str]] = {name: set() for name in names}
     for module in among:
-        for node in module.nodes((ast.Import, ast.ImportFrom)):
+        for node in ast.walk(module.tree):
             if isinstance(node, ast.Import):
-                asked = [alias.name for alias in node.names]
-            else:
-                inner = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-                asked = [full if full in names else str(node.module) for full in inner.values()]
-            graph[module.name] |= {name for name in asked if name in names and name != module.name}
-    return graph
+                graph[module.name] |= {alias.name for alias in node.names} & names
+            elif isinstance(node, ast.ImportFrom):
+                inner = [f"{node.module}.{alias.name}" for alias in node.names]
+                graph[module.name] |= {full if full in names else str(node.module) for full in inner} & names
+    return {name: imported - {name} for name, imported in graph.items()}
 
 
 def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
@@ -132,8 +138,8 @@ def duplicate_classes(among: Iterable[Module]) -> dict[str, list[str]]:
     """Class names that stand in several modules, without private ones."""
     places: dict[str, list[str]] = defaultdict(list)
     for module in among:
-        for node in module.nodes(ast.ClassDef):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+        for node in module.classes():
+            if not node.name.startswith("_"):
                 places[node.name].append(module.name)
     return {name: where for name, where in sorted(places.items()) if len(where) > 1}
 
@@ -142,14 +148,11 @@ def duplicate_bodies(among: Iterable[Module]) -> list[list[str]]:
     """Functions whose bodies are the same but for the names of their variables."""
     places: dict[str, list[str]] = defaultdict(list)
     for module in among:
-        for node in module.nodes((*Function.__args__,)):
-            assert isinstance(node, Function)
-            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-            if (
-                sum(isinstance(part, ast.stmt) for line in body for part in ast.walk(line))
-                >= FEWEST_STATEMENTS
-            ):
-                places[_normalised(node, body)].append(f"{module.name}.{node.name}")
+        for function in module.functions():
+            body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+            statements = sum(isinstance(part, ast.stmt) for line in body for part in ast.walk(line))
+            if statements >= FEWEST_STATEMENTS:
+                places[_normalised(function, body)].append(f"{module.name}.{function.name}")
     return sorted(where for where in places.values() if len(where) > 1)
 
 
@@ -180,8 +183,8 @@ def definitions(among: Sequence[Module]) -> list[Definition]:
     found: list[Definition] = []
     for module in among:
         if module.tree.body:
-            found.append(Definition(module.name, "module", ast.get_docstring(module.tree) is not None))
-        found += _public(module, module.tree.body, module.name, classes)
+            found.append(Definition(module.name, "", "module", ast.get_docstring(module.tree) is not None))
+        found += _public(module, module.tree.body, "", classes)
     return found
 
 
@@ -189,17 +192,17 @@ Classes = Mapping[str, tuple[Module, ast.ClassDef]]
 
 
 def _public(module: Module, body: Sequence[ast.stmt], inside: str, classes: Classes) -> Iterator[Definition]:
-    owner = classes.get(inside)
+    owner = classes.get(f"{module.name}.{inside}")
     for node in body:
         if not isinstance(node, ast.ClassDef | Function) or node.name.startswith("_"):
             continue
-        name = f"{inside}.{node.name}"
+        name = f"{inside}.{node.name}".removeprefix(".")
         said = ast.get_docstring(node) is not None
         if isinstance(node, ast.ClassDef):
-            yield Definition(name, "class", said)
+            yield Definition(module.name, name, "class", said)
             yield from _public(module, node.body, name, classes)
         elif said or owner is None or not _inherits(owner, node.name, classes):
-            yield Definition(name, "function" if owner is None else "method", said)
+            yield Definition(module.name, name, "function" if owner is None else "method", said)
 
 
 def _inherits(owner: tuple[Module, ast.ClassDef], method: str, classes: Classes) -> bool:
@@ -232,3 +235,83 @@ def _bases(owner: tuple[Module, ast.ClassDef], classes: Classes) -> Iterator[tup
 def coverage(found: Sequence[Definition]) -> float:
     """The share of them that has a docstring."""
     return sum(definition.documented for definition in found) / len(found)
+
+
+# --- the page --------------------------------------------------------------------------------------------
+
+PAGE = """\
+# The shape of the code
+
+Measured on the syntax trees: `python -m tests.shape` prints this page. `tests/unit/test_shape.py` keeps
+import cycles at none, and documentation at no less than this page says; `tests/unit/test_architecture.py`
+bounds files (400 lines), functions (60 lines) and parameter lists (6).
+
+{table}
+
+* **files, lines, longest**: Python files without generated stubs, their lines, and those of the longest one.
+* **functions**: their number, with methods and nested ones; then their lines: the median, the 90th and the
+  99th percentile, and the longest.
+* **largest class**: the class with the most lines, and how many methods it has.
+* **public, documented**: modules, classes, functions and methods without a leading underscore, and the share
+  of them with a docstring. Tests do not count, nor do overrides of methods that a base class documents.
+
+**Import cycles: {cycles}.** Modules that import one another, in any function and for types alone as well.
+
+**Class names in several modules: {classes}.** The same public name for two things.{class_list}
+
+**Duplicate functions: {bodies}.** Bodies of {fewest} statements or more that differ in the names of variables
+at most.{body_list}
+"""
+COLUMNS = (
+    *("", "files", "lines", "longest", "functions", "p50", "p90", "p99", "max"),
+    *("largest class", "lines", "methods", "public", "documented"),
+)
+
+
+def page() -> str:
+    """docs/shape.md as it should be now."""
+    found = modules(*FOLDERS)
+    code = [module for module in found if module.package != "tests"]
+    public = definitions(code)
+    packages: dict[str, list[Module]] = defaultdict(list)
+    for module in found:
+        packages[module.package].append(module)
+    rows = [_row(name, packages[name], public) for name in sorted(packages)]
+    rows.append(_row("all but tests", code, public))
+    lines = [COLUMNS, ["---", *["--:"] * 8, "---", *["--:"] * 4], *rows]
+    around, classes, bodies = cycles(imports(code)), duplicate_classes(code), duplicate_bodies(code)
+    return PAGE.format(
+        table="\n".join(f"| {' | '.join(cells)} |" for cells in lines),
+        cycles=_count(around),
+        classes=_count(classes),
+        class_list=_listed(f"`{name}`: {', '.join(where)}" for name, where in classes.items()),
+        bodies=_count(bodies),
+        body_list=_listed(", ".join(where) for where in bodies),
+        fewest=FEWEST_STATEMENTS,
+    )
+
+
+def _row(name: str, among: Sequence[Module], public: Sequence[Definition]) -> list[str]:
+    sizes = function_lines(among)
+    largest, lines, methods = largest_class(among)
+    names = {module.name for module in among}
+    own = [definition for definition in public if definition.module in names]
+    shown = f"{coverage(own):.0%}" if own else ""
+    numbers = (len(among), sum(module.lines for module in among), max(module.lines for module in among))
+    spread = (len(sizes), *(percentile(sizes, share) for share in (0.5, 0.9, 0.99)), max(sizes, default=0))
+    cells = [f"{number:,}" for number in (*numbers, *spread)]
+    tail = [f"`{largest.rpartition('.')[2]}`", str(lines), str(methods)] if lines else ["", "", ""]
+    return [name, *cells, *tail, str(len(own)) if own else "", shown]
+
+
+def _count(found: Mapping[str, object] | Sequence[object]) -> str:
+    return str(len(found)) if found else "none"
+
+
+def _listed(lines: Iterable[str]) -> str:
+    found = "".join(f"\n* {line}" for line in lines)
+    return f"\n{found}" if found else ""
+
+
+if __name__ == "__main__":
+    print(page(), end="")

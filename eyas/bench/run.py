@@ -20,7 +20,7 @@ from eyas.bench.report import table
 from eyas.common.config import ServeConfig
 from eyas.common.errors import EyasError
 from eyas.worker.screen import run_on_screen
-from eyas.worker.serve import Cluster
+from eyas.worker.serve import LocalCluster
 
 VERIFY_STEPS, SYNTHETIC = "eyas_verify_steps_total", "eyas_synthetic_acceptance"
 WARM_UP = ("1x64x32x2", "chat1")  # chats are always the same, so they are measured with a warm prefix cache
@@ -55,7 +55,7 @@ async def bench_server(server: Server, model: str | None, plan: BenchPlan) -> in
 def bench_own(config: ServeConfig, plan: BenchPlan) -> int:
     """As `bench_server`, on a cluster started for it; also measures its start and the gateway's CPU cost."""
 
-    async def measure(cluster: Cluster) -> int:
+    async def measure(cluster: LocalCluster) -> int:
         rows: list[dict[str, Any]] = [{"case": "start to healthy", "seconds": round(cluster.start_s, 2)}]
         rows += await _measure(Server(cluster.url), cluster.model, plan)
         rows.append(await measure_gateway())

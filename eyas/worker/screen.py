@@ -9,15 +9,15 @@ from __future__ import annotations
 from rich.console import Console
 
 from eyas.common.config import ServeConfig
-from eyas.worker.serve import Cluster, Work, run_cluster
+from eyas.worker.serve import LocalCluster, Work, run_cluster
 
 
 def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False) -> int:
     """`run_cluster` with a person watching: its start, its addresses, its end, and (not `quiet`) its logs."""
     screen = Screen(quiet=quiet)
-    cluster = Cluster(config, screen.log, screen.progress)
+    cluster = LocalCluster(config, screen.log, screen.progress)
 
-    async def announced(cluster: Cluster) -> int:
+    async def announced(cluster: LocalCluster) -> int:
         screen.ready(cluster)
         return await work(cluster)
 
@@ -28,7 +28,7 @@ def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False) -> in
 
 
 class Screen:
-    """`log` and `progress` are what `Cluster` asks for. `quiet` keeps the logs back."""
+    """`log` and `progress` are what `LocalCluster` asks for. `quiet` keeps the logs back."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -60,7 +60,7 @@ class Screen:
         """Ends the starting line, for better or worse."""
         self._status.stop()
 
-    def ready(self, cluster: Cluster) -> None:
+    def ready(self, cluster: LocalCluster) -> None:
         """The addresses of a cluster that answers."""
         self.close()
         print(f"{cluster.model} is ready after {cluster.start_s:.1f} s: {', '.join(cluster.pids)}")

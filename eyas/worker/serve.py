@@ -41,8 +41,8 @@ GATEWAY = "gateway"
 Progress = Callable[[list[str], float], None]  # (processes that are not ready yet, seconds since the start)
 
 
-class Cluster:
-    """`async with Cluster(config, log) as cluster:` is a cluster that answers, and afterwards nothing at all.
+class LocalCluster:
+    """`async with LocalCluster(config, log) as cluster:` runs a cluster that answers, and ends all of it.
 
     Raises ConfigError for a configuration that cannot work (before any process starts, or when one refuses
     it) and DeadlineExceeded if it is not ready in time.
@@ -95,7 +95,7 @@ class Cluster:
         """The folder of all KV pools, while the cluster runs."""
         return self._pools.path
 
-    async def __aenter__(self) -> Cluster:
+    async def __aenter__(self) -> LocalCluster:
         self._pools = PoolFolder(self._pool_dir)
         try:
             await self._start()
@@ -198,10 +198,10 @@ class Cluster:
         self._pools.leave()
 
 
-Work = Callable[[Cluster], Awaitable[int]]
+Work = Callable[[LocalCluster], Awaitable[int]]
 
 
-def run_cluster(cluster: Cluster, work: Work, stopping: Callable[[], None]) -> int:
+def run_cluster(cluster: LocalCluster, work: Work, stopping: Callable[[], None]) -> int:
     """Starts a cluster, runs `work` on it, stops it; gives what `work` gives.
 
     The first Ctrl-C (or SIGTERM, or hang-up) calls `stopping`, stops in order and raises KeyboardInterrupt; a
@@ -210,7 +210,7 @@ def run_cluster(cluster: Cluster, work: Work, stopping: Callable[[], None]) -> i
     return asyncio.run(_run_cluster(cluster, work, stopping))
 
 
-async def _run_cluster(cluster: Cluster, work: Work, stopping: Callable[[], None]) -> int:
+async def _run_cluster(cluster: LocalCluster, work: Work, stopping: Callable[[], None]) -> int:
     async def whole() -> int:
         async with cluster:
             return await work(cluster)

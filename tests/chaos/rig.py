@@ -20,7 +20,7 @@ from eyas.common.discovery import registry
 from eyas.common.errors import EyasError
 from eyas.common.types import Entry, GenerationRequest, Role, WorkerInfo
 from eyas.worker.ports import free_ports
-from eyas.worker.serve import Cluster as Processes
+from eyas.worker.serve import LocalCluster as Processes
 from gateway import router
 from gateway.cluster import Cluster
 from gateway.generate import ClusterGeneration
