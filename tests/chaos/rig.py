@@ -117,7 +117,7 @@ class Rig:
         alive = {pid for front in self.processes.pids.values() for pid in engines(front)}
         for path in self.pool_files():
             if int(path.name.split("-")[1]) not in alive:
-                lines.append(f"{path.name} belongs to nobody")
+                lines.append(f"{path.name} belongs to no process")
         return lines
 
     def pool_files(self) -> list[Path]:

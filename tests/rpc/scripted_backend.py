@@ -73,7 +73,7 @@ class ScriptedBackend:
         return [Candidate(info) for info in self.infos]
 
     def health(self) -> BackendHealth:
-        return BackendHealth() if self.is_healthy else BackendHealth("nobody is at home")
+        return BackendHealth() if self.is_healthy else BackendHealth("no worker is serving")
 
 
 class ScriptedStream:

@@ -46,12 +46,12 @@ def runs(metrics: GatewayMetrics, outcome: str) -> float:
     return metrics.registry.get_sample_value("eyas_canary_runs_total", {"outcome": outcome}) or 0.0
 
 
-async def test_nothing_is_healthy_before_a_request_went_through() -> None:
+async def test_nothing_is_healthy_before_a_request_got_through() -> None:
     async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
         started[1].script.path = "shm"
         assert not backend.health().problem  # there is a route,
         async with flying(backend) as (canary, metrics):
-            assert canary.health().problem  # but nobody has gone it
+            assert canary.health().problem  # but no request has taken it
             await until(lambda: not canary.health().problem)
             assert not canary.health().degraded
         assert runs(metrics, "ok") == 1
@@ -97,7 +97,7 @@ async def test_a_broken_leg_is_named_and_forgiven_when_it_heals(
         await until(lambda: not canary.health().problem, within_s=5.0)
 
 
-async def test_pages_that_never_come_are_a_detour() -> None:
+async def test_pages_that_never_arrive_are_a_detour() -> None:
     async with cluster(PREFILL, DECODE) as (canary, started):
         await until(lambda: not canary.health().problem)
         assert "instead of pulling it from " + started[0].address in canary.health().degraded
@@ -105,7 +105,7 @@ async def test_pages_that_never_come_are_a_detour() -> None:
         await until(lambda: not canary.health().degraded)
 
 
-async def test_prefill_that_is_done_without_is_a_detour() -> None:
+async def test_a_prefill_that_is_left_out_is_a_detour() -> None:
     async with cluster(PREFILL, DECODE) as (canary, started):
         started[1].script.path = "shm"
         await until(lambda: not canary.health().problem)
@@ -116,7 +116,7 @@ async def test_prefill_that_is_done_without_is_a_detour() -> None:
         assert not canary.health().problem
 
 
-async def test_drafts_that_never_come_are_told_but_are_no_problem() -> None:
+async def test_drafts_that_never_come_are_reported_but_are_no_problem() -> None:
     async with cluster(PREFILL, DECODE, DRAFT) as (canary, started):
         started[1].script.path = "shm"
         await until(lambda: canary.health().degraded.startswith("draft"))
@@ -200,7 +200,7 @@ async def test_a_real_proof_outweighs_a_lost_canary() -> None:
         await until(lambda: "admission took longer" in canary.health().problem)  # the next one, on its own
 
 
-async def test_a_watched_stream_is_the_stream() -> None:
+async def test_an_observed_stream_is_the_stream() -> None:
     async with cluster(UNIFIED) as (canary, _):
         request = make_request(n=2)
         stream = await canary.start(request)

@@ -59,7 +59,7 @@ async def begun(backend: ScriptedBackend, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_is_open_finishes_and_what_is_new_is_refused() -> None:
+async def test_open_requests_finish_and_new_ones_are_refused() -> None:
     async with leaving(pause_s=1.0) as (exit, backend, http, grpc), AsyncClient(grpc) as client:
         open = [
             asyncio.create_task(events_of(http)),
@@ -83,7 +83,7 @@ async def test_what_is_open_finishes_and_what_is_new_is_refused() -> None:
         assert len(backend.requests) == 2
 
 
-async def test_what_cannot_finish_is_told_so() -> None:
+async def test_requests_that_cannot_finish_end_with_an_error() -> None:
     async with leaving(pause_s=1.0) as (exit, backend, http, grpc), AsyncClient(grpc) as client:
         whole = asyncio.create_task(http.post("/v1/completions", json=BODY))
         streamed = asyncio.create_task(events_of(http))

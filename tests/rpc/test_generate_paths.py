@@ -171,7 +171,7 @@ async def test_cancelling_start_cancels_the_legs() -> None:
         await until(lambda: nothing_in_flight(cluster))
 
 
-async def test_a_leg_weighs_as_many_sequences_as_its_worker_reports() -> None:
+async def test_a_leg_counts_the_sequences_that_its_worker_reports() -> None:
     """One for each choice that is decoded there, one for the prompt: the unit of their loads."""
     async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, cluster):
         prefill, decode = started

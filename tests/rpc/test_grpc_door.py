@@ -62,7 +62,7 @@ async def fate(call: grpc.aio.Call) -> EyasError:
     return rpc.map_rpc_error(caught.value)
 
 
-async def test_the_key_comes_before_the_message() -> None:
+async def test_the_key_is_checked_before_the_message_is_read() -> None:
     async with served() as (channel, backend):
         for metadata in ((), (("authorization", "Bearer wrong"),)):
             assert type(await fate(silent(channel, metadata))) is Unauthorized

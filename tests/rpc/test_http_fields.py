@@ -34,7 +34,7 @@ async def client(backend: ScriptedBackend) -> AsyncIterator[httpx.AsyncClient]:
 async def test_null_means_absent(client: httpx.AsyncClient) -> None:
     for path, kind in BODIES.items():
         names = [name for name, field in kind.model_fields.items() if name not in ROUTES[path]]
-        nulls = dict.fromkeys([*names, *kind.unsupported, "nobody_knows"])
+        nulls = dict.fromkeys([*names, *kind.unsupported, "unknown_field"])
         response = await client.post(path, json=nulls | ROUTES[path])
         assert response.status_code == 200, response.text
         assert "x-eyas-ignored" not in response.headers
@@ -198,7 +198,7 @@ async def test_two_requests_of_one_name_run_side_by_side(
     assert len({request.id for request in backend.requests}) == 2
 
 
-async def test_token_ids_are_told_on_request(client: httpx.AsyncClient, backend: ScriptedBackend) -> None:
+async def test_token_ids_are_sent_on_request(client: httpx.AsyncClient, backend: ScriptedBackend) -> None:
     said = [*backend.tokenizer.encode("Hello, world!", special=False), EOS]
     asked = {"return_token_ids": True, "max_tokens": 50}
     chat = (await client.post("/v1/chat/completions", json=CHAT | asked)).json()
@@ -221,7 +221,7 @@ async def test_token_ids_are_told_on_request(client: httpx.AsyncClient, backend:
     assert "token_ids" not in plain.text
 
 
-async def test_every_event_tells_the_usage_so_far(client: httpx.AsyncClient) -> None:
+async def test_every_event_holds_the_usage_so_far(client: httpx.AsyncClient) -> None:
     options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     for path in ("/v1/chat/completions", "/v1/completions"):
         *told, last = events(await client.post(path, json=ROUTES[path] | options))

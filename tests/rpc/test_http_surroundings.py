@@ -159,13 +159,13 @@ async def test_the_doctor_tells_what_it_found_before_a_step_failed(
     shown = capsys.readouterr().out
     problems = [line for line in shown.splitlines() if line.startswith("problem: ")]
     assert len(problems) == 3 and "3 found" in shown
-    assert problems[0] == "problem: nobody is at home"
+    assert problems[0] == "problem: no worker is serving"
     assert "worker 127.0.0.1:1 (prefill,decode) could not be asked" in problems[1]
     assert problems[2].startswith("problem: the request through the cluster failed: ")
     reason = {"refused": "no way through", "too late": "ReadTimeout", "not understood": "'timings'"}[way]
     assert reason in problems[2]
 
 
-def test_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_says_that_nothing_listens(capsys: pytest.CaptureFixture[str]) -> None:
     assert examine("http://127.0.0.1:1", None) == 1
     assert "nothing listens" in capsys.readouterr().out

@@ -29,7 +29,7 @@ CLEAR_S = 10.0
 
 
 @pytest.fixture(autouse=True)
-def nobody_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_worker_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the time in which a lost worker may come back had passed."""
     monkeypatch.setattr(roster, "RETURN_S", 0.0)
 
@@ -85,7 +85,7 @@ async def test_stopped_workers(tmp_path: Path) -> None:
             assert isinstance(error, Unavailable) and seconds < CLEAR_S, (error, seconds)
 
 
-async def test_lines_to_workers_that_are_gone_for_good_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_channels_to_workers_that_are_gone_for_good_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_cluster, "RETIRE_S", 0.5)
     async with workers(UNIFIED, UNIFIED) as started, gateway(started) as (backend, cluster):
         gone, stays = started

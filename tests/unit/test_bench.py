@@ -114,6 +114,6 @@ def test_a_synthetic_row_is_not_shown_without_a_word(capsys: pytest.CaptureFixtu
     assert "drafts were accepted by chance" in capsys.readouterr().out
 
 
-async def test_nobody_there_is_unavailable() -> None:
+async def test_an_address_without_a_server_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="nothing listens"):
         await Server("http://127.0.0.1:1").get("/health")

@@ -66,7 +66,7 @@ def names(word: str) -> Iterator[str]:
         if (word.endswith(SUFFIXES) or first in PACKAGES) and gone(word):
             yield f"{word} does not exist"
     elif re.fullmatch(r"\w+\.(?:py|proto)", word):
-        if not any(ROOT.glob(f"*/**/{word}")):
+        if not any(path.name == word for folder in PACKAGES for path in (ROOT / folder).rglob(f"*{word}")):
             yield f"{word}: no file has this name"
     elif DOTTED.fullmatch(word) and not word.endswith(SUFFIXES + DATA):
         if first in PACKAGES:
@@ -127,7 +127,8 @@ def trees() -> dict[str, ast.Module]:
 def symbols_by_owner() -> dict[str, set[str]]:
     """By last name of a module or by class name: the names that it defines, over all of that name."""
     found: dict[str, set[str]] = {}
-    for name, tree in trees().items():
+    code = {name: tree for name, tree in trees().items() if not name.startswith("tests")}
+    for name, tree in code.items():
         found.setdefault(name.rpartition(".")[2], set()).update(*map(bound, tree.body))
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):

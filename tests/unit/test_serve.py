@@ -50,8 +50,8 @@ def test_split_gives_every_tier_its_workers() -> None:
     addresses = [worker.address for worker in made.workers.values()]
     assert len(set(addresses)) == 4
     assert [worker.engine.worker for worker in made.workers.values()] == addresses
-    everybody = "static:" + ",".join(addresses)
-    assert {made.gateway.registry, *(worker.registry for worker in made.workers.values())} == {everybody}
+    all_workers = "static:" + ",".join(addresses)
+    assert {made.gateway.registry, *(worker.registry for worker in made.workers.values())} == {all_workers}
 
 
 def test_no_draft_head_means_no_draft_worker() -> None:
