@@ -13,9 +13,8 @@ import grpc
 
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
-from eyas.common.errors import from_code
+from eyas.common.message import Failure
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.message import Failure
 from eyas.engine.ipc.messages import (
     DraftClose,
     DraftClosed,
@@ -65,7 +64,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):  # type: ignore[misc]
                     case DraftDown():
                         yield _down_to_pb(event)
                     case Stopped(failure=Failure() as failure):
-                        raise from_code(failure.code, failure.message)
+                        raise failure.error()
         finally:
             reader.cancel()
             self._engine.close(peer)

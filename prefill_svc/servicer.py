@@ -15,9 +15,8 @@ import msgspec
 
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
-from eyas.common.errors import from_code
+from eyas.common.message import Failure
 from eyas.engine.ipc.client import EngineClient, engine_id
-from eyas.engine.ipc.message import Failure
 from eyas.engine.ipc.messages import (
     Admitted,
     Cancel,
@@ -84,5 +83,5 @@ def _to_pb(event: Event) -> prefill_pb2.PrefillResponse:
             )
             return prefill_pb2.PrefillResponse(done=done)
         case Rejected(failure=failure) | Failed(failure=failure) | Stopped(failure=Failure() as failure):
-            raise from_code(failure.code, failure.message, failure.param)
+            raise failure.error()
     raise TypeError(f"the stream of a prompt cannot carry {type(event).__name__}")

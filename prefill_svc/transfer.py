@@ -15,10 +15,10 @@ import grpc
 
 from eyas.common import chunk, convert
 from eyas.common.buffer import StreamBuffer
-from eyas.common.errors import InvalidRequest, NotFound, TransferFailed, Unavailable, from_code
+from eyas.common.errors import InvalidRequest, NotFound, TransferFailed, Unavailable
+from eyas.common.message import Failure
 from eyas.common.types import KvHandle, KvKind
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.message import Failure
 from eyas.engine.ipc.messages import Ready, Stopped
 from eyas.engine.ipc.transfer_messages import Release, Released, WatchClosed, WatchOpened, WatchUpdate
 from kv_transfer.backends.base import Pages
@@ -175,7 +175,7 @@ def _alive(event: WatchUpdate | Stopped) -> WatchUpdate:
         case WatchUpdate():
             return event
         case Stopped(failure=Failure() as failure):
-            raise from_code(failure.code, failure.message)
+            raise failure.error()
     raise Unavailable("the engine has left")
 
 
@@ -189,7 +189,6 @@ def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchResponse]:
         done = transfer_pb2.WatchDone(choices=choices, last_feature=update.last_feature)
         messages.append(transfer_pb2.WatchResponse(done=done))
     if update.failure is not None:
-        error = from_code(update.failure.code, update.failure.message)
-        failed = transfer_pb2.WatchFailed(status=convert.error_to_pb(error))
+        failed = transfer_pb2.WatchFailed(status=convert.error_to_pb(update.failure.error()))
         messages.append(transfer_pb2.WatchResponse(failed=failed))
     return messages

@@ -283,7 +283,7 @@ def map_rpc_error(error: grpc.aio.AioRpcError) -> EyasError:
 # --- health and reflection ---------------------------------------------------------------------------
 
 
-class Health:
+class HealthService:
     """gRPC health v1 of one server: all services, and the server itself (""), have one status."""
 
     def __init__(self, target: grpc.aio.Server, services: Sequence[str]) -> None:
