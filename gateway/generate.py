@@ -354,10 +354,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
             await self._replace_decode(leg, Unavailable(f"worker {leg.worker} is draining"))
 
     async def _find_decode(self) -> str | None:
-        """The worker that goes on; a worker to avoid is chosen only after a pause.
-
-        None: every choice has ended by then.
-        """
+        """The worker that goes on (one to avoid only after a pause); None if every choice has ended."""
 
         def choose(workers: Sequence[Candidate]) -> Candidate | None:
             return router.choose_decode(workers, self._avoid)

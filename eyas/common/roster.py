@@ -34,7 +34,7 @@ class _Known:
     """A worker that answers."""
 
     info: WorkerInfo
-    name: str  # its own address for itself
+    name: str  # the address by which it calls itself
     heard_at: float  # monotonic seconds
 
 

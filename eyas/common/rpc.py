@@ -188,9 +188,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None:
             return None
         kind, served = behaviour(handler)
-        wrap = (
-            _streaming if inspect.isasyncgenfunction(served) else _unary
-        )  # health's Watch is none, and writes itself
+        # Health's Watch is no generator: it writes its messages itself.
+        wrap = _streaming if inspect.isasyncgenfunction(served) else _unary
         return handler._replace(**{kind: wrap(served, handler_call_details.method)})
 
 
