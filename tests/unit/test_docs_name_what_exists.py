@@ -49,6 +49,8 @@ def problems(text: str) -> list[str]:
 
 
 def gone(path: str) -> bool:
+    """Whether nothing has this path; NAME in it stands for a name that the reader chooses."""
+    path = path.replace("NAME", "*")
     return not any(ROOT.glob(path)) if "*" in path else not (ROOT / path).exists()
 
 
