@@ -118,8 +118,8 @@ def unrolled_attention(q: Tensor, k: Tensor, v: Tensor, past: Unrolled) -> Tenso
     itself = (q * k).sum(-1, keepdim=True)
     weights = (torch.cat((scores, own, itself), -1).float() * q.shape[-1] ** -0.5).softmax(-1).to(v.dtype)
     split = weights.split((length, UNROLL - 2, 1), -1)
-    true: Tensor = split[0] @ past.values
-    return true + (split[1][..., None] * past.own_values).sum(3) + split[2] * v
+    seen: Tensor = split[0] @ past.values + (split[1][..., None] * past.own_values).sum(3) + split[2] * v
+    return seen
 
 
 @dataclass(frozen=True)

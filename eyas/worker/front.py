@@ -133,8 +133,7 @@ class Front:
 
     def describe(self) -> WorkerInfo:
         """The worker as others see it. Until the engine is loaded: its roles, and that it is starting."""
-        ready = self._engine.ready
-        if ready is None:
+        if not self._engine.is_loaded:
             return WorkerInfo(
                 worker=self._address,
                 roles=self._config.engine.roles,
@@ -148,6 +147,7 @@ class Front:
                 serving=False,
                 starting=True,
             )
+        ready = self._engine.ready
         return WorkerInfo(
             worker=self._address,
             roles=self._config.engine.roles,
@@ -190,7 +190,7 @@ class Front:
     async def _refresh(self) -> None:
         """Updates health and admission from the engine's state: the only place that changes them."""
         stalled = self._liveness.stalled(time.monotonic())
-        self._turn(self._engine.ready is not None and not stalled and not self._leaving, stalled)
+        self._turn(self._engine.is_loaded and not stalled and not self._leaving, stalled)
         serving = self._open and not self._draining
         if serving != self._serving:
             self._serving = serving

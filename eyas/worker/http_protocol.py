@@ -78,7 +78,10 @@ class Connections:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. It has one timer, for the event that it waits for, and none while it answers."""
+    """One connection. It has one timer, for the event that it waits for, and none while it answers.
+
+    Its methods are callbacks of asyncio, uvicorn and the HTTP parser.
+    """
 
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)

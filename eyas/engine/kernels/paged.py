@@ -25,14 +25,17 @@ class PagedKv:
 
     @property
     def page_size(self) -> int:
+        """Rows per page."""
         return self.pool.shape[2]
 
     @property
     def kv_heads(self) -> int:
+        """Key and value heads on this rank."""
         return self.pool.shape[3]
 
     @property
     def dim(self) -> int:
+        """Values per head."""
         return self.pool.shape[4]
 
     @property
