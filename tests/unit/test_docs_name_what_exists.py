@@ -79,7 +79,7 @@ def names(word: str) -> Iterator[str]:
 
 
 def unknown_symbol(owner: str, symbol: str) -> str:
-    """Why `module.Symbol` or `Class.attribute` does not exist; empty if it may. (`model.layers` may be a variable.)"""
+    """Why `module.Symbol` or `Class.attribute` does not exist; `model.layers` may be a variable."""
     known = symbols_by_owner().get(owner)
     if known is None or symbol in known or (owner + symbol).islower():
         return ""
