@@ -25,6 +25,7 @@ PAGES = (
 )
 PACKAGES = (*shape.FOLDERS, "protos")
 SUFFIXES = (".py", ".proto", ".md", ".toml", ".yaml", ".yml")
+PLACEHOLDER = "NAME"  # in the paths of files that a reader is to write
 DATA = (".json", ".safetensors", ".jinja")  # of a model's folder
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`]+)`")
@@ -61,6 +62,8 @@ def names(word: str) -> Iterator[str]:
     """What is wrong with one word of inline code, if it is a path, a module or a symbol."""
     path, _, symbol = word.partition("::")
     first = re.split(r"[/.]", word)[0]
+    if PLACEHOLDER in word:
+        return
     if symbol:
         if gone(path) or not defines(module_of(path), symbol):
             yield f"{word}: {path} does not define {symbol}"
@@ -73,8 +76,16 @@ def names(word: str) -> Iterator[str]:
     elif DOTTED.fullmatch(word) and not word.endswith(SUFFIXES + DATA):
         if first in PACKAGES:
             yield from unresolved(word)
-        elif first in symbols_by_owner() and word.split(".")[1] not in symbols_by_owner()[first]:
-            yield f"{word}: {first} has no {word.split('.')[1]}"
+        elif unknown := unknown_symbol(*word.split(".")[:2]):
+            yield f"{word}: {unknown}"
+
+
+def unknown_symbol(owner: str, symbol: str) -> str:
+    """Why `module.Symbol` or `Class.attribute` does not exist; `model.layers` may be a variable."""
+    known = symbols_by_owner().get(owner)
+    if known is None or symbol in known or (owner + symbol).islower():
+        return ""
+    return f"{owner} has no {symbol}"
 
 
 def unresolved(dotted: str) -> list[str]:
@@ -254,7 +265,7 @@ def test_a_wrong_name_is_found(planted: str) -> None:
     "right",
     [
         "`gateway/generate.py::ClusterBackend.start`, `gateway.generate.ClusterBackend`, `Delivery.next`",
-        "`eyas/engine/`, `router.route`, `DecodeService.Session`, `eyas.v1.Eyas`, `eyas.v1`",
+        "`eyas/engine/`, `router.route`, `DecodeService.Session`, `eyas.v1.Eyas`, `model.layers.0`",
         "`make test`, `eyas serve --num-pages 7`, `--tp 2`, `python -m tests.chaos --seconds 600`",
         "`config.json`, `torch.mm`, `/v1/completions`, `pip install 'eyas[gpu]'`, `*.safetensors`",
     ],
