@@ -59,7 +59,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
         if group not in ready.layout_hashes:
             raise NotFound(f"this worker has no pages of the {group} group", param="group")
         return transfer_pb2.HandshakeReply(
-            layout_hash=ready.layout_hashes[group],
+            meaning=ready.layout_hashes[group],
             epoch=ready.epoch,
             geometry=self._geometry(group),
             pool_identity=pool_identity(ready.pools[group]) if group in ready.pools else "",

@@ -25,7 +25,7 @@ from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.params import SamplingParams
 from eyas.common.types import Role
 from gateway import openai_reply, openai_request
-from gateway.admission import MAX_PROMPT_LOGPROBS, DraftRequest, ServedModel, admit
+from gateway.admission import MAX_PROMPT_LOGPROBS, GenerationOptions, ServedModel, admit
 from gateway.cluster import Cluster
 from gateway.generate import ClusterBackend
 from gateway.http import create_app
@@ -245,20 +245,20 @@ async def test_a_prefill_that_dies_is_asked_again_elsewhere(
 def test_numbers_of_one_prompt_are_bounded() -> None:
     model = ServedModel("m", context_length=1 << 20, vocab_size=9, fingerprint="")
     prompt, params = (1,) * (MAX_PROMPT_LOGPROBS // 2 + 1), SamplingParams(prompt_logprobs=1)
-    admit(model, prompt[1:], DraftRequest(params, max_tokens=0), 9.0)
+    admit(model, prompt[1:], GenerationOptions(params, max_tokens=0), 9.0)
     with pytest.raises(InvalidRequest, match="too many") as refused:
-        admit(model, prompt, DraftRequest(params, max_tokens=0), 9.0)
+        admit(model, prompt, GenerationOptions(params, max_tokens=0), 9.0)
     assert refused.value.param == "logprobs"
     tail = SamplingParams(prompt_logprobs=1, prompt_logprobs_start=1)
-    admit(model, prompt, DraftRequest(tail, max_tokens=0), 9.0)
+    admit(model, prompt, GenerationOptions(tail, max_tokens=0), 9.0)
 
 
 def test_no_tokens_may_be_asked_after_a_full_context() -> None:
     model = ServedModel("m", context_length=4, vocab_size=9, fingerprint="")
-    assert admit(model, (1,) * 4, DraftRequest(max_tokens=0), 9.0).params.max_tokens == 0
+    assert admit(model, (1,) * 4, GenerationOptions(max_tokens=0), 9.0).params.max_tokens == 0
     for max_tokens in (None, 1):
         with pytest.raises(ContextLengthExceeded):
-            admit(model, (1,) * 4, DraftRequest(max_tokens=max_tokens), 9.0)
+            admit(model, (1,) * 4, GenerationOptions(max_tokens=max_tokens), 9.0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

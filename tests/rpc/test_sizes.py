@@ -16,7 +16,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.types import GenerationRequest, Role
 from eyas.engine.ipc.messages import Prefill, Submit
-from gateway.admission import DraftRequest, admit, served_model
+from gateway.admission import GenerationOptions, admit, served_model
 from protos import prefill_pb2, prefill_pb2_grpc
 
 LONG = (2**31 - 1,) * 129  # one more than the context, and no token at all: a look at one is told
@@ -29,7 +29,7 @@ def bad_times() -> list[GenerationRequest]:
 def test_the_gateway_counts_before_it_looks() -> None:
     model = served_model(GatewayConfig(), [INFO])
     with pytest.raises(ContextLengthExceeded):
-        admit(model, LONG, DraftRequest(), 60.0)
+        admit(model, LONG, GenerationOptions(), 60.0)
 
 
 async def test_a_prompt_is_refused_before_the_engine_hears_of_it() -> None:
