@@ -237,6 +237,9 @@ class Moved(msgspec.Struct, frozen=True):
     def plus(self, bytes: int, seconds: float) -> Moved:
         return Moved(self.pulls + 1, self.bytes + bytes, self.seconds + seconds)
 
+    def joined(self, other: Moved) -> Moved:
+        return Moved(self.pulls + other.pulls, self.bytes + other.bytes, self.seconds + other.seconds)
+
 
 class Load(Message, frozen=True):
     """Sent every loop that changed it and at least every second: progress stamp, load, running totals.
