@@ -131,7 +131,7 @@ def build_state(
         models = _models(loaded, ranks, attentions)
     if loaded.config.num_pages is None:
         loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
-    pools = tuple(KvPool(loaded.shape(group)) for group in groups)
+    pools = tuple(loaded.pool(group) for group in groups)
     return loaded, _state(loaded, models, tables, pools, prompts)
 
 
