@@ -20,9 +20,10 @@ from tests.unit.loopback import Loopback, Result, Worker, wait_all
 
 __all__ = ["config"]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(300)]
+SLOW = pytest.mark.slow
 
-PATIENCE_S = 90
+PATIENCE_S = 200
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,10 @@ def by_choice(result: Result) -> list[tuple[int, int, tuple[int, ...]]]:
     return sorted((entry.choice, entry.index, entry.tokens) for entry in result.entries)
 
 
-@pytest.mark.parametrize("drafts", DRAFTS.values(), ids=DRAFTS.keys())
+WAYS = [pytest.param(DRAFTS[name], id=name, marks=() if name == "chain" else SLOW) for name in DRAFTS]
+
+
+@pytest.mark.parametrize("drafts", WAYS)
 def test_tokens_and_drafts_are_the_plain_engines(
     config: EngineConfig, drafts: SpeculationConfig | None
 ) -> None:
@@ -90,6 +94,7 @@ class Refused(Loopback):
         super()._handle(worker, event)
 
 
+@SLOW
 def test_without_its_draft_kv_a_prompt_decodes_plainly(config: EngineConfig) -> None:
     plain = replace(config, speculation=DRAFTS["chain"])
     found = together(Refused(*two(plain)), requests()[:2])
@@ -97,6 +102,7 @@ def test_without_its_draft_kv_a_prompt_decodes_plainly(config: EngineConfig) -> 
     assert not any(entry.offered for result in found for entry in result.entries)
 
 
+@SLOW
 def test_preemption_changes_no_token(config: EngineConfig) -> None:
     """Two pulled sequences that grow over a page's end, and pages for one of them."""
     plain = replace(config, draft=None)
@@ -108,6 +114,7 @@ def test_preemption_changes_no_token(config: EngineConfig) -> None:
     assert tokens(found) == tokens(answers(plain, wanted)[0])
 
 
+@SLOW
 def test_who_is_cancelled_leaves_nothing_and_changes_nothing(config: EngineConfig) -> None:
     params = SamplingParams(temperature=0.9, seed=11, max_tokens=5, ignore_eos=True)
     wanted = [
