@@ -25,7 +25,7 @@ from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.spans import Span
 from eyas.engine.device import calls, lead
 from eyas.engine.device.lead import Lead
-from eyas.engine.device.step import StepInput, StepShape
+from eyas.engine.device.step import Joined, StepInput, StepShape
 from eyas.engine.loading import follower
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.parallel.group import ProcessGroup
@@ -162,6 +162,15 @@ def test_a_step_arrives_as_it_was_sent(chunks: int) -> None:
 def test_rows_to_be_scored_arrive() -> None:
     asked = Asked(7, range(40, 43), (2**31 - 1, 0, 5), 20)
     assert calls.asked_of(calls.score(asked)) == asked
+
+
+def test_those_who_join_arrive() -> None:
+    words, features = np.arange(8, dtype=np.int32).reshape(4, 2), np.array([[0.5, -1.5, 3e9]] * 2, np.float32)
+    writes = np.array([[7, 9], [1, -1]], np.int32)
+    joined, told = calls.joined_of(calls.join(Joined(words, features), writes))
+    assert np.array_equal(joined.words, words) and np.array_equal(joined.features, features)
+    assert np.array_equal(told, writes)
+    assert calls.features([3, 5]).numbers == (3, 5)
 
 
 def test_tokens_arrive_or_do_not() -> None:

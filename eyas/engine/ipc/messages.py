@@ -201,6 +201,9 @@ class Moved(msgspec.Struct, frozen=True):
         """The totals after one more pull."""
         return Moved(self.pulls + 1, self.bytes + bytes, self.seconds + seconds)
 
+    def joined(self, other: Moved) -> Moved:
+        return Moved(self.pulls + other.pulls, self.bytes + other.bytes, self.seconds + other.seconds)
+
 
 class Load(Message, frozen=True):
     """Progress, load and running totals. Sent after every loop that changed the load, and every 0.5 s.

@@ -82,9 +82,9 @@ class EngineSpec:
         return Placement(config.device, getattr(torch, config.dtype), self.rank, config.tensor_parallel_size)
 
     def pool(self, group: KvKind) -> KvPool:
-        """On a CPU a file that other engines map; a GPU's pool is its own."""
+        """On a CPU a file that other engines map; a GPU's pool is its own, like that of a further rank."""
         shape = self.shape(group)
-        if self.config.device != "cpu":
+        if self.config.device != "cpu" or self.rank:
             return KvPool(shape)
         return KvPool(shape, new_pool_path(group.value, Path(self.config.pool_dir)))
 
