@@ -24,7 +24,7 @@ from eyas.common.config import (
 )
 from eyas.common.logging import FORMATS
 from eyas.common.types import Role
-from kv_transfer.route import Route
+from kv_transfer.backends.table import AUTO, BACKENDS
 
 DEFAULT_URL = f"http://{GatewayConfig.host}:{GatewayConfig.port}"
 REGISTRY = "redis://HOST:PORT/DB|static:HOST:PORT,..."
@@ -105,7 +105,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help=f"tokens of a step that computes prompts and decodes; 0: as in any ({_either('mixed_tokens')})",
     )
     add("--lease-s", type=positive, default=engine.lease_s, help=f"({engine.lease_s:g})")
-    add("--transfer", default=engine.transfer, choices=["auto", *Route], help="how KV moves (auto)")
+    add("--transfer", default=engine.transfer, choices=[AUTO, *BACKENDS], help="how KV moves (auto)")
 
 
 def _add_computing(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,7 @@ Leases are the engine's; this relays. It reads the engine's pools and never judg
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import grpc
@@ -15,14 +14,13 @@ import grpc
 from eyas.common import chunk, convert
 from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import InvalidRequest, NotFound, TransferFailed, from_code
+from eyas.common.pool import PoolInfo
 from eyas.common.types import KvHandle, KvKind
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Event, Release, Released, Stopped, WatchClosed, WatchOpened, WatchUpdate
-from kv_transfer.backends.base import Pages
-from kv_transfer.backends.shm import map_pool
+from kv_transfer.area import Pages
+from kv_transfer.backends.shm import map_file
 from kv_transfer.backends.stream import chunks
-from kv_transfer.layout import Geometry
-from kv_transfer.route import pool_identity
 from protos import transfer_pb2, transfer_pb2_grpc
 
 SERVICE = "eyas.v1.TransferService"
@@ -54,16 +52,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
     ) -> transfer_pb2.HandshakeReply:
         """What this worker's pages of a group mean, for the puller to compare with its own."""
         self._engine.check()
-        ready = self._engine.ready
-        group = convert.group_from_pb(request.group)
-        if group not in ready.layout_hashes:
-            raise NotFound(f"this worker has no pages of the {group} group", param="group")
-        return transfer_pb2.HandshakeReply(
-            meaning=ready.layout_hashes[group],
-            epoch=ready.epoch,
-            geometry=self._geometry(group),
-            pool_identity=pool_identity(ready.pools[group]) if group in ready.pools else "",
-        )
+        return convert.pool_to_pb(self._info(convert.group_from_pb(request.group)))
 
     async def Watch(
         self, request: transfer_pb2.WatchRequest, context: grpc.aio.ServicerContext
@@ -110,8 +99,13 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
         """Pages of a handle that is being watched, as they are now; Release says what that was worth.
 
         None is read once the Watch has ended or a Release has come: it may hold another request's KV by then.
+        The proof page, which holds nobody's, is for every peer.
         """
         self._engine.check()
+        if request.id == 0:
+            for data in self._proof(request):
+                yield data
+            return
         handle = self._watched(request)
         offered = {page for shard in handle.shards for page in shard.pages}
         if len(request.pages) > len(offered) or not offered.issuperset(request.pages):
@@ -137,17 +131,24 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
                 return handle
         raise TransferFailed(f"no Watch of handle {request.id} by attempt {request.attempt} is open here")
 
+    def _proof(self, request: transfer_pb2.FetchRequest) -> Iterator[bytes]:
+        group = convert.group_from_pb(request.group)
+        info = self._info(group)
+        if (request.epoch, *request.pages) != (info.epoch, info.geometry.pages):
+            raise InvalidRequest("pages without a handle may be the proof page only", param="pages")
+        return chunks(self._pool(group), request.pages)
+
     def _pool(self, group: KvKind) -> Pages:
         if group not in self._pools:
-            pools = self._engine.ready.pools
-            if group not in pools:
-                raise NotFound(f"this worker has no pool of the {group} group in a file", param="group")
-            geometry = Geometry.from_json(self._geometry(group))
-            self._pools[group] = map_pool(pools[group], geometry.page_bytes).pages
+            path = self._engine.ready.files[group]
+            self._pools[group] = map_file(path, self._info(group).geometry.page_bytes).pages
         return self._pools[group]
 
-    def _geometry(self, group: KvKind) -> str:
-        return json.dumps(json.loads(self._engine.ready.geometry)[group])
+    def _info(self, group: KvKind) -> PoolInfo:
+        pools = self._engine.ready.pools
+        if group not in pools:
+            raise NotFound(f"this worker has no pages of the {group} group", param="group")
+        return pools[group]
 
 
 def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchEvent]:

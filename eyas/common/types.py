@@ -149,10 +149,9 @@ class KvKind(enum.StrEnum):
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """The pages of a handle that one rank holds. `pool` is a path under /dev/shm for host-mapped pools."""
+    """The pages of a handle that one rank holds, by their numbers in its pool."""
 
     rank: int
-    pool: str
     pages: tuple[int, ...]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from eyas.common.params import SamplingParams
+from eyas.common.pool import PoolInfo
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle, Timings
 from eyas.engine.ipc.message import Failure, Message
 from eyas.engine.ipc.transfer_messages import (
@@ -24,7 +25,7 @@ from eyas.engine.ipc.transfer_messages import (
     Release,
     Released,
     ReleasePull,
-    StopCopies,
+    StopCopy,
     WatchClosed,
     WatchOpened,
     WatchUpdate,
@@ -175,9 +176,8 @@ class Ready(Message, frozen=True):
     context_length: int
     vocab_size: int
     pages_total: int
-    pools: dict[str, str]  # group -> path of its pool's file
-    geometry: str  # JSON of kv_transfer.layout.Geometry per group
-    layout_hashes: dict[str, str]  # group -> handshake hash
+    pools: dict[str, PoolInfo]  # group -> what pullers of its pages are told
+    files: dict[str, str]  # group -> path of the file that its pages are in, for this worker's front alone
     slowest_step_s: float
     draft_width: int = 0
     synthetic: bool = False
@@ -303,7 +303,7 @@ Event = (
     | Released
     | OpenPull
     | CopyPages
-    | StopCopies
+    | StopCopy
     | ReleasePull
     | ClosePull
     | DraftUp

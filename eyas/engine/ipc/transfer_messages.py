@@ -6,6 +6,7 @@ and asks for copies that only fronts can make.
 
 from __future__ import annotations
 
+from eyas.common.pool import PoolInfo
 from eyas.common.types import FirstToken, KvHandle
 from eyas.engine.ipc.message import Failure, Message
 
@@ -37,10 +38,10 @@ class Release(Message, frozen=True):
 
 
 class PullMet(Message, frozen=True):
-    """The owner's pages mean what ours mean; `path` is the backend that moves the bytes of this pull."""
+    """The owner's pages mean what ours mean, and this is how they can be reached."""
 
     pull: int
-    path: str
+    pool: PoolInfo
 
 
 class PullReady(Message, frozen=True):
@@ -113,18 +114,23 @@ class OpenPull(Message, frozen=True):
 
 
 class CopyPages(Message, frozen=True):
-    """Please fetch the owner's `pages` into our pool's `dst_pages`; answered by one `CopyStopped`."""
+    """Please fetch the owner's `pages` into our file's `dst_pages`; answered by one `CopyStopped`.
+
+    `proof`: its proof page, which no handle names.
+    """
 
     pull: int
     number: int
     pages: tuple[int, ...]
     dst_pages: tuple[int, ...]
+    proof: bool = False
 
 
-class StopCopies(Message, frozen=True):
-    """Please end the fetches of `pull` that still run; its Watch stays open."""
+class StopCopy(Message, frozen=True):
+    """Please end this fetch, if it still runs; the Watch stays open."""
 
     pull: int
+    number: int
 
 
 class ReleasePull(Message, frozen=True):

@@ -12,6 +12,7 @@ from typing import Self
 import torch
 
 from eyas.common.config import EngineConfig
+from eyas.common.pool import Geometry
 from eyas.common.types import KvKind
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
@@ -19,7 +20,7 @@ from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, strip_prefix
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
 from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path
 from eyas.engine.parallel.shards import config_of_rank
-from kv_transfer.layout import Geometry, PageMeaning
+from kv_transfer.layout import PageMeaning
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ class Parts:
     copier: Copier
     outbox: Outbox
     ready: Ready
+    travels: bool  # can KV pages leave these pools, or come here?
 
 
 class Engine:
@@ -100,7 +101,7 @@ class Engine:
             vocab_size=parts.model.vocab_size,
             max_waiting=config.max_waiting,
             transfer_policy=config.transfer_policy,
-            travels=config.device == "cpu",
+            travels=parts.travels,
         )
         self._requests = Requests(
             scheduler=parts.scheduler,
@@ -114,6 +115,7 @@ class Engine:
         )
         parts.pulls.destination = self._requests
         parts.scheduler.reclaim = parts.pulls.preempt
+        parts.scheduler.may_offer = parts.leases.reserve
         parts.scheduler.pulls_waiting = self._requests.pulls_waiting
         parts.scheduler.pulls_running = self._requests.pulls_running
         self._rounds, self._pace = self._paces(parts)

@@ -69,6 +69,7 @@ class Scheduler:
         self.reclaim: Callable[[], bool] = lambda: False  # take pages back from a pull, now or soon
         self.pulls_waiting: Callable[[], list[Generation]] = list  # for pages
         self.pulls_running: Callable[[], list[Generation]] = list  # into pages that they were given
+        self.may_offer: Callable[[Generation], bool] = lambda generation: True  # has its KV a place to go?
         self._slots = list(range(limits.max_running - 1, -1, -1))  # free ones
         self._occupancies = itertools.count()
         self._running_shares = Shares()
@@ -240,6 +241,8 @@ class Scheduler:
         if not free:
             return False
         ahead = 0 if elsewhere else self.limits.rows_ahead
+        if elsewhere and not self.may_offer(generation):
+            return False
         computed = None if generation.scores is None else generation.scores.next
         found = self._allocate(generation, seq.all_tokens(), len(seq) + ahead, shares, computed)
         if found is None:
