@@ -23,7 +23,7 @@ from kv_transfer.backends.shm import map_file
 from kv_transfer.backends.stream import chunks
 from protos import transfer_pb2, transfer_pb2_grpc
 
-SERVICE = "eyas.v1.TransferService"
+SERVICE = "eyas.internal.v1.TransferService"
 MAX_BUFFERED = 1024  # updates; one a prefill step
 RELEASE_S = 4.0
 
@@ -49,14 +49,14 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
 
     async def Handshake(
         self, request: transfer_pb2.HandshakeRequest, context: grpc.aio.ServicerContext
-    ) -> transfer_pb2.HandshakeReply:
+    ) -> transfer_pb2.HandshakeResponse:
         """What this worker's pages of a group mean, for the puller to compare with its own."""
         self._engine.check()
         return convert.pool_to_pb(self._info(convert.group_from_pb(request.group)))
 
     async def Watch(
         self, request: transfer_pb2.WatchRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[transfer_pb2.WatchEvent]:
+    ) -> AsyncIterator[transfer_pb2.WatchResponse]:
         """Stays open after `done`: the lease lives as long as the puller listens."""
         watch = _Watch(convert.handle_from_pb(request.handle), request.attempt)
         buffer: StreamBuffer[Event] = StreamBuffer(MAX_BUFFERED)
@@ -81,7 +81,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
 
     async def Release(
         self, request: transfer_pb2.ReleaseRequest, context: grpc.aio.ServicerContext
-    ) -> transfer_pb2.ReleaseReply:
+    ) -> transfer_pb2.ReleaseResponse:
         self._forget(request)
         deadline = asyncio.get_running_loop().time() + RELEASE_S
         buffer: StreamBuffer[Event] = StreamBuffer(2, deadline)
@@ -91,7 +91,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
             event = await buffer.get()
         finally:
             self._engine.close(number)
-        return transfer_pb2.ReleaseReply(valid=isinstance(event, Released) and event.valid)
+        return transfer_pb2.ReleaseResponse(valid=isinstance(event, Released) and event.valid)
 
     async def Fetch(
         self, request: transfer_pb2.FetchRequest, context: grpc.aio.ServicerContext
@@ -151,17 +151,17 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
         return pools[group]
 
 
-def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchEvent]:
+def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchResponse]:
     messages = []
     if update.tokens:
         ready = transfer_pb2.WatchReady(tokens=update.tokens)
-        messages.append(transfer_pb2.WatchEvent(ready=ready))
+        messages.append(transfer_pb2.WatchResponse(ready=ready))
     if update.done:
         choices = [convert.first_token_to_pb(first) for first in update.choices]
         done = transfer_pb2.WatchDone(choices=choices, last_feature=update.last_feature)
-        messages.append(transfer_pb2.WatchEvent(done=done))
+        messages.append(transfer_pb2.WatchResponse(done=done))
     if update.failure is not None:
         error = from_code(update.failure.code, update.failure.message)
         failed = transfer_pb2.WatchFailed(status=convert.error_to_pb(error))
-        messages.append(transfer_pb2.WatchEvent(failed=failed))
+        messages.append(transfer_pb2.WatchResponse(failed=failed))
     return messages

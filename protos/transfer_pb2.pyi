@@ -11,11 +11,11 @@ class HandshakeRequest(_message.Message):
     __slots__ = ("group", "layout_hash")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
-    group: _common_pb2.Group
+    group: _common_pb2.KvKind
     layout_hash: str
-    def __init__(self, group: _Optional[_Union[_common_pb2.Group, str]] = ..., layout_hash: _Optional[str] = ...) -> None: ...
+    def __init__(self, group: _Optional[_Union[_common_pb2.KvKind, str]] = ..., layout_hash: _Optional[str] = ...) -> None: ...
 
-class HandshakeReply(_message.Message):
+class HandshakeResponse(_message.Message):
     __slots__ = ("layout_hash", "epoch", "geometry", "ranks")
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -76,7 +76,7 @@ class WatchRequest(_message.Message):
     attempt: int
     def __init__(self, handle: _Optional[_Union[_common_pb2.KvHandle, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
 
-class WatchEvent(_message.Message):
+class WatchResponse(_message.Message):
     __slots__ = ("ready", "done", "failed")
     READY_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -116,7 +116,7 @@ class ReleaseRequest(_message.Message):
     attempt: int
     def __init__(self, epoch: _Optional[int] = ..., id: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
-class ReleaseReply(_message.Message):
+class ReleaseResponse(_message.Message):
     __slots__ = ("valid",)
     VALID_FIELD_NUMBER: _ClassVar[int]
     valid: bool
@@ -133,10 +133,10 @@ class FetchRequest(_message.Message):
     id: int
     attempt: int
     pages: _containers.RepeatedScalarFieldContainer[int]
-    group: _common_pb2.Group
-    def __init__(self, epoch: _Optional[int] = ..., id: _Optional[int] = ..., attempt: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., group: _Optional[_Union[_common_pb2.Group, str]] = ...) -> None: ...
+    group: _common_pb2.KvKind
+    def __init__(self, epoch: _Optional[int] = ..., id: _Optional[int] = ..., attempt: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., group: _Optional[_Union[_common_pb2.KvKind, str]] = ...) -> None: ...
 
-class FetchChunk(_message.Message):
+class FetchResponse(_message.Message):
     __slots__ = ("data",)
     DATA_FIELD_NUMBER: _ClassVar[int]
     data: bytes

@@ -40,7 +40,7 @@ class TransferClient:
     def __init__(self, channel: grpc.aio.Channel, worker: str) -> None:
         self._stub = transfer_pb2_grpc.TransferServiceStub(channel)
         self._fetch = channel.unary_stream(
-            "/eyas.v1.TransferService/Fetch",
+            "/eyas.internal.v1.TransferService/Fetch",
             request_serializer=transfer_pb2.FetchRequest.SerializeToString,
         )
         self._worker = worker

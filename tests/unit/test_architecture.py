@@ -22,6 +22,7 @@ STUB_USERS = (
     "decode_svc/",
     "draft_svc/",
     "gateway/grpc_front.py",
+    "gateway/grpc_messages.py",
 )
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -108,8 +108,8 @@ class Ends:
         return wait_for(self.backend.poll, len(jobs))
 
     def close(self) -> None:
-        for backend in (self.owners, self.backend):
-            assert backend.close(time.monotonic() + 5.0)
+        for end in (self.owners, self.backend):
+            assert end.close(time.monotonic() + 5.0)
         self.wire.pool.shutdown()
         for area in (self.owner, self.mine):
             Path(area.path).unlink(missing_ok=True)

@@ -36,7 +36,7 @@ def info(meaning: PageMeaning, geometry: Geometry = LLAMA_8B) -> PoolInfo:
 def test_what_a_worker_says_of_its_pool_survives_the_wire():
     said = info(MEANING)
     wire = convert.pool_to_pb(said).SerializeToString()
-    assert convert.pool_from_pb(transfer_pb2.HandshakeReply.FromString(wire)) == said
+    assert convert.pool_from_pb(transfer_pb2.HandshakeResponse.FromString(wire)) == said
 
 
 @pytest.mark.parametrize(
