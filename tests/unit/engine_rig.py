@@ -81,7 +81,7 @@ class MetPulls(Pulls):
 
 
 def hand_pulls(copier: HandCopier, page_size: int, outbox: Outbox) -> Pulls:
-    return MetPulls(copier, KnownRoutes({}, "auto"), FrontWire(outbox), page_size, outbox)  # type: ignore[arg-type]
+    return MetPulls(copier, KnownRoutes({}, "auto"), FrontWire(outbox), page_size, outbox, itertools.count(1))  # type: ignore[arg-type]
 
 
 class Rig:

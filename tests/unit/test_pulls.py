@@ -61,7 +61,8 @@ class FrontRig(Rig):
         self.area, wire = Area.new(memory, GEOMETRY.page_bytes, "/dev/shm/here"), FrontWire(self.outbox)
         site = Site(self.area, "/dev/shm", wire)
         backends = {"shm": ShmBackend(site), "grpc": StreamBackend(site)}
-        return Pulls(Copier(self.area, backends), Routes(backends, self.transfer), wire, PAGE, self.outbox)
+        copier, routes = Copier(self.area, backends), Routes(backends, self.transfer)
+        return Pulls(copier, routes, wire, PAGE, self.outbox, itertools.count(1))
 
     def tell(self, *commands: object) -> list[Event]:
         """What the engine says after it has heard `commands`, and looked after its pulls once."""

@@ -12,68 +12,21 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from staging_rig import PAGE, PAGES, SLOTS, ByHand, staged
 
-from eyas.common.errors import Cancelled, TransferFailed
+from eyas.common.errors import TransferFailed
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest, KvKind, Shard
+from eyas.common.types import Choice, GenerationRequest, KvKind
 from eyas.engine.batch.sequence import Generation, Kind
 from eyas.engine.ipc.messages import Release, WatchOpened, WatchUpdate
 from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.offers import StagedOffers
 from eyas.engine.kv.pages import PagePool
-from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.slots import Slots
-from eyas.engine.kv.staged_copier import StagedCopier
 from eyas.engine.kv.staging import Staging
-from kv_transfer.backends.base import Backend, Copy, CopyResult, Source
 from kv_transfer.owner import Owner
-from kv_transfer.route import Route
-
-PAGE, PAGES, SLOTS = 4, 24, 10
-SHAPE = PoolShape(KvFormat(2, 1, 4), pages=PAGES, page_size=PAGE)
-
-
-class ByHand:
-    """The copy thread of a staging, whose jobs are done when the test says so, in order."""
-
-    def __init__(self, staging: Staging) -> None:
-        staging._thread.close(time.monotonic() + 5.0)
-        self.jobs: list[tuple[int, object]] = []
-        self.out: list[tuple[list[int], tuple[int, ...]]] = []  # pages and slots of the jobs
-        self.broken: TransferFailed | None = None
-        staging._thread = self  # type: ignore[assignment]
-        self._staging, self._copy_out = staging, staging.copy_out
-        staging.copy_out = self.copy_out  # type: ignore[method-assign]
-
-    def copy_out(self, pages, slots, then) -> None:
-        self.out.append((pages, slots))
-        self._copy_out(pages, slots, then)
-
-    def submit(self, job: int, do: object) -> None:
-        self.jobs.append((job, do))
-
-    def do_one(self) -> None:
-        number, do = self.jobs.pop(0)
-        self.out = self.out[1:]
-        if self.broken is None:
-            do()  # type: ignore[operator]
-        self._staging._running.pop(number)(self.broken)
-
-    def finished(self) -> list[object]:
-        return []
-
-    def close(self, deadline: float) -> bool:
-        return True
-
-
-def staged(folder: Path) -> tuple[KvPool, Staging]:
-    """A pool that is in no file, every page full of its own number, and staging beside it."""
-    pool = KvPool(SHAPE)
-    for page in range(PAGES):
-        pool.tensor[page] = page
-    return pool, Staging(pool, folder / "staging", SLOTS)
 
 
 @pytest.fixture
@@ -290,117 +243,3 @@ def test_a_copy_out_that_fails_fails_the_handle(beside: tuple[KvPool, Staging]) 
     (update,) = outbox.take()
     assert update.failure.message == "the device is gone"
     assert slots.free == SLOTS and pages.free == PAGES
-
-
-# --- the puller's side: landings ------------------------------------------------------------------------
-
-
-class HandBackend(Backend):
-    """Copies stop when the test says so: each destination page is then full of its source's number."""
-
-    name = "hand"
-
-    def __init__(self) -> None:
-        self.running: list[Copy] = []
-        self.over: list[CopyResult] = []
-        self.cancelled: list[Copy] = []
-
-    def export(self):
-        return {}
-
-    def open(self, export):
-        return Source()
-
-    def start(self, source, job):
-        self.running.append(job)
-
-    def poll(self):
-        over, self.over = self.over, []
-        return over
-
-    def cancel(self, job):
-        self.cancelled.append(job)
-
-    def close(self, deadline):
-        return True
-
-    def finish(self, area, error=None):
-        job = self.running.pop(0)
-        for page, slot in zip(job.source.pages, job.dst_pages, strict=True):
-            area.pages[slot].view("f4")[:] = page
-        self.over.append(CopyResult(job, self.name, 7, 0.1, error))
-
-
-@pytest.fixture
-def landing(beside: tuple[KvPool, Staging]) -> tuple[KvPool, Staging, HandBackend, StagedCopier, Slots]:
-    pool, staging = beside
-    backend, slots = HandBackend(), Slots(range(4, SLOTS))
-    return pool, staging, backend, StagedCopier({"hand": backend}, staging, slots), slots
-
-
-def job(number: int, src: tuple[int, ...], dst: tuple[int, ...], *, pull: int = 1) -> Copy:
-    return Copy(pull, number, Shard(0, src), dst)
-
-
-def results(copier: StagedCopier, count: int) -> list[CopyResult]:
-    deadline, found = time.monotonic() + 10.0, []
-    while len(found) < count:
-        assert time.monotonic() < deadline
-        found += copier.finished()
-        time.sleep(0.001)
-    return found
-
-
-def test_a_copy_counts_once_it_is_in_the_pool(landing) -> None:
-    pool, staging, backend, copier, slots = landing
-    thread = ByHand(staging)
-    asked = job(0, (50, 51), (3, 9))
-    copier.submit(Route(backend, Source()), asked)
-    assert set(backend.running[0].dst_pages) <= set(range(4, SLOTS)) and slots.free == 4
-    backend.finish(staging.area)
-    assert copier.finished() == [] and slots.free == 4, "its bytes are in slots only"
-    thread.do_one()
-    (result,) = copier.finished()
-    assert result == CopyResult(asked, "hand", 7, 0.1)
-    assert (pool.tensor[3] == 50).all() and (pool.tensor[9] == 51).all() and slots.free == 6
-
-
-def test_jobs_without_slots_wait_in_order(landing) -> None:
-    _, staging, backend, copier, slots = landing
-    jobs = [job(0, (1, 2, 3, 4), (1, 2, 3, 4)), job(1, (5, 6, 7), (5, 6, 7)), job(2, (8,), (8,))]
-    for each in jobs:
-        copier.submit(Route(backend, Source()), each)
-    assert [one.number for one in backend.running] == [0], "the last one would fit, but it came last"
-    for number in range(3):
-        if number < len(backend.running) or backend.running:
-            backend.finish(staging.area)
-        (result,) = results(copier, 1)
-        assert result.job == jobs[number]
-    assert slots.free == 6
-
-
-def test_a_cancelled_pull_keeps_slots_and_pages_until_its_copies_stopped(landing) -> None:
-    _, staging, backend, copier, slots = landing
-    copier.submit(Route(backend, Source()), job(0, (1, 2, 3, 4), (1, 2, 3, 4)))
-    copier.submit(Route(backend, Source()), job(1, (5, 6, 7), (5, 6, 7)))
-    copier.submit(Route(backend, Source()), job(0, (8,), (8,), pull=2))
-    copier.cancel(1)
-    (unbegun,) = copier.finished()
-    assert unbegun.job.number == 1 and isinstance(unbegun.error, Cancelled)
-    assert [one.number for one in backend.cancelled] == [0]
-    backend.finish(staging.area, Cancelled("the copy was given up"))
-    (stopped,) = results(copier, 1)
-    assert stopped.job.name == (1, 0) and isinstance(stopped.error, Cancelled)
-    (other,) = backend.running
-    assert other.pull == 2
-    backend.finish(staging.area)
-    assert results(copier, 1)[0].ok and slots.free == 6
-
-
-def test_a_proof_ends_in_its_slot(landing) -> None:
-    pool, staging, backend, copier, slots = landing
-    copier.submit(Route(backend, Source()), Copy(1, -1, Shard(0, (77,)), (3,), proof=12345))
-    backend.finish(staging.area)
-    (result,) = copier.finished()
-    assert "brought other bytes" in result.error.message
-    assert (pool.tensor[3] == 3).all() and slots.free == 6

@@ -8,7 +8,7 @@ engines (target KV) and draft engines (draft KV).
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -91,18 +91,21 @@ class _Active:
 
 @dataclass
 class Pulls:
-    """All pulls of one group of pages. `wire` takes what the front tells of copies that it makes."""
+    """All pulls of one group of pages. `wire` takes what the front tells of copies that it makes.
+
+    `numbers`: of its pulls; no two pulls that are told to one outbox may have the same.
+    """
 
     copier: Copier
     routes: Routes
     wire: FrontWire
     page_size: int
     outbox: Outbox
+    numbers: Iterator[int]
     destination: Destination | None = None
     moved: dict[str, Moved] = field(default_factory=dict)  # running totals by path
     failed: int = 0
     _active: dict[int, _Active] = field(default_factory=dict)  # by number, in order of arrival
-    _numbers: int = 0
 
     @property
     def active(self) -> int:
@@ -118,21 +121,20 @@ class Pulls:
         A handle that makes no sense is `lost` before this returns.
         """
         assert self.destination is not None
-        self._numbers += 1
+        number = next(self.numbers)
         try:
             if len(handle.shards) != 1 or handle.tokens < 1:
                 raise TransferFailed(f"KV handle {handle.id} must have rows, and one shard: this engine's.")
-            pull = Pull(self._numbers, handle, attempt, self.page_size, deadline)
+            pull = Pull(number, handle, attempt, self.page_size, deadline)
         except EyasError as error:
             self.destination.lost(owner, error)
             return
-        self._active[self._numbers] = _Active(self._numbers, owner, pull, handle)
-        self._act(self._active[self._numbers])
+        self._active[number] = _Active(number, owner, pull, handle)
+        self._act(self._active[number])
 
     def refuse(self, handle: KvHandle, attempt: int) -> None:
         """Nobody will pull this handle: its owner may free the pages now."""
-        self._numbers += 1
-        number = self._numbers
+        number = next(self.numbers)
         self.outbox.add(OpenPull(number, handle, attempt), ReleasePull(number), ClosePull(number))
 
     def cancel(self, owner: Hashable) -> None:

@@ -5,6 +5,7 @@ It puts the parts together and says what pullers are told of each pool. What the
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from dataclasses import dataclass, field
@@ -38,15 +39,15 @@ STAGED_FRACTION = 0.05
 _log = logging.getLogger("eyas.engine")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Travel:
-    """Made once per engine. `offers`, `infos` and `files` by group: empty where pages cannot travel."""
+    """Made once per engine; everything by group. Where pages cannot travel there are no `infos`."""
 
-    pulls: Pulls
-    copier: Copier
-    offers: dict[KvKind, Offers] = field(default_factory=dict)
-    infos: dict[str, PoolInfo] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
+    pulls: dict[KvKind, Pulls]
+    copiers: dict[KvKind, Copier]
+    offers: dict[KvKind, Offers]
+    infos: dict[str, PoolInfo]
+    files: dict[str, str]
 
     @property
     def possible(self) -> bool:
@@ -54,29 +55,29 @@ class Travel:
 
 
 def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], pages: PagePool, outbox: Outbox) -> Travel:
-    """For pools that share the page numbers of `pages`. Other workers' pages come into the first."""
-    wire, config = FrontWire(outbox), spec.config
-    moving = {group: pool for group, pool in pools.items() if _travels(spec, pool)}
-    reaches = {group: _reach(spec, group, pool, wire) for group, pool in moving.items()}
-    if not reaches:
-        nothing = Copier(Area(np.empty((1, 0), np.uint8)), {})
-        return Travel(Pulls(nothing, Routes({}, config.transfer), wire, config.page_size, outbox), nothing)
-    first = reaches[next(iter(pools))]
-    copier = first.copier()
-    made = Travel(
-        Pulls(copier, Routes(first.backends, config.transfer), wire, config.page_size, outbox), copier
+    """For pools that share the page numbers of `pages`."""
+    reaches = {group: _reach(spec, group, pool, FrontWire(outbox)) for group, pool in pools.items()}
+    moving = {group: reach for group, reach in reaches.items() if reach.backends}
+    copiers = {group: reach.copier() for group, reach in reaches.items()}
+    routes = {group: Routes(reach.backends, spec.config.transfer) for group, reach in reaches.items()}
+    size, numbers = spec.config.page_size, itertools.count(1)
+    return Travel(
+        pulls={
+            group: Pulls(copiers[group], routes[group], reach.wire, size, outbox, numbers)
+            for group, reach in reaches.items()
+        },
+        copiers=copiers,
+        offers={group: reach.offers(spec.layout_hash(group), pages) for group, reach in moving.items()},
+        infos={group.value: reach.info(spec, group) for group, reach in moving.items()},
+        files={group.value: reach.area.path for group, reach in moving.items()},
     )
-    for group, reach in reaches.items():
-        made.offers[group] = reach.offers(spec.layout_hash(group), pages)
-        made.infos[group.value] = reach.info(spec, group)
-        made.files[group.value] = reach.area.path
-    return made
 
 
 @dataclass(frozen=True)
 class _Reach:
     """One pool, as other workers reach it. `out` and `back`: staging slots for pages that leave and come."""
 
+    wire: FrontWire
     area: Area
     backends: dict[str, Backend]
     staging: Staging | None = None
@@ -101,14 +102,11 @@ class _Reach:
         return PoolInfo(spec.epoch, spec.layout_hash(group), geometry, (rank,))
 
 
-def _travels(spec: EngineSpec, pool: KvPool) -> bool:
-    """A worker that takes whole requests only needs no staging: nobody sends it others."""
-    return pool.area is not None or set(spec.config.roles) != set(Role)
-
-
 def _reach(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _Reach:
     if pool.area is not None:
-        return _Reach(pool.area, _backends(spec, pool.area, wire))
+        return _Reach(wire, pool.area, _backends(spec, pool.area, wire))
+    if set(spec.config.roles) == set(Role):  # it takes whole requests only: nobody sends it pages
+        return _Reach(wire, Area(np.empty((1, 0), np.uint8)), {})
     roles, slots = spec.config.roles, staging_slots(spec, pool.shape.pages)
     out = slots if Role.PREFILL in roles else 0
     back = slots if set(roles) != {Role.PREFILL} else 0
@@ -116,7 +114,7 @@ def _reach(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _R
     text = "staging of %s KV: %d pages to leave and %d to come, %.0f MiB in %s"
     _log.info(text, group, out, back, staging.area.pages.nbytes / 2**20, staging.area.path)
     backends = _backends(spec, staging.area, wire)
-    return _Reach(staging.area, backends, staging, Slots(range(out)), Slots(range(out, out + back)))
+    return _Reach(wire, staging.area, backends, staging, Slots(range(out)), Slots(range(out, out + back)))
 
 
 def staging_slots(spec: EngineSpec, pages: int) -> int:
