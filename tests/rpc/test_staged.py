@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from real_worker import RealWorker, decoding, prefill, real_worker, tiny_config
 
-from eyas.common import clients, rpc
+from eyas.common import clients, replies, rpc
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
@@ -95,7 +95,7 @@ async def test_more_prompts_than_staging_holds_wait_their_turn(
             events = clients.PrefillClient(channel).prefill(request(i), 1, False)
             async with contextlib.aclosing(events):
                 async for event in events:
-                    if isinstance(event, clients.PrefillStarted):
+                    if isinstance(event, replies.PrefillStarted):
                         if i % 4 == 3:
                             return  # the caller leaves
                         decode.attach(request(i), event.handles)
@@ -117,7 +117,7 @@ async def collect(decode: Any, ids: set[str]) -> dict[str, list[int]]:
     tokens: dict[str, list[int]] = {id: [] for id in ids}
     open_ids = set(ids)
     while open_ids:
-        for entry in (await decode.next(clients.Step)).entries:
+        for entry in (await decode.next(replies.Step)).entries:
             tokens[entry.id][entry.index :] = entry.tokens
             if entry.finish is not None:
                 open_ids.discard(entry.id)

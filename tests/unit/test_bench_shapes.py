@@ -18,7 +18,6 @@ from eyas.engine.models import llama
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.eagle3 import Eagle3Draft, Eagle3Tap
 from eyas.engine.models.heads import read_head
-from eyas.engine.models.keys import describe
 from eyas.engine.models.table import read_model
 from eyas.worker.folder import check_draft, check_model
 from gateway.tokenizer import Tokenizer
@@ -64,7 +63,7 @@ def test_a_chat_is_rendered_and_ends(folders: tuple[Path, Path]) -> None:
 def test_the_8b_shape_is_the_published_one(tmp_path: Path) -> None:
     shape = shapes.SHAPES["llama-3.1-8b"]
     raw = shapes._config(shape, "LlamaForCausalLM", shape.layers)
-    config = describe(llama, raw, tmp_path)
+    config = llama.describe(raw, tmp_path)
     rope = Rope(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
     assert config == ModelConfig(
         folder=tmp_path,
@@ -79,7 +78,7 @@ def test_the_8b_shape_is_the_published_one(tmp_path: Path) -> None:
     shapes.write_head(shape, tmp_path)
     head = read_head(tmp_path, config, "dummy")
     assert (head.draft_vocab_size, head.decoder.vocab_size, head.decoder.num_layers) == (32000, 128256, 1)
-    assert (head.decoder.hidden_size, head.decoder.intermediate_size) == (4096, 14336)
+    assert (head.decoder.hidden_size, head.decoder.layers[0].feed_forward.width) == (4096, 14336)
 
 
 def test_a_server_takes_the_folders(folders: tuple[Path, Path]) -> None:
@@ -97,7 +96,7 @@ def test_a_dummy_model_and_its_head_are_built(folders: tuple[Path, Path]) -> Non
     target = read_model(folders[0], "dummy")
     draft = read_head(folders[1], target, "dummy")
     shape = PoolShape(target.kv_format, 8, 16)
-    backend = TorchAttention(target.num_heads, shape)
+    backend = TorchAttention.of(target, shape)
     model = Decoder(target, DummyWeights(), backend)
     weights = DummyWeights(optional=draft.dummy_tensors)
     Eagle3Tap(draft, weights)

@@ -97,6 +97,8 @@ class Norms:
 
 @dataclasses.dataclass(frozen=True)
 class LayerSpec:
+    """One layer: attention, then the feed-forward, each added to the residual; and its norms."""
+
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
     norms: Norms = Norms()
@@ -107,8 +109,9 @@ class ModelConfig:
     """A decoder. `context_length` is in tokens; sizes are element counts.
 
     `norm_offset`: what is added to a stored gain. `embedding_scale` multiplies embedded tokens.
-    `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not). Raises ConfigError if its
-    layers cannot share a KV pool, or their sizes do not fit each other.
+    `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not). `renamed`: parts of tensor
+    names, (as stored, as the decoder calls them), replaced in this order. Raises ConfigError if its layers
+    cannot share a KV pool, or their sizes do not fit each other.
     """
 
     folder: Path
@@ -122,6 +125,7 @@ class ModelConfig:
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
     logit_soft_cap: float = 0.0
+    renamed: tuple[tuple[str, str], ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     load_format: str = "auto"  # "dummy": weight files are neither needed nor read
 
@@ -149,6 +153,12 @@ class ModelConfig:
         layers = tuple(_without_idle_window(layer, context_length) for layer in self.layers)
         return dataclasses.replace(self, context_length=context_length, layers=layers)
 
+    def spelling(self, stored: str) -> str:
+        """The name by which a decoder asks for the tensor that is stored under this one."""
+        for there, here in self.renamed:
+            stored = stored.replace(there, here)
+        return stored
+
     @property
     def kv_format(self) -> KvFormat:
         """Of all its layers. Raises ConfigError, by name, if they differ."""
@@ -160,6 +170,7 @@ class ModelConfig:
 
     @property
     def num_layers(self) -> int:
+        """How many layers there are."""
         return len(self.layers)
 
     @property
@@ -169,10 +180,12 @@ class ModelConfig:
 
     @property
     def num_kv_heads(self) -> int:
+        """Key and value heads of every layer."""
         return self.layers[0].attention.num_kv_heads
 
     @property
     def head_dim(self) -> int:
+        """Elements of every head."""
         return self.layers[0].attention.head_dim
 
     @cached_property
@@ -250,6 +263,7 @@ class DraftConfig:
 
     @property
     def kv_format(self) -> KvFormat:
+        """Of the head's own pool."""
         return self.decoder.kv_format
 
     @cached_property

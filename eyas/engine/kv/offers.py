@@ -31,9 +31,12 @@ class Placed(Protocol):
 
 
 class Offers(Protocol):
-    """The pages of one group. `layout_hash` says what their bytes mean."""
+    """The pages of one group."""
 
-    layout_hash: str
+    @property
+    def layout_hash(self) -> str:
+        """What their bytes mean."""
+        ...
 
     def reserve(self, id: str, count: int) -> bool:
         """Room for `count` pages of the generation `id`, if not reserved before; False: not now."""

@@ -36,7 +36,7 @@ from kv_transfer.puller import (
     Action,
     CloseWatch,
     Complete,
-    Lost,
+    Incomplete,
     OpenWatch,
     PagesFree,
     Pull,
@@ -227,7 +227,7 @@ class Pulls:
                     active.pull.copied(stopped, time.monotonic())
             case PagesFree(pages):
                 destination.pages_free(list(pages))
-            case Lost(error):
+            case Incomplete(error):
                 self.failed += 1
                 destination.lost(active.owner, error)
             case Complete():

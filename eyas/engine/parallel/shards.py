@@ -1,4 +1,4 @@
-"""How a decoder of the Llama family is divided among the ranks of a group (Megatron-LM, section 3).
+"""How a decoder is divided among the ranks of a group (Megatron-LM, section 3).
 
 | tensor | each rank holds | then |
 | --- | --- | --- |
