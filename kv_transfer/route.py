@@ -70,9 +70,10 @@ class Routes:
 
     def prove(self, peer: Peer, route: Route) -> None:
         """The peer's proof page came this way. What is left of peers that are gone is let go."""
+        if self.known(peer) is None:
+            _log.info("%s KV of worker %s comes by %s", peer.group, peer.worker, route.backend.name)
         self._proven = {name: (e, r) for name, (e, r) in self._proven.items() if r.source.current}
         self._proven[peer.name] = peer.info.epoch, route
-        _log.info("%s KV of worker %s comes by %s", peer.group, peer.worker, route.backend.name)
 
     def forget(self, peer: Peer) -> None:
         """A copy failed: the next pull proves a way anew."""
