@@ -6,8 +6,7 @@ Leases are the engine's; this relays. It reads the engine's pools and never judg
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,15 +16,14 @@ from eyas.common import chunk, convert
 from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import InvalidRequest, NotFound, TransferFailed, Unavailable
 from eyas.common.message import Failure
+from eyas.common.pool import PoolInfo
 from eyas.common.types import KvHandle, KvKind
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Ready, Stopped
 from eyas.engine.ipc.transfer_messages import Release, Released, WatchClosed, WatchOpened, WatchUpdate
-from kv_transfer.backends.base import Pages
-from kv_transfer.backends.shm import map_pool
+from kv_transfer.area import Pages
+from kv_transfer.backends.shm import map_file
 from kv_transfer.backends.stream import chunks
-from kv_transfer.layout import Geometry
-from kv_transfer.route import pool_identity
 from protos import transfer_pb2, transfer_pb2_grpc
 
 SERVICE = "eyas.internal.v1.TransferService"
@@ -66,16 +64,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 
         Raises NotFound if this worker has no such pages, Unavailable while its engine cannot serve.
         """
-        ready = self._ready()
-        group = convert.group_from_pb(request.group)
-        if group not in ready.layout_hashes:
-            raise NotFound(f"this worker has no pages of the {group} group", param="group")
-        return transfer_pb2.HandshakeResponse(
-            layout_hash=ready.layout_hashes[group],
-            epoch=ready.epoch,
-            geometry=self._geometry(group),
-            pool_identity=pool_identity(ready.pools[group]) if group in ready.pools else "",
-        )
+        return convert.pool_to_pb(self._info(convert.group_from_pb(request.group)))
 
     async def Watch(
         self, request: transfer_pb2.WatchRequest, context: Context
@@ -122,9 +111,14 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         """Pages of a handle with an open Watch, as they are now; Release says whether they may be used.
 
         No page is read after the Watch has ended or a Release has come: it may hold another request's KV.
-        Raises InvalidRequest for pages that the handle does not name, TransferFailed without a Watch.
+        The proof page needs no handle. Raises InvalidRequest for pages that the handle does not name,
+        TransferFailed without a Watch.
         """
         self._ready()
+        if request.id == 0:
+            for data in self._proof(request):
+                yield data
+            return
         handle = self._watched(request)
         offered = {page for shard in handle.shards for page in shard.pages}
         if len(request.pages) > len(offered) or not offered.issuperset(request.pages):
@@ -156,17 +150,24 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
                 return handle
         raise TransferFailed(f"no Watch of handle {request.id} by attempt {request.attempt} is open here")
 
+    def _proof(self, request: transfer_pb2.FetchRequest) -> Iterator[bytes]:
+        group = convert.group_from_pb(request.group)
+        info = self._info(group)
+        if (request.epoch, *request.pages) != (info.epoch, info.geometry.pages):
+            raise InvalidRequest("pages without a handle may be the proof page only", param="pages")
+        return chunks(self._pool(group), request.pages)
+
     def _pool(self, group: KvKind) -> Pages:
         if group not in self._pools:
-            pools = self._ready().pools
-            if group not in pools:
-                raise NotFound(f"this worker has no pool of the {group} group in a file", param="group")
-            geometry = Geometry.from_json(self._geometry(group))
-            self._pools[group] = map_pool(pools[group], geometry.page_bytes).pages
+            path = self._ready().files[group]
+            self._pools[group] = map_file(path, self._info(group).geometry.page_bytes).pages
         return self._pools[group]
 
-    def _geometry(self, group: KvKind) -> str:
-        return json.dumps(json.loads(self._ready().geometry)[group])
+    def _info(self, group: KvKind) -> PoolInfo:
+        pools = self._ready().pools
+        if group not in pools:
+            raise NotFound(f"this worker has no pages of the {group} group", param="group")
+        return pools[group]
 
 
 def _alive(event: WatchUpdate | Stopped) -> WatchUpdate:

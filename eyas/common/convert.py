@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest, from_code
+from eyas.common.errors import ConfigError, ContextLengthExceeded, EyasError, InvalidRequest, from_code
 from eyas.common.params import SamplingParams
+from eyas.common.pool import Geometry, PoolInfo, RankPool
 from eyas.common.types import (
     Choice,
     Entry,
@@ -29,7 +30,7 @@ from eyas.common.types import (
     TokenLogprob,
     WorkerInfo,
 )
-from protos import common_pb2, decode_pb2, worker_pb2
+from protos import common_pb2, decode_pb2, transfer_pb2, worker_pb2
 
 _FINISH_TO_PB = {
     None: common_pb2.FINISH_UNSPECIFIED,
@@ -298,7 +299,7 @@ def handle_to_pb(handle: KvHandle) -> common_pb2.KvHandle:
         group=group_to_pb(handle.group),
         layout=handle.layout,
         tokens=handle.tokens,
-        shards=[common_pb2.Shard(rank=s.rank, pool=s.pool, pages=s.pages) for s in handle.shards],
+        shards=[common_pb2.Shard(rank=s.rank, pages=s.pages) for s in handle.shards],
     )
 
 
@@ -312,13 +313,43 @@ def handle_from_pb(pb: common_pb2.KvHandle) -> KvHandle:
         group=group_from_pb(pb.group),
         layout=pb.layout,
         tokens=pb.tokens,
-        shards=tuple(Shard(s.rank, s.pool, tuple(s.pages)) for s in pb.shards),
+        shards=tuple(Shard(s.rank, tuple(s.pages)) for s in pb.shards),
     )
 
 
 def handles_from_pb(pbs: Iterable[common_pb2.KvHandle]) -> tuple[KvHandle, ...]:
     """Several handles. Raises as `handle_from_pb` does."""
     return tuple(handle_from_pb(pb) for pb in pbs)
+
+
+def pool_to_pb(pool: PoolInfo) -> transfer_pb2.HandshakeResponse:
+    names = pool.geometry.__struct_fields__
+    return transfer_pb2.HandshakeResponse(
+        layout_hash=pool.layout_hash,
+        epoch=pool.epoch,
+        geometry=transfer_pb2.Geometry(**{name: getattr(pool.geometry, name) for name in names}),
+        ranks=[
+            transfer_pb2.RankPool(
+                rank=rank.rank,
+                checksum=rank.checksum,
+                exports=[transfer_pb2.PoolExport(backend=b, fields=f) for b, f in rank.exports.items()],
+            )
+            for rank in pool.ranks
+        ],
+    )
+
+
+def pool_from_pb(pb: transfer_pb2.HandshakeResponse) -> PoolInfo:
+    """Raises ConfigError for a geometry that no pool has."""
+    try:
+        geometry = Geometry(**{name: getattr(pb.geometry, name) for name in Geometry.__struct_fields__})
+    except ValueError as error:
+        raise ConfigError(f"the peer's KV geometry makes no sense: {error}") from error
+    ranks = tuple(
+        RankPool(rank.rank, rank.checksum, {export.backend: dict(export.fields) for export in rank.exports})
+        for rank in pb.ranks
+    )
+    return PoolInfo(pb.epoch, pb.layout_hash, geometry, ranks)
 
 
 # --- errors and workers ------------------------------------------------------------------------------

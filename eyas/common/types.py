@@ -164,10 +164,9 @@ class KvKind(enum.StrEnum):
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """The pages of a handle on one rank. `pool`: the path of its file under /dev/shm, if it has one."""
+    """The pages of a handle on one rank, by their numbers in its pool."""
 
     rank: int
-    pool: str
     pages: tuple[int, ...]
 
 

@@ -6,30 +6,19 @@ engine decides that. Every failure is an EyasError.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import grpc
 import msgspec
 
 from eyas.common import chunk, convert, rpc
 from eyas.common.errors import TransferFailed
+from eyas.common.pool import PoolInfo
 from eyas.common.types import FirstToken, KvHandle, KvKind
 from protos import transfer_pb2, transfer_pb2_grpc
 
 HANDSHAKE_S = 5.0
 RELEASE_S = 5.0
-
-
-class PeerPool(msgspec.Struct, frozen=True):
-    """The layout of the owner's pages of one group, and where they are.
-
-    `geometry`: JSON of kv_transfer.layout.Geometry; `pool_identity`: see kv_transfer.route.
-    """
-
-    layout_hash: str
-    epoch: int
-    geometry: str
-    pool_identity: str
 
 
 class WatchReady(msgspec.Struct, frozen=True):
@@ -56,14 +45,17 @@ class TransferClient:
         )
         self._worker = worker
 
-    async def handshake(self, group: KvKind, layout_hash: str) -> PeerPool:
-        """The owner's pool of this group. Raises NotFound if it has none; Unavailable, DeadlineExceeded."""
+    async def handshake(self, group: KvKind, layout_hash: str) -> PoolInfo:
+        """The owner's pool of this group.
+
+        Raises NotFound if it has none, ConfigError for sizes that no pool has; Unavailable, DeadlineExceeded.
+        """
         request = transfer_pb2.HandshakeRequest(group=convert.group_to_pb(group), layout_hash=layout_hash)
         try:
             reply = await self._stub.Handshake(request, timeout=HANDSHAKE_S)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
-        return PeerPool(reply.layout_hash, reply.epoch, reply.geometry, reply.pool_identity)
+        return convert.pool_from_pb(reply)
 
     async def watch(self, handle: KvHandle, attempt: int) -> AsyncIterator[WatchReady | WatchDone]:
         """Reports what becomes readable. The lease lives while this is open; it ends only by raising.
@@ -97,7 +89,7 @@ class TransferClient:
             raise rpc.map_rpc_error(error) from error
         return bool(reply.valid)
 
-    async def fetch(self, handle: KvHandle, attempt: int, pages: Sequence[int]) -> AsyncIterator[memoryview]:
+    def fetch(self, handle: KvHandle, attempt: int, pages: Sequence[int]) -> AsyncGenerator[memoryview, None]:
         """The bytes of some of the handle's pages, in order, while its Watch is open.
 
         Raises TransferFailed if the owner does not know the Watch, InvalidRequest for pages that the handle
@@ -110,6 +102,14 @@ class TransferClient:
             pages=pages,
             group=convert.group_to_pb(handle.group),
         )
+        return self._chunks(request)
+
+    def fetch_proof(self, handle: KvHandle, page: int) -> AsyncGenerator[memoryview, None]:
+        """The bytes of the proof page behind the pages of which the handle names some. No Watch is needed."""
+        group = convert.group_to_pb(handle.group)
+        return self._chunks(transfer_pb2.FetchRequest(epoch=handle.epoch, pages=[page], group=group))
+
+    async def _chunks(self, request: transfer_pb2.FetchRequest) -> AsyncGenerator[memoryview, None]:
         call = self._fetch(request)
         try:
             async for data in call:

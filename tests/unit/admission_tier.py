@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from engine_rig import HandCopier
+from engine_rig import HandCopier, hand_pulls
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import KvKind
@@ -24,10 +24,10 @@ from eyas.engine.ipc.messages import (
     Shutdown,
 )
 from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.leases import Leases, OfferedPool
+from eyas.engine.kv.leases import Leases
+from eyas.engine.kv.offers import PoolOffers
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache, _Node
-from eyas.engine.kv.pulls import Pulls
 from eyas.engine.loop.engine import Engine, Parts
 from eyas.engine.loop.plain_runner import PlainFlight
 from eyas.engine.loop.step_clock import StepClock
@@ -100,11 +100,11 @@ class Tier:
         self._batch: list[Command] = []
         self._said: list[Event] = []
         pool, outbox, copier = PagePool(pages), Outbox(), StandStillCopier()
-        self.pulls = Pulls(copier, PAGE, outbox, itertools.count(1))  # type: ignore[arg-type]
+        self.pulls = hand_pulls(copier, PAGE, outbox)
         cache, limits = PrefixCache(pool, PAGE, lookahead=0), Limits(PAGE, max_running, CHUNK, ROUND_ROWS)
         self.scheduler = Scheduler(pool, cache, limits, self.pulls)
         owner = Owner(name, 1, LEASE_S, itertools.count(1).__next__)
-        self.leases = Leases(owner, pool, PAGE, {KvKind.TARGET: OfferedPool("pool", "m")}, outbox)
+        self.leases = Leases(owner, pool, PAGE, {KvKind.TARGET: PoolOffers("m", pool)}, outbox)
         model: Any = FakeModel(self)
         ready: Any = SimpleNamespace(context_length=64, draft_width=0)
         self.copier = copier

@@ -11,6 +11,7 @@ import msgspec
 
 from eyas.common.message import Failure, Message
 from eyas.common.params import SamplingParams
+from eyas.common.pool import PoolInfo
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, Step
 from eyas.common.types import FirstToken, GenerationRequest, KvHandle
 from eyas.engine.ipc.transfer_messages import (
@@ -26,7 +27,7 @@ from eyas.engine.ipc.transfer_messages import (
     Release,
     Released,
     ReleasePull,
-    StopCopies,
+    StopCopy,
     WatchClosed,
     WatchOpened,
     WatchUpdate,
@@ -182,9 +183,8 @@ class Ready(Message, frozen=True):
     context_length: int
     vocab_size: int
     pages_total: int
-    pools: dict[str, str]  # KV kind -> path of its pool's file
-    geometry: str  # JSON: a kv_transfer.layout.Geometry per KV kind
-    layout_hashes: dict[str, str]  # KV kind -> handshake hash
+    pools: dict[str, PoolInfo]  # KV kind -> what pullers of its pages are told
+    files: dict[str, str]  # KV kind -> path of the file that its pages are in, for this worker's front alone
     slowest_step_s: float
     draft_width: int = 0
     synthetic: bool = False
@@ -274,7 +274,7 @@ Event = (
     | Released
     | OpenPull
     | CopyPages
-    | StopCopies
+    | StopCopy
     | ReleasePull
     | ClosePull
     | DraftUp

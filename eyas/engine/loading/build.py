@@ -8,8 +8,6 @@ prompts are computed for others), through draft workers, or not at all.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import json
 import logging
 import secrets
 import time
@@ -17,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from eyas.common.config import EngineConfig
@@ -29,15 +26,15 @@ from eyas.engine.device.lead import Lead
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import Ready
 from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.leases import Leases, OfferedPool
+from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool, sweep_stale
 from eyas.engine.kv.prefix_cache import PrefixCache
-from eyas.engine.kv.pulls import Pulls
 from eyas.engine.loading import follower
 from eyas.engine.loading.device_build import build_device, rounds_ahead
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
+from eyas.engine.loading.travel import Travel, travel
 from eyas.engine.loop.engine import Engine, Parts
 from eyas.engine.loop.plain_runner import PlainRunner
 from eyas.engine.loop.runner import Runner
@@ -50,10 +47,6 @@ from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_runner import DraftRunner
 from eyas.engine.speculation.drafter import Drafter
 from eyas.engine.speculation.remote import RemoteDrafter
-from kv_transfer.backends.base import Backend, page_view
-from kv_transfer.backends.local import LocalBackend
-from kv_transfer.backends.shm import ShmBackend
-from kv_transfer.copier import Copier
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import Owner
 
@@ -93,8 +86,10 @@ def _check_device(config: EngineConfig) -> None:
     if (there := torch.cuda.device_count()) < first + ranks:
         message = f"--tensor-parallel-size: {ranks} GPUs from number {first} on, of {there}"
         raise ConfigError(message, param="tensor-parallel-size")
-    if set(config.roles) != set(Role) and not _travels(config):
-        raise ConfigError("a GPU worker takes all roles in this version: KV pages of a GPU cannot travel yet")
+    if set(config.roles) == {Role.DRAFT}:
+        raise ConfigError("--roles: a draft worker runs on a CPU; a GPU drafts where it decodes", param="roles")
+    if set(config.roles) != set(Role) and ranks > 1:
+        raise ConfigError("--roles: GPUs that share a model take all roles", param="roles")
 
 
 @dataclass(frozen=True)
@@ -158,27 +153,24 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     pages = PagePool(pool.shape.pages)
     cache = PrefixCache(pages, config.page_size, lookahead=len(pools) - 1)
     outbox = Outbox()
-    groups = [KvKind.TARGET, KvKind.DRAFT][: len(pools)]
-    movers = [_mover(loaded, group, pool) for group, pool in zip(groups, pools, strict=True)]
-    copiers = tuple(Copier(mover, pages.num_pages) for mover in movers)
-    numbers = itertools.count(1)
-    pulls = [Pulls(copier, config.page_size, outbox, numbers) for copier in copiers]
-    offered = {g: OfferedPool(str(p.path), loaded.layout_hash(g)) for g, p in zip(groups, pools, strict=True)}
+    moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), pages, outbox)
     owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id=partial(secrets.randbits, 63))
+    leases = Leases(owner, pages, config.page_size, moves.offers, outbox)
+    pulls = moves.pulls[KvKind.TARGET]
     return Parts(
         config=config,
         model=loaded.target,
         runner=core.runner,
         pools=pools,
-        scheduler=Scheduler(pages, cache, core.limits, pulls[0]),
+        scheduler=Scheduler(pages, cache, core.limits, pulls, leases.reserve),
         drafter=core.drafter,
-        leases=Leases(owner, pages, config.page_size, offered, outbox),
-        pulls=pulls[0],
-        draft_pulls=pulls[1] if len(pulls) > 1 else None,
-        copiers=copiers,
-        travels=_travels(config),
+        leases=leases,
+        pulls=pulls,
+        draft_pulls=moves.pulls.get(KvKind.DRAFT),
+        copiers=tuple(moves.copiers.values()),
+        travels=moves.possible,
         outbox=outbox,
-        ready=_ready(loaded, dict(zip(groups, pools, strict=True)), core.slowest_step_s),
+        ready=_ready(loaded, moves, core.slowest_step_s),
     )
 
 
@@ -201,16 +193,16 @@ def _draft_parts(loaded: EngineSpec) -> DraftParts:
     with loaded.weights(KvKind.TARGET) as weights:
         ends = EmbeddingAndHead.load(loaded.target, weights)
     runner = _draft_runner(loaded, ends)
-    copier = Copier(_mover(loaded, KvKind.DRAFT, runner.pool), config.num_pages)
-    outbox = Outbox()
+    outbox, pages = Outbox(), PagePool(config.num_pages)
+    moves = travel(loaded, {KvKind.DRAFT: runner.pool}, pages, outbox)
     return DraftParts(
         config=config,
         runner=runner,
-        pool=PagePool(config.num_pages),
-        pulls=Pulls(copier, config.page_size, outbox, itertools.count(1)),
-        copier=copier,
+        pool=pages,
+        pulls=moves.pulls[KvKind.DRAFT],
+        copier=moves.copiers[KvKind.DRAFT],
         outbox=outbox,
-        ready=_ready(loaded, {KvKind.DRAFT: runner.pool}, slowest=0.0),
+        ready=_ready(loaded, moves, slowest=0.0),
     )
 
 
@@ -236,20 +228,7 @@ def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size:
     return None
 
 
-def _travels(config: EngineConfig) -> bool:
-    """Can pages leave this engine's pools, or come there?"""
-    return config.device == "cpu"
-
-
-def _mover(loaded: EngineSpec, group: KvKind, pool: KvPool) -> Backend:
-    """What brings other workers' pages into `pool`: nothing can, into a GPU's."""
-    if not _travels(loaded.config):
-        return LocalBackend(np.empty((0, 0), np.uint8), {})
-    memory = memoryview(pool.tensor.view(-1).numpy()).cast("B")
-    return ShmBackend(page_view(memory, loaded.geometry(group)), loaded.config.pool_dir)
-
-
-def _ready(loaded: EngineSpec, pools: dict[KvKind, KvPool], slowest: float) -> Ready:
+def _ready(loaded: EngineSpec, moves: Travel, slowest: float) -> Ready:
     config, target, head = loaded.config, loaded.target, loaded.head
     return Ready(
         epoch=loaded.epoch,
@@ -259,9 +238,8 @@ def _ready(loaded: EngineSpec, pools: dict[KvKind, KvPool], slowest: float) -> R
         context_length=loaded.target.context_length,
         vocab_size=target.vocab_size,
         pages_total=config.num_pages,
-        layout_hashes={group.value: loaded.layout_hash(group) for group in pools},
-        pools={group.value: str(pool.path) for group, pool in pools.items()},
-        geometry=json.dumps({group.value: json.loads(loaded.geometry(group).to_json()) for group in pools}),
+        pools=moves.infos,
+        files=moves.files,
         slowest_step_s=slowest,
         draft_width=head.decoder.hidden_size if head else 0,
         synthetic=bool(loaded.synthetic_rates),

@@ -80,7 +80,15 @@ class Scheduler:
     The caller empties `preempted` after each step.
     """
 
-    def __init__(self, pool: PagePool, cache: PrefixCache, limits: Limits, incoming: Incoming) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        cache: PrefixCache,
+        limits: Limits,
+        incoming: Incoming,
+        may_offer: Callable[[Generation], bool] = lambda generation: True,
+    ) -> None:
+        """`may_offer`: is there room for what a prompt that is decoded elsewhere offers?"""
         self.pool = pool
         self._incoming = incoming
         self.cache = cache
@@ -92,7 +100,8 @@ class Scheduler:
         self.prompt_tokens = 0  # running total over all allocations
         self.cached_tokens = 0  # how many of `prompt_tokens` came from the prefix cache
         self.preemptions = 0
-        self._slots = list(range(limits.max_running - 1, -1, -1))  # free ones
+        self._may_offer = may_offer
+        self._slots = list(range(limits.max_running - 1, -1, -1))  # the free slots
         self._occupancies = itertools.count()
         self._running_shares = Shares()
         self._starved = False  # a running sequence waits for reclaimed pages: no other may take them
@@ -268,6 +277,8 @@ class Scheduler:
         if not free:
             return False
         ahead = 0 if elsewhere else self.limits.rows_ahead
+        if elsewhere and not self._may_offer(generation):
+            return False
         computed = None if generation.scores is None else generation.scores.next
         found = self._allocate(generation, seq.all_tokens(), len(seq) + ahead, shares, computed)
         if found is None:
