@@ -87,7 +87,7 @@ def _check_device(config: EngineConfig) -> None:
         message = f"--tensor-parallel-size: {ranks} GPUs from number {first} on, of {there}"
         raise ConfigError(message, param="tensor-parallel-size")
     if set(config.roles) == {Role.DRAFT}:
-        raise ConfigError("--roles: a draft worker runs on a CPU; a GPU drafts where it decodes", param="roles")
+        raise ConfigError("--roles: a draft worker needs a CPU; a GPU drafts where it decodes", param="roles")
     if set(config.roles) != set(Role) and ranks > 1:
         raise ConfigError("--roles: GPUs that share a model take all roles", param="roles")
 
