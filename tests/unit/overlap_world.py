@@ -18,7 +18,6 @@ from eyas.engine.batch.stopping import banned_ids, finish
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.flight import Flight
-from eyas.engine.device.hostsample import HostSampler
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout
 from eyas.engine.ipc.messages import Cancel, Step
@@ -71,12 +70,12 @@ class WatchedRunner(DeviceRunner):
 
     ahead = 0  # rounds launched before the one before them had landed
 
-    def launch(self, works: SequenceOf[Work], *, by_host: bool) -> Flight:
+    def launch(self, works: SequenceOf[Work]) -> Flight:
         assert works
         for work in works:
             assert work.seq in work.seq.generation.sequences and work.seq.slot >= 0, "it has ended"
             self.ahead += work.round and work.seq.in_flight > 0
-        flight = super().launch(works, by_host=by_host)
+        flight = super().launch(works)
         lengths = [seq.kv_len for seq, _ in flight.rounds]
         assert lengths == sorted(lengths, reverse=True), "attention begins with the longest"
         return flight
@@ -103,14 +102,15 @@ class World:
     def __init__(self, seed: int, setting: Setting) -> None:
         self.random = random.Random(seed)
         rows = LONGEST + 3 * setting.width
-        self.tables = Tables(TableSizes(setting.max_running + 1, rows // PAGE + 1, setting.width), "cpu")
+        sizes = TableSizes(setting.max_running + 1, rows // PAGE + 1, setting.width, context=LONGEST)
+        self.tables = Tables(sizes, "cpu")
         self.rig = Rig(setting.pages, lookahead=int(setting.width > 1), max_running=setting.max_running)
         self.rig.scheduler.limits = setting.limits
         pool = Pool(PAGE)
         self.device = PaperDevice(self.tables, pool, seed)
         buckets = Buckets(setting.width, TILE, (2, setting.max_running), (2,), 8, 8)
         layout = Layout(PAGE, self.tables.padding_slot, TILE)
-        self.runner = WatchedRunner(self.device, buckets, layout, HostSampler(self.device, EOS))
+        self.runner = WatchedRunner(self.device, buckets, layout, EOS)
         self.pace = OverlappedLoop(self._rounds(pool), self.runner, setting.ahead)
         self.stories: dict[str, Story] = {}
         self.seen: dict[int, Sequence] = {}
@@ -228,16 +228,16 @@ def plain_scores(request: GenerationRequest) -> PromptLogprobs | None:
 
 
 def some_requests(
-    seed: int, count: int, *, host: float = 0.15, many: float = 0.15
+    seed: int, count: int, *, special: float = 0.15, many: float = 0.15
 ) -> list[GenerationRequest]:
-    """`host`: the share that only the host can sample; `many`: with several choices."""
+    """`special`: the share whose history counts, or whose log-probabilities; `many`: with several choices."""
     pick, calls = random.Random(seed), random.Random(seed)
     stem = tuple(pick.choices(range(VOCAB), k=12))  # of prompts that are alike
     made = []
     for i in range(count):
         prompt = (*stem[: pick.choice((0, 0, 8, 12))], *pick.choices(range(VOCAB), k=pick.randint(1, 14)))
         params = _params(pick)
-        if pick.random() < host:
+        if pick.random() < special:
             params = msgspec.structs.replace(params, **pick.choice(HISTORY))
         if pick.random() < 0.3:
             params = msgspec.structs.replace(params, **pick.choice(SCORING))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
+
 import torch
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenLogprob
 from eyas.engine.batch.sequence import Generation, Kind, Sequence
-from eyas.engine.device.flight import Flight, Landed, Sampling
+from eyas.engine.device.flight import Flight, Landed
+from eyas.engine.device.special import SpecialRows, Told
 from eyas.engine.device.step import StepShape
+from eyas.engine.kernels.special import REPORT_WORDS
 
 SHAPE = StepShape(batch=3, width=2, chunk=8, tiles=3, ends=2)
 RESULT = [2, 1, 2, 10, 11] + [1, 1, 1, 20, -1] + [1, 0, 0, 99, -1] + [30, 98]  # 98 and 99 are of padding
+PATHS = [0, 1] + [0, -1] + [0, -1]
 
 
 def sequences(count: int) -> list[tuple[Sequence, int]]:
@@ -21,10 +25,10 @@ def sequences(count: int) -> list[tuple[Sequence, int]]:
     return [(Sequence(i, generation, 0, (1,), []), 70 + i) for i in range(count)]
 
 
-def landed(sampling: Sampling | None = None) -> tuple[list[Landed], list[tuple[Sequence, int]]]:
+def landed(special: Told | None = None) -> tuple[list[Landed], list[tuple[Sequence, int]]]:
     seated = sequences(3)
-    result = torch.tensor(RESULT, dtype=torch.int32)
-    return Flight(SHAPE, (), seated[:2], seated[2:], result, None, sampling).land(), seated
+    result = torch.tensor([*RESULT, *PATHS], dtype=torch.int32)
+    return Flight(SHAPE, (), seated[:2], seated[2:], result, None, special or Told({})).land(), seated
 
 
 def test_first_tokens_then_rounds_each_with_its_seat() -> None:
@@ -32,12 +36,25 @@ def test_first_tokens_then_rounds_each_with_its_seat() -> None:
     assert [(one.seq, one.occupancy) for one in found] == [end, *rounds]
     assert [one.tokens for one in found] == [(30,), (10, 11), (20,)]
     assert [one.drafts for one in found] == [(0, 0, 0), (1, 1, 2), (0, 1, 1)]
-    assert all(one.logprobs == one.extra == () for one in found)
+    assert all(one.logprobs == one.extra == [] for one in found)
 
 
-def test_what_the_host_sampled_is_found_by_its_row() -> None:
-    told = [TokenLogprob(-float(i)) for i in range(4)]
-    logprobs = {0: told[:2], 2: [None], 6: told[3:]}
-    found, _ = landed(Sampling(np.zeros(8, np.int32), logprobs, {6: [(31, None)]}))
-    assert [one.logprobs for one in found] == [told[3:], told[:2], [None]]
-    assert [list(one.extra) for one in found] == [[(31, None)], [], []]
+def test_what_special_rows_gave_is_found_by_their_place() -> None:
+    """Of the first round two nodes are accepted; the end has another choice."""
+    (first, _), _, (end, _) = sequences(3)
+    params = SamplingParams(logprobs=1)
+    end.generation = first.generation = replace(
+        first.generation, request=GenerationRequest("a", (1,), params)
+    )
+    end.forks = (5,)
+    rows = SpecialRows(())
+    rows.add_round(0, 2, first)
+    rows.add_end(6, end)
+    reports = torch.zeros(4, REPORT_WORDS, dtype=torch.int32)
+    reports[:, 0] = torch.tensor([10, 11, 30, 31])
+    reports[:, 1] = (-torch.arange(4.0)).view(torch.int32)
+    reports[:, 2] = 7
+    found, _ = landed(rows.told([reports[:3], reports[3:]]))
+    told = [TokenLogprob(-float(i), ((7, 0.0),)) for i in range(4)]
+    assert [one.logprobs for one in found] == [told[2:3], told[:2], []]
+    assert [one.extra for one in found] == [[(5, 31, told[3])], [], []]

@@ -21,9 +21,9 @@ from eyas.engine.batch.rows import Rows
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
-from eyas.engine.device.hostsample import HostSampler
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout, StepInput
 from eyas.engine.ipc.messages import Cancel, Step
 from eyas.engine.kernels import sample
@@ -76,7 +76,8 @@ class Watch(Executor):
         self.nowhere = rig.pool.num_pages
         pool = KvPool(PoolShape(self.nowhere + 1, 1, PAGE, 1, 16))
         drafter = None if spec is None else DeviceDrafter(self, pool, tables, spec, pdl=False)  # type: ignore[arg-type]
-        super().__init__(DeviceState(self, pool, tables, drafter))  # type: ignore[arg-type]
+        special = SpecialSampler(tables, VOCAB, pdl=False)
+        super().__init__(DeviceState(self, pool, tables, special, drafter))  # type: ignore[arg-type]
 
     def begin(self, step: StepInput) -> None:
         poked = set(step.writes[0].tolist())
@@ -97,9 +98,6 @@ class Watch(Executor):
         return captured
 
     def logits(self, x, picked: torch.Tensor | None = None, out: None = None) -> torch.Tensor:
-        """Of the models; and of the executor, which the host samples from."""
-        if isinstance(x, list):
-            return super().logits(x)
         count = x.shape[0] if picked is None else picked.shape[0]
         return -torch.arange(VOCAB, dtype=torch.float32).sub(DRAFT).abs().repeat(count, 1)
 
@@ -142,7 +140,7 @@ class World:
         buckets = Buckets(loaded.width, 4, (3, MAX_RUNNING), (4,), CHUNK, CHUNK)
         if not padded:
             buckets = Buckets(loaded.width, 4, ())
-        self.runner = DeviceRunner(self.watch, buckets, layout, HostSampler(self.watch, ()))
+        self.runner = DeviceRunner(self.watch, buckets, layout, ())
         self.pace = OverlappedLoop(self._rounds(), self.runner)
         self.tokens: dict[tuple[str, int], int] = {}
 

@@ -51,10 +51,10 @@ def test_one_step_at_a_time_gives_the_same() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_host_samples_what_only_it_knows(seed: int) -> None:
+def test_special_requests_get_the_same(seed: int) -> None:
     world = World(seed, Setting())
-    world.run(some_requests(seed, 20, host=1.0, many=0.5), cancels=0.1)
-    assert world.device.accepted > 0
+    world.run(some_requests(seed, 20, special=1.0, many=0.5), cancels=0.1)
+    assert world.device.accepted > 0 and world.runner.ahead > 20
 
 
 @pytest.mark.parametrize("given_up", [0, 1])
@@ -86,7 +86,7 @@ def _too_few_pages(patch: pytest.MonkeyPatch) -> None:
 
 
 def _history_does_not_matter(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sequence, "needs_host", property(lambda seq: bool(seq.forks)))
+    patch.setattr(Sequence, "special", property(lambda seq: bool(seq.next_forks)))
 
 
 def _forks_share_their_last_page(patch: pytest.MonkeyPatch) -> None:
@@ -102,14 +102,14 @@ def _new_pages_are_not_told(patch: pytest.MonkeyPatch) -> None:
     put = TableWrites.put
 
     def forgetful(writes: TableWrites, name: str, slot: int, words: list[int], start: int = 0) -> None:
-        if not start:
-            put(writes, name, slot, words)
+        if name != "pages" or not start:
+            put(writes, name, slot, words, start)
 
     patch.setattr(TableWrites, "put", forgetful)
 
 
 def _last_prompt_row_is_a_round_like_any_other(patch: pytest.MonkeyPatch) -> None:
-    told = device_runner._Told
+    told = device_runner._Known
     patch.setattr(device_runner, "_Told", lambda occupancy, choice: told(occupancy, choice, grows=True))
 
 

@@ -121,10 +121,15 @@ class Sequence:
         return min(self.kept, len(self.forks))
 
     @property
-    def needs_host(self) -> bool:
-        """Must its next token be sampled where its whole history is known?"""
+    def next_forks(self) -> tuple[int, ...]:
+        """Choices that get their first token from its next step: none if a step in flight gives it."""
+        return () if self.in_flight else self.forks
+
+    @property
+    def special(self) -> bool:
+        """Does its next token need more than temperature and filters: processors, logprobs, forks?"""
         params = self.generation.request.params
-        return bool(self.forks) or params.reads_history or len(self.output) < params.min_tokens
+        return bool(self.next_forks) or params.reads_history or len(self.output) < params.min_tokens
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Ids at positions start .. stop - 1."""

@@ -17,6 +17,7 @@ from eyas.engine.parallel.ranks import Call
 
 BEGIN = "begin"
 SCORE = "score"
+SAMPLE = "sample"
 FINISH = "finish"
 COPY_PAGE = "copy_page"
 
@@ -49,13 +50,17 @@ def asked_of(call: Call) -> Asked:
     return Asked(row, range(first, first + len(tokens)), tuple(tokens), top)
 
 
-def finish(tokens: np.ndarray | None) -> Call:
-    """`tokens`: int32, what the host chose; None: the device chooses."""
-    return Call(FINISH, (), b"") if tokens is None else Call(FINISH, (len(tokens),), tokens.tobytes())
+def sample(rows: np.ndarray) -> Call:
+    """`rows`: int32 [n, columns], as `Executor.sample` takes them."""
+    return Call(SAMPLE, rows.shape, rows.tobytes())
 
 
-def tokens_of(call: Call) -> np.ndarray | None:
-    return np.frombuffer(bytearray(call.data), np.int32) if call.numbers else None
+def rows_of(call: Call) -> np.ndarray:
+    return np.frombuffer(bytearray(call.data), np.int32).reshape(call.numbers)
+
+
+def finish() -> Call:
+    return Call(FINISH, ())
 
 
 def copy_page(source: int, target: int) -> Call:

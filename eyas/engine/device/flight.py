@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from eyas.common.types import TokenLogprob
@@ -13,6 +12,7 @@ from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Generation, Sequence, Work
 from eyas.engine.batch.tree import NO_DRAFTS, Drafts
 from eyas.engine.device.executor import Event
+from eyas.engine.device.special import First, Told
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.rounds import FACTS
 from eyas.engine.sampling.scores import Scores
@@ -22,8 +22,8 @@ from eyas.engine.sampling.scores import Scores
 class Landed:
     """What a step gave one sequence that it sampled for.
 
-    `tokens`: committed by this step, in order. `extra`: first tokens of the sequence's forks. `occupancy`:
-    where it sat at launch; if it has another seat now, its KV is gone.
+    `tokens`: committed by this step, in order. `extra`: first tokens of the forks that the sequence had at
+    launch. `occupancy`: where it sat at launch; if it has another seat now, its KV is gone.
     """
 
     seq: Sequence
@@ -31,20 +31,7 @@ class Landed:
     tokens: tuple[int, ...]
     logprobs: SequenceOf[TokenLogprob | None]
     drafts: Drafts = NO_DRAFTS
-    extra: SequenceOf[tuple[int, TokenLogprob | None]] = ()
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """What the host chose, for a step that is sampled there.
-
-    `tokens`: int32, one for each of `StepShape.sampled`. The others by the row of a round's root, or of a
-    chunk's end, among those: the logprobs of the tokens that this round commits, and the forks' first tokens.
-    """
-
-    tokens: np.ndarray
-    logprobs: dict[int, list[TokenLogprob | None]]
-    extra: dict[int, list[tuple[int, TokenLogprob | None]]]
+    extra: SequenceOf[First] = ()
 
 
 @dataclass(frozen=True)
@@ -58,7 +45,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Flight:
-    """`result`: int32 on the host, valid once `event` (None on a CPU) has passed."""
+    """`result`, int32 on the host, and `special` are valid once `event` (None on a CPU) has passed."""
 
     shape: StepShape
     works: SequenceOf[Work]
@@ -66,11 +53,11 @@ class Flight:
     ends: SequenceOf[tuple[Sequence, int]]
     result: torch.Tensor
     event: Event | None
-    sampling: Sampling | None = None
+    special: Told
     scored: SequenceOf[Scored] = ()
 
     def land(self) -> list[Landed]:
-        """Waits for the device. The result: `kernels.rounds.Verdicts.result`, then the ends' tokens.
+        """Waits for the device. The result: `kernels.rounds.Verdicts.result`, the ends' tokens, the paths.
 
         The ends come first here: those who wait for a first token hear of it before the others of theirs.
         What was asked of prompts is added to what is known of them.
@@ -82,20 +69,19 @@ class Flight:
         result, shape = self.result.numpy(), self.shape
         words = FACTS + shape.width
         split = shape.batch * words
+        paths = split + shape.ends
         landed = []
-        for i, ((seq, occupancy), token) in enumerate(zip(self.ends, result[split:].tolist(), strict=False)):
-            landed.append(self._landed(seq, occupancy, (token,), shape.round_rows + i))
+        for i, ((seq, occupancy), token) in enumerate(
+            zip(self.ends, result[split:paths].tolist(), strict=False)
+        ):
+            place = shape.round_rows + i
+            logprobs, extra = self.special.logprobs(place, (0,)), self.special.firsts(place)
+            landed.append(Landed(seq, occupancy, (token,), logprobs, extra=extra))
         table = result[:split].reshape(shape.batch, words).tolist()
+        walked = result[paths:].reshape(shape.batch, -1).tolist() if shape.batch else []
         for i, ((seq, occupancy), row) in enumerate(zip(self.rounds, table, strict=False)):
             count, depth, nodes, *tokens = row
-            drafts = Drafts(count - 1, depth, nodes)
-            landed.append(self._landed(seq, occupancy, tuple(tokens[:count]), i * shape.width, drafts))
+            place, drafts = i * shape.width, Drafts(count - 1, depth, nodes)
+            logprobs, extra = self.special.logprobs(place, walked[i][:count]), self.special.firsts(place)
+            landed.append(Landed(seq, occupancy, tuple(tokens[:count]), logprobs, drafts, extra))
         return landed
-
-    def _landed(
-        self, seq: Sequence, occupancy: int, tokens: tuple[int, ...], row: int, drafts: Drafts = NO_DRAFTS
-    ) -> Landed:
-        if self.sampling is None:
-            return Landed(seq, occupancy, tokens, (), drafts)
-        logprobs, extra = self.sampling.logprobs.get(row, ()), self.sampling.extra.get(row, ())
-        return Landed(seq, occupancy, tokens, logprobs, drafts, extra)

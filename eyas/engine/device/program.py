@@ -14,8 +14,9 @@ import torch
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables
+from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepShape
-from eyas.engine.kernels import paths, sample
+from eyas.engine.kernels import landing, paths, sample
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.fused import FusedLlama
@@ -34,6 +35,7 @@ class DeviceState:
     model: FusedLlama
     pool: KvPool
     tables: Tables
+    special: SpecialSampler
     drafter: DeviceDrafter | None
     synthetic: torch.Tensor | None = None  # chances of acceptance, for benchmarks
     pdl: bool = False
@@ -90,9 +92,11 @@ class StepProgram:
         self._part = {name: inputs[first : first + count] for name, (first, count) in shape.sections.items()}
         words = round_kernels.FACTS + shape.width
         table = shape.batch * words
-        self.result_words = table + shape.ends
+        paths = table + shape.ends
+        self.result_words = paths + shape.batch * state.path_rows
         self._table = results[:table].view(shape.batch, words)
-        self._ends = results[table : self.result_words]
+        self._ends = results[table:paths]
+        self._paths = results[paths : self.result_words].view(shape.batch, state.path_rows)
 
     def blank(self) -> None:
         """Inputs of a step in which every row is padding."""
@@ -103,6 +107,7 @@ class StepProgram:
             ("sampled_slots", padding),
             ("end_slots", padding),
             ("kv_rows", -1),
+            ("settled", -1),
         ):
             self._part[name].fill_(value)
 
@@ -129,6 +134,14 @@ class StepProgram:
             self.logits = state.model.logits(x, picked, self._room)
         return x
 
+    def sample_special(self, rows: torch.Tensor) -> torch.Tensor:
+        """Chooses the tokens of up to SLICE special rows, which `choose` then leaves as they are.
+
+        `rows`, and the reports that are returned until the next call: as `SpecialSampler.sample` has them.
+        """
+        part = self._part
+        return self._state.special.sample(self.logits, part["positions"], part["settled"], rows)
+
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""
         shape, part = self._shape, self._part
@@ -138,7 +151,7 @@ class StepProgram:
         chosen = part["sampled_slots"].new_empty(shape.sampled)
         if not shape.sampled:  # the middle of a prompt
             return chosen
-        rows = sample.Rows(part["sampled_slots"], positions)
+        rows = sample.Rows(part["sampled_slots"], positions, part["settled"])
         sample.choose(self.logits, rows, self._state.tables, chosen, pdl=self._state.pdl)
         return chosen
 
@@ -155,9 +168,8 @@ class StepProgram:
             state.drafter.follow(self._captured, batch, verdicts, self._chunk())
 
     def _verdict(self, chosen: torch.Tensor) -> round_kernels.Verdicts:
-        state, shape = self._state, self._shape
-        path = chosen.new_empty(shape.batch, state.path_rows)
-        verdicts = round_kernels.Verdicts(self._table, path)
+        state = self._state
+        verdicts = round_kernels.Verdicts(self._table, self._paths)
         round_kernels.verdict(self._batch, chosen, verdicts, state.synthetic)
         if state.trees:
             paths.compact(self._batch, verdicts, state.pool.tensor)
@@ -165,12 +177,9 @@ class StepProgram:
 
     def _land(self, chosen: torch.Tensor) -> None:
         """Prompts that ended here have their first token, and are rounds from now on."""
-        part, tables = self._part, self._state.tables
-        self._ends.copy_(chosen)
-        slots = part["end_slots"].long()
-        tables.root.index_copy_(0, slots, chosen)
-        tables.length.index_copy_(0, slots, part["end_positions"])
-        part["following"].index_copy_(0, part["end_rows"].long(), chosen)
+        part, state = self._part, self._state
+        ends = landing.Ends(part["end_slots"], part["end_positions"], part["end_rows"], part["following"])
+        landing.land(state.tables, ends, chosen, self._ends, state.pdl)
 
     def _chunk(self) -> CertainChunk | None:
         shape, part, rows = self._shape, self._part, self._rows

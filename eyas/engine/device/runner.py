@@ -1,7 +1,7 @@
 """Launches the scheduler's steps on the device and keeps its tables true.
 
-It turns works into a `StepInput`, and chooses on the host where a sequence asks for what only the host knows.
-It does not decide what runs, nor what tokens mean; and it never waits for the device, except to sample.
+It turns works into a `StepInput`, and says which of its rows are special. It does not decide what runs, nor
+what tokens mean; and it never waits for the device.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from eyas.engine.batch.tables import TableWrites
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.flight import Flight, Scored
-from eyas.engine.device.hostsample import HostSampler
-from eyas.engine.device.step import Layout, StepInput, pack, tiles_for
+from eyas.engine.device.special import SpecialRows, Told, occupy_special
+from eyas.engine.device.step import Layout, StepInput, StepShape, pack, tiles_for
 
 
 @dataclass
-class _Told:
+class _Known:
     """What the tables know of who sits in a slot: how many pages, and whether they follow its growth."""
 
     occupancy: int
@@ -31,14 +31,16 @@ class _Told:
 
 
 class DeviceRunner:
-    def __init__(self, executor: Executor, buckets: Buckets, layout: Layout, host: HostSampler) -> None:
+    def __init__(
+        self, executor: Executor, buckets: Buckets, layout: Layout, eos_ids: tuple[int, ...]
+    ) -> None:
         self._executor = executor
         self._buckets = buckets
         self._layout = layout
-        self._host = host
-        self._occupants: dict[int, _Told] = {}  # by slot
+        self._eos_ids = eos_ids
+        self._occupants: dict[int, _Known] = {}  # by slot
 
-    def launch(self, works: SequenceOf[Work], *, by_host: bool) -> Flight:
+    def launch(self, works: SequenceOf[Work]) -> Flight:
         rounds = [work.seq for work in works if work.round]
         rounds.sort(key=lambda seq: -seq.kv_len)  # attention begins with those that take longest
         chunks = [work for work in works if not work.round]
@@ -50,12 +52,23 @@ class DeviceRunner:
             self._tell(work, writes)
         data, spans = pack(rounds, chunks, shape, self._layout), self._spans(chunks)
         asked = _asked(chunks, shape.round_rows)
-        step = StepInput(shape, data, writes.array(), by_host, spans, scored=bool(asked))
+        step = StepInput(shape, data, writes.array(), spans, scored=bool(asked))
         self._executor.begin(step)
         scores = [Scored(generation, one, self._executor.score(one)) for generation, one in asked]
-        sampling = self._host.sample(shape, rounds, ends) if by_host else None
-        result, event = self._executor.finish(step, None if sampling is None else sampling.tokens)
-        return Flight(shape, works, _occupancies(rounds), _occupancies(ends), result, event, sampling, scores)
+        special = self._sample(shape, rounds, ends)
+        result, event = self._executor.finish(step)
+        return Flight(shape, works, _occupancies(rounds), _occupancies(ends), result, event, special, scores)
+
+    def _sample(self, shape: StepShape, rounds: SequenceOf[Sequence], ends: SequenceOf[Sequence]) -> Told:
+        """The special rows of the step that was begun."""
+        rows = SpecialRows(self._eos_ids)
+        for i, seq in enumerate(rounds):
+            if seq.special:
+                rows.add_round(i * shape.width, shape.width, seq)
+        for i, seq in enumerate(ends):
+            if seq.special:
+                rows.add_end(shape.round_rows + i, seq)
+        return rows.told(self._executor.sample(rows.array()) if rows else ())
 
     def _spans(self, chunks: SequenceOf[Work]) -> SequenceOf[Span]:
         if self._executor.state.prompts is None:
@@ -81,7 +94,9 @@ class DeviceRunner:
         if told is None or (told.occupancy, told.choice) != (seq.occupancy, seq.choice):
             params, speculative = generation.request.params, generation.request.speculative
             writes.occupy(seq.slot, params, seq.choice, speculative=speculative)
-            told = self._occupants[seq.slot] = _Told(seq.occupancy, seq.choice)
+            if params.reads_history or params.min_tokens:
+                occupy_special(writes, seq, self._eos_ids)
+            told = self._occupants[seq.slot] = _Known(seq.occupancy, seq.choice)
         if work.round and not told.grows:  # its prompt came from elsewhere, or all but its last row is done
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])

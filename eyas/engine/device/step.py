@@ -50,7 +50,8 @@ class StepShape:
         """First word and number of words of each part of a step's array.
 
         `following`: the token after each chunk row, for the draft head, and a word that nobody reads.
-        `sampled_slots`, `picked`: slot and row of each row that gives a token. `tiles`: (slot, first chunk
+        `sampled_slots`, `picked`: slot and row of each row that gives a token; `settled`: that token if it is
+        known before the others are chosen, else -1. `tiles`: (slot, first chunk
         row, its position, rows), see `eyas.engine.kernels.prefill`. `end_slots`, `end_positions`, `end_rows`:
         of the chunks' ends, whose tokens stand one further; the rows counted from the first chunk row.
         """
@@ -62,6 +63,7 @@ class StepShape:
             "following": self.chunk + 1,
             "picked": self.sampled,
             "sampled_slots": self.sampled,
+            "settled": self.sampled,
             "tiles": 4 * self.tiles,
             "end_slots": self.ends,
             "end_positions": self.ends,
@@ -79,15 +81,13 @@ class StepShape:
 class StepInput:
     """`data`: int32, the parts of `shape.sections`. `writes`: int32 [2, n] for `Tables.apply`.
 
-    `by_host`: the tokens are not chosen on the device; the host will send them. `spans`: the chunks, in the
-    order of their rows, where their attention may be planned on the host. `scored`: more of its rows will be
-    asked for than those that give a token.
+    `spans`: the chunks, in the order of their rows, where their attention may be planned on the host.
+    `scored`: more of its rows will be asked for than those that give a token.
     """
 
     shape: StepShape
     data: np.ndarray
     writes: np.ndarray
-    by_host: bool = False
     spans: SequenceOf[Span] = ()
     scored: bool = False
 
@@ -116,6 +116,7 @@ def pack(
     part["slots"][: len(rounds)] = [seq.slot for seq in rounds]
     part["sampled_slots"][: shape.round_rows] = np.repeat(part["slots"], shape.width)
     part["sampled_slots"][shape.round_rows :] = part["end_slots"][:] = layout.padding_slot
+    part["settled"][:] = -1
     part["picked"][: shape.round_rows] = np.arange(shape.round_rows)
     part["picked"][shape.round_rows :] = shape.round_rows
     part["kv_rows"][:] = -1

@@ -19,6 +19,7 @@ from eyas.engine.batch.tables import Tables
 # Tables lie at any word and have any size: one compiled kernel serves them all.
 PLAIN = ("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative", "seed")
 PLAIN += ("rows", "padding", "max_pages", "drafts_stride", "nodes_stride", "step", "level")
+PLAIN += ("text", "context")
 LANES = 128  # rows that a program of one lane a row handles
 FACTS = 3
 """Words of a round's result before its tokens: how many tokens, how deep its drafts were, how many drafts."""
@@ -172,8 +173,8 @@ def _prepare(
 def verdict(batch: Batch, chosen: Tensor, verdicts: Verdicts, rates: Tensor | None = None) -> None:
     """Walks the drafts of a round of W nodes and commits what the target agrees with.
 
-    chosen int32, its first B * W entries: the target's token at each node. Length grows by a + 1, the last
-    token emitted is the new root, and the drafts are used up (-1).
+    chosen int32, its first B * W entries: the target's token at each node. Length grows by a + 1, the text by
+    the tokens emitted, the last of them is the new root, and the drafts are used up (-1).
 
     `rates` float32 [P - 1] makes acceptance synthetic, for benchmarks only: down the first path of the tree
     draft i is accepted with probability rates[i] if those above it were, whatever the target chose, by a draw
@@ -192,12 +193,14 @@ def verdict(batch: Batch, chosen: Tensor, verdicts: Verdicts, rates: Tensor | No
         tables.parents,
         tables.depth,
         tables.seed,
+        tables.text,
         result,
         path,
         rates,
         tables.padding_slot,
         tables.drafts.shape[1],
         tables.depth.shape[1],
+        tables.text.shape[1],
         FACTS=FACTS,
         WIDTH=width,
         PATH=path.shape[1],
@@ -219,12 +222,14 @@ def _verdict(
     parents,
     depth,
     seed,
+    text,
     result,
     path,
     rates,
     padding,
     drafts_stride,
     nodes_stride,
+    context,
     FACTS: tl.constexpr,
     WIDTH: tl.constexpr,
     PATH: tl.constexpr,
@@ -269,6 +274,9 @@ def _verdict(
     live = slot != padding
     tl.store(length + slot, start + accepted + 1, mask=live)
     tl.store(root + slot, token, mask=live)
+    written = start + 1 + node
+    kept = live & (node <= accepted) & (written < context)
+    tl.store(text + slot.to(tl.int64) * context + written, tokens, mask=kept)
     tl.store(drafts + place, tl.full([BLOCK], -1, tl.int32), mask=live & (node > 0) & (node <= drafts_stride))
 
 

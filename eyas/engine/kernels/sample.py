@@ -1,8 +1,9 @@
 """Chooses tokens on the device: argmax over the surviving ids of log p + G, without the host.
 
 The specification is `eyas.engine.sampling.sampler`, of which this knows temperature, noise and filters; bias,
-penalties, bans and logprobs are not known here. Every comparison is of `ranking` keys and every score is
-rounded as the specification says, so a row's token depends neither on its neighbours nor on how rows are cut.
+penalties, bans and logprobs are the business of `eyas.engine.kernels.special`. Every comparison is of
+`ranking` keys and every score is rounded as the specification says, so a row's token depends neither on its
+neighbours nor on how rows are cut.
 
 Three kernels: `_peaks` finds the best logit of every block of ids; `_settle`, one program a row, the best of
 those, which is the token of a greedy row, and else what the filters leave; `_draw` adds the noise to that.
@@ -25,8 +26,9 @@ from eyas.engine.kernels.survivors import SHORTLIST, cut_of, score_of
 _BLOCK = 256  # ids that one peak stands for
 _FEW_ROWS = 8  # so few are cut into more programs
 # Of any alignment: one compiled kernel serves all.
-_SETTLING = ("cuts", "slots", "temperature", "top_k", "top_p", "min_p", "out", "token_map")
-_DRAWING = ("cuts", "best", "slots", "positions", "temperature", "seed", "choice", "out", "token_map")
+_SETTLING = ("cuts", "slots", "settled", "temperature", "top_k", "top_p", "min_p", "out", "token_map")
+_DRAWING = ("cuts", "best", "slots", "positions", "settled", "choices")
+_DRAWING += ("temperature", "seed", "choice", "out", "token_map")
 
 
 class Tables(Protocol):
@@ -45,10 +47,16 @@ class Tables(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """N rows: whose parameters each has, and the absolute index of the token being sampled. int32 [N]."""
+    """N rows: whose parameters each has, and the absolute index of the token being sampled. int32 [N].
+
+    `settled`: tokens that are known already; -1, or None for all: to be chosen here. `choices`: whose noise
+    each row has (None: that of its slot's choice).
+    """
 
     slots: torch.Tensor
     positions: torch.Tensor
+    settled: torch.Tensor | None = None
+    choices: torch.Tensor | None = None
 
 
 def choose(logits: torch.Tensor, rows: Rows, tables: Tables, out: torch.Tensor, pdl: bool = False) -> None:
@@ -92,7 +100,7 @@ class _Job:
 
 
 def _run(job: _Job, out: torch.Tensor) -> None:
-    logits, slots, tables, count = job.logits, job.rows.slots, job.tables, job.logits.shape[0]
+    logits, who, tables, count = job.logits, job.rows, job.tables, job.logits.shape[0]
     peaks = torch.empty(count, job.peaks, dtype=torch.int64, device=logits.device)
     tops, cuts, best = peaks.new_empty(3, count)
     tickets = torch.empty(count, dtype=torch.int32, device=logits.device)
@@ -109,7 +117,8 @@ def _run(job: _Job, out: torch.Tensor) -> None:
     )
     parameters = (tables.temperature, tables.top_k, tables.top_p, tables.min_p)
     _settle[(count,)](
-        *(logits, logits.stride(0), peaks, tops, cuts, shortlist, slots, *parameters, out, job.token_map),
+        *(logits, logits.stride(0), peaks, tops, cuts, shortlist, who.slots, who.settled),
+        *(*parameters, out, job.token_map),
         **job.common,
         PEAKS=job.peaks,
         PEAKS_BLOCK=triton.next_power_of_2(job.peaks),
@@ -120,7 +129,7 @@ def _run(job: _Job, out: torch.Tensor) -> None:
     parameters = (tables.temperature, tables.seed, tables.choice)
     _draw[(triton.cdiv(logits.shape[1], tile), count)](
         *(logits, logits.stride(0), tops, cuts, best, tickets),
-        *(slots, job.rows.positions, *parameters, out, job.token_map),
+        *(who.slots, who.positions, who.settled, who.choices, *parameters, out, job.token_map),
         **job.common,
         TILE=tile,
         FILTERED=job.filtered,
@@ -171,6 +180,7 @@ def _settle(
     cuts,
     shortlist,
     slots,
+    settled,
     temperature,
     top_k,
     top_p,
@@ -183,15 +193,18 @@ def _settle(
     FILTERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The token of a greedy row; of another row the best key, and the least that survives."""
+    """The token of a settled or greedy row; of another row the best key, and the least that survives."""
     _after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     t = tl.load(temperature + slot)
+    known = _known(settled, row)
     block = tl.arange(0, PEAKS_BLOCK)
     keys = tl.load(peaks + row * PEAKS + block, mask=block < PEAKS, other=NOBODY)
     best = tl.max(keys)
-    if t == 0.0:
+    if known >= 0:
+        tl.store(out + row, known)
+    elif t == 0.0:
         tl.store(out + row, _token(best, token_map, VOCAB))
     else:
         tl.store(tops + row, best)
@@ -223,6 +236,8 @@ def _draw(
     tickets,
     slots,
     positions,
+    settled,
+    choices,
     temperature,
     seed,
     choice,
@@ -233,12 +248,14 @@ def _draw(
     FILTERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The best id of a tile after noise; the last tile of a row tells the row's. Greedy rows are done."""
+    """The best id of a tile after noise; the last tile of a row tells the row's. Settled and greedy rows are
+    done.
+    """
     _after_previous(PDL)
     row = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row)
     t = tl.load(temperature + slot)
-    if t != 0.0:
+    if (t != 0.0) & (_known(settled, row) < 0):
         start = tl.program_id(0) * TILE
         ids = start + tl.arange(0, TILE)
         values = tl.load(logits + row * stride + ids, mask=ids < VOCAB, other=-float("inf"))
@@ -247,7 +264,11 @@ def _draw(
         if FILTERED:
             alive = alive & (key_of(scores, ids) >= tl.load(cuts + row))
         if tl.max(alive.to(tl.int32)) > 0:  # with filters, most tiles hold no survivor
-            stream = tl.load(seed + slot), tl.load(positions + row), tl.load(choice + slot)
+            if choices is None:
+                own = tl.load(choice + slot)
+            else:
+                own = tl.load(choices + row)
+            stream = tl.load(seed + slot), tl.load(positions + row), own
             if token_map is None:
                 noise = gumbel_from(*stream, start, TILE)
             else:
@@ -258,6 +279,15 @@ def _draw(
         if tl.atomic_add(tickets + row, 1) == tl.num_programs(0) - 1:
             found = tl.atomic_max(best + row, NOBODY)  # changes nothing: an atomic reads what others left
             tl.store(out + row, _token(found, token_map, VOCAB))
+
+
+@triton.jit
+def _known(settled, row):
+    """The row's token if it is settled, or -1."""
+    known = tl.full([], -1, tl.int32)
+    if settled is not None:
+        known = tl.load(settled + row)
+    return known
 
 
 @triton.jit

@@ -39,6 +39,7 @@ class Follower:
         self.calls = {
             calls.BEGIN: self._begin,
             calls.SCORE: self._score,
+            calls.SAMPLE: self._sample,
             calls.FINISH: self._finish,
             calls.COPY_PAGE: self._copy_page,
         }
@@ -50,9 +51,12 @@ class Follower:
     def _score(self, call: Call) -> None:
         self._executor.score(calls.asked_of(call))
 
+    def _sample(self, call: Call) -> None:
+        self._executor.sample(calls.rows_of(call))
+
     def _finish(self, call: Call) -> None:
         assert self._step is not None
-        self._executor.finish(self._step, calls.tokens_of(call))
+        self._executor.finish(self._step)
 
     def _copy_page(self, call: Call) -> None:
         self._executor.copy_page(*call.numbers)

@@ -43,21 +43,16 @@ class OverlappedLoop:
         began = time.monotonic()
         works = self.scheduler.schedule()
         self.scheduler.preempted.clear()
-        by_host = any(work.seq.needs_host for work in works if work.sample)
-        wait = by_host or not self.ahead
-        if wait and self._flight is not None:
-            self._land()
-            works = [work for work in works if work.seq.slot >= 0]  # the others have just ended
         if not works and self._flight is None:
             return False
-        launched = self.runner.launch(works, by_host=by_host) if works else None
+        launched = self.runner.launch(works) if works else None
         self._note(launched)
         self._clock.composed(began)
         if self._flight is None:
             self._clock.runs(None)
         self._land()
         self._flight = launched
-        if wait:
+        if not self.ahead:
             self._land()
         self._clock.runs(None if self._flight is None else self._flight.shape)
         return True
@@ -100,9 +95,12 @@ class OverlappedLoop:
     def _fork(self, landed: Landed) -> None:
         """The prompt is done: its other choices get their first token and their pages."""
         leader = landed.seq
-        choices, leader.forks = leader.forks, ()
-        generation = leader.generation
-        for choice, (token, logprob) in zip(choices, landed.extra, strict=False):
+        wanted, generation = leader.forks, leader.generation
+        if landed.extra:
+            leader.forks = ()
+        for choice, token, logprob in landed.extra:
+            if choice not in wanted:
+                continue  # it was cancelled meanwhile
             kept, why = finish(generation.request.params, self.plain.eos_ids, 0, [token])
             follower = Sequence(self.plain.new_uid(), generation, choice, leader.prompt, [])
             self.plain.outbox.entry(follower, kept, [logprob], why)

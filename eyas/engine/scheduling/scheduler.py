@@ -105,12 +105,13 @@ class Scheduler:
         """Give `follower` the leader's prompt rows: whole pages shared, the page of the last row copied.
 
         Returns (source page, copy), to be copied by the caller before the next step; or None if there is no
-        page or slot, and then the follower waits and computes its rows itself, but for those in the cache.
+        page or slot, or the leader has lost its own: then the follower waits and computes its rows itself,
+        but for those in the cache.
         """
         rows, size = len(leader.prompt), self.limits.page_size
         boundary = (rows - 1) // size
         fresh = pages_for(rows + self.limits.rows_ahead, size) - boundary
-        if not self._free_slots or not self._make_room(fresh):
+        if not leader.pages or not self._free_slots or not self._make_room(fresh):
             self.remember(leader)
             self.waiting.add(follower)
             return None
