@@ -68,13 +68,17 @@ class Setting:
 class WatchedRunner(DeviceRunner):
     """Launches only what may still run, the longest rounds first."""
 
-    ahead = 0  # rounds launched before the one before them had landed
+    rounds = 0
+    ahead = 0  # those launched before the one before them had landed
+    special_ahead = 0  # those of them that are special
 
     def launch(self, works: SequenceOf[Work]) -> Flight:
         assert works
         for work in works:
             assert work.seq in work.seq.generation.sequences and work.seq.slot >= 0, "it has ended"
+            self.rounds += work.round
             self.ahead += work.round and work.seq.in_flight > 0
+            self.special_ahead += work.round and work.seq.in_flight > 0 and work.seq.special
         flight = super().launch(works)
         lengths = [seq.kv_len for seq, _ in flight.rounds]
         assert lengths == sorted(lengths, reverse=True), "attention begins with the longest"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from overlap_world import Setting, World, some_requests
 
@@ -54,7 +55,22 @@ def test_one_step_at_a_time_gives_the_same() -> None:
 def test_special_requests_get_the_same(seed: int) -> None:
     world = World(seed, Setting())
     world.run(some_requests(seed, 20, special=1.0, many=0.5), cancels=0.1)
-    assert world.device.accepted > 0 and world.runner.ahead > 20
+    assert world.device.accepted > 0 and world.runner.special_ahead > 20
+
+
+def test_a_special_request_costs_its_own_rows_and_no_wait() -> None:
+    """Beside two that ask for nothing: every round is launched before the one before it has landed."""
+    world = World(0, Setting(width=3))
+    plain = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    asking = msgspec.structs.replace(plain, logprobs=2, presence_penalty=0.5)
+    world.run(
+        [
+            GenerationRequest(name, (1, 2, 3), params)
+            for name, params in (("a", plain), ("b", asking), ("c", plain))
+        ]
+    )
+    assert world.runner.rounds - world.runner.ahead <= 3, "a step had landed before the next was launched"
+    assert set(world.device.special_rows) == {1, 3}, "of a prompt's end, and of a round"
 
 
 @pytest.mark.parametrize("given_up", [0, 1])
@@ -110,7 +126,7 @@ def _new_pages_are_not_told(patch: pytest.MonkeyPatch) -> None:
 
 def _last_prompt_row_is_a_round_like_any_other(patch: pytest.MonkeyPatch) -> None:
     told = device_runner._Known
-    patch.setattr(device_runner, "_Told", lambda occupancy, choice: told(occupancy, choice, grows=True))
+    patch.setattr(device_runner, "_Known", lambda occupancy, choice: told(occupancy, choice, grows=True))
 
 
 def _choices_sound_alike(patch: pytest.MonkeyPatch) -> None:
