@@ -14,8 +14,9 @@ from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases, OfferedPool
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
-from eyas.engine.kv.pulls import Arrival, Pulls
-from eyas.engine.scheduling.requests import Admission, Requests
+from eyas.engine.kv.pulls import Pulls
+from eyas.engine.scheduling.admission import Admission
+from eyas.engine.scheduling.requests import Requests
 from eyas.engine.scheduling.scheduler import Limits, Scheduler
 from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.owner import Owner
@@ -51,10 +52,11 @@ class Rig:
     ) -> None:
         self.pool = PagePool(pages)
         self.cache = PrefixCache(self.pool, PAGE, lookahead=lookahead)
-        self.scheduler = Scheduler(self.pool, self.cache, Limits(PAGE, max_running, 16, round_rows))
         self.outbox = Outbox()
         self.copier = HandCopier()
-        self.pulls = Pulls(self.copier, PAGE, self.outbox)  # type: ignore[arg-type]
+        self.pulls = Pulls(self.copier, PAGE, self.outbox, itertools.count(1))  # type: ignore[arg-type]
+        limits = Limits(PAGE, max_running, 16, round_rows)
+        self.scheduler = Scheduler(self.pool, self.cache, limits, self.pulls)
         owner, offered = Owner("here", 1, 30.0, itertools.count(1).__next__), OfferedPool("pool", "m")
         self.leases = Leases(owner, self.pool, PAGE, {KvKind.TARGET: offered}, self.outbox)
         self.joined: list[Sequence] = []
@@ -62,18 +64,16 @@ class Rig:
             scheduler=self.scheduler,
             leases=self.leases,
             pulls=self.pulls,
+            draft_kv=None,
             outbox=self.outbox,
             admission=Admission(64, VOCAB, max_waiting=8, transfer_policy="recompute"),
-            stop_drafting=lambda seq: None,
-            on_join=self._on_join,
+            joined=self._joined,
+            left=lambda seq: None,
             copy_page=lambda source, target: None,
         )
         self.pulls.destination = self.requests
-        self.scheduler.reclaim = self.pulls.preempt
-        self.scheduler.pulls_waiting = self.requests.pulls_waiting
-        self.scheduler.pulls_running = self.requests.pulls_running
 
-    def _on_join(self, seq: Sequence, arrival: Arrival) -> None:
+    def _joined(self, seq: Sequence, feature: bytes) -> None:
         self.joined.append(seq)
 
     def submit(self, made: GenerationRequest, *, attach: bool = False) -> None:

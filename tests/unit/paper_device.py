@@ -61,7 +61,7 @@ class PaperDevice:
     """Twin of `eyas.engine.device.executor.Executor`."""
 
     def __init__(self, tables: Tables, pool: Pool, seed: int) -> None:
-        self.state = SimpleNamespace(prompts=None)
+        self.state = SimpleNamespace(prompts=None, drafter=None)
         self.tables = tables
         self.pool = pool
         self.accepted = 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenLogprob
-from eyas.engine.batch.sequence import Generation, Kind, Sequence
-from eyas.engine.device.flight import Flight, Landed
+from eyas.engine.batch.landed import Landed
+from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.device.flight import DeviceFlight, Features
 from eyas.engine.device.special import SpecialRows, Told
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.special import REPORT_WORDS
@@ -19,42 +18,54 @@ RESULT = [2, 1, 2, 10, 11] + [1, 1, 1, 20, -1] + [1, 0, 0, 99, -1] + [30, 98]  #
 PATHS = [0, 1] + [0, -1] + [0, -1]
 
 
-def sequences(count: int) -> list[tuple[Sequence, int]]:
+def works(count: int) -> list[Work]:
+    """Rounds but for the last, which ends its prompt."""
     request = GenerationRequest("a", (1,), SamplingParams())
     generation = Generation(request, 1, Kind.LOCAL, 0.0, 1.0)
-    return [(Sequence(i, generation, 0, (1,), []), 70 + i) for i in range(count)]
+    made = [Sequence(i, generation, 0, (1,), [], forks=(7,)) for i in range(count)]
+    return [Work(seq, 0, [1], None, sample=True, round=seq.uid < count - 1) for seq in made]
 
 
-def landed(special: Told | None = None) -> tuple[list[Landed], list[tuple[Sequence, int]]]:
-    seated = sequences(3)
-    result = torch.tensor([*RESULT, *PATHS], dtype=torch.int32)
-    return Flight(SHAPE, (), seated[:2], seated[2:], result, None, special or Told({})).land(), seated
+def landed(
+    special: Told | None = None, features: torch.Tensor | None = None, found: list[Work] | None = None
+) -> tuple[list[Landed], list[Work]]:
+    found = found or works(3)
+    middle = Work(found[-1].seq, 0, [1], None, sample=False)
+    result, last = torch.tensor([*RESULT, *PATHS], dtype=torch.int32), found[2:]
+    kept, told = None if features is None else Features(last, features), special or Told({})
+    flight = DeviceFlight(SHAPE, (), found[:2], [middle, *last], result, None, told, features=kept)
+    return flight.land(), [middle, *last, *found[:2]]
 
 
-def test_first_tokens_then_rounds_each_with_its_seat() -> None:
-    found, (*rounds, end) = landed()
-    assert [(one.seq, one.occupancy) for one in found] == [end, *rounds]
-    assert [one.tokens for one in found] == [(30,), (10, 11), (20,)]
-    assert [one.drafts for one in found] == [(0, 0, 0), (1, 1, 2), (0, 1, 1)]
-    assert all(one.logprobs == one.extra == [] for one in found)
+def test_prompts_then_rounds_each_with_its_own() -> None:
+    found, order = landed()
+    assert [one.work for one in found] == order
+    assert [one.tokens for one in found] == [(), (30,), (10, 11), (20,)]
+    assert [one.rows for one in found] == [1, 1, 2, 1]
+    assert [one.drafts for one in found] == [(0, 0, 0), (0, 0, 0), (1, 1, 2), (0, 1, 1)]
+    assert all(not one.logprobs and not one.forks and one.features is None for one in found)
 
 
 def test_what_special_rows_gave_is_found_by_their_place() -> None:
     """Of the first round two nodes are accepted; the end has another choice."""
-    (first, _), _, (end, _) = sequences(3)
+    first, second, end = works(3)
     params = SamplingParams(logprobs=1)
-    end.generation = first.generation = replace(
-        first.generation, request=GenerationRequest("a", (1,), params)
-    )
-    end.forks = (5,)
+    end.seq.generation.request = GenerationRequest("a", (1,), params)
+    first.seq.forks = ()
     rows = SpecialRows(())
-    rows.add_round(0, 2, first)
-    rows.add_end(6, end)
+    rows.add_round(0, 2, first.seq)
+    rows.add_end(6, end.seq)
     reports = torch.zeros(4, REPORT_WORDS, dtype=torch.int32)
     reports[:, 0] = torch.tensor([10, 11, 30, 31])
     reports[:, 1] = (-torch.arange(4.0)).view(torch.int32)
     reports[:, 2] = 7
-    found, _ = landed(rows.told([reports[:3], reports[3:]]))
+    found, _ = landed(rows.told([reports[:3], reports[3:]]), found=[first, second, end])
     told = [TokenLogprob(-float(i), ((7, 0.0),)) for i in range(4)]
-    assert [one.logprobs for one in found] == [told[2:3], told[:2], []]
-    assert [one.extra for one in found] == [[(5, 31, told[3])], [], []]
+    assert [list(one.logprobs) for one in found] == [[], told[2:3], told[:2], []]
+    assert [dict(one.forks) for one in found] == [{}, {7: (31, told[3])}, {}, {}]
+
+
+def test_the_feature_of_a_last_row_goes_with_it() -> None:
+    found, _ = landed(features=torch.tensor([[1.5, 2.5]]))
+    assert [one.features is None for one in found] == [True, False, True, True]
+    assert found[1].features.tolist() == [[1.5, 2.5]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence as SequenceOf
 from types import SimpleNamespace
@@ -91,7 +92,7 @@ class Drive:
         )
         self.copier.close = lambda deadline: True  # type: ignore[attr-defined]
         ready = SimpleNamespace(context_length=64, vocab_size=VOCAB, draft_width=WIDTH)
-        pulls = Pulls(self.copier, PAGE, outbox)  # type: ignore[arg-type]
+        pulls = Pulls(self.copier, PAGE, outbox, itertools.count(1))  # type: ignore[arg-type]
         config = EngineConfig(page_size=PAGE)
         parts = DraftParts(config, self.runner, self.pool, pulls, self.copier, outbox, ready)  # type: ignore[arg-type]
         self.engine = DraftEngine(parts, self)

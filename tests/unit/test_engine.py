@@ -131,7 +131,9 @@ def test_split_services_change_no_token(base: EngineConfig) -> None:
 def test_the_first_round_of_every_choice_is_drafted_by_a_service(base: EngineConfig) -> None:
     """What asks for its draft leaves before the engine waits for the answer."""
     cluster = Loopback(*split_configs(base))
-    cluster.by_role["decode"].engine._patience = SimpleNamespace(draft_wait_s=20.0)
+    cluster.by_role["decode"].engine._drafting.patience = SimpleNamespace(
+        draft_wait_s=20.0, stepped=lambda landed, seconds: None
+    )
     for i in range(4):
         params, choices = SamplingParams(seed=i, max_tokens=9), (Choice(0), Choice(1), Choice(2))
         request = GenerationRequest(f"r{i}", tuple(range(30 + i)), params, choices[: 1 + 2 * (i % 2)])
@@ -283,6 +285,24 @@ def test_the_load_tells_of_a_queue_behind_many_choices(base: EngineConfig) -> No
     assert (3, 2) in told, told
     wait_all(others, 60)
     _assert_nothing_held(cluster)
+    cluster.close()
+
+
+def test_the_load_counts_steps_and_tells_how_long_the_oldest_waits(base: EngineConfig) -> None:
+    cluster = Loopback(replace(base, draft=None, max_running=1))
+    params = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True)
+    results = [cluster.submit(GenerationRequest(id, (3, 4), params), split=False) for id in "ab"]
+    waited, worker = 0.0, cluster.workers["unified"]
+    while not results[0].done.wait(0.001):
+        waited = max(waited, worker.load.oldest_waiting_s) if worker.load else waited
+    assert waited > 0.0
+    wait_all(results, 30)
+    deadline = time.monotonic() + 10
+    while sum(worker.load.step_seconds) < 60 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    load = worker.load
+    assert sum(load.step_seconds) == load.step_sequences_total == 60 and load.step_sequences[0] == 60
+    assert load.step_seconds_total > 0.0 and load.oldest_waiting_s == 0.0
     cluster.close()
 
 

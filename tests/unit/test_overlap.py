@@ -1,4 +1,4 @@
-"""The overlapped pace on a device of paper: every request gets the tokens that the plain rule gives."""
+"""Steps launched ahead on a device of paper: every request gets the tokens that the plain rule gives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.device import runner as device_runner
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.loop import overlapped
+from eyas.engine.loop import commit
 from eyas.engine.scheduling.scheduler import Limits
 
 TIGHT = 14  # pages: the largest request needs 13
@@ -110,8 +110,8 @@ def _forks_share_their_last_page(patch: pytest.MonkeyPatch) -> None:
 
 
 def _drafts_after_the_end_are_kept(patch: pytest.MonkeyPatch) -> None:
-    finish = overlapped.finish
-    patch.setattr(overlapped, "finish", lambda *known: (known[-1], finish(*known)[1]))
+    finish = commit.finish
+    patch.setattr(commit, "finish", lambda *known: (known[-1], finish(*known)[1]))
 
 
 def _new_pages_are_not_told(patch: pytest.MonkeyPatch) -> None:

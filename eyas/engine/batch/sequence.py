@@ -99,7 +99,7 @@ class Sequence:
     draft_len: int = 0  # rows that have draft KV in this pool
     tree: DraftTree | None = None  # what the next step may verify
     drafting: bool = False  # a drafter follows this sequence
-    window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must be opened anew
+    window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must be (re)opened
     slot: int = -1  # its place in the running batch; -1: none
     occupancy: int = -1  # which stay in that place this is: no two stays have the same number
     in_flight: int = 0  # steps launched that will give tokens not yet in `output`
@@ -114,6 +114,16 @@ class Sequence:
         0 while a step that will give its next token is in flight.
         """
         return len(self) - self.kv_len
+
+    @property
+    def in_prompt(self) -> bool:
+        """Are its next rows a chunk? The last row of a prompt of its own is a round like any other."""
+        return self.missing > (0 if self.is_shared else 1)
+
+    @property
+    def is_shared(self) -> bool:
+        """Do others start from its prompt: choices here, or another worker?"""
+        return bool(self.forks) or self.generation.kind is Kind.PREFILL
 
     @property
     def keeps(self) -> int:
@@ -131,6 +141,13 @@ class Sequence:
         params = self.generation.request.params
         return bool(self.next_forks) or params.reads_history or len(self.output) < params.min_tokens
 
+    def grow(self, rows: int, *, drafted: bool) -> None:
+        """So many rows more have KV; and draft KV, if that was `drafted` and none is missing below them."""
+        whole = drafted and self.draft_len >= self.kv_len
+        self.kv_len += rows
+        if whole:
+            self.draft_len = self.kv_len
+
     def tokens(self, start: int, stop: int) -> list[int]:
         """Ids at positions start .. stop - 1."""
         n = len(self.prompt)
@@ -147,7 +164,7 @@ class Work:
     A prompt chunk has no tree; `sample` says that its last row gives a token. A round (a plain or a verify
     row) has the sequence's last token followed by the nodes of `tree`, and samples at every node; where the
     device keeps the drafts, `tokens` holds the root alone, and while a step is in flight not even that is
-    right.
+    right. `occupancy`: the stay of its sequence that this is for; once that has ended, its rows are gone.
     """
 
     seq: Sequence
@@ -156,6 +173,10 @@ class Work:
     tree: DraftTree | None
     sample: bool
     round: bool = False
+    occupancy: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "occupancy", self.seq.occupancy)
 
     def asked(self, first: int = 0) -> Asked | None:
         """Which of its rows are to be scored, if they stand in the forward from place `first` on."""

@@ -1,4 +1,4 @@
-"""The last features of a sequence: what a drafter far away is opened with when it has nothing else.
+"""The last features of a sequence: what a drafter begins with when it has nothing else.
 
 It holds whatever tensors it is given and looks at their lengths only.
 """
@@ -19,6 +19,11 @@ class FeatureWindow:
         self.chunks: deque[Any] = deque()
         self._rows = 0
 
+    @property
+    def end(self) -> int:
+        """The row after the newest."""
+        return self.base + self._rows
+
     def copy(self) -> FeatureWindow:
         """The same rows, for a sequence that goes on from here on its own."""
         twin = FeatureWindow()
@@ -27,7 +32,7 @@ class FeatureWindow:
 
     def add(self, base: int, features: Any) -> None:
         """Features of rows base, base + 1, ...; older ones are kept if these continue them."""
-        if base != self.base + self._rows:
+        if base != self.end:
             self.chunks.clear()
             self.base, self._rows = base, 0
         self.chunks.append(features)

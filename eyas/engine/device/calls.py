@@ -12,13 +12,15 @@ import numpy as np
 
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.spans import Span
-from eyas.engine.device.step import StepInput, StepShape
+from eyas.engine.device.step import Joined, StepInput, StepShape
 from eyas.engine.parallel.ranks import Call
 
 BEGIN = "begin"
 SCORE = "score"
 SAMPLE = "sample"
+FEATURES = "features"
 FINISH = "finish"
+JOIN = "join"
 COPY_PAGE = "copy_page"
 
 
@@ -53,6 +55,24 @@ def asked_of(call: Call) -> Asked:
 def sample(rows: np.ndarray) -> Call:
     """`rows`: int32 [n, columns], as `Executor.sample` takes them."""
     return Call(SAMPLE, rows.shape, rows.tobytes())
+
+
+def join(joined: Joined, writes: np.ndarray) -> Call:
+    parts = (joined.words.reshape(-1), joined.features.view(np.int32).reshape(-1), writes.reshape(-1))
+    return Call(JOIN, (*joined.features.shape,), np.concatenate(parts, dtype=np.int32).tobytes())
+
+
+def joined_of(call: Call) -> tuple[Joined, np.ndarray]:
+    """What `join` was made of."""
+    count, width = call.numbers
+    array = np.frombuffer(bytearray(call.data), np.int32)
+    words, features, writes = np.split(array, [4 * count, (4 + width) * count])
+    joined = Joined(words.reshape(4, count), features.view(np.float32).reshape(count, width))
+    return joined, writes.reshape(2, -1)
+
+
+def features(rows: SequenceOf[int]) -> Call:
+    return Call(FEATURES, tuple(rows))
 
 
 def rows_of(call: Call) -> np.ndarray:

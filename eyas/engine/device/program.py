@@ -142,6 +142,11 @@ class StepProgram:
         part = self._part
         return self._state.special.sample(self.logits, part["positions"], part["settled"], rows)
 
+    def features(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, head width]: of the forward's rows, int64 [n]."""
+        assert self._state.drafter is not None
+        return self._state.drafter.features(self._captured.index_select(0, rows))
+
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""
         shape, part = self._shape, self._part

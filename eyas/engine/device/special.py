@@ -7,6 +7,7 @@ host says which rows and with which numbers; what it reads of the result, it rea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ import torch
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import TokenLogprob
+from eyas.engine.batch.landed import NO_FORKS
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.stopping import ending_ids
 from eyas.engine.batch.tables import Tables, TableWrites
@@ -23,9 +25,6 @@ from eyas.engine.kernels.special import COLUMNS, Workspace
 
 SLICE = 64
 """Special rows that are sampled at a time."""
-
-First = tuple[int, int, TokenLogprob | None]
-"""A choice, its first token, and that one's log-probability."""
 
 
 class SpecialRows:
@@ -104,16 +103,16 @@ class Told:
             return []
         return [self._logprob(asked.first + node, asked.logprobs) for node in nodes]
 
-    def firsts(self, place: int) -> list[First]:
-        """Of each fork."""
+    def firsts(self, place: int) -> Mapping[int, tuple[int, TokenLogprob | None]]:
+        """The first token of each fork, by its choice."""
         asked = self.asked.get(place)
-        if asked is None:
-            return []
+        if asked is None or not asked.forks:
+            return NO_FORKS
         rows = range(asked.first + asked.width, asked.first + asked.width + len(asked.forks))
-        return [
-            (choice, int(self._row(row)[0]), self._logprob(row, asked.logprobs))
+        return {
+            choice: (int(self._row(row)[0]), self._logprob(row, asked.logprobs))
             for choice, row in zip(asked.forks, rows, strict=True)
-        ]
+        }
 
     def _logprob(self, row: int, top: int | None) -> TokenLogprob | None:
         if top is None:

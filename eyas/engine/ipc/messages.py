@@ -237,6 +237,9 @@ class Moved(msgspec.Struct, frozen=True):
     def plus(self, bytes: int, seconds: float) -> Moved:
         return Moved(self.pulls + 1, self.bytes + bytes, self.seconds + seconds)
 
+    def joined(self, other: Moved) -> Moved:
+        return Moved(self.pulls + other.pulls, self.bytes + other.bytes, self.seconds + other.seconds)
+
 
 class Load(Message, frozen=True):
     """Sent every loop that changed it and at least every second: progress stamp, load, running totals.
@@ -246,6 +249,9 @@ class Load(Message, frozen=True):
     `leases` are the handles that still claim pages here; `moved` is by path; `nodes_verified` counts
     drafts, on all branches of their trees; `drafts_late` counts the rounds of sequences that went on before
     the draft they had asked for; `heard` counts the commands that the engine has carried out.
+    `step_seconds` and `step_sequences` count the steps that have landed by the buckets of
+    `eyas.common.histogram`, and the totals are the sums of what was counted. `oldest_waiting_s`: how long ago
+    the oldest request came on which no work was begun; 0.0 if there is none.
     """
 
     progress: int
@@ -262,6 +268,11 @@ class Load(Message, frozen=True):
     nodes_verified: int = 0
     drafts_late: int = 0
     heard: int = 0
+    step_seconds: tuple[int, ...] = ()
+    step_seconds_total: float = 0.0
+    step_sequences: tuple[int, ...] = ()
+    step_sequences_total: float = 0.0
+    oldest_waiting_s: float = 0.0
 
 
 class Stopped(Message, frozen=True):

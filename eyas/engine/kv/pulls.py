@@ -8,9 +8,9 @@ KV).
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from eyas.common.errors import EyasError, TransferFailed, from_code
 from eyas.common.types import FirstToken, KvHandle
@@ -80,12 +80,14 @@ class _Active:
 
 
 class Pulls:
-    def __init__(self, copier: Copier, page_size: int, outbox: Outbox) -> None:
+    """`numbers`: of its pulls; no two pulls that are told to one outbox may have the same."""
+
+    def __init__(self, copier: Copier, page_size: int, outbox: Outbox, numbers: Iterator[int]) -> None:
         self._copier = copier
         self._page_size = page_size
         self._outbox = outbox
         self._active: dict[int, _Active] = {}  # by number, in order of arrival
-        self._numbers = 0
+        self._numbers = numbers
         self.destination: Destination | None = None
         self.moved: dict[str, Moved] = {}  # running totals by path
         self.failed = 0
@@ -98,27 +100,34 @@ class Pulls:
         """Whose pulls are in one of `states`, in order of arrival."""
         return [active.owner for active in self._active.values() if active.pull.state in states]
 
+    def waiting(self) -> list[Any]:
+        """Whose pulls wait for pages."""
+        return self.owners(State.WAITING)
+
+    def coming(self) -> list[Any]:
+        """Whose pulls were given pages."""
+        return self.owners(State.PULLING, State.VALIDATING)
+
     def open(self, owner: Hashable, handle: KvHandle, attempt: int, deadline: float) -> None:
         """Queue a pull; its Watch opens now, so that the lease is alive from the queue place on.
 
         A handle that makes no sense is `lost` before this returns.
         """
         assert self.destination is not None
-        self._numbers += 1
+        number = next(self._numbers)
         try:
             if len(handle.shards) != 1 or handle.tokens < 1:
                 raise TransferFailed(f"KV handle {handle.id} must have rows, and one shard: this engine's.")
-            pull = Pull(self._numbers, handle, attempt, self._page_size, deadline)
+            pull = Pull(number, handle, attempt, self._page_size, deadline)
         except EyasError as error:
             self.destination.lost(owner, error)
             return
-        self._active[self._numbers] = _Active(self._numbers, owner, pull, handle)
-        self._act(self._active[self._numbers])
+        self._active[number] = _Active(number, owner, pull, handle)
+        self._act(self._active[number])
 
     def refuse(self, handle: KvHandle, attempt: int) -> None:
         """Nobody will pull this handle: its owner may free the pages now."""
-        self._numbers += 1
-        number = self._numbers
+        number = next(self._numbers)
         self._outbox.add(OpenPull(number, handle, attempt), ReleasePull(number), ClosePull(number))
 
     def cancel(self, owner: Hashable) -> None:

@@ -8,6 +8,7 @@ prompts are computed for others), through draft workers, or not at all.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import secrets
@@ -26,7 +27,6 @@ from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.checkpoint.architectures import model_class
 from eyas.engine.device.lead import Lead
-from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import Ready
 from eyas.engine.ipc.outbox import Outbox
@@ -40,7 +40,8 @@ from eyas.engine.loading.device_build import build_device, rounds_ahead
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
 from eyas.engine.loop.engine import Engine, Parts
-from eyas.engine.loop.plain_runner import Runner
+from eyas.engine.loop.plain_runner import PlainRunner
+from eyas.engine.loop.runner import Runner
 from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
 from eyas.engine.models.llama import EmbeddingAndHead
 from eyas.engine.scheduling.scheduler import Limits, Scheduler
@@ -92,7 +93,7 @@ def _check_device(config: EngineConfig) -> None:
     if (there := torch.cuda.device_count()) < first + ranks:
         message = f"--tensor-parallel-size: {ranks} GPUs from number {first} on, of {there}"
         raise ConfigError(message, param="tensor-parallel-size")
-    if set(config.roles) != set(Role):
+    if set(config.roles) != set(Role) and not _travels(config):
         raise ConfigError("a GPU worker takes all roles in this version: KV pages of a GPU cannot travel yet")
 
 
@@ -100,7 +101,7 @@ def _check_device(config: EngineConfig) -> None:
 class _Core:
     """What runs steps, and what it needs of the scheduler. Pools: target first."""
 
-    runner: Runner | DeviceRunner
+    runner: Runner
     pools: tuple[KvPool, ...]
     drafter: Drafter | None
     limits: Limits
@@ -115,12 +116,13 @@ def _plain_core(loaded: EngineSpec) -> _Core:
     pool = loaded.pool(KvKind.TARGET)
     drafts_here = loaded.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(config.roles))
     draft_runner = _draft_runner(loaded, model.ends) if drafts_here else None
-    runner = Runner(model, pool, backend, _capture(loaded) if loaded.head else None)
+    pools = (pool,) if draft_runner is None else (pool, draft_runner.pool)
+    runner = PlainRunner(model, pools, backend, _capture(loaded) if loaded.head else None)
     drafter = _drafter(config, draft_runner, target.vocab_size)
     round_rows = loaded.round_rows if drafter else 1
     return _Core(
         runner=runner,
-        pools=(pool,) if draft_runner is None else (pool, draft_runner.pool),
+        pools=pools,
         drafter=drafter,
         limits=Limits(config.page_size, config.max_running, config.chunk_tokens, round_rows),
         slowest_step_s=_warm_up(runner, config),
@@ -157,7 +159,10 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     cache = PrefixCache(pages, config.page_size, lookahead=len(pools) - 1)
     outbox = Outbox()
     groups = [KvKind.TARGET, KvKind.DRAFT][: len(pools)]
-    copier = Copier(_mover(loaded, KvKind.TARGET, pool), pool.shape.pages)
+    movers = [_mover(loaded, group, pool) for group, pool in zip(groups, pools, strict=True)]
+    copiers = tuple(Copier(mover, pages.num_pages) for mover in movers)
+    numbers = itertools.count(1)
+    pulls = [Pulls(copier, config.page_size, outbox, numbers) for copier in copiers]
     offered = {g: OfferedPool(str(p.path), loaded.layout_hash(g)) for g, p in zip(groups, pools, strict=True)}
     owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id=partial(secrets.randbits, 63))
     return Parts(
@@ -165,11 +170,13 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
         model=loaded.target,
         runner=core.runner,
         pools=pools,
-        scheduler=Scheduler(pages, cache, core.limits),
+        scheduler=Scheduler(pages, cache, core.limits, pulls[0]),
         drafter=core.drafter,
         leases=Leases(owner, pages, config.page_size, offered, outbox),
-        pulls=Pulls(copier, config.page_size, outbox),
-        copier=copier,
+        pulls=pulls[0],
+        draft_pulls=pulls[1] if len(pulls) > 1 else None,
+        copiers=copiers,
+        travels=_travels(config),
         outbox=outbox,
         ready=_ready(loaded, dict(zip(groups, pools, strict=True)), core.slowest_step_s),
     )
@@ -200,7 +207,7 @@ def _draft_parts(loaded: EngineSpec) -> DraftParts:
         config=config,
         runner=runner,
         pool=PagePool(config.num_pages),
-        pulls=Pulls(copier, config.page_size, outbox),
+        pulls=Pulls(copier, config.page_size, outbox, itertools.count(1)),
         copier=copier,
         outbox=outbox,
         ready=_ready(loaded, {KvKind.DRAFT: runner.pool}, slowest=0.0),
@@ -229,9 +236,14 @@ def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size:
     return None
 
 
+def _travels(config: EngineConfig) -> bool:
+    """Can pages leave this engine's pools, or come there?"""
+    return config.device == "cpu"
+
+
 def _mover(loaded: EngineSpec, group: KvKind, pool: KvPool) -> Backend:
     """What brings other workers' pages into `pool`: nothing can, into a GPU's."""
-    if loaded.config.device != "cpu":
+    if not _travels(loaded.config):
         return LocalBackend(np.empty((0, 0), np.uint8), {})
     memory = memoryview(pool.tensor.view(-1).numpy()).cast("B")
     return ShmBackend(page_view(memory, loaded.geometry(group)), loaded.config.pool_dir)
@@ -256,7 +268,7 @@ def _ready(loaded: EngineSpec, pools: dict[KvKind, KvPool], slowest: float) -> R
     )
 
 
-def _warm_up(runner: Runner, config: EngineConfig) -> float:
+def _warm_up(runner: PlainRunner, config: EngineConfig) -> float:
     """Run the largest prompt chunk and one decode row; seconds of the slower one. Pages are not owned yet."""
     rows = min(config.chunk_tokens, config.num_pages * config.page_size, runner.model.config.context_length)
     request = GenerationRequest("warm-up", (0,) * rows, SamplingParams())
@@ -265,6 +277,6 @@ def _warm_up(runner: Runner, config: EngineConfig) -> float:
     slowest = 0.0
     for tokens in (1, rows):
         began = time.monotonic()
-        runner.run([Work(seq, 0, [0] * tokens, None, sample=True)])
+        runner.launch([Work(seq, 0, [0] * tokens, None, sample=True)])
         slowest = max(slowest, time.monotonic() - began)
     return slowest

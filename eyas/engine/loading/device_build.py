@@ -76,7 +76,8 @@ def build_device(loaded: EngineSpec, start: Start, lead: Lead | None = None) -> 
         rank = build_rank(loaded, start, lead.group, partial(LedExecutor, lead=lead))
     loaded, executor, state = rank.loaded, rank.executor, rank.executor.state
     layout = Layout(loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
-    runner = DeviceRunner(executor, rank.buckets, layout, loaded.target.eos_token_ids)
+    eos_ids = loaded.target.eos_token_ids
+    runner = DeviceRunner(executor, rank.buckets, layout, eos_ids, ahead=loaded.config.overlap_schedule)
     return loaded, Device(runner, state.pools, rank.slowest_step_s)
 
 
@@ -280,6 +281,8 @@ def _warm_up(executor: Executor, shapes: Iterable[StepShape]) -> float:
     for shape in shapes:
         for _ in range(2):
             began = time.monotonic()
-            executor.rehearse(shape)
+            program = executor.rehearse(shape)
         slowest = max(slowest, time.monotonic() - began)
+    if executor.state.drafter is not None:
+        executor.rehearse_join(program)
     return slowest

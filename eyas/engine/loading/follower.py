@@ -40,7 +40,9 @@ class Follower:
             calls.BEGIN: self._begin,
             calls.SCORE: self._score,
             calls.SAMPLE: self._sample,
+            calls.FEATURES: self._features,
             calls.FINISH: self._finish,
+            calls.JOIN: self._join,
             calls.COPY_PAGE: self._copy_page,
         }
 
@@ -53,6 +55,12 @@ class Follower:
 
     def _sample(self, call: Call) -> None:
         self._executor.sample(calls.rows_of(call))
+
+    def _features(self, call: Call) -> None:
+        self._executor.features(call.numbers)
+
+    def _join(self, call: Call) -> None:
+        self._executor.join(*calls.joined_of(call))
 
     def _finish(self, call: Call) -> None:
         assert self._step is not None

@@ -11,9 +11,10 @@ transports or time.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Protocol
 
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.kv.pages import PagePool
@@ -54,9 +55,26 @@ class Limits:
         return pages * self.page_size - self.rows_ahead
 
 
+class Incoming(Protocol):
+    """Prompts that come from elsewhere, as far as they want pages or have them."""
+
+    def waiting(self) -> Iterable[Generation]:
+        """Those that wait for pages."""
+        ...
+
+    def coming(self) -> Iterable[Generation]:
+        """Those that were given pages."""
+        ...
+
+    def preempt(self) -> bool:
+        """Take pages back from one of these, now or soon; False if none gives any back."""
+        ...
+
+
 class Scheduler:
-    def __init__(self, pool: PagePool, cache: PrefixCache, limits: Limits) -> None:
+    def __init__(self, pool: PagePool, cache: PrefixCache, limits: Limits, incoming: Incoming) -> None:
         self.pool = pool
+        self._incoming = incoming
         self.cache = cache
         self.limits = limits
         self.waiting = Queue(limits.yield_tokens_per_s)
@@ -66,9 +84,6 @@ class Scheduler:
         self.prompt_tokens = 0  # of all allocations so far, and how many of them were cached
         self.cached_tokens = 0
         self.preemptions = 0
-        self.reclaim: Callable[[], bool] = lambda: False  # take pages back from a pull, now or soon
-        self.pulls_waiting: Callable[[], list[Generation]] = list  # for pages
-        self.pulls_running: Callable[[], list[Generation]] = list  # into pages that they were given
         self._slots = list(range(limits.max_running - 1, -1, -1))  # free ones
         self._occupancies = itertools.count()
         self._running_shares = Shares()
@@ -135,7 +150,7 @@ class Scheduler:
             first = self.waiting.first(shares).generation
             if shares.turn(first) < shares.turn(generation):
                 return None
-        return self._allocate(generation, generation.request.prompt_ids, rows, shares)
+        return self._allocate(generation, generation.request.prompt_ids, rows, shares, copied=True)
 
     def first(self, generations: SequenceOf[Generation]) -> Generation:
         """Whose turn it is."""
@@ -148,20 +163,24 @@ class Scheduler:
         rows: int,
         shares: Shares,
         computed: int | None = None,
+        *,
+        copied: bool = False,
     ) -> tuple[list[int], int] | None:
         """Pages for `rows` rows of `tokens`: (pages, how many of them came from the cache); None: no room.
 
-        No page with row `computed`, or one after it, comes from the cache.
+        No page with row `computed`, or one after it, comes from the cache. `copied`: the rows are copied, not
+        computed, and pages that a step in flight may still write are waited for.
         """
         while not self._starved:
             cached = self.cache.match(tokens if computed is None else tokens[: computed + 1])
             fresh = pages_for(rows, self.limits.page_size) - len(cached)
-            if self._make_room(fresh):
+            room = self._make_room(fresh)
+            if room and (not copied or fresh <= self.pool.settled):
                 self.prompt_tokens += len(tokens)
                 self.cached_tokens += len(cached) * self.limits.page_size
-                return cached + self.pool.take(fresh), len(cached)
+                return cached + self.pool.take(fresh, settled=copied), len(cached)
             self.pool.drop(cached)
-            if not self._take_from_richer(claimant, shares, gain=1):
+            if room or not self._take_from_richer(claimant, shares, gain=1):
                 break
         return None
 
@@ -182,7 +201,7 @@ class Scheduler:
         works = [self._decode(seq) for seq in list(self.running) if self._may_decode(seq)]
         budget = self._chunk_budget(len(works))
         for seq in self.running:
-            if seq.missing > 1 and budget > 0:
+            if seq.in_prompt and budget > 0:
                 works.append(self._chunk(seq, budget))
                 budget -= len(works[-1].tokens)
         admitted = self._admissions(budget) if self.waiting else []
@@ -204,11 +223,11 @@ class Scheduler:
 
     def _may_decode(self, seq: Sequence) -> bool:
         # `running` may have lost this sequence to a preemption earlier in the same step
-        if seq.missing > 1 or not seq.pages:
+        if seq.in_prompt or not seq.pages or seq.generation.kind is Kind.PREFILL:
             return False
         if seq.in_flight and len(seq.output) + seq.in_flight >= seq.generation.request.params.max_tokens:
             return False  # what is in flight ends it
-        return seq.generation.kind is Kind.PREFILL or self._reserve(seq)
+        return self._reserve(seq)
 
     def _decode(self, seq: Sequence) -> Work:
         root = seq.output[-1] if seq.output else seq.prompt[-1]
@@ -231,7 +250,7 @@ class Scheduler:
         if seq.in_flight or self._starved:
             return False
         turn = shares.turn(generation)
-        if any(shares.turn(pull) < turn for pull in self.pulls_waiting()):
+        if any(shares.turn(pull) < turn for pull in self._incoming.waiting()):
             return False
         elsewhere = generation.kind is Kind.PREFILL
         wanted = 0 if elsewhere else len(seq.forks)
@@ -256,7 +275,7 @@ class Scheduler:
         rows = seq.kv_len + self.limits.rows_ahead
         need = pages_for(rows, self.limits.page_size) - len(seq.pages)
         while need > 0 and not self._make_room(need):
-            if self.reclaim():
+            if self._incoming.preempt():
                 self._starved = not self._make_room(need)
                 if self._starved:
                     return False  # this sequence waits: the pages come when the copies have stopped
@@ -289,7 +308,7 @@ class Scheduler:
 
     def _shares(self) -> Shares:
         joining = (seq.generation for seq in self.joining)
-        shares = self._running_shares.plus(itertools.chain(joining, self.pulls_running()))
+        shares = self._running_shares.plus(itertools.chain(joining, self._incoming.coming()))
         for seq in self.running:
             if seq.forks:
                 shares.add(seq.generation, seq.keeps)

@@ -15,6 +15,7 @@ import torch
 from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tree import DraftTree
+from eyas.engine.ipc.messages import DraftDown, DraftUp
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Draft:
 
 
 class Drafter(ABC):
+    late_rounds = 0  # rounds of all sequences that went on before the draft they had asked for, ever
+
     @property
     @abstractmethod
     def local_kv(self) -> bool:
@@ -68,3 +71,13 @@ class Drafter(ABC):
     @abstractmethod
     def close(self, seq: Sequence) -> None:
         """Stop following a sequence (unknown ones are no-ops)."""
+
+    def outgoing(self) -> list[DraftUp]:
+        """What a drafter far away is to be sent now, one message per draft worker."""
+        return []
+
+    def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
+        """What a draft worker sent. Gives the handles, and the attempts of their requests, that no drafter
+        will pull now, as far as is known here.
+        """
+        return []

@@ -60,7 +60,6 @@ class RemoteDrafter(Drafter):
         self._drafts: list[Draft] = []
         self._down_until: dict[str, float] = defaultdict(float)  # monotonic seconds
         self._generations = 0
-        self.late_rounds = 0  # of all sequences, ever
 
     @property
     def local_kv(self) -> bool:
@@ -116,10 +115,9 @@ class RemoteDrafter(Drafter):
         )
 
     def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
-        """What a draft worker sent: proposals, and sequences it dropped. Nothing at all: it is there.
+        """Proposals, and sequences that were dropped. Nothing at all: that worker is there.
 
-        Sequence 0 stands for all of that worker's: it is no longer there. Gives the handles, and the attempts
-        of their requests, that no drafter will pull now, as far as is known here.
+        Sequence 0 stands for all of that worker's: it is no longer there.
         """
         if not down.proposals and not down.closed and down.worker not in self._workers:
             self._workers.append(down.worker)
@@ -179,6 +177,5 @@ class RemoteDrafter(Drafter):
             self._outbox[followed.worker].closes.append(DraftClose(seq.uid, followed.generation))
 
     def outgoing(self) -> list[DraftUp]:
-        """Messages to send now, one per draft worker."""
         box, self._outbox = self._outbox, defaultdict(_Outbox)
         return [DraftUp(tuple(o.opens), tuple(o.commits), tuple(o.closes), worker=w) for w, o in box.items()]
