@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import torch
@@ -19,7 +20,7 @@ from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.flight import DeviceFlight
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.device.step import Layout
+from eyas.engine.device.step import Layout, StepShape
 from eyas.engine.ipc.messages import Cancel, Step
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
@@ -52,6 +53,7 @@ class Setting:
     pages: int = 48
     max_running: int = 4
     ahead: bool = True
+    graphs: bool = True
 
     @property
     def limits(self) -> Limits:
@@ -69,6 +71,10 @@ class Setting:
 class WatchedRunner(DeviceRunner):
     """Launches only what may still run, the longest rounds first."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.shapes: list[StepShape] = []
+
     rounds = 0
     ahead = 0  # those launched before the one before them had landed
     special_ahead = 0  # those of them that are special
@@ -81,7 +87,8 @@ class WatchedRunner(DeviceRunner):
             self.ahead += work.round and work.seq.in_flight > 0
             self.special_ahead += work.round and work.seq.in_flight > 0 and work.seq.special
         flight = super().launch(works)
-        lengths = [work.seq.kv_len for work in flight.rounds]
+        self.shapes.append(flight.shape)
+        lengths = [work.seq.kv_len for work in flight.placed.rounds]
         assert lengths == sorted(lengths, reverse=True), "attention begins with the longest"
         return flight
 
@@ -113,7 +120,8 @@ class World:
         self.rig.scheduler.limits = setting.limits
         pool = Pool(PAGE)
         self.device = PaperDevice(self.tables, pool, seed)
-        buckets = Buckets(setting.width, TILE, (2, setting.max_running), (2,), 8, 8)
+        batches, mixed = ((2, setting.max_running), (2,)) if setting.graphs else ((), ())
+        buckets = Buckets(setting.width, TILE, batches, mixed, 8, 8)
         layout = Layout(PAGE, self.tables.padding_slot, TILE)
         self.runner = WatchedRunner(self.device, buckets, layout, EOS, ahead=setting.ahead)
         self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer())

@@ -53,6 +53,7 @@ class _Round:
     """One sequence of a step: its root and drafts, as they stood when the step began."""
 
     slot: int
+    width: int
     nodes: list[int]
     ids: list[int]  # up to the root
 
@@ -80,7 +81,8 @@ class PaperDevice:
         for row, token, position in zip(part["kv_rows"], part["tokens"], part["positions"], strict=True):
             if row >= 0:
                 self.pool.rows[int(row)] = int(position), int(token)
-        self._rounds = [self._round(int(slot)) for slot in part["slots"]]
+        self._rounds = [self._round(int(slot), self._shape.width) for slot in part["slots"]]
+        self._rounds += [self._round(int(slot), 1) for slot in part["single_slots"]]
         self._contexts = [context for one in self._rounds for context in self._nodes(one)]
         for slot, length in zip(*self._ends(), strict=True):
             self._contexts.append((slot, self._read(slot, length) if self._is_real(slot) else []))
@@ -152,12 +154,10 @@ class PaperDevice:
             known if known >= 0 else self._token(*context)
             for known, context in zip(self._part["settled"].tolist(), self._contexts, strict=True)
         ]
-        width, shape = step.shape.width, step.shape
-        result = [
-            word
-            for i, one in enumerate(self._rounds)
-            for word in self._verdict(one, chosen[i * width : (i + 1) * width])
-        ]
+        shape, result, row = step.shape, [], 0
+        for one in self._rounds:
+            result += self._verdict(one, chosen[row : row + one.width])
+            row += one.width
         ends = chosen[shape.round_rows :]
         landing = zip(
             self._part["end_slots"].tolist(), self._part["end_positions"].tolist(), ends, strict=True
@@ -165,7 +165,7 @@ class PaperDevice:
         for slot, length, token in landing:
             if self._is_real(slot):
                 self._settle(slot, length, [token])
-        paths = [node for _ in self._rounds for node in range(width)]
+        paths = [*range(shape.width)] * shape.batch
         return torch.tensor([*result, *ends, *paths], dtype=torch.int32), None
 
     def copy_page(self, source: int, target: int) -> None:
@@ -177,24 +177,24 @@ class PaperDevice:
 
     # --- a round ---------------------------------------------------------------------------------------
 
-    def _round(self, slot: int) -> _Round:
+    def _round(self, slot: int, width: int) -> _Round:
         if not self._is_real(slot):
-            return _Round(slot, [], [])
+            return _Round(slot, width, [], [])
         length, root = int(self.tables.length[slot]), int(self.tables.root[slot])
-        drafts = [token for token in self.tables.drafts[slot].tolist() if token >= 0][: self._shape.width - 1]
+        drafts = [token for token in self.tables.drafts[slot].tolist() if token >= 0][: width - 1]
         for node, token in enumerate((root, *drafts)):
             self.pool.rows[self._row(slot, length + node)] = length + node, token
-        return _Round(slot, [root, *drafts], self._read(slot, length + 1))
+        return _Round(slot, width, [root, *drafts], self._read(slot, length + 1))
 
     def _nodes(self, one: _Round) -> list[tuple[int, list[int]]]:
         """The context of every row, also of those without a node."""
-        count = self._shape.width
+        count = one.width
         found = [(one.slot, [*one.ids, *one.nodes[1 : 1 + node]]) for node in range(len(one.nodes))]
         return found + [(self.tables.padding_slot, [])] * (count - len(found))
 
     def _verdict(self, one: _Round, chosen: list[int]) -> list[int]:
         """A row of the result: tokens emitted, depth and number of the drafts, the tokens."""
-        width = self._shape.width
+        width = one.width
         if not one.nodes:
             return [1, 0, 0, *[-1] * width]
         accepted = 0

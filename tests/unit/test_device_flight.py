@@ -10,7 +10,7 @@ from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.device.flight import DeviceFlight, Features
 from eyas.engine.device.special import SpecialRows, Told
-from eyas.engine.device.step import StepShape
+from eyas.engine.device.step import Placed, StepShape
 from eyas.engine.kernels.special import REPORT_WORDS
 
 SHAPE = StepShape(batch=3, width=2, chunk=8, tiles=3, ends=2)
@@ -33,7 +33,9 @@ def landed(
     middle = Work(found[-1].seq, 0, [1], None, sample=False)
     result, last = torch.tensor([*RESULT, *PATHS], dtype=torch.int32), found[2:]
     kept, told = None if features is None else Features(last, features), special or Told({})
-    flight = DeviceFlight(SHAPE, (), found[:2], [middle, *last], result, None, told, features=kept)
+    flight = DeviceFlight(
+        SHAPE, (), Placed(found[:2], (), [middle, *last]), result, None, told, features=kept
+    )
     return flight.land(), [middle, *last, *found[:2]]
 
 

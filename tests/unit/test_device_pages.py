@@ -17,7 +17,7 @@ from engine_rig import PAGE, Rig
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Entry, GenerationRequest
-from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
@@ -111,9 +111,10 @@ class Watch(Executor):
             assert self._rig.pool.owners(page) == 1 and page not in self._rig.cache._nodes, (
                 "written where others read"
             )
-        if rows.rounds is None:
-            return
-        rounds = rows.rounds
+        for rounds in rows.groups:
+            self._look_at_group(rounds)
+
+    def _look_at_group(self, rounds: DecodeRows) -> None:
         assert rounds.width <= self._most_width, "wider than the attention has room for"
         for slot, start in zip(rounds.slots.tolist(), rounds.starts.tolist(), strict=False):
             pages = pages_for(start + max(rounds.width, rounds.extent), PAGE)

@@ -14,6 +14,7 @@ from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.device import runner as device_runner
 from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.device.step import StepShape
 from eyas.engine.loop import commit
 from eyas.engine.scheduling.scheduler import Limits
 
@@ -73,6 +74,23 @@ def test_a_special_request_costs_its_own_rows_and_no_wait() -> None:
     assert set(world.device.special_rows) == {1, 3}, "of a prompt's end, and of a round"
 
 
+def test_a_request_without_drafts_has_one_row() -> None:
+    """Beside one that is drafted for, and alone: the other ends first."""
+    world = World(0, Setting(width=6, graphs=False))
+    params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+    world.run(
+        [
+            GenerationRequest(
+                "long", (1, 2, 3), msgspec.structs.replace(params, max_tokens=16), speculative=False
+            ),
+            GenerationRequest("drafted", (4, 5), params),
+        ]
+    )
+    steps = [shape for shape in world.runner.shapes if not shape.chunk]
+    assert {shape.rows for shape in steps} <= {1, 6, 6 + 1} and world.device.accepted > 0
+    assert StepShape(1, 6, singles=1) in steps and StepShape(0, 6, singles=1) in steps
+
+
 @pytest.mark.parametrize("given_up", [0, 1])
 def test_another_choice_leads_a_prompt_whose_first_is_given_up(given_up: int) -> None:
     """The noise of a token is its choice's, so the device must be told."""
@@ -126,7 +144,7 @@ def _new_pages_are_not_told(patch: pytest.MonkeyPatch) -> None:
 
 def _last_prompt_row_is_a_round_like_any_other(patch: pytest.MonkeyPatch) -> None:
     told = device_runner._Known
-    patch.setattr(device_runner, "_Known", lambda occupancy, choice: told(occupancy, choice, grows=True))
+    patch.setattr(device_runner, "_Known", lambda *known: told(*known, grows=True))
 
 
 def _choices_sound_alike(patch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class DecodeRows:
-    """B sequences of `width` rows each, the first rows of a forward.
+    """B sequences of `width` rows each, one after the other in a forward.
 
     `slots`, `starts` int32 [B]: row j of sequence b stands at logical row starts[b] + j. `mask` int64
     [B, width]: bit r of node j says that it sees row starts[b] + r; None: chains. `extent`: rows from
@@ -32,7 +32,8 @@ class Rows:
     """m rows. `tokens`, `positions`, `kv_rows` int32 [m] (-1: writes nothing); then their two kinds.
 
     `tiles` int32 [T, 4]: (slot, first row counted from the first chunk row, its logical row, count).
-    `planned`: the chunk rows are those that the prompts' attention was last planned for.
+    `planned`: the chunk rows are those that the prompts' attention was last planned for. `singles`: sequences
+    with one row each, which follow those of `rounds`.
     """
 
     tokens: torch.Tensor
@@ -41,6 +42,12 @@ class Rows:
     rounds: DecodeRows | None = None
     tiles: torch.Tensor | None = None
     planned: bool = False
+    singles: DecodeRows | None = None
+
+    @property
+    def groups(self) -> list[DecodeRows]:
+        """Those that decode, in the order of their rows."""
+        return [group for group in (self.rounds, self.singles) if group is not None]
 
     @property
     def count(self) -> int:

@@ -178,6 +178,11 @@ class Work:
     def __post_init__(self) -> None:
         object.__setattr__(self, "occupancy", self.seq.occupancy)
 
+    @property
+    def followed(self) -> bool:
+        """Does a draft head inside the step follow it? Not where its request turned drafting off."""
+        return not self.round or self.seq.generation.request.speculative
+
     def asked(self, first: int = 0) -> Asked | None:
         """Which of its rows are to be scored, if they stand in the forward from place `first` on."""
         scores = self.seq.generation.scores

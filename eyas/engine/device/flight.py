@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from eyas.engine.batch.landed import Landed
@@ -14,8 +15,7 @@ from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.tree import Drafts
 from eyas.engine.device.executor import Event
 from eyas.engine.device.special import Told
-from eyas.engine.device.step import StepShape
-from eyas.engine.kernels.rounds import FACTS
+from eyas.engine.device.step import Placed, StepShape
 from eyas.engine.sampling.scores import Scores
 
 
@@ -38,14 +38,13 @@ class Features:
 
 @dataclass(frozen=True)
 class DeviceFlight:
-    """`rounds` and `chunks`: `works` in the order of their rows. `result`: int32 on the host, valid once
-    `event` (None on a CPU) has passed, as `special` is. `launched`: monotonic seconds.
+    """`placed`: `works` in the order of their rows. `result`: int32 on the host, valid once `event` (None on
+    a CPU) has passed, as `special` is. `launched`: monotonic seconds.
     """
 
     shape: StepShape
     works: SequenceOf[Work]
-    rounds: SequenceOf[Work]
-    chunks: SequenceOf[Work]
+    placed: Placed
     result: torch.Tensor
     event: Event | None
     special: Told
@@ -54,30 +53,32 @@ class DeviceFlight:
     launched: float = field(default_factory=time.monotonic)
 
     def land(self) -> list[Landed]:
-        """Waits for the device. The result: `kernels.rounds.Verdicts.result`, the ends' tokens, the paths.
+        """Waits for the device. The result is as `StepShape.result_ends` says.
 
         The chunks come first here: those who wait for a first token hear of it before the others of theirs.
         """
         if self.event is not None:
             self.event.synchronize()
         result, shape = self.result.numpy(), self.shape
-        words = FACTS + shape.width
-        split = shape.batch * words
-        paths = split + shape.ends
-        landed = self._prompts(result[split:paths].tolist())
-        table = result[:split].reshape(shape.batch, words).tolist()
-        walked = result[paths:].reshape(shape.batch, -1).tolist() if shape.batch else []
-        for i, (work, row, path) in enumerate(zip(self.rounds, table, walked, strict=False)):
+        rounds, singles, ends = shape.result_ends
+        landed = self._prompts(result[singles:ends].tolist())
+        table, walked = _rows(result[:rounds], shape.batch), _rows(result[ends:], shape.batch)
+        for i, (work, row, path) in enumerate(zip(self.placed.rounds, table, walked, strict=False)):
             count, depth, nodes, *tokens = row
             place, drafts = i * shape.width, Drafts(count - 1, depth, nodes)
             logprobs, forks = self.special.logprobs(place, path[:count]), self.special.firsts(place)
             landed.append(Landed(work, tuple(tokens[:count]), logprobs, drafts, forks))
+        first = shape.batch * shape.width
+        alone = _rows(result[rounds:singles], shape.singles)
+        for place, (work, row) in enumerate(zip(self.placed.singles, alone, strict=False), start=first):
+            logprobs, forks = self.special.logprobs(place, (0,)), self.special.firsts(place)
+            landed.append(Landed(work, (row[-1],), logprobs, forks=forks))
         return landed
 
     def _prompts(self, tokens: list[int]) -> list[Landed]:
         """`tokens`: the first token of each chunk that ends its prompt, in order."""
         found, end = [], 0
-        for work in self.chunks:
+        for work in self.placed.chunks:
             if work.sample:
                 place = self.shape.round_rows + end
                 logprobs, forks = self.special.logprobs(place, (0,)), self.special.firsts(place)
@@ -100,3 +101,8 @@ class DeviceFlight:
         return {
             id(work): row[None] for work, row in zip(self.features.works, self.features.rows, strict=True)
         }
+
+
+def _rows(words: np.ndarray, count: int) -> list[list[int]]:
+    """`count` rows of equal length."""
+    return words.reshape(count, -1).tolist() if count else []

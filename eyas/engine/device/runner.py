@@ -18,16 +18,20 @@ from eyas.engine.batch.tables import TableWrites
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.flight import DeviceFlight, Features, Scored
-from eyas.engine.device.special import SpecialRows, Told, occupy_special
-from eyas.engine.device.step import Joined, Layout, StepInput, StepShape, pack, tiles_for
+from eyas.engine.device.special import SpecialRows, occupy_special
+from eyas.engine.device.step import Joined, Layout, Placed, StepInput, StepShape, pack, tiles_for
 
 
 @dataclass
 class _Known:
-    """What the tables know of who sits in a slot: how many pages, and whether they follow its growth."""
+    """What the tables know of who sits in a slot: how many pages, and whether they follow its growth.
+
+    `drafted`: the head proposes for it.
+    """
 
     occupancy: int
     choice: int
+    drafted: bool
     pages: int = 0
     grows: bool = False
 
@@ -53,34 +57,36 @@ class DeviceRunner:
         self._occupants: dict[int, _Known] = {}  # by slot
 
     def launch(self, works: SequenceOf[Work]) -> DeviceFlight:
-        rounds = [work for work in works if work.round]
-        rounds.sort(key=lambda work: -work.seq.kv_len)  # attention begins with those that take longest
-        chunks = [work for work in works if not work.round]
-        ends = [work for work in chunks if work.sample]
-        tiles = tiles_for([len(work.tokens) for work in chunks], self._layout)
-        shape = self._buckets.shape(len(rounds), sum(len(w.tokens) for w in chunks), tiles, len(ends))
         writes = self._tables(works)
-        sequences = [work.seq for work in rounds]
-        data, spans = pack(sequences, chunks, shape, self._layout), self._spans(chunks)
-        asked = _asked(chunks, shape.round_rows)
+        shape, placed = self._place(works)
+        data, spans = pack(placed, shape, self._layout), self._spans(placed.chunks)
+        asked = _asked(placed.chunks, shape.round_rows)
         step = StepInput(shape, data, writes.array(), spans, scored=bool(asked))
         self._executor.begin(step)
         scores = [Scored(work, one, self._executor.score(one)) for work, one in asked]
-        features = self._features(chunks, shape)
-        special = self._sample(shape, rounds, ends)
+        features = self._features(placed.chunks, shape)
+        rows = SpecialRows.of(shape, placed, self._eos_ids)
+        special = rows.told(self._executor.sample(rows.array()) if rows else ())
         result, event = self._executor.finish(step)
-        return DeviceFlight(shape, works, rounds, chunks, result, event, special, scores, features)
+        return DeviceFlight(shape, works, placed, result, event, special, scores, features)
 
-    def _sample(self, shape: StepShape, rounds: SequenceOf[Work], ends: SequenceOf[Work]) -> Told:
-        """The special rows of the step that was begun."""
-        rows = SpecialRows(self._eos_ids)
-        for i, work in enumerate(rounds):
-            if work.seq.special:
-                rows.add_round(i * shape.width, shape.width, work.seq)
-        for i, work in enumerate(ends):
-            if work.seq.special:
-                rows.add_end(shape.round_rows + i, work.seq)
-        return rows.told(self._executor.sample(rows.array()) if rows else ())
+    def _place(self, works: SequenceOf[Work]) -> tuple[StepShape, Placed]:
+        """Attention begins with those that take longest. Those that nothing is drafted for have a row each,
+        if the step's shape has such rows.
+        """
+        longest = sorted((work for work in works if work.round), key=lambda work: -work.seq.kv_len)
+        placed = Placed(
+            [work for work in longest if self._is_wide(work)],
+            [work for work in longest if not self._is_wide(work)],
+            [work for work in works if not work.round],
+        )
+        counts = [len(work.tokens) for work in placed.chunks]
+        tiles, ends = tiles_for(counts, self._layout), len(placed.ends)
+        shape = self._buckets.shape(len(placed.rounds), sum(counts), tiles, ends, singles=len(placed.singles))
+        return shape, placed if shape.singles else Placed(longest, (), placed.chunks)
+
+    def _is_wide(self, work: Work) -> bool:
+        return self._buckets.width == 1 or self._occupants[work.seq.slot].drafted
 
     def _tables(self, works: SequenceOf[Work]) -> TableWrites:
         """What the step tells the tables. Those who join are told, and drafted for, before it."""
@@ -135,7 +141,7 @@ class DeviceRunner:
             writes.occupy(seq.slot, params, seq.choice, speculative=speculative)
             if params.reads_history or params.min_tokens:
                 occupy_special(writes, seq, self._eos_ids)
-            told = self._occupants[seq.slot] = _Known(seq.occupancy, seq.choice)
+            told = self._occupants[seq.slot] = _Known(seq.occupancy, seq.choice, speculative)
         if work.round and not told.grows:  # its prompt came from elsewhere, or all but its last row is done
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])

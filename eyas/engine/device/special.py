@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from eyas.engine.batch.landed import NO_FORKS
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.stopping import ending_ids
 from eyas.engine.batch.tables import Tables, TableWrites
+from eyas.engine.device.step import Placed, StepShape
 from eyas.engine.kernels import sample, special
 from eyas.engine.kernels.special import COLUMNS, Workspace
 
@@ -35,6 +37,21 @@ class SpecialRows:
         self._places: list[tuple[int, ...]] = []
         self._wishes: list[tuple[int, ...]] = []
         self._asked: dict[int, _Asked] = {}  # by the place of a round's root, or of a prompt's last row
+
+    @classmethod
+    def of(cls, shape: StepShape, placed: Placed, eos_ids: tuple[int, ...]) -> Self:
+        """Those of a step."""
+        rows, first = cls(eos_ids), shape.batch * shape.width
+        for i, work in enumerate(placed.rounds):
+            if work.seq.special:
+                rows.add_round(i * shape.width, shape.width, work.seq)
+        for place, work in enumerate(placed.singles, start=first):
+            if work.seq.special:
+                rows.add_round(place, 1, work.seq)
+        for place, work in enumerate(placed.ends, start=shape.round_rows):
+            if work.seq.special:
+                rows.add_end(place, work.seq)
+        return rows
 
     def __bool__(self) -> bool:
         return bool(self._places)

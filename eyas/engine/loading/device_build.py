@@ -19,7 +19,7 @@ from eyas.common.types import KvKind
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.device.buckets import MAX_ENDS, Buckets, default_batches
+from eyas.engine.device.buckets import FEW_SINGLES, MAX_ENDS, Buckets, default_batches
 from eyas.engine.device.executor import WORDS, Executor
 from eyas.engine.device.lead import Lead, LedExecutor
 from eyas.engine.device.program import DeviceState
@@ -118,7 +118,8 @@ def largest(loaded: EngineSpec, buckets: Buckets) -> StepShape:
     batch = max(config.max_running, config.cuda_graph_max_bs)
     ends = max(batch, MAX_ENDS)  # a chunk's graph has room for so many, whatever the batch
     tiles = -(-config.chunk_tokens // buckets.tile_rows) + ends  # every prompt's last one is partly empty
-    return StepShape(batch, loaded.width, config.chunk_tokens, tiles, ends)
+    singles = FEW_SINGLES if loaded.width > 1 else 0  # more of them are so many rounds less
+    return StepShape(batch, loaded.width, config.chunk_tokens, tiles, ends, singles)
 
 
 def build_state(
@@ -271,6 +272,8 @@ def rehearsed(loaded: EngineSpec, buckets: Buckets) -> Iterator[StepShape]:
     yield StepShape(0, loaded.width, chunk, tiles, 1)
     yield StepShape(1, loaded.width, chunk, tiles, 1)
     yield StepShape(1, loaded.width)
+    if loaded.width > 1:
+        yield StepShape(1, loaded.width, singles=1)
     if loaded.config.max_running > loaded.config.cuda_graph_max_bs:
         yield StepShape(loaded.config.max_running, loaded.width)
 

@@ -71,6 +71,8 @@ def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
     yield from buckets.captured()
     for batch in default_batches(loaded.config.max_running):
         yield StepShape(batch, loaded.width)
+        if loaded.width > 1:
+            yield StepShape(0, loaded.width, singles=batch)
     rows = MAX_ROWS + 1
     yield StepShape(0, loaded.width, rows, -(-rows // buckets.tile_rows), 1)
 

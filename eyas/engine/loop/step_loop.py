@@ -73,7 +73,7 @@ class StepLoop:
         if generation.kind is Kind.PREFILL and not self.committer.leases.is_offered(generation):
             handles = self.committer.leases.offer(generation, seq.pages)
             self.committer.outbox.add(PrefillStarted(generation.id, generation.attempt, handles))
-        seq.grow(1 if work.round else len(work.tokens), drafted=self.runner.drafts)
+        seq.grow(1 if work.round else len(work.tokens), drafted=self.runner.drafts and work.followed)
         seq.in_flight += work.sample
         seq.tree = None
 
