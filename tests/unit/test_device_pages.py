@@ -31,7 +31,8 @@ from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.loading.device_build import rounds_ahead
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.commit import Committer
-from eyas.engine.loop.overlapped import OverlappedLoop
+from eyas.engine.loop.drafting import Drafting
+from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.scheduling.scheduler import Limits
 from eyas.engine.speculation.device import DeviceDrafter
 from kv_transfer.layout import pages_for
@@ -94,8 +95,9 @@ class Watch(Executor):
         x = torch.zeros(rows.count, HIDDEN)
         return (x, x) if tokens is rows else x
 
-    def features(self, captured: torch.Tensor) -> torch.Tensor:
-        return captured
+    def features(self, captured: torch.Tensor | list[int]) -> torch.Tensor:
+        """Of the head; and of the executor, by rows."""
+        return captured if isinstance(captured, torch.Tensor) else super().features(captured)
 
     def logits(self, x, picked: torch.Tensor | None = None, out: None = None) -> torch.Tensor:
         count = x.shape[0] if picked is None else picked.shape[0]
@@ -141,15 +143,22 @@ class World:
         buckets = Buckets(loaded.width, 4, (3, MAX_RUNNING), (4,), CHUNK, CHUNK)
         if not padded:
             buckets = Buckets(loaded.width, 4, ())
-        self.runner = DeviceRunner(self.watch, buckets, layout, ())
-        self.pace = OverlappedLoop(self._rounds(), self.runner)
+        self.runner = DeviceRunner(self.watch, buckets, layout, (), ahead=True)
+        self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer())
         self.tokens: dict[tuple[str, int], int] = {}
 
-    def _rounds(self) -> Committer:
-        rig = self.rig
-        ends = rig.requests.end
-        new_uid = rig.requests.new_uid
-        return Committer(rig.scheduler, (), None, rig.leases, rig.outbox, (), new_uid, on_end=ends)
+    def _committer(self) -> Committer:
+        rig, requests = self.rig, self.rig.requests
+        return Committer(
+            scheduler=rig.scheduler,
+            runner=self.runner,
+            drafting=Drafting(None, 0, 0),
+            leases=rig.leases,
+            outbox=rig.outbox,
+            eos_ids=(),
+            new_uid=requests.new_uid,
+            on_end=requests.end,
+        )
 
     def submit(self, name: str, prompt: int, max_tokens: int, choices: int = 1) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
@@ -157,7 +166,7 @@ class World:
         self.rig.submit(GenerationRequest(name, ids, params, tuple(Choice(i) for i in range(choices))))
 
     def step(self) -> bool:
-        busy = self.pace.step()
+        busy = self.loop.step()
         for entry in (entry for step in self.rig.said(Step) for entry in step.entries):
             self._count(entry)
         return busy

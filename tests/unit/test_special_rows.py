@@ -147,8 +147,8 @@ def test_other_choices_have_noise_of_their_own() -> None:
     for place, seq in zip(places, step.sequences, strict=True):
         assert step.settled[place].item() == step.expected(seq, 0, seq.choice, place)[0]
         firsts = told.firsts(place)
-        assert [choice for choice, _, _ in firsts] == [7, 8, 9]
-        for choice, token, logprob in firsts:
+        assert list(firsts) == [7, 8, 9]
+        for choice, (token, logprob) in firsts.items():
             assert (token, True) == (step.expected(seq, 0, choice, place)[0], logprob is not None)
             assert same(logprob, step.expected(seq, 0, choice, place)[1])
             tokens.add((place, token))

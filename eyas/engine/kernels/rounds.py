@@ -250,7 +250,6 @@ def _verdict(
     limit = PATH - 1
     if SYNTHETIC:
         limit = _draw(tl.load(seed + slot), start, rates, PATH, BLOCK)
-
     accepted = 0
     nodes = tl.where(node == 0, 0, -1)
     tokens = tl.full([BLOCK], -1, tl.int32)
@@ -265,26 +264,28 @@ def _verdict(
         token = tl.load(chosen + sequence * WIDTH + child)
         child = _child(node, offered & (parent == child), draft, token, BLOCK, SYNTHETIC)
     tokens = tl.where(node == accepted, token, tokens)
-
     tl.store(path + sequence * PATH + node, nodes, mask=node < PATH)
     result += sequence * (FACTS + WIDTH)
-    deep = tl.load(depth + slot * nodes_stride + node, mask=offered, other=0)
-    _store_facts(result, accepted, offered, deep)
+    _store_facts(result, accepted, offered, depth + slot * nodes_stride + node)
     tl.store(result + FACTS + node, tokens, mask=node < WIDTH)
     live = slot != padding
     tl.store(length + slot, start + accepted + 1, mask=live)
     tl.store(root + slot, token, mask=live)
-    written = start + 1 + node
-    kept = live & (node <= accepted) & (written < context)
-    tl.store(text + slot.to(tl.int64) * context + written, tokens, mask=kept)
+    _write(text + slot.to(tl.int64) * context, start + 1 + node, tokens, live & (node <= accepted), context)
     tl.store(drafts + place, tl.full([BLOCK], -1, tl.int32), mask=live & (node > 0) & (node <= drafts_stride))
 
 
 @triton.jit
+def _write(text, positions, tokens, kept, context):
+    """Into a slot's text; what lies beyond it is not kept."""
+    tl.store(text + positions, tokens, mask=kept & (positions < context))
+
+
+@triton.jit
 def _store_facts(out, accepted, offered, depth):
-    """The first FACTS words of a result."""
+    """The first FACTS words of a result. `depth`: where that of each draft stands."""
     tl.store(out, accepted + 1)
-    tl.store(out + 1, tl.max(depth))
+    tl.store(out + 1, tl.max(tl.load(depth, mask=offered, other=0)))
     tl.store(out + 2, tl.sum(offered.to(tl.int32)))
 
 

@@ -165,13 +165,8 @@ def _process(
     if node > 0:  # a node that has no draft has no text either
         reads = reads & (tl.load(drafts + node - 1) >= 0)
     raw, out, counts = logits + place.to(tl.int64) * stride, out + index * VOCAB, counts + index * VOCAB
-    for start in range(0, VOCAB, TILE):
-        ids = start + tl.arange(0, TILE)
-        tl.store(out + ids, tl.load(raw + ids, mask=ids < VOCAB), mask=ids < VOCAB)
-        if reads:
-            tl.store(counts + ids, tl.zeros([TILE], tl.int32), mask=ids < VOCAB)
+    _copy(raw, out, counts, reads, VOCAB, TILE)
     tl.debug_barrier()  # entries of the row, and of its counts, are changed by other threads than wrote them
-
     _add_biases(row, bias_ids + slot * biases_stride, bias + slot * biases_stride, out)
     prompt = tl.load(row + _PROMPT)
     if reads:
@@ -185,6 +180,15 @@ def _process(
     if reads:
         words = bad_words + slot * _BAD_LIST * _LONGEST
         _ban_words(row, words, node, drafts, parents, text, position, prompt, out)
+
+
+@triton.jit
+def _copy(raw, out, counts, counted, VOCAB: tl.constexpr, TILE: tl.constexpr):
+    for start in range(0, VOCAB, TILE):
+        ids = start + tl.arange(0, TILE)
+        tl.store(out + ids, tl.load(raw + ids, mask=ids < VOCAB), mask=ids < VOCAB)
+        if counted:
+            tl.store(counts + ids, tl.zeros([TILE], tl.int32), mask=ids < VOCAB)
 
 
 @triton.jit
