@@ -13,9 +13,11 @@ import grpc
 import msgspec
 
 from eyas.common import convert, rpc
-from eyas.common.errors import EyasError
-from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle, Timings, WorkerInfo
+from eyas.common.message import Failure
+from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, Step
+from eyas.common.types import FirstToken, GenerationRequest, KvHandle, WorkerInfo
 from protos import (
+    common_pb2,
     decode_pb2,
     decode_pb2_grpc,
     prefill_pb2,
@@ -24,39 +26,10 @@ from protos import (
     worker_pb2_grpc,
 )
 
-# --- what a decode Session says ------------------------------------------------------------------------
-
-
-class Admitted(msgspec.Struct, frozen=True):
-    """The request has a queue place."""
-
-    id: str
-    attempt: int
-
-
-class Rejected(msgspec.Struct, frozen=True):
-    id: str
-    attempt: int
-    error: EyasError
-
-
-class Lost(msgspec.Struct, frozen=True):
-    """The pages of this attempt did not arrive; the request waits for another Attach."""
-
-    id: str
-    attempt: int
-
-
-class Failed(msgspec.Struct, frozen=True):
-    """An admitted request (or one choice of it) ended without its tokens."""
-
-    id: str
-    attempt: int
-    choice: int | None
-    error: EyasError
-
 
 class Heartbeat(msgspec.Struct, frozen=True):
+    """A worker's load, as it says every second. Sequences and pages."""
+
     running: int
     waiting: int
     pages_used: int
@@ -64,14 +37,9 @@ class Heartbeat(msgspec.Struct, frozen=True):
     draining: bool = False
 
 
-class Step(msgspec.Struct, frozen=True):
-    """What one engine step produced for all requests of the Session."""
-
-    entries: tuple[Entry, ...]
-
-
 Reply = Admitted | Rejected | Lost | Failed
 SessionEvent = Reply | Heartbeat | Step
+PrefillEvent = Admitted | PrefillStarted | PrefillDone
 
 
 class DecodeSession:
@@ -79,14 +47,16 @@ class DecodeSession:
 
     def __init__(self, stub: decode_pb2_grpc.DecodeServiceStub, worker: str) -> None:
         self._worker = worker
-        self._up: asyncio.Queue[decode_pb2.DecodeUp | None] = asyncio.Queue()  # None: nothing more
+        self._up: asyncio.Queue[decode_pb2.DecodeServiceSessionRequest | None] = (
+            asyncio.Queue()
+        )  # None: nothing more
         self._call = stub.Session(self._requests())
 
     def submit(self, request: GenerationRequest, attempt: int, attach: bool) -> None:
         """Queue a request: `attach` waits for its pages, else the worker computes what is missing."""
         source = decode_pb2.SOURCE_ATTACH if attach else decode_pb2.SOURCE_LOCAL
         submit = decode_pb2.Submit(request=convert.request_to_pb(request), attempt=attempt, source=source)
-        self._up.put_nowait(decode_pb2.DecodeUp(submit=submit))
+        self._up.put_nowait(decode_pb2.DecodeServiceSessionRequest(submit=submit))
 
     def attach(
         self, id: str, attempt: int, handles: tuple[KvHandle, ...], first_tokens: tuple[FirstToken, ...]
@@ -98,11 +68,13 @@ class DecodeSession:
             handles=[convert.handle_to_pb(handle) for handle in handles],
             first_tokens=[convert.first_token_to_pb(first) for first in first_tokens],
         )
-        self._up.put_nowait(decode_pb2.DecodeUp(attach=attach))
+        self._up.put_nowait(decode_pb2.DecodeServiceSessionRequest(attach=attach))
 
     def cancel(self, id: str, choice: int | None = None) -> None:
         """End a choice, or the whole request. Unknown ids are no-ops."""
-        self._up.put_nowait(decode_pb2.DecodeUp(cancel=decode_pb2.Cancel(id=id, choice=choice)))
+        self._up.put_nowait(
+            decode_pb2.DecodeServiceSessionRequest(cancel=decode_pb2.Cancel(id=id, choice=choice))
+        )
 
     async def __aiter__(self) -> AsyncIterator[SessionEvent]:
         try:
@@ -119,12 +91,12 @@ class DecodeSession:
         self._call.cancel()
         self._up.put_nowait(None)  # gRPC reads on for a dead call, for ever
 
-    async def _requests(self) -> AsyncIterator[decode_pb2.DecodeUp]:
+    async def _requests(self) -> AsyncIterator[decode_pb2.DecodeServiceSessionRequest]:
         while (message := await self._up.get()) is not None:
             yield message
 
 
-def _session_event(message: decode_pb2.DecodeDown) -> SessionEvent | None:
+def _session_event(message: decode_pb2.DecodeServiceSessionResponse) -> SessionEvent | None:
     """None for a message kind of a newer version."""
     match message.WhichOneof("message"):
         case "step":
@@ -136,37 +108,18 @@ def _session_event(message: decode_pb2.DecodeDown) -> SessionEvent | None:
             return Admitted(message.admitted.id, message.admitted.attempt)
         case "rejected":
             rejected = message.rejected
-            return Rejected(rejected.id, rejected.attempt, convert.error_from_pb(rejected.status))
+            return Rejected(rejected.id, rejected.attempt, _failure(rejected.status))
         case "lost":
             return Lost(message.lost.id, message.lost.attempt)
         case "failed":
             failed = message.failed
             choice = failed.choice if failed.HasField("choice") else None
-            return Failed(failed.id, failed.attempt, choice, convert.error_from_pb(failed.status))
+            return Failed(failed.id, failed.attempt, _failure(failed.status), choice)
     return None
 
 
-# --- what a Prefill says -------------------------------------------------------------------------------
-
-
-class PrefillAdmitted(msgspec.Struct, frozen=True):
-    """The prompt has a queue place."""
-
-
-class PrefillStarted(msgspec.Struct, frozen=True):
-    """Pages are allocated and filling."""
-
-    handles: tuple[KvHandle, ...]
-
-
-class PrefillDone(msgspec.Struct, frozen=True):
-    """The prompt is computed: token 0 of every choice."""
-
-    choices: tuple[FirstToken, ...]
-    timings: Timings
-
-
-PrefillEvent = PrefillAdmitted | PrefillStarted | PrefillDone
+def _failure(status: common_pb2.Status) -> Failure:
+    return Failure.of(convert.error_from_pb(status))
 
 
 # --- the clients ---------------------------------------------------------------------------------------
@@ -204,12 +157,14 @@ class PrefillClient:
             async for event in call:
                 match event.WhichOneof("event"):
                     case "admitted":
-                        yield PrefillAdmitted()
+                        yield Admitted(request.id, attempt)
                     case "started":
-                        yield PrefillStarted(convert.handles_from_pb(event.started.handles))
+                        handles = convert.handles_from_pb(event.started.handles)
+                        yield PrefillStarted(request.id, attempt, handles)
                     case "done":
                         first = convert.first_tokens_from_pb(event.done.choices)
-                        yield PrefillDone(first, convert.timings_from_pb(event.done.timings))
+                        timings = convert.timings_from_pb(event.done.timings)
+                        yield PrefillDone(request.id, attempt, first, timings)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
         finally:

@@ -21,9 +21,10 @@ import torch
 
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.kernels.paths import Extension, compact, gather_path
+from eyas.engine.kernels.paths import PathRows, compact, gather_path
 from eyas.engine.kernels.rounds import FACTS, Batch, RoundRows, Verdicts, prepare, propose_rows, verdict
 from eyas.engine.kernels.trees import Frontier, grow, new_growth, select
+from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 
 PAGE, HIDDEN, VOCAB, STEPS, TOPK = 16, 4096, 32000, 5, 8
@@ -51,14 +52,14 @@ class Round:
         self.verdicts = Verdicts(ints(size, FACTS + width), ints(size, self.deepest))
         self.features = torch.randn(size * width, HIDDEN, dtype=torch.bfloat16, device="cuda")
         gathered = self.features.new_zeros(size * self.deepest, HIDDEN)
-        self.extension = Extension(gathered, new_rows(size, self.deepest), ints(size))
+        self.extension = PathRows(gathered, new_rows(size, self.deepest), ints(size))
         self.best, self.next = ints(size) + 1, new_rows(size, 1)
         if self.tree:
             self._grow(size)
         self.saved = self.tables.memory.clone()
 
     def _grow(self, size: int) -> None:
-        shape = PoolShape((size + 1) * 64, 32, PAGE, 8, 128, torch.bfloat16, "cuda")
+        shape = PoolShape(KvFormat(32, 8, 128), (size + 1) * 64, PAGE, torch.bfloat16, "cuda")
         self.pool = KvPool(shape).tensor
         token_map = torch.arange(VOCAB, device="cuda")
         self.growth = new_growth(SpeculationConfig(STEPS, TOPK, self.width), size, token_map, "cuda")

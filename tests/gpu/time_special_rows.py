@@ -3,8 +3,8 @@
     python -m tests.gpu.time_special_rows [--shape llama-3.1-8b] [--tokens 200]
 
 Greedy answers to short prompts, dummy weights, without drafts and with chains of 3: all alike; with one that
-asks for log-probabilities and penalties; with one that turns drafting off; with only such ones. A step's
-time is that of a whole answer over the steps of a request that asks for nothing. The engine is used by its requests
+asks for log-probabilities and penalties; with one that turns drafting off; with only such ones. A step's time
+is that of a whole answer over the steps of a request that asks for nothing. The engine is used by its requests
 alone, so the same file measures another version.
 """
 

@@ -21,7 +21,7 @@ from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.flight import DeviceFlight
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout, StepShape
-from eyas.engine.ipc.messages import Cancel, Step
+from eyas.engine.ipc.messages import Cancel, Event, Step
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
 from eyas.engine.loop.step_loop import StepLoop
@@ -125,6 +125,7 @@ class World:
         layout = Layout(PAGE, self.tables.padding_slot, TILE)
         self.runner = WatchedRunner(self.device, buckets, layout, EOS, ahead=setting.ahead)
         self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer())
+        self.rig.requests.copy_page = self.runner.copy_page
         self.stories: dict[str, Story] = {}
         self.seen: dict[int, Sequence] = {}
 
@@ -155,9 +156,12 @@ class World:
         self._judge()
 
     def submit(self, request: GenerationRequest) -> None:
-        begun = {choice.index: list(choice.output_ids) for choice in request.choices}
-        self.stories[request.id] = Story(request, begun)
+        self.stories[request.id] = self.story(request)
         self.rig.submit(request)
+
+    @staticmethod
+    def story(request: GenerationRequest) -> Story:
+        return Story(request, {choice.index: list(choice.output_ids) for choice in request.choices})
 
     def cancel(self, story: Story, choice: int | None) -> None:
         """Somebody gives up one choice, or (None) all of them."""
@@ -174,11 +178,15 @@ class World:
         """False when there was nothing to do."""
         busy = self.loop.step()
         self.seen |= {id(seq): seq for seq in self.rig.scheduler.running}
-        entries = [entry for step in self.rig.said(Step) for entry in step.entries]
-        assert busy or not entries, "it would nap although there was something to do"
-        for entry in entries:
-            self._told(entry)
+        for event in self.rig.outbox.take():
+            assert busy or not isinstance(event, Step), "it would nap although there was something to do"
+            self._hear(event)
         return busy
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Step):
+            for entry in event.entries:
+                self._told(entry)
 
     def _told(self, entry: Entry) -> None:
         story = self.stories[entry.id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ STUB_USERS = (
     "decode_svc/",
     "draft_svc/",
     "gateway/grpc_front.py",
+    "gateway/grpc_messages.py",
 )
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -89,6 +91,30 @@ def test_no_mixins() -> None:
     assert mixins == []
 
 
+SPEAKERS = (
+    "eyas/common/clients.py",
+    "eyas/common/message.py",
+    "eyas/common/replies.py",
+    "eyas/common/rpc.py",
+    "eyas/common/watch.py",
+    "eyas/engine/ipc/messages.py",
+    "eyas/engine/ipc/transfer_messages.py",
+    "gateway/backend.py",
+    "gateway/legs.py",
+    "kv_transfer/puller.py",
+)
+
+
+def test_what_processes_say_has_one_definition_per_name() -> None:
+    names = [
+        node.name
+        for speaker in SPEAKERS
+        for node in ast.parse((ROOT / speaker).read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert names and [name for name, count in Counter(names).items() if count > 1] == []
+
+
 MAY_READ_THE_ENVIRONMENT = (
     "eyas/common/api_keys.py",
     "eyas/engine/kernels/warm.py",  # Triton is told in no other way where to keep its kernels
@@ -154,3 +180,20 @@ def test_loads_without_torch(module: str) -> None:
         [sys.executable, "-c", LOAD_ALL, module], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_families_stand_in_their_own_files_and_in_a_table() -> None:
+    """What is special about a model or a head is nobody else's business; nobody imports its module."""
+    from eyas.engine.models.heads import HEADS
+    from eyas.engine.models.table import MODELS
+
+    special = tuple(f"eyas.engine.models.{name}." for name in (*MODELS.values(), *HEADS))
+    importing, naming = [], []
+    for name, tree, text in sources(*PACKAGES):
+        if name.startswith("eyas/engine/models/"):
+            continue
+        if any(f"{module}.".startswith(special) for module in imported(tree)):
+            importing.append(name)
+        if name.startswith("eyas/engine/") and any(architecture in text for architecture in MODELS):
+            naming.append(name)
+    assert (importing, naming) == ([], [])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from engine_rig import PAGE, Rig
@@ -24,9 +25,10 @@ from eyas.engine.device.executor import Executor
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.special import SpecialSampler
-from eyas.engine.device.step import Layout, StepInput
+from eyas.engine.device.step import Layout
 from eyas.engine.ipc.messages import Cancel, Step
 from eyas.engine.kernels import sample
+from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.loading.device_build import rounds_ahead
 from eyas.engine.loading.spec import EngineSpec
@@ -75,17 +77,17 @@ class Watch(Executor):
         self._rig = rig
         self._most_width = max(tables.sizes.width, 0 if spec is None else spec.topk)
         self.nowhere = rig.pool.num_pages
-        pool = KvPool(PoolShape(self.nowhere + 1, 1, PAGE, 1, 16))
+        pool = KvPool(PoolShape(KvFormat(1, 1, 16), self.nowhere + 1, PAGE))
         drafter = None if spec is None else DeviceDrafter(self, pool, tables, spec, pdl=False)  # type: ignore[arg-type]
         special = SpecialSampler(tables, VOCAB, pdl=False)
         super().__init__(DeviceState(self, pool, tables, special, drafter))  # type: ignore[arg-type]
 
-    def begin(self, step: StepInput) -> None:
-        poked = set(step.writes[0].tolist())
+    def _apply(self, writes: np.ndarray) -> None:
+        poked = set(writes[0].tolist())
         for slot in range(self.tables.padding_slot):
             if self.tables.places("seed", slot, 0, 1)[0] in poked:  # somebody new
                 self.tables.pages[slot] = self.nowhere
-        super().begin(step)
+        super()._apply(writes)
 
     # --- as the target and the head --------------------------------------------------------------------
 
@@ -95,9 +97,9 @@ class Watch(Executor):
         x = torch.zeros(rows.count, HIDDEN)
         return (x, x) if tokens is rows else x
 
-    def features(self, captured: torch.Tensor | list[int]) -> torch.Tensor:
-        """Of the head; and of the executor, by rows."""
-        return captured if isinstance(captured, torch.Tensor) else super().features(captured)
+    def features(self, of):
+        """Of the head; and of the executor, whose rows are handed on."""
+        return super().features(of) if isinstance(of, list) else of
 
     def logits(self, x, picked: torch.Tensor | None = None, out: None = None) -> torch.Tensor:
         count = x.shape[0] if picked is None else picked.shape[0]
@@ -126,7 +128,7 @@ class Watch(Executor):
 
 
 class World:
-    """The overlapped pace on a `Watch`. `fewer`: rounds less than the engine has pages for."""
+    """Steps launched ahead on a `Watch`. `fewer`: rounds less than the engine has pages for."""
 
     def __init__(
         self, spec: SpeculationConfig | None, *, pages: int = 400, fewer: int = 0, padded: bool = True
@@ -144,11 +146,12 @@ class World:
         if not padded:
             buckets = Buckets(loaded.width, 4, ())
         self.runner = DeviceRunner(self.watch, buckets, layout, (), ahead=True)
+        self.rig.requests.copy_page = self.runner.copy_page
         self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer())
         self.tokens: dict[tuple[str, int], int] = {}
 
     def _committer(self) -> Committer:
-        rig, requests = self.rig, self.rig.requests
+        rig = self.rig
         return Committer(
             scheduler=rig.scheduler,
             runner=self.runner,
@@ -156,8 +159,8 @@ class World:
             leases=rig.leases,
             outbox=rig.outbox,
             eos_ids=(),
-            new_uid=requests.new_uid,
-            on_end=requests.end,
+            new_uid=rig.requests.new_uid,
+            on_end=rig.requests.end,
         )
 
     def submit(self, name: str, prompt: int, max_tokens: int, choices: int = 1) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.spans import Span
 from eyas.engine.device.step import Joined, StepInput, StepShape
-from eyas.engine.parallel.ranks import Call
+from eyas.engine.parallel.ranks import RankCall
 
 BEGIN = "begin"
 SCORE = "score"
@@ -24,16 +24,16 @@ JOIN = "join"
 COPY_PAGE = "copy_page"
 
 
-def begin(step: StepInput) -> Call:
+def begin(step: StepInput) -> RankCall:
     """The numbers: the step's shape; how many words of `data` are its array, its pokes, its spans; and
     whether it is scored.
     """
     parts = (step.data, step.writes.reshape(-1), _flat(step.spans))
     numbers = (*dataclasses.astuple(step.shape), *(len(part) for part in parts), int(step.scored))
-    return Call(BEGIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
+    return RankCall(BEGIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
 
 
-def step_of(call: Call) -> StepInput:
+def step_of(call: RankCall) -> StepInput:
     """What `begin` was made of; for the rank that was told."""
     *sizes, words, writes, _, scored = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)  # writable: torch takes no other
@@ -42,27 +42,29 @@ def step_of(call: Call) -> StepInput:
     return StepInput(StepShape(*sizes), data, poked.reshape(2, -1), spans=spans_of, scored=bool(scored))
 
 
-def score(asked: Asked) -> Call:
-    return Call(SCORE, (asked.row, asked.places.start, asked.top), np.array(asked.tokens, np.int32).tobytes())
+def score(asked: Asked) -> RankCall:
+    return RankCall(
+        SCORE, (asked.row, asked.places.start, asked.top), np.array(asked.tokens, np.int32).tobytes()
+    )
 
 
-def asked_of(call: Call) -> Asked:
+def asked_of(call: RankCall) -> Asked:
     row, first, top = call.numbers
     tokens = np.frombuffer(call.data, np.int32).tolist()
     return Asked(row, range(first, first + len(tokens)), tuple(tokens), top)
 
 
-def sample(rows: np.ndarray) -> Call:
+def sample(rows: np.ndarray) -> RankCall:
     """`rows`: int32 [n, columns], as `Executor.sample` takes them."""
-    return Call(SAMPLE, rows.shape, rows.tobytes())
+    return RankCall(SAMPLE, rows.shape, rows.tobytes())
 
 
-def join(joined: Joined, writes: np.ndarray) -> Call:
+def join(joined: Joined, writes: np.ndarray) -> RankCall:
     parts = (joined.words.reshape(-1), joined.features.view(np.int32).reshape(-1), writes.reshape(-1))
-    return Call(JOIN, (*joined.features.shape,), np.concatenate(parts, dtype=np.int32).tobytes())
+    return RankCall(JOIN, (*joined.features.shape,), np.concatenate(parts, dtype=np.int32).tobytes())
 
 
-def joined_of(call: Call) -> tuple[Joined, np.ndarray]:
+def joined_of(call: RankCall) -> tuple[Joined, np.ndarray]:
     """What `join` was made of."""
     count, width = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)
@@ -71,20 +73,20 @@ def joined_of(call: Call) -> tuple[Joined, np.ndarray]:
     return joined, writes.reshape(2, -1)
 
 
-def features(rows: SequenceOf[int]) -> Call:
-    return Call(FEATURES, tuple(rows))
+def features(rows: SequenceOf[int]) -> RankCall:
+    return RankCall(FEATURES, tuple(rows))
 
 
-def rows_of(call: Call) -> np.ndarray:
+def rows_of(call: RankCall) -> np.ndarray:
     return np.frombuffer(bytearray(call.data), np.int32).reshape(call.numbers)
 
 
-def finish() -> Call:
-    return Call(FINISH, ())
+def finish() -> RankCall:
+    return RankCall(FINISH, ())
 
 
-def copy_page(source: int, target: int) -> Call:
-    return Call(COPY_PAGE, (source, target))
+def copy_page(source: int, target: int) -> RankCall:
+    return RankCall(COPY_PAGE, (source, target))
 
 
 def _flat(spans: SequenceOf[Span]) -> np.ndarray:

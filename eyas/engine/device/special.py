@@ -163,7 +163,7 @@ class SpecialSampler:
         work, count = self._work, rows.shape[0]
         work.rows[:count].copy_(rows, non_blocking=True)
         special.process(logits, positions, self._tables, work, count)
-        who = sample.Rows(
+        who = sample.SampledRows(
             work.slots[:count], work.positions[:count], work.unsettled[:count], work.choices[:count]
         )
         sample.choose(work.logits[:count], who, self._tables, work.tokens[:count], pdl=self._pdl)

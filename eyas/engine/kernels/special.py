@@ -16,7 +16,7 @@ import triton.language as tl
 
 from eyas.common.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_TOP_LOGPROBS
 from eyas.engine.batch.tables import Tables
-from eyas.engine.kernels.ranking import NOBODY, id_of, key_of, value_of
+from eyas.engine.kernels.ranking import LOWEST_KEY, id_of, key_of, value_of
 
 COLUMNS = (
     "place",  # which of the step's sampled rows it is made of
@@ -326,7 +326,7 @@ def _normaliser(raw, VOCAB: tl.constexpr, TILE: tl.constexpr):
 def _keys(raw, ids, best, mass, VOCAB: tl.constexpr):
     """The order of the ids by log-probability: among equals the lowest id is first."""
     values = tl.load(raw + ids, mask=ids < VOCAB, other=-float("inf")) - best - mass
-    return tl.where(ids < VOCAB, key_of(values, ids), NOBODY)
+    return tl.where(ids < VOCAB, key_of(values, ids), LOWEST_KEY)
 
 
 @triton.jit
@@ -344,12 +344,12 @@ def _best_ids(
 ):
     """One id after the other: the best peak, whose block's next one takes its place."""
     block = tl.arange(0, PEAKS_BLOCK)
-    keys = tl.load(peaks + block, mask=block < PEAKS, other=NOBODY)
+    keys = tl.load(peaks + block, mask=block < PEAKS, other=LOWEST_KEY)
     for rank in range(top):
         key = tl.max(keys)
         token = id_of(key)
         tl.store(out + 2 + rank, token)
         tl.store(out + 2 + _MOST_TOP + rank, value_of(key).to(tl.int32, bitcast=True))
         rivals = _keys(raw, token // PEAK * PEAK + tl.arange(0, PEAK), best, mass, VOCAB)
-        second = tl.max(tl.where(rivals < key, rivals, NOBODY))
+        second = tl.max(tl.where(rivals < key, rivals, LOWEST_KEY))
         keys = tl.where(block == token // PEAK, second, keys)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 
 
 class PagePool:
-    """A free list and an owner count per page. Every page taken or shared must be dropped once.
+    """A free list and an owner count per page. Each `take` and each `share` of a page needs one `drop`.
 
-    `used` counts each page that has an owner once. `on_idle` hears of each kept page that loses its last.
+    `used`: the number of pages with an owner. `on_idle` is called for each kept page that loses its last
+    owner. Misuse raises AssertionError.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -66,7 +67,7 @@ class PagePool:
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
-        """One more owner for each page."""
+        """Adds an owner to each page, which must be used or idle."""
         for page in pages:
             if not self._refs[page]:
                 if not self._kept[page]:
@@ -75,7 +76,7 @@ class PagePool:
             self._refs[page] += 1
 
     def drop(self, pages: Iterable[int]) -> None:
-        """One owner less; a page without owners is free, unless it is kept."""
+        """Removes an owner of each page. A page without owners is free, or idle if it is kept."""
         for page in pages:
             if not self._refs[page]:
                 raise AssertionError(f"page {page} has no owner to drop it")
@@ -90,19 +91,20 @@ class PagePool:
                 self._release(page)
 
     def keep(self, page: int) -> None:
-        """Its owners may leave it now: it stays, with what it contains."""
+        """Lets a used page outlive its owners, with its content."""
         if not self._refs[page] or self._kept[page]:
             raise AssertionError(f"page {page} has no owner, or is kept already")
         self._kept[page] = True
 
     def forget(self, page: int) -> None:
-        """An idle page is free."""
+        """Frees an idle page."""
         if self._refs[page] or not self._kept[page]:
             raise AssertionError(f"page {page} is not idle")
         self._kept[page] = False
         self._release(page)
 
     def owners(self, page: int) -> int:
+        """The number of owners of a page."""
         return self._refs[page]
 
     def _release(self, page: int) -> None:

@@ -25,7 +25,6 @@ from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
-from eyas.engine.checkpoint.architectures import model_class
 from eyas.engine.device.lead import Lead
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import Ready
@@ -42,8 +41,9 @@ from eyas.engine.loading.startup import Start
 from eyas.engine.loop.engine import Engine, Parts
 from eyas.engine.loop.plain_runner import PlainRunner
 from eyas.engine.loop.runner import Runner
-from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
-from eyas.engine.models.llama import EmbeddingAndHead
+from eyas.engine.models.base import FeatureTap
+from eyas.engine.models.decoder import Decoder, EmbeddingAndHead
+from eyas.engine.models.heads import head_family
 from eyas.engine.scheduling.scheduler import Limits, Scheduler
 from eyas.engine.speculation.colocated import ColocatedDrafter
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
@@ -112,12 +112,12 @@ def _plain_core(loaded: EngineSpec) -> _Core:
     config, target = loaded.config, loaded.target
     backend = loaded.backend(KvKind.TARGET)
     with loaded.weights(KvKind.TARGET) as weights:
-        model = model_class(target.architecture)(target, weights, backend)
+        model = Decoder(target, weights, backend)
     pool = loaded.pool(KvKind.TARGET)
     drafts_here = loaded.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(config.roles))
     draft_runner = _draft_runner(loaded, model.ends) if drafts_here else None
     pools = (pool,) if draft_runner is None else (pool, draft_runner.pool)
-    runner = PlainRunner(model, pools, backend, _capture(loaded) if loaded.head else None)
+    runner = PlainRunner(model, pools, backend, _tap(loaded) if loaded.head else None)
     drafter = _drafter(config, draft_runner, target.vocab_size)
     round_rows = loaded.round_rows if drafter else 1
     return _Core(
@@ -218,14 +218,14 @@ def _draft_runner(loaded: EngineSpec, ends: EmbeddingAndHead) -> DraftRunner:
     assert loaded.head is not None
     backend = loaded.backend(KvKind.DRAFT)
     with loaded.weights(KvKind.DRAFT) as weights:
-        head = Eagle3Head(loaded.head, weights, ends, backend)
+        head = head_family(loaded.head.algorithm).load_draft(loaded.head, weights, ends, backend)
     return DraftRunner(head, loaded.pool(KvKind.DRAFT), backend)
 
 
-def _capture(loaded: EngineSpec) -> Eagle3Capture:
+def _tap(loaded: EngineSpec) -> FeatureTap:
     assert loaded.head is not None
     with loaded.weights(KvKind.DRAFT) as weights:
-        return Eagle3Capture(loaded.head, weights)
+        return head_family(loaded.head.algorithm).load_tap(loaded.head, weights)
 
 
 def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size: int) -> Drafter | None:

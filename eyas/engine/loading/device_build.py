@@ -134,7 +134,7 @@ def build_state(
     special = SpecialSampler(tables, loaded.target.vocab_size, pdl=_pdl(loaded))
     if loaded.config.num_pages is None:
         loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
-    pools = tuple(KvPool(loaded.shape(group)) for group in groups)
+    pools = tuple(loaded.pool(group) for group in groups)
     drafter = None
     if models[1] is not None:
         spec = loaded.config.speculation

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.attention.base import AttentionBackend
-from eyas.engine.attention.forward import build_batch
+from eyas.engine.attention.forward import ForwardBatch, build_batch
 from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.spans import Span
 from eyas.engine.batch.stopping import banned_ids
 from eyas.engine.batch.tree import Drafts
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.eagle3 import Eagle3Capture
-from eyas.engine.models.llama import Llama
+from eyas.engine.models.base import DecoderModel, FeatureTap
 from eyas.engine.sampling.sampler import Row, Sampled, sample
 from eyas.engine.sampling.scores import score_slices
 from eyas.engine.speculation.verify import walk
@@ -48,15 +47,15 @@ class PlainRunner:
 
     def __init__(
         self,
-        model: Llama,
+        model: DecoderModel[ForwardBatch],
         pools: tuple[KvPool, ...],
         backend: AttentionBackend,
-        capture: Eagle3Capture | None,
+        tap: FeatureTap | None,
     ) -> None:
         self.model = model
         self._pools = pools
         self._backend = backend
-        self._capture = capture
+        self._tap = tap
         self._eos_ids = model.config.eos_token_ids
 
     def copy_page(self, source: int, target: int) -> None:
@@ -71,9 +70,9 @@ class PlainRunner:
         launched, pool = time.monotonic(), self._pools[0]
         tokens = [t for work in works for t in work.tokens]
         batch = build_batch([_span(w) for w in works], tokens, pool.page_size, self._backend)
-        layers = self._capture.layers if self._capture else ()
-        hidden, captured = self.model.forward(batch, pool, layers)
-        features = self._capture.features(captured) if self._capture else None
+        layers = self._tap.layers if self._tap else ()
+        residual, tapped = self.model.forward(batch, pool, layers)
+        features = self._tap.features(tapped) if self._tap else None
 
         picked: list[int] = []
         rows: list[Row] = []
@@ -85,20 +84,23 @@ class PlainRunner:
             counts.append(len(mine))
             picked += _picked(work, first, len(mine))
             first += len(work.tokens)
-        sampled = sample(self.model.logits(hidden[picked]), rows) if rows else Sampled([], [])
+        sampled = Sampled([], [])
+        if rows:
+            places = torch.tensor(picked, device=residual.device)
+            sampled = sample(self.model.logits(residual, places), rows)
         landed = verified(works, counts, sampled, features, pool)
-        return PlainFlight(works, self._scored(landed, hidden), launched)
+        return PlainFlight(works, self._scored(landed, residual), launched)
 
-    def _scored(self, results: list[Landed], hidden: torch.Tensor) -> list[Landed]:
+    def _scored(self, results: list[Landed], residual: torch.Tensor) -> list[Landed]:
         """With the log-probabilities of the prompts' rows that somebody asked for."""
         first = 0
         for i, one in enumerate(results):
             asked = one.work.asked(first)
             first += len(one.work.tokens)
             if asked is not None:
-                rows = torch.tensor(asked.places, device=hidden.device)
-                tokens = torch.tensor(asked.tokens, device=hidden.device)
-                found = score_slices(rows, tokens, asked.top, lambda some: self.model.logits(hidden[some]))
+                rows = torch.tensor(asked.places, device=residual.device)
+                tokens = torch.tensor(asked.tokens, device=residual.device)
+                found = score_slices(rows, tokens, asked.top, lambda some: self.model.logits(residual, some))
                 results[i] = one._replace(scores=(asked, found.packed()))
         return results
 

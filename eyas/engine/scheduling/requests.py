@@ -1,6 +1,6 @@
-"""The table of accepted requests: what arrives, what is refused, what is cancelled, what runs out of time.
+"""The table of accepted requests: it admits, refuses, cancels and expires them.
 
-It turns commands into sequences for the scheduler and tells the front about every request's fate. It knows
+It turns commands into sequences for the scheduler and tells the front what became of every request. It knows
 neither tensors nor how tokens are chosen.
 """
 
@@ -55,47 +55,50 @@ class Requests:
     copy_page: Callable[[int, int], None]
     table: dict[str, Generation] = field(default_factory=dict)
     draining: bool = False
-    _arrivals: dict[Sequence, Arrival] = field(default_factory=dict)  # of joining sequences
+    _arrivals: dict[Sequence, Arrival] = field(default_factory=dict)  # for joining sequences
     _uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_uid(self) -> int:
+        """A number that no other sequence of this engine has."""
         return next(self._uids)
 
     @property
     def waiting(self) -> int:
-        """Sequences that do not run. A request of which none exists yet is one, however many it will have."""
+        """Sequences that do not run. A request counts as one as long as it has no sequences."""
         sequences = sum(len(generation.sequences) or 1 for generation in self.table.values())
         return sequences - len(self.scheduler.running)
 
     @property
     def queued(self) -> int:
-        """Requests of which nothing runs."""
+        """Requests without a running sequence."""
         return sum(all(seq.slot < 0 for seq in generation.sequences) for generation in self.table.values())
 
     def oldest_waiting_s(self, now: float) -> float:
-        """How long ago the oldest request came on which no work was begun; 0.0 if there is none."""
+        """Seconds since the arrival of the oldest request that has not begun; 0.0 if all have."""
         arrived = next((g.arrived for g in self.table.values() if not g.began), now)
         return now - arrived
 
     # --- commands ------------------------------------------------------------------------------------
 
     def submit(self, command: Submit) -> None:
+        """Admits a request to be decoded here, or rejects it."""
         kind = Kind.ATTACH if command.attach else Kind.LOCAL
         generation = self._accept(command.request, command.attempt, kind)
         if generation is not None and kind is Kind.LOCAL:
             self._enqueue(generation, command.request.choices)
 
     def prefill(self, command: Prefill) -> None:
+        """Admits a prompt whose KV is computed here and decoded elsewhere, or rejects it."""
         generation = self._accept(command.request, command.attempt, Kind.PREFILL)
         if generation is not None:
             generation.offer_draft = command.offer_draft
             self._enqueue(generation, command.request.choices)
 
     def attach(self, command: Attach) -> None:
-        """Handles: pull them. None: compute the prompt here, after the tokens that were already delivered."""
+        """Pulls the handles. Without handles: computes the prompt here and continues `first_tokens`."""
         generation = self.table.get(command.id)
         if generation is not None and command.attempt == generation.attached:
-            return  # said twice: what the first one named is being pulled, or in use
+            return  # a repetition: the handles of the first one are being pulled, or in use
         if generation is None or command.attempt < generation.attempt or generation.sequences:
             for handle in command.handles:
                 self.pulls.refuse(handle, command.attempt)
@@ -108,6 +111,7 @@ class Requests:
             self._compute_here(generation, command.first_tokens)
 
     def cancel(self, command: Cancel) -> None:
+        """Ends one choice of a request, or all of it; frees what they hold."""
         generation = self.table.get(command.id)
         if generation is None:
             self.leases.abandon(command.id)
@@ -123,36 +127,38 @@ class Requests:
                 self.end(seq)
             elif seq.in_flight and seq.choice == command.choice and generation.kind is not Kind.PREFILL:
                 self._lead_anew(seq, left)
-            else:  # another choice of the same prompt leads, if the leader itself is not wanted
+            else:  # if the leader is cancelled, another choice of the same prompt leads
                 seq.choice, seq.forks = left[0], tuple(left[1:])
 
     def drain(self, _: Drain) -> None:
-        """Accept nothing more. A prompt for elsewhere that has not begun is sent away at once: another worker
-        can have it. What decodes here, or waits for it, runs to its end.
+        """Accepts nothing more. Prompts for other workers that are not offered yet fail at once, so that
+        another worker takes them. Requests that decode here, or wait to, run to their end.
         """
         self.draining = True
         for generation in list(self.table.values()):
             if generation.kind is Kind.PREFILL and not self.leases.is_offered(generation):
                 self.fail(generation, _draining())
 
-    # --- what becomes of them ------------------------------------------------------------------------
+    # --- ends ----------------------------------------------------------------------------------------
 
     def end(self, seq: Sequence) -> None:
-        """A sequence finished (or is not wanted any more): everything it held is free."""
+        """Frees what a finished or cancelled sequence held. The last one of a request drops the request."""
         self._free(seq)
         if not seq.generation.sequences:
             self._drop(seq.generation)
 
     def fail(self, generation: Generation, error: EyasError) -> None:
+        """Tells the front that the request failed, and drops it."""
         self.outbox.failed(generation, error)
         self._drop(generation)
 
     def expire(self, now: float) -> None:
+        """Fails every request whose deadline is before `now` (monotonic seconds)."""
         for generation in [g for g in self.table.values() if now > g.deadline]:
             self.fail(generation, DeadlineExceeded("the request's deadline passed while it was running"))
 
     def join(self, now: float) -> None:
-        """Sequences whose KV is here take slots as they become free."""
+        """Gives free slots to the sequences whose KV has arrived."""
         for generation, arrival in self.draft_kv.complete(now) if self.draft_kv is not None else ():
             self._begin_all(generation, arrival)
         self._join()
@@ -164,10 +170,11 @@ class Requests:
     # --- the destination of pulls (`eyas.engine.kv.pulls.Destination`) ----------------------------------
 
     def first(self, owners: list[Hashable]) -> Hashable:
+        """Which of these requests gets pages first."""
         return self.scheduler.first(_generations(owners))
 
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
-        """All pages of the prompt at once, or none. Those that the prefix cache holds are not moved."""
+        """All pages of the prompt and how many of them are cached (those are not moved); None: no room."""
         assert isinstance(owner, Generation)
         found = self.scheduler.lend(owner, handle.tokens)
         if found is not None:
@@ -213,6 +220,7 @@ class Requests:
             self.outbox.add(Lost(owner.id, owner.attempt))
 
     def pages_free(self, pages: list[int]) -> None:
+        """Takes back the destination pages of a pull that ended early, once no copy writes them."""
         if self.draft_kv is not None:
             self.draft_kv.taken(pages)
         self.scheduler.pool.drop(pages)
@@ -220,9 +228,9 @@ class Requests:
     # --- inside --------------------------------------------------------------------------------------
 
     def _begin(self, generation: Generation, first: FirstToken) -> Sequence:
-        """A choice whose token 0 is known; without output if that token finished it."""
+        """The sequence of a choice whose token 0 is known; its output is empty if that token finished it."""
         seq = Sequence(self.new_uid(), generation, first.choice, generation.request.prompt_ids, [])
-        if first.prompt is not None:  # all that was asked
+        if first.prompt is not None:  # every prompt score that was asked for
             generation.scores = PromptScores(seq.prompt, len(seq.prompt), first.prompt)
         wanted = generation.request.params.max_tokens
         self.outbox.entry(seq, [first.token][:wanted], [first.logprob], first.finish)
@@ -231,7 +239,7 @@ class Requests:
         return seq
 
     def _seat(self, sequences: list[Sequence], arrival: Arrival) -> None:
-        """The first choice takes the pulled pages, the others share them."""
+        """The first choice takes the pulled pages; the other choices share them."""
         leader, *others = sequences
         rows = len(leader.prompt)
         leader.pages, leader.kv_len = arrival.pages, rows
@@ -283,7 +291,7 @@ class Requests:
             self._drop(generation)
 
     def _forget_handles(self, generation: Generation) -> None:
-        """No attempt of this generation pulls any more; unclaimed handles go back to their owner."""
+        """Ends the pulls of all attempts of this generation; unclaimed handles go back to their owner."""
         self.pulls.cancel(generation)
         if self.draft_kv is not None:
             self.draft_kv.forget(generation)
@@ -291,7 +299,7 @@ class Requests:
         generation.draft_handle, generation.draft_claimed = None, False
 
     def _return_draft_handle(self, generation: Generation) -> None:
-        """A draft handle that no drafter was given goes back to its owner."""
+        """Gives a draft handle back to its owner unless a drafter was given it."""
         if generation.draft_handle is not None and not generation.draft_claimed:
             self.pulls.refuse(generation.draft_handle, generation.attempt)
             generation.draft_handle = None
@@ -318,7 +326,7 @@ class Requests:
         return generation
 
     def _enqueue(self, generation: Generation, choices: tuple[Choice, ...]) -> None:
-        """Fresh choices share one prompt: the first leads, the others fork from it."""
+        """Queues the choices. Those without output share one prompt: the first leads, the others fork."""
         prompt = generation.request.prompt_ids
         fresh = [c.index for c in choices if not c.output_ids]
         begun = [c for c in choices if c.output_ids]

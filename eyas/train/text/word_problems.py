@@ -1,7 +1,7 @@
 """Word problems of one and two steps, worked line by line and closed with `#### N`.
 
 A problem is a start, one or two events and a question, or one of the ready-made shapes in
-`problem_shapes`. Knows how stories are told; the working lives in `numbers`.
+`problem_shapes`. This file knows how stories are told; the working lives in `numbers`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from eyas.train.text.core import Context, Exchange, casual, one
 from eyas.train.text.happenings import QUESTIONS, gain, loss, scene, start
 from eyas.train.text.numbers import LIMIT, allowed, apply, operand, worked
 from eyas.train.text.people import BOXES, THINGS, two_people
-from eyas.train.text.problem_shapes import SHAPES, Shape
+from eyas.train.text.problem_shapes import SHAPES, ProblemShape
 
 HINTS = (
     "",
@@ -69,7 +69,7 @@ def _changes(context: Context, count: int) -> Problem | None:
     return Problem(" ".join([*parts, question]), tuple(steps), "\n".join(lines), value)
 
 
-def _shaped(context: Context, shapes: tuple[Shape, ...]) -> Problem:
+def _shaped(context: Context, shapes: tuple[ProblemShape, ...]) -> Problem:
     """A ready-made shape, filled in."""
     shape = context.pick(shapes)
     fields = _fields(context)

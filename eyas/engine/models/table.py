@@ -1,0 +1,56 @@
+"""The models that there are: one line per architecture, naming the file that describes it.
+
+It loads no torch, and a family only when it is asked for, so that a configuration can be judged without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from pathlib import Path
+from typing import Protocol, cast
+
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.folder import end_tokens, read_config, weight_files
+from eyas.engine.models.keys import Raw, reading
+
+MODELS = {
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""What a config.json calls an architecture, and the module of `eyas.engine.models` that is its `Family`."""
+
+
+class Family(Protocol):
+    """What the module of a family holds."""
+
+    def describe(self, raw: Raw, folder: Path) -> ModelConfig:
+        """The model whose config.json is `raw`. Raises what `reading` makes sentences of, and ConfigError."""
+
+
+def read_model(folder: Path | str, load_format: str = "auto") -> ModelConfig:
+    """What a Hugging Face folder holds.
+
+    Raises ConfigError if it cannot be served, in one sentence that says why.
+    """
+    folder = Path(folder)
+    raw = read_config(folder)
+    architecture = next(iter(raw.get("architectures") or ["(none named)"]))
+    if architecture not in MODELS:
+        known = ", ".join(sorted(MODELS))
+        raise ConfigError(
+            f"architecture {architecture} of {folder} is not supported ({known} are): "
+            "it takes a file and a line in a table, as docs/adding-a-model.md says"
+        )
+    if load_format != "dummy":
+        weight_files(folder)
+    family = cast(Family, importlib.import_module(f"eyas.engine.models.{MODELS[architecture]}"))
+    with reading(folder):
+        config = family.describe(raw, folder)
+    return dataclasses.replace(config, eos_token_ids=end_tokens(folder, raw), load_format=load_format)
