@@ -4,8 +4,8 @@
 
 Greedy answers to short prompts, dummy weights, without drafts and with chains of 3: all alike; with one that
 asks for log-probabilities and penalties; with one that turns drafting off; with only such ones. A step's time
-is that of a whole answer over the steps of a request that asks for nothing. The engine is used by its requests
-alone, so the same file measures another version.
+is that of a whole answer over the steps of a request that asks for nothing. The engine is used by its
+requests alone, so the same file measures another version.
 """
 
 from __future__ import annotations

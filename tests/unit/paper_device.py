@@ -77,7 +77,7 @@ class PaperDevice:
         for (slot, token, position, _), feature in zip(joined.words.T.tolist(), joined.features, strict=True):
             length, root = int(self.tables.length[slot]), int(self.tables.root[slot])
             assert (token, position) == (root, length - 1) and feature[0] == self._read(slot, length)[-1]
-            self._settle(slot, length, root)
+            self._settle(slot, length, [root])
             self.joined += 1
 
     def features(self, rows: SequenceOf[int]) -> torch.Tensor:

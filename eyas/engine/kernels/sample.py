@@ -2,8 +2,8 @@
 
 The specification is `eyas.engine.sampling.sampler`. This file implements its temperature, noise and filters;
 bias, penalties, bans and logprobs are the business of `eyas.engine.kernels.special`. It compares only
-`ranking` keys and rounds every score as the specification does, so a row's token depends neither on other rows
-nor on how rows are cut into programs.
+`ranking` keys and rounds every score as the specification does, so a row's token depends neither on other
+rows nor on how rows are cut into programs.
 
 Three kernels: `_peaks` finds the best logit of each block of ids. `_settle`, one program per row, finds the
 best of these, which is the token of a greedy row; for other rows it finds which ids survive the filters.
