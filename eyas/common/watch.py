@@ -1,7 +1,7 @@
-"""Client of `TransferService`: a puller's questions to the owner of KV pages, in nouns.
+"""Client of `TransferService`: what a puller asks the owner of KV pages, in plain values.
 
-It asks and relays, bytes of pages too; what an answer means for a request is the puller's engine's to say.
-Every failure is an EyasError.
+It asks and relays, bytes of pages too. It refuses to know what an answer means for a request: the puller's
+engine decides that. Every failure is an EyasError.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RELEASE_S = 5.0
 
 
 class PeerPool(msgspec.Struct, frozen=True):
-    """What the owner's pages of one group are, and where.
+    """The layout of the owner's pages of one group, and where they are.
 
     `geometry`: JSON of kv_transfer.layout.Geometry; `pool_identity`: see kv_transfer.route.
     """
@@ -33,7 +33,7 @@ class PeerPool(msgspec.Struct, frozen=True):
 
 
 class WatchReady(msgspec.Struct, frozen=True):
-    """Rows below `tokens` may be read."""
+    """Rows below `tokens` can be read now."""
 
     tokens: int
 
@@ -46,7 +46,7 @@ class WatchDone(msgspec.Struct, frozen=True):
 
 
 class TransferClient:
-    """The owner behind `channel`, which stays the caller's."""
+    """Calls the owner behind `channel`, which stays the caller's."""
 
     def __init__(self, channel: grpc.aio.Channel, worker: str) -> None:
         self._stub = transfer_pb2_grpc.TransferServiceStub(channel)
@@ -57,6 +57,7 @@ class TransferClient:
         self._worker = worker
 
     async def handshake(self, group: KvKind, layout_hash: str) -> PeerPool:
+        """The owner's pool of this group. Raises NotFound if it has none; Unavailable, DeadlineExceeded."""
         request = transfer_pb2.HandshakeRequest(group=convert.group_to_pb(group), layout_hash=layout_hash)
         try:
             reply = await self._stub.Handshake(request, timeout=HANDSHAKE_S)
@@ -65,9 +66,9 @@ class TransferClient:
         return PeerPool(reply.layout_hash, reply.epoch, reply.geometry, reply.pool_identity)
 
     async def watch(self, handle: KvHandle, attempt: int) -> AsyncIterator[WatchReady | WatchDone]:
-        """What became readable, as it happens. The lease lives while this is open; it never just ends.
+        """Reports what becomes readable. The lease lives while this is open; it ends only by raising.
 
-        Raises TransferFailed if the owner closes it, or whatever the owner failed with.
+        Raises TransferFailed if the owner closes it, or the error that the owner reports.
         """
         request = transfer_pb2.WatchRequest(handle=convert.handle_to_pb(handle), attempt=attempt)
         call = self._stub.Watch(request)
@@ -88,7 +89,7 @@ class TransferClient:
         raise TransferFailed(f"worker {self._worker} closed the Watch of handle {handle.id}")
 
     async def release(self, handle: KvHandle, attempt: int) -> bool:
-        """Whether the lease was unbroken up to now."""
+        """Gives the pages back. Whether the lease never lapsed, so that what was read may be used."""
         request = transfer_pb2.ReleaseRequest(epoch=handle.epoch, id=handle.id, attempt=attempt)
         try:
             reply = await self._stub.Release(request, timeout=RELEASE_S)

@@ -33,12 +33,15 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def two(plain: EngineConfig, **decode: int) -> tuple[EngineConfig, EngineConfig]:
-    """Of the decode engine's configuration `decode` differs."""
-    whole = on_device(plain)
-    roles = (Role.DECODE,) if plain.draft is None else (Role.DECODE, Role.DRAFT)
+    """Device engines; of the decode engine's configuration `decode` differs."""
+    return roles(on_device(plain), **decode)
+
+
+def roles(whole: EngineConfig, **decode: int) -> tuple[EngineConfig, EngineConfig]:
+    drafts = () if whole.draft is None else (Role.DRAFT,)
     return (
         replace(whole, roles=(Role.PREFILL,), worker="prefill"),
-        replace(whole, roles=roles, worker="decode", **decode),
+        replace(whole, roles=(Role.DECODE, *drafts), worker="decode", **decode),
     )
 
 
@@ -82,6 +85,15 @@ def test_tokens_and_drafts_are_the_plain_engines(
     assert [by_choice(result) for result in found] == [by_choice(result) for result in expected]
     assert logprobs(found[2]) == pytest.approx(logprobs(expected[2]), abs=1e-4)
     assert all(entry.offered for entry in found[0].entries if entry.index == 1) or drafts is None
+
+
+@pytest.mark.parametrize("drafts", [DRAFTS["chain"], DRAFTS["tree"]], ids=["chain", "tree"])
+def test_plain_engines_have_the_same_roles(config: EngineConfig, drafts: SpeculationConfig) -> None:
+    """A decode engine that drafts by itself pulls draft KV, whatever runs its steps."""
+    plain = replace(config, speculation=drafts)
+    expected, _ = answers(plain, requests())
+    found = together(Loopback(*roles(plain)), requests())
+    assert [by_choice(result) for result in found] == [by_choice(result) for result in expected]
 
 
 class Refused(Loopback):

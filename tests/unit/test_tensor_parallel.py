@@ -207,7 +207,7 @@ def no_group_is_left() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_group_is_left")
-def test_whoever_waits_for_a_device_hears_of_a_dead_follower() -> None:
+def test_a_rank_that_waits_for_a_device_hears_of_a_dead_follower() -> None:
     led = Lead(_idle, 2, "cpu")
     led.tell(RankCall("die"))
     with pytest.raises(EngineError, match="rank 1 of 2 has ended: killed by SIGKILL"):
