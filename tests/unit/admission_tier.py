@@ -57,10 +57,7 @@ class FakeModel:
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
 
-    drafts = False
-
-    def runs_ahead(self, works: list[Work]) -> bool:
-        return False
+    drafts = ahead = False
 
     def close(self) -> None:
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import torch
@@ -18,9 +19,8 @@ from eyas.engine.batch.stopping import banned_ids, finish
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.flight import DeviceFlight
-from eyas.engine.device.hostsample import HostSampler
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.device.step import Layout
+from eyas.engine.device.step import Layout, StepShape
 from eyas.engine.ipc.messages import Cancel, Event, Step
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
@@ -53,6 +53,7 @@ class Setting:
     pages: int = 48
     max_running: int = 4
     ahead: bool = True
+    graphs: bool = True
 
     @property
     def limits(self) -> Limits:
@@ -70,15 +71,24 @@ class Setting:
 class WatchedRunner(DeviceRunner):
     """Launches only what may still run, the longest rounds first."""
 
-    ahead = 0  # rounds launched before the one before them had landed
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.shapes: list[StepShape] = []
+
+    rounds = 0
+    ahead = 0  # those launched before the one before them had landed
+    special_ahead = 0  # those of them that are special
 
     def launch(self, works: SequenceOf[Work]) -> DeviceFlight:
         assert works
         for work in works:
             assert work.seq in work.seq.generation.sequences and work.seq.slot >= 0, "it has ended"
+            self.rounds += work.round
             self.ahead += work.round and work.seq.in_flight > 0
+            self.special_ahead += work.round and work.seq.in_flight > 0 and work.seq.special
         flight = super().launch(works)
-        lengths = [work.seq.kv_len for work in flight.rounds]
+        self.shapes.append(flight.shape)
+        lengths = [work.seq.kv_len for work in flight.placed.rounds]
         assert lengths == sorted(lengths, reverse=True), "attention begins with the longest"
         return flight
 
@@ -104,15 +114,16 @@ class World:
     def __init__(self, seed: int, setting: Setting) -> None:
         self.random = random.Random(seed)
         rows = LONGEST + 3 * setting.width
-        self.tables = Tables(TableSizes(setting.max_running + 1, rows // PAGE + 1, setting.width), "cpu")
+        sizes = TableSizes(setting.max_running + 1, rows // PAGE + 1, setting.width, context=LONGEST)
+        self.tables = Tables(sizes, "cpu")
         self.rig = Rig(setting.pages, lookahead=int(setting.width > 1), max_running=setting.max_running)
         self.rig.scheduler.limits = setting.limits
         pool = Pool(PAGE)
         self.device = PaperDevice(self.tables, pool, seed)
-        buckets = Buckets(setting.width, TILE, (2, setting.max_running), (2,), 8, 8)
+        batches, mixed = ((2, setting.max_running), (2,)) if setting.graphs else ((), ())
+        buckets = Buckets(setting.width, TILE, batches, mixed, 8, 8)
         layout = Layout(PAGE, self.tables.padding_slot, TILE)
-        host = HostSampler(self.device, EOS)
-        self.runner = WatchedRunner(self.device, buckets, layout, host, ahead=setting.ahead)
+        self.runner = WatchedRunner(self.device, buckets, layout, EOS, ahead=setting.ahead)
         self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer())
         self.rig.requests.copy_page = self.runner.copy_page
         self.stories: dict[str, Story] = {}
@@ -238,16 +249,16 @@ def plain_scores(request: GenerationRequest) -> PromptLogprobs | None:
 
 
 def some_requests(
-    seed: int, count: int, *, host: float = 0.15, many: float = 0.15
+    seed: int, count: int, *, special: float = 0.15, many: float = 0.15
 ) -> list[GenerationRequest]:
-    """`host`: the share that only the host can sample; `many`: with several choices."""
+    """`special`: the share whose history counts, or whose log-probabilities; `many`: with several choices."""
     pick, calls = random.Random(seed), random.Random(seed)
     stem = tuple(pick.choices(range(VOCAB), k=12))  # of prompts that are alike
     made = []
     for i in range(count):
         prompt = (*stem[: pick.choice((0, 0, 8, 12))], *pick.choices(range(VOCAB), k=pick.randint(1, 14)))
         params = _params(pick)
-        if pick.random() < host:
+        if pick.random() < special:
             params = msgspec.structs.replace(params, **pick.choice(HISTORY))
         if pick.random() < 0.3:
             params = msgspec.structs.replace(params, **pick.choice(SCORING))

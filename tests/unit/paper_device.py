@@ -13,13 +13,15 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import torch
 
-from eyas.common.params import SamplingParams
+from eyas.common.params import MAX_BAD_WORDS, MAX_TOP_LOGPROBS, SamplingParams
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.tables import Tables
 from eyas.engine.device.step import Joined, StepInput
+from eyas.engine.kernels.special import COLUMNS, REPORT_WORDS
 from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.sampling.scores import Scores, score
 
@@ -51,6 +53,7 @@ class _Round:
     """One sequence of a step: its root and drafts, as they stood when the step began."""
 
     slot: int
+    width: int
     nodes: list[int]
     ids: list[int]  # up to the root
 
@@ -64,6 +67,7 @@ class PaperDevice:
         self.tables = tables
         self.pool = pool
         self.accepted = self.joined = 0
+        self.special_rows: list[int] = []  # of each step that had some
         self._random = random.Random(seed)
 
     # --- as the executor -----------------------------------------------------------------------------
@@ -73,7 +77,7 @@ class PaperDevice:
         for (slot, token, position, _), feature in zip(joined.words.T.tolist(), joined.features, strict=True):
             length, root = int(self.tables.length[slot]), int(self.tables.root[slot])
             assert (token, position) == (root, length - 1) and feature[0] == self._read(slot, length)[-1]
-            self._settle(slot, length, root)
+            self._settle(slot, length, [root])
             self.joined += 1
 
     def features(self, rows: SequenceOf[int]) -> torch.Tensor:
@@ -89,13 +93,61 @@ class PaperDevice:
         for row, token, position in zip(part["kv_rows"], part["tokens"], part["positions"], strict=True):
             if row >= 0:
                 self.pool.rows[int(row)] = int(position), int(token)
-        self._rounds = [self._round(int(slot)) for slot in part["slots"]]
+        self._rounds = [self._round(int(slot), self._shape.width) for slot in part["slots"]]
+        self._rounds += [self._round(int(slot), 1) for slot in part["single_slots"]]
         self._contexts = [context for one in self._rounds for context in self._nodes(one)]
         for slot, length in zip(*self._ends(), strict=True):
             self._contexts.append((slot, self._read(slot, length) if self._is_real(slot) else []))
 
-    def logits(self, places: SequenceOf[int]) -> torch.Tensor:
-        return torch.stack([logits_after(self._contexts[place][1]) for place in places])
+    def sample(self, rows: np.ndarray) -> list[torch.Tensor]:
+        """By the specification, with what the rows and the tables say."""
+        self.special_rows.append(len(rows))
+        reports = torch.zeros(len(rows), REPORT_WORDS, dtype=torch.int32)
+        for words, report in zip(rows.tolist(), reports, strict=True):
+            row = dict(zip(COLUMNS, words, strict=True))
+            slot, ids = self._contexts[row["place"]]
+            if not ids:  # a node without a draft
+                continue
+            found = sample(logits_after(ids)[None], [self._special(row, ids)])
+            report[0] = token = found.tokens[0]
+            if row["own"]:
+                self._part["settled"][row["place"]] = token
+            if (told := found.logprobs[0]) is not None:
+                report[1] = float_words([told.logprob])[0]
+                report[2 : 2 + len(told.top)] = torch.tensor([id for id, _ in told.top])
+                first = 2 + MAX_TOP_LOGPROBS
+                report[first : first + len(told.top)] = float_words([value for _, value in told.top])
+        return [reports]
+
+    def _special(self, row: dict[str, int], ids: list[int]) -> Row:
+        slot, tables = row["slot"], self.tables
+        prompt, text = row["prompt"], ids
+        if row["reads_text"]:
+            known = len(ids) - len(self._above(slot, row["node"]))
+            text = [*tables.text[slot, :known].tolist(), *self._above(slot, row["node"])]
+        assert row["position"] in (-1, len(ids))
+        words = tables.bad_words[slot].view(MAX_BAD_WORDS, -1)[: row["bad_words"]].tolist()
+        count = row["biases"]
+        biases = zip(tables.bias_ids[slot, :count].tolist(), tables.bias[slot, :count].tolist(), strict=True)
+        repetition, presence, frequency = np.array(
+            [row["repetition"], row["presence"], row["frequency"]], np.int32
+        ).view(np.float32)
+        params = msgspec.structs.replace(
+            self._params(slot),
+            repetition_penalty=float(repetition),
+            presence_penalty=float(presence),
+            frequency_penalty=float(frequency),
+            logit_bias=dict(biases),
+            bad_words=tuple(tuple(reversed(word[: word.index(-1)])) for word in words),
+            logprobs=None if row["top"] < 0 else row["top"],
+        )
+        ending = len(ids) - prompt < row["min_tokens"]
+        banned = tables.endings[slot, : row["endings"]].tolist() if ending else ()
+        return Row(params, row["choice"], len(ids), text[:prompt], text[prompt:], (), banned)
+
+    def _above(self, slot: int, node: int) -> list[int]:
+        """The drafts of a chain down to a node."""
+        return self.tables.drafts[slot, :node].tolist()
 
     def score(self, asked: Asked) -> Scores:
         """Of chunk rows: what the pool holds up to each of them decides."""
@@ -109,26 +161,24 @@ class PaperDevice:
         logits = torch.stack([logits_after(ids) for ids in contexts])
         return score(logits, torch.tensor(asked.tokens), asked.top)
 
-    def drafts(self, slots: SequenceOf[int]) -> list[tuple[list[int], list[int]]]:
-        tables = self.tables
-        return [(tables.drafts[slot].tolist(), tables.parents[slot].tolist()) for slot in slots]
-
-    def finish(self, step: StepInput, tokens: np.ndarray | None = None) -> tuple[torch.Tensor, None]:
-        chosen = [self._token(*context) for context in self._contexts] if tokens is None else tokens.tolist()
-        width, shape = step.shape.width, step.shape
-        result = [
-            word
-            for i, one in enumerate(self._rounds)
-            for word in self._verdict(one, chosen[i * width : (i + 1) * width])
+    def finish(self, step: StepInput) -> tuple[torch.Tensor, None]:
+        chosen = [
+            known if known >= 0 else self._token(*context)
+            for known, context in zip(self._part["settled"].tolist(), self._contexts, strict=True)
         ]
+        shape, result, row = step.shape, [], 0
+        for one in self._rounds:
+            result += self._verdict(one, chosen[row : row + one.width])
+            row += one.width
         ends = chosen[shape.round_rows :]
         landing = zip(
             self._part["end_slots"].tolist(), self._part["end_positions"].tolist(), ends, strict=True
         )
         for slot, length, token in landing:
             if self._is_real(slot):
-                self._settle(slot, length, token)
-        return torch.tensor([*result, *ends], dtype=torch.int32), None
+                self._settle(slot, length, [token])
+        paths = [*range(shape.width)] * shape.batch
+        return torch.tensor([*result, *ends, *paths], dtype=torch.int32), None
 
     def copy_page(self, source: int, target: int) -> None:
         self.pool.copy_page(source, target)
@@ -139,24 +189,24 @@ class PaperDevice:
 
     # --- a round ---------------------------------------------------------------------------------------
 
-    def _round(self, slot: int) -> _Round:
+    def _round(self, slot: int, width: int) -> _Round:
         if not self._is_real(slot):
-            return _Round(slot, [], [])
+            return _Round(slot, width, [], [])
         length, root = int(self.tables.length[slot]), int(self.tables.root[slot])
-        drafts = [token for token in self.tables.drafts[slot].tolist() if token >= 0][: self._shape.width - 1]
+        drafts = [token for token in self.tables.drafts[slot].tolist() if token >= 0][: width - 1]
         for node, token in enumerate((root, *drafts)):
             self.pool.rows[self._row(slot, length + node)] = length + node, token
-        return _Round(slot, [root, *drafts], self._read(slot, length + 1))
+        return _Round(slot, width, [root, *drafts], self._read(slot, length + 1))
 
     def _nodes(self, one: _Round) -> list[tuple[int, list[int]]]:
         """The context of every row, also of those without a node."""
-        count = self._shape.width
+        count = one.width
         found = [(one.slot, [*one.ids, *one.nodes[1 : 1 + node]]) for node in range(len(one.nodes))]
         return found + [(self.tables.padding_slot, [])] * (count - len(found))
 
     def _verdict(self, one: _Round, chosen: list[int]) -> list[int]:
         """A row of the result: tokens emitted, depth and number of the drafts, the tokens."""
-        width = self._shape.width
+        width = one.width
         if not one.nodes:
             return [1, 0, 0, *[-1] * width]
         accepted = 0
@@ -164,14 +214,17 @@ class PaperDevice:
             accepted += 1
         self.accepted += accepted
         length = int(self.tables.length[one.slot]) + accepted + 1
-        self._settle(one.slot, length, chosen[accepted])
         tokens = chosen[: accepted + 1]
+        self._settle(one.slot, length, tokens)
         drafts = len(one.nodes) - 1
         return [accepted + 1, drafts, drafts, *tokens, *[-1] * (width - len(tokens))]
 
-    def _settle(self, slot: int, length: int, root: int) -> None:
+    def _settle(self, slot: int, length: int, tokens: list[int]) -> None:
         """What is certain now; and drafts below it, of which chance says how many are right."""
+        root = tokens[-1]
         self.tables.length[slot], self.tables.root[slot] = length, root
+        for position, token in zip(range(length + 1 - len(tokens), length + 1), tokens, strict=True):
+            self.tables.text[slot, position : position + 1] = token
         self.tables.drafts[slot] = -1
         drafts = self.tables.sizes.width - 1
         if not self.tables.speculative[slot] or not drafts:
@@ -200,16 +253,18 @@ class PaperDevice:
     def _token(self, slot: int, ids: list[int]) -> int:
         if not self._is_real(slot):
             return 0
+        row = Row(self._params(slot), int(self.tables.choice[slot]), len(ids), ids, (), ())
+        return sample(logits_after(ids)[None], [row]).tokens[0]
+
+    def _params(self, slot: int) -> SamplingParams:
         tables = self.tables
-        params = SamplingParams(
+        return SamplingParams(
             temperature=float(tables.temperature[slot]),
             top_k=int(tables.top_k[slot]),
             top_p=float(tables.top_p[slot]),
             min_p=float(tables.min_p[slot]),
             seed=int(tables.seed[slot]) % 2**64,
         )
-        row = Row(params, int(tables.choice[slot]), len(ids), ids, (), ())
-        return sample(logits_after(ids)[None], [row]).tokens[0]
 
     def _read(self, slot: int, count: int) -> list[int]:
         """The ids at positions 0 .. count - 1, as the pool has them."""
@@ -225,3 +280,8 @@ class PaperDevice:
 
     def _is_real(self, slot: int) -> bool:
         return slot != self.tables.padding_slot
+
+
+def float_words(values: SequenceOf[float]) -> torch.Tensor:
+    """int32 words of float32 values."""
+    return torch.tensor(values, dtype=torch.float32).view(torch.int32)

@@ -38,8 +38,24 @@ def test_a_step_takes_the_smallest_graph_that_holds_it() -> None:
     assert exact
 
 
+def test_sequences_without_drafts_have_a_row_each() -> None:
+    """Alone the smallest graph of such rows; beside rounds whatever graph has the fewest rows."""
+    assert BUCKETS.shape(0, 0, 0, 0, singles=3) == StepShape(0, 3, singles=4)
+    assert BUCKETS.shape(1, 0, 0, 0, singles=1) == StepShape(2, 3), "as a round, in a graph that is there"
+    for batch, singles in itertools.product(range(9), range(1, 12)):
+        shape = BUCKETS.shape(batch, 0, 0, 0, singles=singles)
+        fitting = [s for s in CAPTURED if not s.chunk and s.batch >= batch and s.singles >= singles]
+        wide = BUCKETS.shape(batch + singles, 0, 0, 0)
+        fitting += [wide] if wide in CAPTURED else []
+        rows = min((s.rows for s in fitting), default=3 * batch + singles)
+        assert shape.rows == rows and (shape in CAPTURED or not fitting)
+    assert Buckets(3, 4, ()).shape(5, 7, 2, 1, singles=2) == StepShape(5, 3, 7, 2, 1, 2)
+    chunk = BUCKETS.shape(3, 100, 25, 1, singles=1)
+    assert chunk in CAPTURED and not chunk.singles, "beside a chunk: a round"
+
+
 def test_graphs_are_captured_from_the_largest_down() -> None:
-    assert len(set(CAPTURED)) == len(CAPTURED) == 4 + 2 + 1 + 1
+    assert len(set(CAPTURED)) == len(CAPTURED) == 4 + 2 + 1 + 1 + 4 + 3
     rows = [shape.rows for shape in CAPTURED]
     assert rows == sorted(rows, reverse=True)
 

@@ -13,6 +13,7 @@ import pytest
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest
+from eyas.engine.device import executor
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -99,6 +100,48 @@ def test_tokens_are_the_plain_engines(config: EngineConfig, drafts: SpeculationC
     assert logprobs(found[2]) == pytest.approx(logprobs(expected[2]), abs=1e-4)
     (ours, ids), (theirs, same_ids) = (prompt_logprobs(results[0]) for results in (found, expected))
     assert ours == pytest.approx(theirs, abs=1e-4) and ids == same_ids and len(ids) == 2 * 21
+
+
+def special_requests() -> list[GenerationRequest]:
+    """Every processor, beside a request that asks for nothing."""
+    penalties = SamplingParams(
+        temperature=0.0,
+        max_tokens=5,
+        presence_penalty=0.7,
+        frequency_penalty=0.4,
+        logprobs=3,
+        ignore_eos=True,
+    )
+    bias = SamplingParams(
+        temperature=0.9, seed=5, max_tokens=3, logit_bias={3: 2.0, 4: -50.0}, logprobs=0, ignore_eos=True
+    )
+    words = tuple((i, j) for i in range(16) for j in (2, 7))
+    bad = SamplingParams(temperature=0.8, seed=9, max_tokens=4, bad_words=((5,), *words), ignore_eos=True)
+    late = SamplingParams(temperature=0.0, max_tokens=5, min_tokens=4, stop_token_ids=(*range(8), 15))
+    seeded = SamplingParams(temperature=1.0, seed=8, max_tokens=4, ignore_eos=True)
+    return [
+        GenerationRequest("penalties", PROMPT[:9], penalties),
+        GenerationRequest("bias", (5, 9, 11), bias, tuple(map(Choice, range(3)))),
+        GenerationRequest("bad", (1, 2, 3, 2, 1), bad),
+        GenerationRequest("late", PROMPT[3:21], late, speculative=False),
+        GenerationRequest("plain", (4, 4, 2), seeded),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", DRAFTS.values(), ids=DRAFTS.keys())
+def test_special_rows_are_the_plain_engines(
+    config: EngineConfig, drafts: SpeculationConfig | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they are more than are sampled at a time."""
+    monkeypatch.setattr(executor, "SLICE", 3)
+    plain = replace(config, draft=None) if drafts is None else replace(config, speculation=drafts)
+    expected, _ = answers(plain, special_requests())
+    found, _ = answers(on_device(plain), special_requests())
+    assert tokens(found) == tokens(expected)
+    assert [result.finishes for result in found] == [result.finishes for result in expected]
+    for ours, theirs in zip(found[:2], expected[:2], strict=True):
+        assert logprobs(ours) == pytest.approx(logprobs(theirs), abs=1e-4)
 
 
 def rounds(result: Result) -> list[tuple[int, ...]]:

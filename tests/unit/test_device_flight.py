@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenLogprob
 from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
-from eyas.engine.device.flight import DeviceFlight, Features, Sampling
-from eyas.engine.device.step import StepShape
+from eyas.engine.device.flight import DeviceFlight, Features
+from eyas.engine.device.special import SpecialRows, Told
+from eyas.engine.device.step import Placed, StepShape
+from eyas.engine.kernels.special import REPORT_WORDS
 
 SHAPE = StepShape(batch=3, width=2, chunk=8, tiles=3, ends=2)
 RESULT = [2, 1, 2, 10, 11] + [1, 1, 1, 20, -1] + [1, 0, 0, 99, -1] + [30, 98]  # 98 and 99 are of padding
+PATHS = [0, 1] + [0, -1] + [0, -1]
 
 
 def works(count: int) -> list[Work]:
@@ -25,13 +27,15 @@ def works(count: int) -> list[Work]:
 
 
 def landed(
-    sampling: Sampling | None = None, features: torch.Tensor | None = None
+    special: Told | None = None, features: torch.Tensor | None = None, found: list[Work] | None = None
 ) -> tuple[list[Landed], list[Work]]:
-    found = works(3)
+    found = found or works(3)
     middle = Work(found[-1].seq, 0, [1], None, sample=False)
-    result, last = torch.tensor(RESULT, dtype=torch.int32), found[2:]
-    kept = None if features is None else Features(last, features)
-    flight = DeviceFlight(SHAPE, (), found[:2], [middle, *last], result, None, sampling, features=kept)
+    result, last = torch.tensor([*RESULT, *PATHS], dtype=torch.int32), found[2:]
+    kept, told = None if features is None else Features(last, features), special or Told({})
+    flight = DeviceFlight(
+        SHAPE, (), Placed(found[:2], (), [middle, *last]), result, None, told, features=kept
+    )
     return flight.land(), [middle, *last, *found[:2]]
 
 
@@ -41,15 +45,26 @@ def test_prompts_then_rounds_each_with_its_own() -> None:
     assert [one.tokens for one in found] == [(), (30,), (10, 11), (20,)]
     assert [one.rows for one in found] == [1, 1, 2, 1]
     assert [one.drafts for one in found] == [(0, 0, 0), (0, 0, 0), (1, 1, 2), (0, 1, 1)]
-    assert all(one.logprobs == () and not one.forks and one.features is None for one in found)
+    assert all(not one.logprobs and not one.forks and one.features is None for one in found)
 
 
-def test_what_the_host_sampled_is_found_by_its_row() -> None:
-    told = [TokenLogprob(-float(i)) for i in range(4)]
-    logprobs = {0: told[:2], 2: [None], 6: told[3:]}
-    found, _ = landed(Sampling(np.zeros(8, np.int32), logprobs, {6: [(31, None)]}))
-    assert [one.logprobs for one in found] == [(), told[3:], told[:2], [None]]
-    assert [dict(one.forks) for one in found] == [{}, {7: (31, None)}, {}, {}]
+def test_what_special_rows_gave_is_found_by_their_place() -> None:
+    """Of the first round two nodes are accepted; the end has another choice."""
+    first, second, end = works(3)
+    params = SamplingParams(logprobs=1)
+    end.seq.generation.request = GenerationRequest("a", (1,), params)
+    first.seq.forks = ()
+    rows = SpecialRows(())
+    rows.add_round(0, 2, first.seq)
+    rows.add_end(6, end.seq)
+    reports = torch.zeros(4, REPORT_WORDS, dtype=torch.int32)
+    reports[:, 0] = torch.tensor([10, 11, 30, 31])
+    reports[:, 1] = (-torch.arange(4.0)).view(torch.int32)
+    reports[:, 2] = 7
+    found, _ = landed(rows.told([reports[:3], reports[3:]]), found=[first, second, end])
+    told = [TokenLogprob(-float(i), ((7, 0.0),)) for i in range(4)]
+    assert [list(one.logprobs) for one in found] == [[], told[2:3], told[:2], []]
+    assert [dict(one.forks) for one in found] == [{}, {7: (31, told[3])}, {}, {}]
 
 
 def test_the_feature_of_a_last_row_goes_with_it() -> None:

@@ -18,13 +18,13 @@ from engine_rig import PAGE, Rig
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Entry, GenerationRequest
-from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
-from eyas.engine.device.hostsample import HostSampler
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout
 from eyas.engine.ipc.messages import Cancel, Step
 from eyas.engine.kernels import sample
@@ -79,7 +79,8 @@ class Watch(Executor):
         self.nowhere = rig.pool.num_pages
         pool = KvPool(PoolShape(KvFormat(1, 1, 16), self.nowhere + 1, PAGE))
         drafter = None if spec is None else DeviceDrafter(self, pool, tables, spec, pdl=False)  # type: ignore[arg-type]
-        super().__init__(DeviceState(self, pool, tables, drafter))  # type: ignore[arg-type]
+        special = SpecialSampler(tables, VOCAB, pdl=False)
+        super().__init__(DeviceState(self, pool, tables, special, drafter))  # type: ignore[arg-type]
 
     def _apply(self, writes: np.ndarray) -> None:
         poked = set(writes[0].tolist())
@@ -101,9 +102,6 @@ class Watch(Executor):
         return super().features(of) if isinstance(of, list) else of
 
     def logits(self, x, picked: torch.Tensor | None = None, out: None = None) -> torch.Tensor:
-        """Of the models; and of the executor, which the host samples from."""
-        if isinstance(x, list):
-            return super().logits(x)
         count = x.shape[0] if picked is None else picked.shape[0]
         return -torch.arange(VOCAB, dtype=torch.float32).sub(DRAFT).abs().repeat(count, 1)
 
@@ -117,9 +115,10 @@ class Watch(Executor):
             assert self._rig.pool.owners(page) == 1 and page not in self._rig.cache._nodes, (
                 "written where others read"
             )
-        if rows.rounds is None:
-            return
-        rounds = rows.rounds
+        for rounds in rows.groups:
+            self._look_at_group(rounds)
+
+    def _look_at_group(self, rounds: DecodeRows) -> None:
         assert rounds.width <= self._most_width, "wider than the attention has room for"
         for slot, start in zip(rounds.slots.tolist(), rounds.starts.tolist(), strict=False):
             pages = pages_for(start + max(rounds.width, rounds.extent), PAGE)
@@ -146,7 +145,7 @@ class World:
         buckets = Buckets(loaded.width, 4, (3, MAX_RUNNING), (4,), CHUNK, CHUNK)
         if not padded:
             buckets = Buckets(loaded.width, 4, ())
-        self.runner = DeviceRunner(self.watch, buckets, layout, HostSampler(self.watch, ()), ahead=True)
+        self.runner = DeviceRunner(self.watch, buckets, layout, (), ahead=True)
         self.rig.requests.copy_page = self.runner.copy_page
         self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer())
         self.tokens: dict[tuple[str, int], int] = {}

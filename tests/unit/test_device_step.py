@@ -10,7 +10,7 @@ import pytest
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
-from eyas.engine.device.step import Layout, StepShape, pack, tiles_for
+from eyas.engine.device.step import Layout, Placed, StepShape, pack, tiles_for
 
 LAYOUT = Layout(page_size=4, padding_slot=9, tile_rows=3)
 WIDTH = 3
@@ -39,6 +39,7 @@ class Packed:
         pick = random.Random(seed)
         slots = pick.sample(range(9), 9)
         self.rounds = [sequence(pick, slots.pop(), 6) for _ in range(pick.randrange(4))]
+        self.singles = [sequence(pick, slots.pop(), 6) for _ in range(pick.randrange(3))]
         self.chunks = [chunk(pick, slots.pop()) for _ in range(pick.randrange(0 if self.rounds else 1, 4))]
         counts = [len(work.tokens) for work in self.chunks]
         self.ends = [work for work in self.chunks if work.sample]
@@ -48,8 +49,11 @@ class Packed:
             sum(counts) + spare,
             tiles_for(counts, LAYOUT) + spare,
             len(self.ends) + spare,
+            len(self.singles) + spare,
         )
-        data = pack(self.rounds, self.chunks, self.shape, LAYOUT)
+        rounds = [Work(seq, 5, [0], None, sample=True, round=True) for seq in (*self.rounds, *self.singles)]
+        cut = len(self.rounds)
+        data = pack(Placed(rounds[:cut], rounds[cut:], self.chunks), self.shape, LAYOUT)
         self.parts = {n: data[first : first + count] for n, (first, count) in self.shape.sections.items()}
 
     def part(self, name: str) -> list[int]:
@@ -76,7 +80,10 @@ def test_rounds_name_their_slots(packed: Packed) -> None:
     slots += [LAYOUT.padding_slot] * (packed.shape.batch - len(slots))
     count = packed.shape.round_rows
     assert packed.part("slots") == slots
-    assert packed.part("sampled_slots")[:count] == [slot for slot in slots for _ in range(WIDTH)]
+    alone = [seq.slot for seq in packed.singles]
+    alone += [LAYOUT.padding_slot] * (packed.shape.singles - len(alone))
+    assert packed.part("single_slots") == alone
+    assert packed.part("sampled_slots")[:count] == [slot for slot in slots for _ in range(WIDTH)] + alone
     assert packed.part("picked")[:count] == list(range(count))
 
 
@@ -135,4 +142,6 @@ def test_ends_give_a_token(packed: Packed) -> None:
 def test_the_shape_counts_its_rows() -> None:
     shape = StepShape(batch=2, width=3, chunk=10, tiles=4, ends=1)
     assert (shape.round_rows, shape.rows, shape.sampled) == (6, 16, 7)
+    shape = StepShape(batch=2, width=3, chunk=10, tiles=4, ends=1, singles=5)
+    assert (shape.round_rows, shape.rows, shape.sampled) == (11, 21, 12)
     assert tiles_for([1, 3, 4], LAYOUT) == 4

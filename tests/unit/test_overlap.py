@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from overlap_world import Setting, World, some_requests
 
@@ -13,6 +14,7 @@ from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.device import runner as device_runner
 from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.device.step import StepShape
 from eyas.engine.loop import commit
 from eyas.engine.scheduling.scheduler import Limits
 
@@ -51,10 +53,42 @@ def test_one_step_at_a_time_gives_the_same() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_host_samples_what_only_it_knows(seed: int) -> None:
+def test_special_requests_get_the_same(seed: int) -> None:
     world = World(seed, Setting())
-    world.run(some_requests(seed, 20, host=1.0, many=0.5), cancels=0.1)
-    assert world.device.accepted > 0
+    world.run(some_requests(seed, 20, special=1.0, many=0.5), cancels=0.1)
+    assert world.device.accepted > 0 and world.runner.special_ahead > 20
+
+
+def test_a_special_request_costs_its_own_rows_and_no_wait() -> None:
+    """Beside two that ask for nothing: every round is launched before the one before it has landed."""
+    world = World(0, Setting(width=3))
+    plain = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    asking = msgspec.structs.replace(plain, logprobs=2, presence_penalty=0.5)
+    world.run(
+        [
+            GenerationRequest(name, (1, 2, 3), params)
+            for name, params in (("a", plain), ("b", asking), ("c", plain))
+        ]
+    )
+    assert world.runner.rounds - world.runner.ahead <= 3, "a step had landed before the next was launched"
+    assert set(world.device.special_rows) == {1, 3}, "of a prompt's end, and of a round"
+
+
+def test_a_request_without_drafts_has_one_row() -> None:
+    """Beside one that is drafted for, and alone: the other ends first."""
+    world = World(0, Setting(width=6, graphs=False))
+    params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+    world.run(
+        [
+            GenerationRequest(
+                "long", (1, 2, 3), msgspec.structs.replace(params, max_tokens=16), speculative=False
+            ),
+            GenerationRequest("drafted", (4, 5), params),
+        ]
+    )
+    steps = [shape for shape in world.runner.shapes if not shape.chunk]
+    assert {shape.rows for shape in steps} <= {1, 6, 6 + 1} and world.device.accepted > 0
+    assert StepShape(1, 6, singles=1) in steps and StepShape(0, 6, singles=1) in steps
 
 
 @pytest.mark.parametrize("given_up", [0, 1])
@@ -86,7 +120,7 @@ def _too_few_pages(patch: pytest.MonkeyPatch) -> None:
 
 
 def _history_does_not_matter(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sequence, "needs_host", property(lambda seq: bool(seq.forks)))
+    patch.setattr(Sequence, "special", property(lambda seq: bool(seq.next_forks)))
 
 
 def _forks_share_their_last_page(patch: pytest.MonkeyPatch) -> None:
@@ -102,15 +136,15 @@ def _new_pages_are_not_told(patch: pytest.MonkeyPatch) -> None:
     put = TableWrites.put
 
     def forgetful(writes: TableWrites, name: str, slot: int, words: list[int], start: int = 0) -> None:
-        if not start:
-            put(writes, name, slot, words)
+        if name != "pages" or not start:
+            put(writes, name, slot, words, start)
 
     patch.setattr(TableWrites, "put", forgetful)
 
 
 def _last_prompt_row_is_a_round_like_any_other(patch: pytest.MonkeyPatch) -> None:
-    told = device_runner._Told
-    patch.setattr(device_runner, "_Told", lambda occupancy, choice: told(occupancy, choice, grows=True))
+    told = device_runner._Known
+    patch.setattr(device_runner, "_Known", lambda *known: told(*known, grows=True))
 
 
 def _choices_sound_alike(patch: pytest.MonkeyPatch) -> None:

@@ -64,15 +64,12 @@ class FarDrafter(Drafter):
 class ToldRunner:
     """Runs steps of one sequence: the row of token t becomes t, the target chooses what the test says."""
 
-    drafts = False
+    drafts = ahead = False
 
     def __init__(self, pool: PagesOfNumbers) -> None:
         self.pool = pool
         self.copy_page = pool.copy_page
         self.chosen: list[int] = []
-
-    def runs_ahead(self, works: list[Work]) -> bool:
-        return False
 
     def launch(self, works: list[Work]) -> PlainFlight:
         (work,) = works

@@ -100,14 +100,14 @@ def _dummy_with_biases(folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["narrow", "wide"])
 def test_two_ranks_give_what_one_gives(tmp_path: Path, path: str, followers_interpret: None) -> None:
-    """Tokens chosen by the host alone, forked choices whose pages are copied, tokens chosen on the device."""
+    """Special rows, forked choices whose pages are copied, tokens chosen on the device."""
     model = {"model": str(write_tiny_llama(tmp_path, layers=2, tied=False))}
     if path == "wide":
         model = _dummy_with_biases(tmp_path / "biased")
     requests = [
-        _request("host", 3, logprobs=5, logit_bias={11: 100.0}, prompt_logprobs=5),
+        _request("special", 3, logprobs=5, logit_bias={11: 100.0}, prompt_logprobs=5),
         _request("forks", 3, choices=2, logprobs=5, temperature=1.0, seed=3),
-        _request("device", 6, temperature=1.0, seed=4),
+        _request("plain", 6, temperature=1.0, seed=4),
     ]
     ours, wanted = (_answers(replace(config, **model), requests) for config in (SHARED, SMALL))
     assert [result.tokens for result in ours] == [result.tokens for result in wanted]
@@ -149,7 +149,7 @@ def _accepted(result: Result) -> dict[int, int]:
 @pytest.mark.parametrize("chunks", [0, 1, 3])
 def test_a_step_arrives_as_it_was_sent(chunks: int) -> None:
     numbers = np.random.default_rng(chunks)
-    shape = StepShape(5, 4, 48 * chunks, chunks, chunks)
+    shape = StepShape(5, 4, 48 * chunks, chunks, chunks, singles=2 * chunks)
     data = numbers.integers(-(2**31), 2**31, shape.sections["all"][1]).astype(np.int32)
     writes = numbers.integers(-9, 9, (2, 7 * chunks)).astype(np.int32)
     spans = [Span(list(range(i, 3 * i + 1)), 16 * i, 48) for i in range(chunks)]
@@ -164,6 +164,11 @@ def test_rows_to_be_scored_arrive() -> None:
     assert calls.asked_of(calls.score(asked)) == asked
 
 
+def test_special_rows_arrive() -> None:
+    rows = np.arange(-5, 3, dtype=np.int32).reshape(2, 4)
+    assert np.array_equal(calls.rows_of(calls.sample(rows)), rows)
+
+
 def test_those_who_join_arrive() -> None:
     words, features = np.arange(8, dtype=np.int32).reshape(4, 2), np.array([[0.5, -1.5, 3e9]] * 2, np.float32)
     writes = np.array([[7, 9], [1, -1]], np.int32)
@@ -171,12 +176,6 @@ def test_those_who_join_arrive() -> None:
     assert np.array_equal(joined.words, words) and np.array_equal(joined.features, features)
     assert np.array_equal(told, writes)
     assert calls.features([3, 5]).numbers == (3, 5)
-
-
-def test_tokens_arrive_or_do_not() -> None:
-    tokens = np.array([5, 0, -1], np.int32)
-    assert np.array_equal(calls.tokens_of(calls.finish(tokens)), tokens)
-    assert calls.tokens_of(calls.finish(None)) is None
 
 
 # --- a follower that is gone -------------------------------------------------------------------------------

@@ -54,19 +54,17 @@ class PagedAttention:
     def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim] -> [m, heads * dim]."""
         out = empty_padded(*q.shape, like=q)
-        if rows.rounds is None:
+        if not rows.groups:
             self._chunks(q, layer, rows, out)
         elif rows.tiles is None:
-            self._rounds(q, layer, rows.rounds, out)
+            self._groups(q, layer, rows.groups, out)
         else:
-            self._both(q, layer, rows, rows.rounds, out)
+            self._both(q, layer, rows, out)
         return out.view(q.shape[0], -1)
 
-    def _both(
-        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, rounds: DecodeRows, out: torch.Tensor
-    ) -> None:
+    def _both(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, out: torch.Tensor) -> None:
         """The chunks on the side, except for few rows: their products are launched one into the other."""
-        first = rounds.rows
+        first = sum(group.rows for group in rows.groups)
         chunks = partial(self._chunks, q[first:], layer, rows, out[first:])
         side = self._side if rows.count > MAX_ROWS else None
         if side is None:
@@ -75,13 +73,19 @@ class PagedAttention:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 chunks()
-        self._rounds(q[:first], layer, rounds, out[:first])
+        self._groups(q, layer, rows.groups, out)
         if side is not None:
             torch.cuda.current_stream().wait_stream(side)
 
-    def _rounds(self, q: torch.Tensor, layer: torch.Tensor, rounds: DecodeRows, out: torch.Tensor) -> None:
-        queries = Queries(rounds.slots, rounds.starts, rounds.width, rounds.mask, rounds.extent)
-        attend(q, PagedKv(layer, self._tables), queries, self._launch, out=out)
+    def _groups(
+        self, q: torch.Tensor, layer: torch.Tensor, groups: list[DecodeRows], out: torch.Tensor
+    ) -> None:
+        first = 0
+        for group in groups:
+            queries = Queries(group.slots, group.starts, group.width, group.mask, group.extent)
+            own = slice(first, first + group.rows)
+            attend(q[own], PagedKv(layer, self._tables), queries, self._launch, out=out[own])
+            first += group.rows
 
     def _chunks(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, out: torch.Tensor) -> None:
         if rows.planned and self._prompts is not None:

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class DecodeRows:
-    """B sequences of `width` rows each, the first rows of a forward.
+    """B sequences of `width` rows each, one after the other in a forward.
 
     `slots`, `starts` int32 [B]: row j of sequence b is logical row starts[b] + j of that sequence.
     `mask` int64 [B, width]: bit r of entry j says that node j sees row starts[b] + r. None: chains.
@@ -35,7 +35,7 @@ class Rows:
     `tokens`, `positions`, `kv_rows` int32 [m]: ids, RoPE positions, and the physical KV row that each row
     writes (-1: none). `tiles` int32 [T, 4] cut the chunks: (slot, first row counted from the first chunk
     row, its logical row, number of rows). `planned`: the prompts' attention was last planned for these
-    chunk rows.
+    chunk rows. `singles`: sequences with one row each, whose rows follow those of `rounds`.
     """
 
     tokens: torch.Tensor
@@ -44,6 +44,12 @@ class Rows:
     rounds: DecodeRows | None = None
     tiles: torch.Tensor | None = None
     planned: bool = False
+    singles: DecodeRows | None = None
+
+    @property
+    def groups(self) -> list[DecodeRows]:
+        """Those that decode, in the order of their rows."""
+        return [group for group in (self.rounds, self.singles) if group is not None]
 
     @property
     def count(self) -> int:

@@ -137,10 +137,15 @@ class Sequence:
         return min(self.kept, len(self.forks))
 
     @property
-    def needs_host(self) -> bool:
-        """Whether its next token must be sampled on the host, which knows the whole history."""
+    def next_forks(self) -> tuple[int, ...]:
+        """Choices that get their first token from its next step: none if a step in flight gives it."""
+        return () if self.in_flight else self.forks
+
+    @property
+    def special(self) -> bool:
+        """Does its next token need more than temperature and filters: processors, logprobs, forks?"""
         params = self.generation.request.params
-        return bool(self.forks) or params.reads_history or len(self.output) < params.min_tokens
+        return bool(self.next_forks) or params.reads_history or len(self.output) < params.min_tokens
 
     def grow(self, rows: int, *, drafted: bool) -> None:
         """So many rows more have KV; and draft KV, if that was `drafted` and none is missing below them."""
@@ -179,6 +184,11 @@ class Work:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "occupancy", self.seq.occupancy)
+
+    @property
+    def followed(self) -> bool:
+        """Does a draft head inside the step follow it? Not where its request turned drafting off."""
+        return not self.round or self.seq.generation.request.speculative
 
     def asked(self, first: int = 0) -> Asked | None:
         """Which of its rows must be scored, if `first` is the place of its first row in the forward."""

@@ -14,7 +14,7 @@ from eyas.common.types import Finish
 
 def banned_ids(params: SamplingParams, eos_ids: Collection[int], output_len: int) -> tuple[int, ...]:
     """Ids that must not be sampled as the next token: those that would end the output too early."""
-    return _ending_ids(params, eos_ids) if output_len < params.min_tokens else ()
+    return ending_ids(params, eos_ids) if output_len < params.min_tokens else ()
 
 
 def finish(
@@ -25,12 +25,13 @@ def finish(
     The token that ends the output is emitted; the tokens after it are dropped. `output_len` counts the
     tokens before tokens[0].
     """
-    ending, room = _ending_ids(params, eos_ids), params.max_tokens - output_len
+    ending, room = ending_ids(params, eos_ids), params.max_tokens - output_len
     for count, token in enumerate(tokens[:room], start=1):
         if token in ending and output_len + count > params.min_tokens:
             return tuple(tokens[:count]), Finish.STOP
     return tuple(tokens[:room]), Finish.LENGTH if len(tokens) >= room else None
 
 
-def _ending_ids(params: SamplingParams, eos_ids: Collection[int]) -> tuple[int, ...]:
+def ending_ids(params: SamplingParams, eos_ids: Collection[int]) -> tuple[int, ...]:
+    """Ids that end an output once it has `min_tokens` tokens."""
     return params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)

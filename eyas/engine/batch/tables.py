@@ -13,18 +13,29 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eyas.common.params import SamplingParams
+from eyas.common.params import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BIASED_TOKENS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
 
 _WORDS_OF = {torch.int32: 1, torch.float32: 1, torch.int64: 2}
 
 
 @dataclass(frozen=True)
 class TableSizes:
-    """`slots`: with the padding slot. `max_pages`: per sequence. `width`: rows of the widest round."""
+    """`slots`: with the padding slot. `max_pages`: per sequence. `width`: rows of the widest round.
+
+    `context`: ids of a text that are kept. `endings`: ids that may end one output.
+    """
 
     slots: int
     max_pages: int
     width: int = 1
+    context: int = 1
+    endings: int = MAX_STOP_TOKEN_IDS
 
 
 class Tables:
@@ -48,6 +59,12 @@ class Tables:
             "temperature": (torch.float32, 1),
             "top_p": (torch.float32, 1),
             "min_p": (torch.float32, 1),
+            # What only special rows read; entries that their step does not count mean nothing.
+            "text": (torch.int32, sizes.context),  # ids by position, up to the root
+            "bias_ids": (torch.int32, MAX_BIASED_TOKENS),
+            "bias": (torch.float32, MAX_BIASED_TOKENS),
+            "endings": (torch.int32, sizes.endings),
+            "bad_words": (torch.int32, MAX_BAD_WORDS * MAX_BAD_WORD_TOKENS),  # each from its end, then -1
         }
         self._places: dict[str, tuple[int, int]] = {}  # table -> (first word, words per slot)
         end = 0
@@ -81,6 +98,11 @@ class Tables:
     temperature: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
+    text: torch.Tensor
+    bias_ids: torch.Tensor
+    bias: torch.Tensor
+    endings: torch.Tensor
+    bad_words: torch.Tensor
 
     @property
     def padding_slot(self) -> int:
@@ -88,7 +110,7 @@ class Tables:
         return self.sizes.slots - 1
 
     def places(self, name: str, slot: int, start: int, count: int) -> range:
-        """The words of `memory` that hold `count` entries of an int32 table's row, from entry `start` on."""
+        """The words of `memory` that hold `count` entries of a one-word table's row, from entry `start`."""
         first, words = self._places[name]
         begin = first + slot * words + start
         return range(begin, begin + count)
@@ -98,7 +120,7 @@ class Tables:
         self.memory.index_copy_(0, writes[0].long(), writes[1])
 
 
-_WIDE = {"mask", "pages", "drafts", "parents", "depth"}
+_WIDE = {"mask", "pages", "drafts", "parents", "depth", "text", "bias_ids", "bias", "endings", "bad_words"}
 
 
 class TableWrites:
@@ -110,7 +132,7 @@ class TableWrites:
         self._words: list[int] = []
 
     def put(self, name: str, slot: int, words: Iterable[int], start: int = 0) -> None:
-        """Sets the entries `start`, `start` + 1, ... of the slot's row in an int32 table."""
+        """Sets the entries `start`, `start` + 1, ... of the slot's row in a table of one-word entries."""
         words = list(words)
         self._places += self._tables.places(name, slot, start, len(words))
         self._words += words
@@ -126,6 +148,15 @@ class TableWrites:
             self.put(name, slot, (word,))
         self.put("speculative", slot, (int(speculative),))
         self.put("drafts", slot, [-1] * self._tables.drafts.shape[1])
+
+    def occupy_special(self, slot: int, params: SamplingParams, endings: Iterable[int]) -> None:
+        """The lists that processors read. `endings`: ids that would end the output."""
+        self.put("bias_ids", slot, params.logit_bias)
+        self.put("bias", slot, _bits(params.logit_bias.values()))
+        self.put("endings", slot, endings)
+        for i, word in enumerate(params.bad_words):
+            words = [*reversed(word), -1][:MAX_BAD_WORD_TOKENS]
+            self.put("bad_words", slot, words, start=i * MAX_BAD_WORD_TOKENS)
 
     def array(self) -> np.ndarray:
         """All writes as int32 [2, n], the argument of `Tables.apply`."""

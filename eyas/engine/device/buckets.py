@@ -1,7 +1,8 @@
 """Which shapes have graphs, and which of them a step takes: arithmetic on plain numbers.
 
-A step of rounds alone takes the next larger batch; a step with a small prompt chunk takes the next larger
-batch, and then a total of rows. What fits nowhere keeps its exact shape and runs without a graph.
+A step of rounds alone takes the next larger batch, and so does one of sequences without drafts; a step with
+a small prompt chunk takes the next larger batch, and then a total of rows. What fits nowhere keeps its exact
+shape and runs without a graph.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from functools import cached_property
 
 from eyas.engine.device.step import StepShape
 
@@ -21,6 +23,9 @@ GRAIN, FINE = 64, 384
 
 Between 384 and 512 rows the library's choice for the widest product takes longer than 512 do.
 """
+
+FEW_SINGLES = 8
+"""Sequences without drafts that a captured step of rounds has room for."""
 
 LEAST = 64
 """Prompt rows beside any batch: prompts go on however many decode."""
@@ -50,8 +55,14 @@ class Buckets:
             return max(self.chunk_tokens - batch * self.width, self._least)
         return self._chunks(_next(self.mixed_batches, batch) or batch)[-1]
 
-    def shape(self, batch: int, chunk: int, tiles: int, ends: int) -> StepShape:
-        """The captured shape that holds such a step, or the exact one."""
+    def shape(self, batch: int, chunk: int, tiles: int, ends: int, singles: int = 0) -> StepShape:
+        """The captured shape that holds such a step with the fewest rows, or the exact one.
+
+        `singles`: how many sequences more have no drafts, and a row each. A graph without such rows takes
+        them as rounds, if it is the smallest; beside a chunk all graphs are like that.
+        """
+        if singles:
+            return self._smallest(StepShape(batch, self.width, chunk, tiles, ends, singles))
         exact = StepShape(batch, self.width, chunk, tiles, ends)
         if not chunk:
             larger = _next(self.batches, batch)
@@ -66,7 +77,29 @@ class Buckets:
         """Every shape that has a graph, the largest first: the others then fit in its memory."""
         shapes = [StepShape(batch, self.width) for batch in self.batches]
         shapes += [self._mixed(batch, chunk) for batch in self.mixed_batches for chunk in self._chunks(batch)]
+        shapes += self._singles
         return iter(sorted(shapes, key=lambda shape: -shape.rows))
+
+    def _smallest(self, exact: StepShape) -> StepShape:
+        """For a step with singles."""
+        wide = self.shape(exact.batch + exact.singles, exact.chunk, exact.tiles, exact.ends)
+        fitting = [wide] if wide in self._graphs else []
+        if not exact.chunk:
+            fitting += [s for s in self._singles if s.batch >= exact.batch and s.singles >= exact.singles]
+        return min(fitting, key=lambda shape: shape.rows, default=exact)
+
+    @cached_property
+    def _graphs(self) -> frozenset[StepShape]:
+        return frozenset(self.captured())
+
+    @cached_property
+    def _singles(self) -> list[StepShape]:
+        """Graphs of sequences without drafts, alone and beside rounds; the smallest first."""
+        if self.width == 1:
+            return []
+        sizes = [size for size in self.batches if size & (size - 1) == 0 or size == self.batches[-1]]
+        alone = [StepShape(0, self.width, singles=size) for size in sizes]
+        return alone + [StepShape(size, self.width, singles=FEW_SINGLES) for size in sizes if size > 1]
 
     def _chunks(self, batch: int) -> tuple[int, ...]:
         """Prompt rows of the captured steps with so many rounds."""

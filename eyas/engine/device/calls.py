@@ -17,6 +17,7 @@ from eyas.engine.parallel.ranks import RankCall
 
 BEGIN = "begin"
 SCORE = "score"
+SAMPLE = "sample"
 FEATURES = "features"
 FINISH = "finish"
 JOIN = "join"
@@ -53,6 +54,11 @@ def asked_of(call: RankCall) -> Asked:
     return Asked(row, range(first, first + len(tokens)), tuple(tokens), top)
 
 
+def sample(rows: np.ndarray) -> RankCall:
+    """`rows`: int32 [n, columns], as `Executor.sample` takes them."""
+    return RankCall(SAMPLE, rows.shape, rows.tobytes())
+
+
 def join(joined: Joined, writes: np.ndarray) -> RankCall:
     parts = (joined.words.reshape(-1), joined.features.view(np.int32).reshape(-1), writes.reshape(-1))
     return RankCall(JOIN, (*joined.features.shape,), np.concatenate(parts, dtype=np.int32).tobytes())
@@ -71,13 +77,12 @@ def features(rows: SequenceOf[int]) -> RankCall:
     return RankCall(FEATURES, tuple(rows))
 
 
-def finish(tokens: np.ndarray | None) -> RankCall:
-    """`tokens`: int32, what the host chose; None: the device chooses."""
-    return RankCall(FINISH, (), b"") if tokens is None else RankCall(FINISH, (len(tokens),), tokens.tobytes())
+def rows_of(call: RankCall) -> np.ndarray:
+    return np.frombuffer(bytearray(call.data), np.int32).reshape(call.numbers)
 
 
-def tokens_of(call: RankCall) -> np.ndarray | None:
-    return np.frombuffer(bytearray(call.data), np.int32) if call.numbers else None
+def finish() -> RankCall:
+    return RankCall(FINISH, ())
 
 
 def copy_page(source: int, target: int) -> RankCall:

@@ -19,6 +19,7 @@ from rich.progress import track
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.tables import Tables
 from eyas.engine.device.program import DeviceState, StepProgram
+from eyas.engine.device.special import SLICE, padding_rows
 from eyas.engine.device.step import Joined, StepInput, StepShape
 from eyas.engine.sampling.scores import Scores, score_slices
 
@@ -90,13 +91,25 @@ class Executor:
             captured.forward.replay()
 
     @torch.inference_mode()
-    def finish(self, step: StepInput, tokens: np.ndarray | None = None) -> tuple[torch.Tensor, Event | None]:
-        """The rest. `tokens`: what the host chose. Returns the result's copy on the host, and its event."""
+    def sample(self, rows: np.ndarray) -> list[torch.Tensor]:
+        """Special rows int32 [n, len(COLUMNS)] of the step that was begun: their tokens, before its `finish`.
+
+        Returns their reports, slice by slice; valid once the event of that `finish` has passed.
+        """
+        assert self._program is not None
+        reports = []
+        for first in range(0, len(rows), SLICE):
+            told = _pinned(rows[first : first + SLICE], self.state.device)
+            found = self._program.sample_special(told)
+            reports.append(found.to("cpu", non_blocking=True, copy=True))
+        return reports
+
+    @torch.inference_mode()
+    def finish(self, step: StepInput) -> tuple[torch.Tensor, Event | None]:
+        """The rest. Returns the result's copy on the host, and its event."""
         assert self._program is not None
         captured = self._graphs(step)
-        if tokens is not None:
-            self._program.rest(torch.from_numpy(tokens).to(self.state.device))
-        elif captured is None:
+        if captured is None:
             self._program.rest(self._program.choose())
         else:
             captured.rest.replay()
@@ -157,20 +170,6 @@ class Executor:
         event.record()
         return host, event
 
-    # --- what the host asks for, waiting -----------------------------------------------------------------
-
-    @torch.inference_mode()
-    def logits(self, places: SequenceOf[int]) -> torch.Tensor:
-        """Float32 [len(places), vocab]: the sampled rows of the step that was begun."""
-        assert self._program is not None
-        return self._program.logits[torch.tensor(places, dtype=torch.int64, device=self.state.device)]
-
-    def drafts(self, slots: SequenceOf[int]) -> list[tuple[list[int], list[int]]]:
-        """Tokens and parents of each slot's drafts, as far as the tables are wide."""
-        wanted = torch.tensor(slots, dtype=torch.int64, device=self.state.device)
-        tokens, parents = self.tables.drafts[wanted].tolist(), self.tables.parents[wanted].tolist()
-        return list(zip(tokens, parents, strict=True))
-
     # --- before the first step -----------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -181,6 +180,9 @@ class Executor:
         rows = program.forward()
         if shape.chunk:
             self._score(rows, Asked(0, range(1), (0,), 1))
+        if shape.sampled:
+            special = padding_rows(min(shape.sampled, SLICE), self.tables.padding_slot)
+            program.sample_special(_pinned(special, self.state.device))
         program.rest(program.choose())
         self.wait()
         return program

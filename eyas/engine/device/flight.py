@@ -9,28 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from eyas.common.types import TokenLogprob
-from eyas.engine.batch.landed import NO_FORKS, Landed
+from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Work
-from eyas.engine.batch.tree import NO_DRAFTS, Drafts
+from eyas.engine.batch.tree import Drafts
 from eyas.engine.device.executor import Event
-from eyas.engine.device.step import StepShape
-from eyas.engine.kernels.rounds import FACTS
+from eyas.engine.device.special import Told
+from eyas.engine.device.step import Placed, StepShape
 from eyas.engine.sampling.scores import Scores
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """What the host chose, for a step that is sampled there.
-
-    `tokens`: int32, one for each of `StepShape.sampled`. The others by the row of a round's root, or of a
-    chunk's end, among those: the logprobs of the tokens that this round commits, and the forks' first tokens.
-    """
-
-    tokens: np.ndarray
-    logprobs: dict[int, list[TokenLogprob | None]]
-    extra: dict[int, list[tuple[int, TokenLogprob | None]]]
 
 
 @dataclass(frozen=True)
@@ -52,46 +38,51 @@ class Features:
 
 @dataclass(frozen=True)
 class DeviceFlight:
-    """`rounds` and `chunks`: `works` in the order of their rows. `result`: int32 on the host, valid once
-    `event` (None on a CPU) has passed. `launched`: monotonic seconds.
+    """`placed`: `works` in the order of their rows. `result`: int32 on the host, valid once `event` (None on
+    a CPU) has passed, as `special` is. `launched`: monotonic seconds.
     """
 
     shape: StepShape
     works: SequenceOf[Work]
-    rounds: SequenceOf[Work]
-    chunks: SequenceOf[Work]
+    placed: Placed
     result: torch.Tensor
     event: Event | None
-    sampling: Sampling | None = None
+    special: Told
     scored: SequenceOf[Scored] = ()
     features: Features | None = None
     launched: float = field(default_factory=time.monotonic)
 
     def land(self) -> list[Landed]:
-        """Waits for the device. The result: `kernels.rounds.Verdicts.result`, then the ends' tokens.
+        """Waits for the device. The result is as `StepShape.result_ends` says.
 
         The chunks come first here: those who wait for a first token hear of it before the others of theirs.
         """
         if self.event is not None:
             self.event.synchronize()
         result, shape = self.result.numpy(), self.shape
-        words = FACTS + shape.width
-        split = shape.batch * words
-        landed = self._prompts(result[split:].tolist())
-        table = result[:split].reshape(shape.batch, words).tolist()
-        for i, (work, row) in enumerate(zip(self.rounds, table, strict=False)):
+        rounds, singles, ends = shape.result_ends
+        landed = self._prompts(result[singles:ends].tolist())
+        table, walked = _rows(result[:rounds], shape.batch), _rows(result[ends:], shape.batch)
+        for i, (work, row, path) in enumerate(zip(self.placed.rounds, table, walked, strict=False)):
             count, depth, nodes, *tokens = row
-            landed.append(
-                self._landed(work, tuple(tokens[:count]), i * shape.width, Drafts(count - 1, depth, nodes))
-            )
+            place, drafts = i * shape.width, Drafts(count - 1, depth, nodes)
+            logprobs, forks = self.special.logprobs(place, path[:count]), self.special.firsts(place)
+            landed.append(Landed(work, tuple(tokens[:count]), logprobs, drafts, forks))
+        first = shape.batch * shape.width
+        alone = _rows(result[rounds:singles], shape.singles)
+        for place, (work, row) in enumerate(zip(self.placed.singles, alone, strict=False), start=first):
+            logprobs, forks = self.special.logprobs(place, (0,)), self.special.firsts(place)
+            landed.append(Landed(work, (row[-1],), logprobs, forks=forks))
         return landed
 
     def _prompts(self, tokens: list[int]) -> list[Landed]:
         """`tokens`: the first token of each chunk that ends its prompt, in order."""
         found, end = [], 0
-        for work in self.chunks:
+        for work in self.placed.chunks:
             if work.sample:
-                found.append(self._landed(work, (tokens[end],), self.shape.round_rows + end))
+                place = self.shape.round_rows + end
+                logprobs, forks = self.special.logprobs(place, (0,)), self.special.firsts(place)
+                found.append(Landed(work, (tokens[end],), logprobs, forks=forks))
                 end += 1
             else:
                 found.append(Landed(work))
@@ -111,10 +102,7 @@ class DeviceFlight:
             id(work): row[None] for work, row in zip(self.features.works, self.features.rows, strict=True)
         }
 
-    def _landed(self, work: Work, tokens: tuple[int, ...], row: int, drafts: Drafts = NO_DRAFTS) -> Landed:
-        if self.sampling is None:
-            return Landed(work, tokens, (), drafts)
-        forks = NO_FORKS
-        if row in self.sampling.extra:
-            forks = dict(zip(work.seq.forks, self.sampling.extra[row], strict=True))
-        return Landed(work, tokens, self.sampling.logprobs.get(row, ()), drafts, forks)
+
+def _rows(words: np.ndarray, count: int) -> list[list[int]]:
+    """`count` rows of equal length."""
+    return words.reshape(count, -1).tolist() if count else []

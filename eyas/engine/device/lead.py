@@ -102,22 +102,18 @@ class LedExecutor(Executor):
         self._lead.tell(calls.features(rows))
         return super().features(rows)
 
-    def finish(self, step: StepInput, tokens: np.ndarray | None = None) -> tuple[torch.Tensor, Event | None]:
-        self._lead.tell(calls.finish(tokens))
-        result, event = super().finish(step, tokens)
+    def sample(self, rows: np.ndarray) -> list[torch.Tensor]:
+        self._lead.tell(calls.sample(rows))
+        return super().sample(rows)
+
+    def finish(self, step: StepInput) -> tuple[torch.Tensor, Event | None]:
+        self._lead.tell(calls.finish())
+        result, event = super().finish(step)
         return result, None if event is None else Watched(event, self._lead)
 
     def copy_page(self, source: int, target: int) -> None:
         self._lead.tell(calls.copy_page(source, target))
         super().copy_page(source, target)
-
-    def logits(self, places: SequenceOf[int]) -> torch.Tensor:
-        self.wait()
-        return super().logits(places)
-
-    def drafts(self, slots: SequenceOf[int]) -> list[tuple[list[int], list[int]]]:
-        self.wait()
-        return super().drafts(slots)
 
     def wait(self) -> None:
         if self.state.device != "cpu":

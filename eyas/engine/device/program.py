@@ -14,8 +14,9 @@ import torch
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables
+from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepShape
-from eyas.engine.kernels import paths, sample
+from eyas.engine.kernels import landing, paths, sample
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.fused import FusedLlama
@@ -34,6 +35,7 @@ class DeviceState:
     model: FusedLlama
     pool: KvPool
     tables: Tables
+    special: SpecialSampler
     drafter: DeviceDrafter | None
     synthetic: torch.Tensor | None = None  # chances of acceptance, for benchmarks
     pdl: bool = False
@@ -88,11 +90,12 @@ class StepProgram:
         self._room = None if logits is None else logits[: shape.sampled]
         self._planned = planned
         self._part = {name: inputs[first : first + count] for name, (first, count) in shape.sections.items()}
-        words = round_kernels.FACTS + shape.width
-        table = shape.batch * words
-        self.result_words = table + shape.ends
-        self._table = results[:table].view(shape.batch, words)
-        self._ends = results[table : self.result_words]
+        rounds, singles, ends = shape.result_ends
+        self.result_words = ends + shape.batch * state.path_rows
+        self._table = results[:rounds].view(shape.batch, -1) if shape.batch else results[:0]
+        self._single_table = results[rounds:singles].view(shape.singles, -1) if shape.singles else results[:0]
+        self._ends = results[singles:ends]
+        self._paths = results[ends : self.result_words].view(shape.batch, state.path_rows)
 
     def blank(self) -> None:
         """Inputs of a step in which every row is padding."""
@@ -100,9 +103,11 @@ class StepProgram:
         self._part["all"].zero_()
         for name, value in (
             ("slots", padding),
+            ("single_slots", padding),
             ("sampled_slots", padding),
             ("end_slots", padding),
             ("kv_rows", -1),
+            ("settled", -1),
         ):
             self._part[name].fill_(value)
 
@@ -111,23 +116,36 @@ class StepProgram:
         model's `logits` takes them.
         """
         shape, part, state = self._shape, self._part, self._state
-        count = shape.round_rows
-        rounds = None
-        if shape.batch:
-            starts = part["slots"].new_empty(shape.batch)
-            mask = torch.empty(shape.batch, shape.width, dtype=torch.int64, device=starts.device)
-            first = (part[name][:count] for name in ("tokens", "positions", "kv_rows"))
-            round_kernels.prepare(self._batch, round_kernels.RoundRows(*first, starts), mask)
-            rounds = DecodeRows(part["slots"], starts, shape.width, mask if state.trees else None)
+        rounds = self._decode_rows("slots", 0, shape.width) if shape.batch else None
+        first = shape.batch * shape.width
+        singles = self._decode_rows("single_slots", first, 1) if shape.singles else None
         tiles = part["tiles"].view(-1, 4) if shape.chunk else None
-        rows = Rows(part["tokens"], part["positions"], part["kv_rows"], rounds, tiles, self._planned)
-        layers = state.drafter.capture_layers if state.drafter else ()
+        rows = Rows(part["tokens"], part["positions"], part["kv_rows"], rounds, tiles, self._planned, singles)
+        layers = state.drafter.capture_layers if state.drafter and shape.drafts else ()
         x, self._captured = state.model.forward(rows, state.pool, layers)
         self._rows = rows
         if shape.sampled:
             picked = part["picked"] if shape.chunk else None
             self.logits = state.model.logits(x, picked, self._room)
         return x
+
+    def _decode_rows(self, slots: str, first: int, width: int) -> DecodeRows:
+        """Prepares the rows of the sequences in a part of the step's array, from row `first` on."""
+        batch, part = self._batch(slots), self._part
+        starts = batch.slots.new_empty(batch.size)
+        mask = torch.empty(batch.size, width, dtype=torch.int64, device=starts.device)
+        own = slice(first, first + batch.size * width)
+        rows = (part[name][own] for name in ("tokens", "positions", "kv_rows"))
+        round_kernels.prepare(batch, round_kernels.RoundRows(*rows, starts), mask)
+        return DecodeRows(batch.slots, starts, width, mask if self._state.trees and width > 1 else None)
+
+    def sample_special(self, rows: torch.Tensor) -> torch.Tensor:
+        """Chooses the tokens of up to SLICE special rows, which `choose` then leaves as they are.
+
+        `rows`, and the reports that are returned until the next call: as `SpecialSampler.sample` has them.
+        """
+        part = self._part
+        return self._state.special.sample(self.logits, part["positions"], part["settled"], rows)
 
     def features(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, head width]: of the forward's rows, int64 [n]."""
@@ -143,7 +161,7 @@ class StepProgram:
         chosen = part["sampled_slots"].new_empty(shape.sampled)
         if not shape.sampled:  # the middle of a prompt
             return chosen
-        rows = sample.SampledRows(part["sampled_slots"], positions)
+        rows = sample.SampledRows(part["sampled_slots"], positions, part["settled"])
         sample.choose(self.logits, rows, self._state.tables, chosen, pdl=self._state.pdl)
         return chosen
 
@@ -152,30 +170,30 @@ class StepProgram:
         shape, state = self._shape, self._state
         verdicts = None
         if shape.batch:
-            verdicts = self._verdict(chosen[: shape.round_rows])
+            verdicts = self._verdict(chosen)
+        if shape.singles:
+            own = chosen[shape.batch * shape.width : shape.round_rows]
+            alone = round_kernels.Verdicts(self._single_table, torch.empty_like(own).view(-1, 1))
+            round_kernels.verdict(self._batch("single_slots"), own, alone)
         if shape.ends:
             self._land(chosen[shape.round_rows :])
-        if state.drafter is not None:
-            batch = self._batch if shape.batch else None
+        if state.drafter is not None and shape.drafts:
+            batch = self._batch("slots") if shape.batch else None
             state.drafter.follow(self._captured, batch, verdicts, self._chunk())
 
     def _verdict(self, chosen: torch.Tensor) -> round_kernels.Verdicts:
-        state, shape = self._state, self._shape
-        path = chosen.new_empty(shape.batch, state.path_rows)
-        verdicts = round_kernels.Verdicts(self._table, path)
-        round_kernels.verdict(self._batch, chosen, verdicts, state.synthetic)
+        state, batch = self._state, self._batch("slots")
+        verdicts = round_kernels.Verdicts(self._table, self._paths)
+        round_kernels.verdict(batch, chosen, verdicts, state.synthetic)
         if state.trees:
-            paths.compact(self._batch, verdicts, state.pool.tensor)
+            paths.compact(batch, verdicts, state.pool.tensor)
         return verdicts
 
     def _land(self, chosen: torch.Tensor) -> None:
         """Prompts that ended here have their first token, and are rounds from now on."""
-        part, tables = self._part, self._state.tables
-        self._ends.copy_(chosen)
-        slots = part["end_slots"].long()
-        tables.root.index_copy_(0, slots, chosen)
-        tables.length.index_copy_(0, slots, part["end_positions"])
-        part["following"].index_copy_(0, part["end_rows"].long(), chosen)
+        part, state = self._part, self._state
+        ends = landing.Ends(part["end_slots"], part["end_positions"], part["end_rows"], part["following"])
+        landing.land(state.tables, ends, chosen, self._ends, state.pdl)
 
     def _chunk(self) -> CertainChunk | None:
         shape, part, rows = self._shape, self._part, self._rows
@@ -186,7 +204,6 @@ class StepProgram:
         ends = part["end_rows"].clamp(max=shape.chunk - 1)  # of padding: any row
         return CertainChunk(mine, part["following"][: shape.chunk], ends, part["end_slots"])
 
-    @property
-    def _batch(self) -> round_kernels.Batch:
+    def _batch(self, slots: str) -> round_kernels.Batch:
         state = self._state
-        return round_kernels.Batch(state.tables, self._part["slots"], state.pool.page_size, state.pdl)
+        return round_kernels.Batch(state.tables, self._part[slots], state.pool.page_size, state.pdl)

@@ -1,7 +1,7 @@
 """Launches the scheduler's steps on the device and keeps its tables true.
 
-It turns works into a `StepInput`, and chooses on the host where a sequence asks for what only the host knows.
-It does not decide what runs, nor what tokens mean; and it never waits for the device, except to sample.
+It turns works into a `StepInput`, and says which of its rows are special. It does not decide what runs, nor
+what tokens mean; and it never waits for the device.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ from eyas.engine.batch.tables import TableWrites
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.flight import DeviceFlight, Features, Scored
-from eyas.engine.device.hostsample import HostSampler
-from eyas.engine.device.step import Joined, Layout, StepInput, StepShape, pack, tiles_for
+from eyas.engine.device.special import SpecialRows, occupy_special
+from eyas.engine.device.step import Joined, Layout, Placed, StepInput, StepShape, pack, tiles_for
 
 
 @dataclass
-class _Told:
-    """What the tables know of who sits in a slot: how many pages, and whether they follow its growth."""
+class _Known:
+    """What the tables know of who sits in a slot: how many pages, and whether they follow its growth.
+
+    `drafted`: the head proposes for it.
+    """
 
     occupancy: int
     choice: int
+    drafted: bool
     pages: int = 0
     grows: bool = False
 
@@ -36,38 +40,53 @@ class DeviceRunner:
     """`ahead`: may a step be launched while another is in flight?"""
 
     def __init__(
-        self, executor: Executor, buckets: Buckets, layout: Layout, host: HostSampler, *, ahead: bool
+        self,
+        executor: Executor,
+        buckets: Buckets,
+        layout: Layout,
+        eos_ids: tuple[int, ...],
+        *,
+        ahead: bool,
     ) -> None:
         self.drafts = executor.state.drafter is not None
+        self.ahead = ahead
         self._executor = executor
         self._buckets = buckets
         self._layout = layout
-        self._host = host
-        self._ahead = ahead
-        self._occupants: dict[int, _Told] = {}  # by slot
-
-    def runs_ahead(self, works: SequenceOf[Work]) -> bool:
-        """Not where the host samples."""
-        return self._ahead and not _by_host(works)
+        self._eos_ids = eos_ids
+        self._occupants: dict[int, _Known] = {}  # by slot
 
     def launch(self, works: SequenceOf[Work]) -> DeviceFlight:
-        rounds = [work for work in works if work.round]
-        rounds.sort(key=lambda work: -work.seq.kv_len)  # attention begins with those that take longest
-        chunks = [work for work in works if not work.round]
-        ends = [work for work in chunks if work.sample]
-        tiles = tiles_for([len(work.tokens) for work in chunks], self._layout)
-        shape = self._buckets.shape(len(rounds), sum(len(w.tokens) for w in chunks), tiles, len(ends))
         writes = self._tables(works)
-        sequences, by_host = [work.seq for work in rounds], _by_host(works)
-        data, spans = pack(sequences, chunks, shape, self._layout), self._spans(chunks)
-        asked = _asked(chunks, shape.round_rows)
-        step = StepInput(shape, data, writes.array(), by_host, spans, scored=bool(asked))
+        shape, placed = self._place(works)
+        data, spans = pack(placed, shape, self._layout), self._spans(placed.chunks)
+        asked = _asked(placed.chunks, shape.round_rows)
+        step = StepInput(shape, data, writes.array(), spans, scored=bool(asked))
         self._executor.begin(step)
         scores = [Scored(work, one, self._executor.score(one)) for work, one in asked]
-        features = self._features(chunks, shape)
-        sampling = self._host.sample(shape, sequences, [work.seq for work in ends]) if by_host else None
-        result, event = self._executor.finish(step, None if sampling is None else sampling.tokens)
-        return DeviceFlight(shape, works, rounds, chunks, result, event, sampling, scores, features)
+        features = self._features(placed.chunks, shape)
+        rows = SpecialRows.of(shape, placed, self._eos_ids)
+        special = rows.told(self._executor.sample(rows.array()) if rows else ())
+        result, event = self._executor.finish(step)
+        return DeviceFlight(shape, works, placed, result, event, special, scores, features)
+
+    def _place(self, works: SequenceOf[Work]) -> tuple[StepShape, Placed]:
+        """Attention begins with those that take longest. Those that nothing is drafted for have a row each,
+        if the step's shape has such rows.
+        """
+        longest = sorted((work for work in works if work.round), key=lambda work: -work.seq.kv_len)
+        placed = Placed(
+            [work for work in longest if self._is_wide(work)],
+            [work for work in longest if not self._is_wide(work)],
+            [work for work in works if not work.round],
+        )
+        counts = [len(work.tokens) for work in placed.chunks]
+        tiles, ends = tiles_for(counts, self._layout), len(placed.ends)
+        shape = self._buckets.shape(len(placed.rounds), sum(counts), tiles, ends, singles=len(placed.singles))
+        return shape, placed if shape.singles else Placed(longest, (), placed.chunks)
+
+    def _is_wide(self, work: Work) -> bool:
+        return self._buckets.width == 1 or self._occupants[work.seq.slot].drafted
 
     def _tables(self, works: SequenceOf[Work]) -> TableWrites:
         """What the step tells the tables. Those who join are told, and drafted for, before it."""
@@ -120,7 +139,9 @@ class DeviceRunner:
             seq.draft_len += joins
             params, speculative = seq.generation.request.params, _is_drafted_for(work)
             writes.occupy(seq.slot, params, seq.choice, speculative=speculative)
-            told = self._occupants[seq.slot] = _Told(seq.occupancy, seq.choice)
+            if params.reads_history or params.min_tokens:
+                occupy_special(writes, seq, self._eos_ids)
+            told = self._occupants[seq.slot] = _Known(seq.occupancy, seq.choice, speculative)
         if work.round and not told.grows:  # its prompt came from elsewhere, or all but its last row is done
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])
@@ -138,10 +159,6 @@ class DeviceRunner:
             words.append((work.seq.slot, work.tokens[0], row, kv_row))
         features = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
         return Joined(np.array(words, np.int32).T.copy(), np.concatenate(features))
-
-
-def _by_host(works: SequenceOf[Work]) -> bool:
-    return any(work.seq.needs_host for work in works if work.sample)
 
 
 def _joins(work: Work) -> bool:

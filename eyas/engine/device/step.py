@@ -1,8 +1,8 @@
 """One step as integers: its shape, and everything the device must be told, in one int32 array.
 
-A step has `rows` rows: first the rounds (B sequences of W rows: the root, and the drafts below it), whose
-tokens only the device knows, then the prompt chunks (C rows), which only the host knows. Tensor-parallel
-ranks are sent exactly this. No device memory here.
+A step has `rows` rows: first the rounds (B sequences of W rows: the root, and the drafts below it) and the
+rows of sequences without drafts, whose tokens only the device knows, then the prompt chunks (C rows), which
+only the host knows. Tensor-parallel ranks are sent exactly this. No device memory here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
-from eyas.engine.batch.sequence import Sequence, Work
+from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.spans import Span
+from eyas.engine.kernels.rounds import FACTS
 from kv_transfer.layout import pages_for
 
 
@@ -23,7 +24,7 @@ class StepShape:
     """Sizes of a step's arrays; a graph is captured for each that is worth it.
 
     `batch` sequences with `width` rows each, `chunk` prompt rows cut into `tiles` tiles, `ends` of which
-    (rows) give a token.
+    (rows) give a token. `singles`: sequences with one row each, for which nothing is drafted.
     """
 
     batch: int
@@ -31,10 +32,12 @@ class StepShape:
     chunk: int = 0
     tiles: int = 0
     ends: int = 0
+    singles: int = 0
 
     @property
     def round_rows(self) -> int:
-        return self.batch * self.width
+        """Of all that decode: the rows before those of prompts."""
+        return self.batch * self.width + self.singles
 
     @property
     def rows(self) -> int:
@@ -50,18 +53,21 @@ class StepShape:
         """First word and number of words of each part of a step's array.
 
         `following`: the token after each chunk row, for the draft head, and a word that nobody reads.
-        `sampled_slots`, `picked`: slot and row of each row that gives a token. `tiles`: (slot, first chunk
+        `sampled_slots`, `picked`: slot and row of each row that gives a token; `settled`: that token if it is
+        known before the others are chosen, else -1. `tiles`: (slot, first chunk
         row, its position, rows), see `eyas.engine.kernels.prefill`. `end_slots`, `end_positions`, `end_rows`:
         of the chunks' ends, whose tokens stand one further; the rows counted from the first chunk row.
         """
         counts = {
             "slots": self.batch,
+            "single_slots": self.singles,
             "tokens": self.rows,
             "positions": self.rows,
             "kv_rows": self.rows,
             "following": self.chunk + 1,
             "picked": self.sampled,
             "sampled_slots": self.sampled,
+            "settled": self.sampled,
             "tiles": 4 * self.tiles,
             "end_slots": self.ends,
             "end_positions": self.ends,
@@ -74,20 +80,47 @@ class StepShape:
         found["all"] = (0, end)
         return found
 
+    @property
+    def drafts(self) -> bool:
+        """Is there anything in it that a draft head follows?"""
+        return bool(self.batch or self.chunk)
+
+    @property
+    def result_ends(self) -> tuple[int, int, int]:
+        """Words of what a step tells the host, up to the end of each part.
+
+        `kernels.rounds.Verdicts.result` of the rounds, the same of the singles, the ends' tokens; then, to
+        the last word, `Verdicts.path` of the rounds.
+        """
+        rounds = self.batch * (FACTS + self.width)
+        singles = rounds + self.singles * (FACTS + 1)
+        return rounds, singles, singles + self.ends
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The works of a step in the order of their rows: rounds, sequences with one row each, prompt chunks."""
+
+    rounds: SequenceOf[Work]
+    singles: SequenceOf[Work]
+    chunks: SequenceOf[Work]
+
+    @property
+    def ends(self) -> list[Work]:
+        return [work for work in self.chunks if work.sample]
+
 
 @dataclass(frozen=True)
 class StepInput:
     """`data`: int32, the parts of `shape.sections`. `writes`: int32 [2, n] for `Tables.apply`.
 
-    `by_host`: the tokens are not chosen on the device; the host will send them. `spans`: the chunks, in the
-    order of their rows, where their attention may be planned on the host. `scored`: more of its rows will be
-    asked for than those that give a token.
+    `spans`: the chunks, in the order of their rows, where their attention may be planned on the host.
+    `scored`: more of its rows will be asked for than those that give a token.
     """
 
     shape: StepShape
     data: np.ndarray
     writes: np.ndarray
-    by_host: bool = False
     spans: SequenceOf[Span] = ()
     scored: bool = False
 
@@ -118,21 +151,23 @@ def tiles_for(counts: SequenceOf[int], layout: Layout) -> int:
     return sum(-(-count // layout.tile_rows) for count in counts)
 
 
-def pack(
-    rounds: SequenceOf[Sequence], chunks: SequenceOf[Work], shape: StepShape, layout: Layout
-) -> np.ndarray:
-    """The step's array: `rounds` and `chunks` in order, padded to `shape`."""
+def pack(placed: Placed, shape: StepShape, layout: Layout) -> np.ndarray:
+    """The step's array: what was placed, in order, padded to `shape`."""
     data = np.zeros(shape.sections["all"][1], np.int32)
     part = {name: data[first : first + count] for name, (first, count) in shape.sections.items()}
     part["slots"][:] = layout.padding_slot
-    part["slots"][: len(rounds)] = [seq.slot for seq in rounds]
-    part["sampled_slots"][: shape.round_rows] = np.repeat(part["slots"], shape.width)
+    part["slots"][: len(placed.rounds)] = [work.seq.slot for work in placed.rounds]
+    part["single_slots"][:] = layout.padding_slot
+    part["single_slots"][: len(placed.singles)] = [work.seq.slot for work in placed.singles]
+    wide = np.repeat(part["slots"], shape.width)
+    part["sampled_slots"][: shape.round_rows] = np.concatenate((wide, part["single_slots"]))
     part["sampled_slots"][shape.round_rows :] = part["end_slots"][:] = layout.padding_slot
+    part["settled"][:] = -1
     part["picked"][: shape.round_rows] = np.arange(shape.round_rows)
     part["picked"][shape.round_rows :] = shape.round_rows
     part["kv_rows"][:] = -1
     part["end_rows"][:] = shape.chunk
-    _pack_chunks(chunks, part, shape, layout)
+    _pack_chunks(placed.chunks, part, shape, layout)
     return data
 
 

@@ -20,6 +20,7 @@ from eyas.engine.batch.tables import Tables
 PLAIN = (
     *("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative", "seed"),
     *("rows", "padding", "max_pages", "drafts_stride", "nodes_stride", "step", "level"),
+    *("text", "context"),
 )
 LANES = 128  # rows per program, in kernels with one lane per row
 FACTS = 3
@@ -176,7 +177,7 @@ def verdict(batch: Batch, chosen: Tensor, verdicts: Verdicts, rates: Tensor | No
     """Walks the drafts of a round of W nodes and commits those that the target agrees with.
 
     The first B * W entries of `chosen` int32 are the target's token at each node. The length grows by a + 1,
-    the last token emitted becomes the root, and the drafts are cleared (-1).
+    the text by the tokens emitted, the last of them becomes the root, and the drafts are cleared (-1).
 
     `rates` float32 [P - 1] makes acceptance synthetic, for benchmarks only. Down the first path of the tree,
     draft i is accepted with probability rates[i] if the drafts above it were, whatever the target chose; the
@@ -195,12 +196,14 @@ def verdict(batch: Batch, chosen: Tensor, verdicts: Verdicts, rates: Tensor | No
         tables.parents,
         tables.depth,
         tables.seed,
+        tables.text,
         result,
         path,
         rates,
         tables.padding_slot,
         tables.drafts.shape[1],
         tables.depth.shape[1],
+        tables.text.shape[1],
         FACTS=FACTS,
         WIDTH=width,
         PATH=path.shape[1],
@@ -222,12 +225,14 @@ def _verdict(
     parents,
     depth,
     seed,
+    text,
     result,
     path,
     rates,
     padding,
     drafts_stride,
     nodes_stride,
+    context,
     FACTS: tl.constexpr,
     WIDTH: tl.constexpr,
     PATH: tl.constexpr,
@@ -248,7 +253,6 @@ def _verdict(
     limit = PATH - 1
     if SYNTHETIC:
         limit = _draw(tl.load(seed + slot), start, rates, PATH, BLOCK)
-
     accepted = 0
     nodes = tl.where(node == 0, 0, -1)
     tokens = tl.full([BLOCK], -1, tl.int32)
@@ -263,23 +267,28 @@ def _verdict(
         token = tl.load(chosen + sequence * WIDTH + child)
         child = _child(node, offered & (parent == child), draft, token, BLOCK, SYNTHETIC)
     tokens = tl.where(node == accepted, token, tokens)
-
     tl.store(path + sequence * PATH + node, nodes, mask=node < PATH)
     result += sequence * (FACTS + WIDTH)
-    deep = tl.load(depth + slot * nodes_stride + node, mask=offered, other=0)
-    _store_facts(result, accepted, offered, deep)
+    _store_facts(result, accepted, offered, depth + slot * nodes_stride + node)
     tl.store(result + FACTS + node, tokens, mask=node < WIDTH)
     live = slot != padding
     tl.store(length + slot, start + accepted + 1, mask=live)
     tl.store(root + slot, token, mask=live)
+    _write(text + slot.to(tl.int64) * context, start + 1 + node, tokens, live & (node <= accepted), context)
     tl.store(drafts + place, tl.full([BLOCK], -1, tl.int32), mask=live & (node > 0) & (node <= drafts_stride))
 
 
 @triton.jit
+def _write(text, positions, tokens, kept, context):
+    """Into a slot's text; what lies beyond it is not kept."""
+    tl.store(text + positions, tokens, mask=kept & (positions < context))
+
+
+@triton.jit
 def _store_facts(out, accepted, offered, depth):
-    """The first FACTS words of a result."""
+    """The first FACTS words of a result. `depth`: where that of each draft stands."""
     tl.store(out, accepted + 1)
-    tl.store(out + 1, tl.max(depth))
+    tl.store(out + 1, tl.max(tl.load(depth, mask=offered, other=0)))
     tl.store(out + 2, tl.sum(offered.to(tl.int32)))
 
 

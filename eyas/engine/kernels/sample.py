@@ -1,8 +1,9 @@
 """Chooses tokens on the device, without the host: the argmax over the surviving ids of log p + G.
 
 The specification is `eyas.engine.sampling.sampler`. This file implements its temperature, noise and filters;
-it does not know bias, penalties, bans and logprobs. It compares only `ranking` keys and rounds every score as
-the specification does, so a row's token depends neither on other rows nor on how rows are cut into programs.
+bias, penalties, bans and logprobs are the business of `eyas.engine.kernels.special`. It compares only
+`ranking` keys and rounds every score as the specification does, so a row's token depends neither on other
+rows nor on how rows are cut into programs.
 
 Three kernels: `_peaks` finds the best logit of each block of ids. `_settle`, one program per row, finds the
 best of these, which is the token of a greedy row; for other rows it finds which ids survive the filters.
@@ -26,8 +27,11 @@ from eyas.engine.kernels.survivors import SHORTLIST, cut_of, score_of
 _BLOCK = 256  # ids per peak
 _FEW_ROWS = 8  # up to this many rows are cut into more programs each
 # Arguments of any alignment: not specialised, so that one compiled kernel serves all.
-_SETTLING = ("cuts", "slots", "temperature", "top_k", "top_p", "min_p", "out", "token_map")
-_DRAWING = ("cuts", "best", "slots", "positions", "temperature", "seed", "choice", "out", "token_map")
+_SETTLING = ("cuts", "slots", "settled", "temperature", "top_k", "top_p", "min_p", "out", "token_map")
+_DRAWING = (
+    *("cuts", "best", "slots", "positions", "settled", "choices"),
+    *("temperature", "seed", "choice", "out", "token_map"),
+)
 
 
 class SamplingTables(Protocol):
@@ -46,10 +50,16 @@ class SamplingTables(Protocol):
 
 @dataclass(frozen=True)
 class SampledRows:
-    """N rows, both int32 [N]: the slot with each row's parameters, and the index of the token to sample."""
+    """N rows, all int32 [N]: the slot with each row's parameters, and the index of the token to sample.
+
+    `settled`: tokens that are known already; -1, or None for all rows: to be chosen here. `choices`: the
+    choice whose noise each row has (None: its slot's).
+    """
 
     slots: torch.Tensor
     positions: torch.Tensor
+    settled: torch.Tensor | None = None
+    choices: torch.Tensor | None = None
 
 
 def choose(
@@ -97,7 +107,7 @@ class _Job:
 
 
 def _run(job: _Job, out: torch.Tensor) -> None:
-    logits, slots, tables, count = job.logits, job.rows.slots, job.tables, job.logits.shape[0]
+    logits, who, tables, count = job.logits, job.rows, job.tables, job.logits.shape[0]
     peaks = torch.empty(count, job.peaks, dtype=torch.int64, device=logits.device)
     tops, cuts, best = peaks.new_empty(3, count)
     tickets = torch.empty(count, dtype=torch.int32, device=logits.device)
@@ -114,7 +124,8 @@ def _run(job: _Job, out: torch.Tensor) -> None:
     )
     filters = (tables.temperature, tables.top_k, tables.top_p, tables.min_p)
     _settle[(count,)](
-        *(logits, logits.stride(0), peaks, tops, cuts, shortlist, slots, *filters, out, job.token_map),
+        *(logits, logits.stride(0), peaks, tops, cuts, shortlist, who.slots, who.settled),
+        *(*filters, out, job.token_map),
         **job.common,
         PEAKS=job.peaks,
         PEAKS_BLOCK=triton.next_power_of_2(job.peaks),
@@ -125,7 +136,7 @@ def _run(job: _Job, out: torch.Tensor) -> None:
     noise = (tables.temperature, tables.seed, tables.choice)
     _draw[(triton.cdiv(logits.shape[1], tile), count)](
         *(logits, logits.stride(0), tops, cuts, best, tickets),
-        *(slots, job.rows.positions, *noise, out, job.token_map),
+        *(who.slots, who.positions, who.settled, who.choices, *noise, out, job.token_map),
         **job.common,
         TILE=tile,
         FILTERED=job.filtered,
@@ -176,6 +187,7 @@ def _settle(
     cuts,
     shortlist,
     slots,
+    settled,
     temperature,
     top_k,
     top_p,
@@ -188,15 +200,18 @@ def _settle(
     FILTERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The token of a greedy row; for other rows the best key, and the lowest key that survives."""
+    """The token of a settled or greedy row; for other rows the best key, and the lowest that survives."""
     _after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     t = tl.load(temperature + slot)
+    known = _known(settled, row)
     block = tl.arange(0, PEAKS_BLOCK)
     keys = tl.load(peaks + row * PEAKS + block, mask=block < PEAKS, other=LOWEST_KEY)
     best = tl.max(keys)
-    if t == 0.0:
+    if known >= 0:
+        tl.store(out + row, known)
+    elif t == 0.0:
         tl.store(out + row, _token(best, token_map, VOCAB))
     else:
         tl.store(tops + row, best)
@@ -228,6 +243,8 @@ def _draw(
     tickets,
     slots,
     positions,
+    settled,
+    choices,
     temperature,
     seed,
     choice,
@@ -238,12 +255,15 @@ def _draw(
     FILTERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The best id of a tile after noise; the last tile of a row writes the row's token. Skips greedy rows."""
+    """The best id of a tile after noise; the last tile of a row writes the row's token.
+
+    Skips settled and greedy rows.
+    """
     _after_previous(PDL)
     row = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row)
     t = tl.load(temperature + slot)
-    if t != 0.0:
+    if (t != 0.0) & (_known(settled, row) < 0):
         start = tl.program_id(0) * TILE
         ids = start + tl.arange(0, TILE)
         values = tl.load(logits + row * stride + ids, mask=ids < VOCAB, other=-float("inf"))
@@ -252,7 +272,11 @@ def _draw(
         if FILTERED:
             alive = alive & (key_of(scores, ids) >= tl.load(cuts + row))
         if tl.max(alive.to(tl.int32)) > 0:  # with filters, most tiles have no survivor
-            stream = tl.load(seed + slot), tl.load(positions + row), tl.load(choice + slot)
+            if choices is None:
+                own = tl.load(choice + slot)
+            else:
+                own = tl.load(choices + row)
+            stream = tl.load(seed + slot), tl.load(positions + row), own
             if token_map is None:
                 noise = gumbel_from(*stream, start, TILE)
             else:
@@ -263,6 +287,15 @@ def _draw(
         if tl.atomic_add(tickets + row, 1) == tl.num_programs(0) - 1:
             found = tl.atomic_max(best + row, LOWEST_KEY)  # an atomic read: it sees what other tiles wrote
             tl.store(out + row, _token(found, token_map, VOCAB))
+
+
+@triton.jit
+def _known(settled, row):
+    """The row's token if it is settled, or -1."""
+    known = tl.full([], -1, tl.int32)
+    if settled is not None:
+        known = tl.load(settled + row)
+    return known
 
 
 @triton.jit

@@ -14,16 +14,17 @@ from functools import partial
 import torch
 
 from eyas.common.errors import ConfigError
+from eyas.common.params import MAX_STOP_TOKEN_IDS
 from eyas.common.types import KvKind
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.device.buckets import MAX_ENDS, Buckets, default_batches
+from eyas.engine.device.buckets import FEW_SINGLES, MAX_ENDS, Buckets, default_batches
 from eyas.engine.device.executor import WORDS, Executor
-from eyas.engine.device.hostsample import HostSampler
 from eyas.engine.device.lead import Lead, LedExecutor
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout, StepShape
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.prefill import tile_rows
@@ -75,8 +76,8 @@ def build_device(loaded: EngineSpec, start: Start, lead: Lead | None = None) -> 
         rank = build_rank(loaded, start, lead.group, partial(LedExecutor, lead=lead))
     loaded, executor, state = rank.loaded, rank.executor, rank.executor.state
     layout = Layout(loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
-    host = HostSampler(executor, loaded.target.eos_token_ids)
-    runner = DeviceRunner(executor, rank.buckets, layout, host, ahead=loaded.config.overlap_schedule)
+    eos_ids = loaded.target.eos_token_ids
+    runner = DeviceRunner(executor, rank.buckets, layout, eos_ids, ahead=loaded.config.overlap_schedule)
     return loaded, Device(runner, state.pools, rank.slowest_step_s)
 
 
@@ -117,7 +118,8 @@ def largest(loaded: EngineSpec, buckets: Buckets) -> StepShape:
     batch = max(config.max_running, config.cuda_graph_max_bs)
     ends = max(batch, MAX_ENDS)  # a chunk's graph has room for so many, whatever the batch
     tiles = -(-config.chunk_tokens // buckets.tile_rows) + ends  # every prompt's last one is partly empty
-    return StepShape(batch, loaded.width, config.chunk_tokens, tiles, ends)
+    singles = FEW_SINGLES if loaded.width > 1 else 0  # more of them are so many rounds less
+    return StepShape(batch, loaded.width, config.chunk_tokens, tiles, ends, singles)
 
 
 def build_state(
@@ -129,10 +131,17 @@ def build_state(
     attentions = {group: _attention(loaded, group, tables, prompts) for group in groups}
     with phases("weights"):
         models = _models(loaded, ranks, attentions)
+    special = SpecialSampler(tables, loaded.target.vocab_size, pdl=_pdl(loaded))
     if loaded.config.num_pages is None:
         loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
     pools = tuple(loaded.pool(group) for group in groups)
-    return loaded, _state(loaded, models, tables, pools, prompts)
+    drafter = None
+    if models[1] is not None:
+        spec = loaded.config.speculation
+        drafter = DeviceDrafter(models[1], pools[1], tables, spec, pdl=_pdl(loaded))
+    return loaded, DeviceState(
+        models[0], pools[0], tables, special, drafter, _synthetic(loaded), pdl=_pdl(loaded), prompts=prompts
+    )
 
 
 def _prompts(loaded: EngineSpec) -> PromptAttention | None:
@@ -189,6 +198,8 @@ def _sizes(loaded: EngineSpec) -> TableSizes:
         slots=loaded.config.max_running + 1,
         max_pages=pages_for(context, loaded.config.page_size),
         width=loaded.width,
+        context=loaded.target.context_length,
+        endings=len(loaded.target.eos_token_ids) + MAX_STOP_TOKEN_IDS,
     )
 
 
@@ -229,21 +240,13 @@ def _models(
         return model, FusedEagle3(loaded.head, weights, model, fabric)
 
 
-def _state(
-    loaded: EngineSpec,
-    models: tuple[FusedLlama, FusedEagle3 | None],
-    tables: Tables,
-    pools: tuple[KvPool, ...],
-    prompts: PromptAttention | None,
-) -> DeviceState:
-    (model, head), spec = models, loaded.config.speculation
-    drafter = None if head is None else DeviceDrafter(head, pools[1], tables, spec, pdl=_pdl(loaded))
-    synthetic = None
-    if loaded.synthetic_rates:
-        synthetic = torch.tensor(loaded.synthetic_rates, device=loaded.config.device)
-        log = logging.getLogger("eyas.engine")
-        log.warning("drafts are accepted by chance (synthetic acceptance): answers mean nothing")
-    return DeviceState(model, pools[0], tables, drafter, synthetic, pdl=_pdl(loaded), prompts=prompts)
+def _synthetic(loaded: EngineSpec) -> torch.Tensor | None:
+    """By which drafts are accepted, if chance decides."""
+    if not loaded.synthetic_rates:
+        return None
+    log = logging.getLogger("eyas.engine")
+    log.warning("drafts are accepted by chance (synthetic acceptance): answers mean nothing")
+    return torch.tensor(loaded.synthetic_rates, device=loaded.config.device)
 
 
 def buckets_of(loaded: EngineSpec) -> Buckets:
@@ -269,6 +272,8 @@ def rehearsed(loaded: EngineSpec, buckets: Buckets) -> Iterator[StepShape]:
     yield StepShape(0, loaded.width, chunk, tiles, 1)
     yield StepShape(1, loaded.width, chunk, tiles, 1)
     yield StepShape(1, loaded.width)
+    if loaded.width > 1:
+        yield StepShape(1, loaded.width, singles=1)
     if loaded.config.max_running > loaded.config.cuda_graph_max_bs:
         yield StepShape(loaded.config.max_running, loaded.width)
 

@@ -39,6 +39,7 @@ class Follower:
         self.calls = {
             calls.BEGIN: self._begin,
             calls.SCORE: self._score,
+            calls.SAMPLE: self._sample,
             calls.FEATURES: self._features,
             calls.FINISH: self._finish,
             calls.JOIN: self._join,
@@ -52,6 +53,9 @@ class Follower:
     def _score(self, call: RankCall) -> None:
         self._executor.score(calls.asked_of(call))
 
+    def _sample(self, call: RankCall) -> None:
+        self._executor.sample(calls.rows_of(call))
+
     def _features(self, call: RankCall) -> None:
         self._executor.features(call.numbers)
 
@@ -60,7 +64,7 @@ class Follower:
 
     def _finish(self, call: RankCall) -> None:
         assert self._step is not None
-        self._executor.finish(self._step, calls.tokens_of(call))
+        self._executor.finish(self._step)
 
     def _copy_page(self, call: RankCall) -> None:
         self._executor.copy_page(*call.numbers)

@@ -18,8 +18,10 @@ from eyas.engine.checkpoint.weights import Part, Shape, Weights
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.program import StepProgram
+from eyas.engine.device.special import SLICE
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.skinny import MAX_ROWS
+from eyas.engine.kernels.special import COLUMNS
 from eyas.engine.loading.device_build import buckets_of, build_state, rehearsed
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases
@@ -40,6 +42,8 @@ def launches(config: EngineConfig) -> None:
         rows = program.forward()
         if shape.chunk:
             state.slice_logits(rows, torch.empty(1, dtype=torch.int32, device="meta"))
+        if shape.sampled:
+            program.sample_special(torch.empty(min(shape.sampled, SLICE), len(COLUMNS), dtype=torch.int32))
         program.rest(program.choose())
 
 
@@ -67,6 +71,8 @@ def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
     yield from buckets.captured()
     for batch in default_batches(loaded.config.max_running):
         yield StepShape(batch, loaded.width)
+        if loaded.width > 1:
+            yield StepShape(0, loaded.width, singles=batch)
     rows = MAX_ROWS + 1
     yield StepShape(0, loaded.width, rows, -(-rows // buckets.tile_rows), 1)
 

@@ -72,7 +72,7 @@ class Committer:
         self.outbox.entry(seq, kept, one.logprobs, why, drafts=drafts)
         seq.output += kept
         if work.round and seq.occupancy == work.occupancy:
-            seq.grow(one.rows - 1, drafted=self.runner.drafts)
+            seq.grow(one.rows - 1, drafted=self.runner.drafts and work.followed)
         if why is None or one.forks:
             self.drafting.certain(one, propose=why is None)
         return why is not None

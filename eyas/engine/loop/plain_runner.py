@@ -43,6 +43,7 @@ class PlainRunner:
     """`pools`: the target's first; a draft head's that lives here has the same page numbers."""
 
     drafts = False
+    ahead = False
 
     def __init__(
         self,
@@ -56,9 +57,6 @@ class PlainRunner:
         self._backend = backend
         self._tap = tap
         self._eos_ids = model.config.eos_token_ids
-
-    def runs_ahead(self, works: SequenceOf[Work]) -> bool:
-        return False
 
     def copy_page(self, source: int, target: int) -> None:
         for pool in self._pools:

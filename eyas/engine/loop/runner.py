@@ -39,8 +39,9 @@ class Runner(Protocol):
         """Do its steps draft by themselves, draft KV under the target's page numbers?"""
         ...
 
-    def runs_ahead(self, works: SequenceOf[Work]) -> bool:
-        """May these be launched while the step before them is in flight?"""
+    @property
+    def ahead(self) -> bool:
+        """May a step be launched while the one before it is in flight?"""
         ...
 
     def launch(self, works: SequenceOf[Work]) -> Flight: ...

@@ -40,10 +40,6 @@ class StepLoop:
         began = time.monotonic()
         works = self.scheduler.schedule()
         self._forget_preempted()
-        wait = not self.runner.runs_ahead(works)
-        if wait and self._flight is not None:
-            self._land()
-            works = [work for work in works if work.seq.slot >= 0]  # the others have just ended
         if not works and self._flight is None:
             return False
         launched = self._launch(works) if works else None
@@ -52,7 +48,7 @@ class StepLoop:
             self._clock.runs(None)
         self._land()
         self._flight = launched
-        if wait:
+        if not self.runner.ahead:
             self._land()
         self._clock.runs(None if self._flight is None else self._flight.shape)
         return True
@@ -77,7 +73,7 @@ class StepLoop:
         if generation.kind is Kind.PREFILL and not self.committer.leases.is_offered(generation):
             handles = self.committer.leases.offer(generation, seq.pages)
             self.committer.outbox.add(PrefillStarted(generation.id, generation.attempt, handles))
-        seq.grow(1 if work.round else len(work.tokens), drafted=self.runner.drafts)
+        seq.grow(1 if work.round else len(work.tokens), drafted=self.runner.drafts and work.followed)
         seq.in_flight += work.sample
         seq.tree = None
 

@@ -123,10 +123,12 @@ class Requests:
         generation.request = msgspec.structs.replace(generation.request, choices=wanted)
         for seq in list(generation.sequences):
             left = [choice for choice in (seq.choice, *seq.forks) if choice != command.choice]
-            if left:  # if the leader is cancelled, another choice of the same prompt leads
-                seq.choice, seq.forks = left[0], tuple(left[1:])
-            else:
+            if not left:
                 self.end(seq)
+            elif seq.in_flight and seq.choice == command.choice and generation.kind is not Kind.PREFILL:
+                self._lead_anew(seq, left)
+            else:  # if the leader is cancelled, another choice of the same prompt leads
+                seq.choice, seq.forks = left[0], tuple(left[1:])
 
     def drain(self, _: Drain) -> None:
         """Accepts nothing more. Prompts for other workers that are not offered yet fail at once, so that
@@ -337,6 +339,14 @@ class Requests:
             generation.sequences.append(seq)
         for seq in generation.sequences:
             self.scheduler.enqueue(seq)
+
+    def _lead_anew(self, seq: Sequence, choices: list[int]) -> None:
+        """The prompt's first tokens are in flight, and its leader is not wanted: `choices` begin again."""
+        self._free(seq)
+        forks = tuple(choices[1:])
+        leader = Sequence(self.new_uid(), seq.generation, choices[0], seq.prompt, [], forks=forks)
+        seq.generation.sequences.append(leader)
+        self.scheduler.enqueue(leader)
 
     def _drop(self, generation: Generation) -> None:
         self._forget_handles(generation)

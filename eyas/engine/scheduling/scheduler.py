@@ -138,12 +138,13 @@ class Scheduler:
         """Gives `follower` the leader's prompt rows: whole pages shared, the page of the last row copied.
 
         Returns (source page, target page), which the caller copies before the next step. None: there is no
-        page or no slot, and the follower is queued; it will compute the rows that the cache does not hold.
+        page or no slot, or the leader has lost its own. Then the follower is queued; it will compute the rows
+        that the cache does not hold.
         """
         rows, size = len(leader.prompt), self.limits.page_size
         boundary = (rows - 1) // size
         fresh = pages_for(rows + self.limits.rows_ahead, size) - boundary
-        if not self._free_slots or not self._make_room(fresh):
+        if not leader.pages or not self._free_slots or not self._make_room(fresh):
             self.remember(leader)
             self.waiting.add(follower)
             return None

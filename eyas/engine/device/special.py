@@ -1,0 +1,192 @@
+"""Special rows: those whose request asks for more than temperature and filters.
+
+Bias, penalties, bans, log-probabilities, first tokens of several choices: all of it is done on the device,
+for these rows only, between a step's forward and its verdict, in memory that does not grow with them. The
+host says which rows and with which numbers; what it reads of the result, it reads when the step has landed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import torch
+
+from eyas.common.params import SamplingParams
+from eyas.common.types import TokenLogprob
+from eyas.engine.batch.landed import NO_FORKS
+from eyas.engine.batch.sequence import Sequence
+from eyas.engine.batch.stopping import ending_ids
+from eyas.engine.batch.tables import Tables, TableWrites
+from eyas.engine.device.step import Placed, StepShape
+from eyas.engine.kernels import sample, special
+from eyas.engine.kernels.special import COLUMNS, Workspace
+
+SLICE = 64
+"""Special rows that are sampled at a time."""
+
+
+class SpecialRows:
+    """The special rows of one step, in the order in which they are added. `eos_ids`: of the model."""
+
+    def __init__(self, eos_ids: tuple[int, ...]) -> None:
+        self._eos_ids = eos_ids
+        self._places: list[tuple[int, ...]] = []
+        self._wishes: list[tuple[int, ...]] = []
+        self._asked: dict[int, _Asked] = {}  # by the place of a round's root, or of a prompt's last row
+
+    @classmethod
+    def of(cls, shape: StepShape, placed: Placed, eos_ids: tuple[int, ...]) -> Self:
+        """Those of a step."""
+        rows, first = cls(eos_ids), shape.batch * shape.width
+        for i, work in enumerate(placed.rounds):
+            if work.seq.special:
+                rows.add_round(i * shape.width, shape.width, work.seq)
+        for place, work in enumerate(placed.singles, start=first):
+            if work.seq.special:
+                rows.add_round(place, 1, work.seq)
+        for place, work in enumerate(placed.ends, start=shape.round_rows):
+            if work.seq.special:
+                rows.add_end(place, work.seq)
+        return rows
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def add_round(self, place: int, width: int, seq: Sequence) -> None:
+        """A round whose `width` rows stand from `place` on among the step's sampled rows."""
+        self._add(place, width, seq, position=-1)
+
+    def add_end(self, place: int, seq: Sequence) -> None:
+        """A prompt's last row."""
+        self._add(place, 1, seq, position=len(seq))
+
+    def _add(self, place: int, width: int, seq: Sequence, position: int) -> None:
+        params, forks = seq.generation.request.params, seq.next_forks
+        self._asked[place] = _Asked(len(self._places), width, forks, params.logprobs)
+        nodes = [(place + node, seq.slot, node, position, seq.choice, 1) for node in range(width)]
+        firsts = [(place, seq.slot, 0, position, choice, 0) for choice in forks]
+        self._places += [*nodes, *firsts]
+        self._wishes += [self._wish(params, len(seq.prompt))] * (width + len(forks))
+
+    def _wish(self, params: SamplingParams, prompt: int) -> tuple[int, ...]:
+        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        return (
+            -1 if params.logprobs is None else params.logprobs,
+            prompt,
+            int(reads_text(params)),
+            params.min_tokens,
+            len(ending_ids(params, self._eos_ids)),
+            len(params.logit_bias),
+            len(params.bad_words),
+            *np.array(penalties, np.float32).view(np.int32).tolist(),
+        )
+
+    def array(self) -> np.ndarray:
+        """int32 [n, len(COLUMNS)], as `SpecialSampler` takes them."""
+        both = [(*place, *wish) for place, wish in zip(self._places, self._wishes, strict=True)]
+        return np.array(both, np.int32).reshape(-1, len(COLUMNS))
+
+    def told(self, reports: SequenceOf[torch.Tensor]) -> Told:
+        """What the reports of all rows, slice by slice, will say once the step has landed."""
+        return Told(self._asked, reports)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """`first`: the first of its rows, which are its nodes and then its forks."""
+
+    first: int
+    width: int
+    forks: tuple[int, ...]
+    logprobs: int | None
+
+
+@dataclass
+class Told:
+    """What a landed step says of its special rows, by the place of a round's root, or of a prompt's end."""
+
+    asked: dict[int, _Asked]
+    reports: SequenceOf[torch.Tensor] = ()
+    _words: np.ndarray | None = field(default=None, init=False)
+
+    def logprobs(self, place: int, nodes: SequenceOf[int]) -> list[TokenLogprob | None]:
+        """Of the tokens chosen at `nodes`; nothing where none was asked for."""
+        asked = self.asked.get(place)
+        if asked is None or asked.logprobs is None:
+            return []
+        return [self._logprob(asked.first + node, asked.logprobs) for node in nodes]
+
+    def firsts(self, place: int) -> Mapping[int, tuple[int, TokenLogprob | None]]:
+        """The first token of each fork, by its choice."""
+        asked = self.asked.get(place)
+        if asked is None or not asked.forks:
+            return NO_FORKS
+        rows = range(asked.first + asked.width, asked.first + asked.width + len(asked.forks))
+        return {
+            choice: (int(self._row(row)[0]), self._logprob(row, asked.logprobs))
+            for choice, row in zip(asked.forks, rows, strict=True)
+        }
+
+    def _logprob(self, row: int, top: int | None) -> TokenLogprob | None:
+        if top is None:
+            return None
+        ids, best = self._row(row)[2:].reshape(2, -1)
+        pairs = zip(ids[:top].tolist(), best[:top].view(np.float32).tolist(), strict=True)
+        return TokenLogprob(float(self._row(row)[1:2].view(np.float32)[0]), tuple(pairs))
+
+    def _row(self, row: int) -> np.ndarray:
+        if self._words is None:
+            self._words = torch.cat(tuple(self.reports)).numpy()
+        return self._words[row]
+
+
+class SpecialSampler:
+    """Samples special rows in a workspace of its own, which steps share: one step's after the other's."""
+
+    def __init__(self, tables: Tables, vocab_size: int, *, pdl: bool) -> None:
+        self._tables = tables
+        self._pdl = pdl
+        self._work = Workspace.on(str(tables.memory.device), SLICE, vocab_size)
+
+    def sample(
+        self, logits: torch.Tensor, positions: torch.Tensor, settled: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Up to SLICE rows int32 [n, len(COLUMNS)]: their reports [n, REPORT_WORDS], until the next call.
+
+        `logits` float32 [N, vocab] of the step's sampled rows; `positions` int32 of the first of them, those
+        of rounds. Tokens go to their rows' places in `settled` int32 [N].
+        """
+        work, count = self._work, rows.shape[0]
+        work.rows[:count].copy_(rows, non_blocking=True)
+        special.process(logits, positions, self._tables, work, count)
+        who = sample.SampledRows(
+            work.slots[:count], work.positions[:count], work.unsettled[:count], work.choices[:count]
+        )
+        sample.choose(work.logits[:count], who, self._tables, work.tokens[:count], pdl=self._pdl)
+        special.report(logits, settled, work, count)
+        return work.reports[:count]
+
+
+def padding_rows(count: int, padding_slot: int) -> np.ndarray:
+    """Rows that nobody asked for, of the step's first sampled row: int32 [count, len(COLUMNS)]."""
+    rows = np.zeros((count, len(COLUMNS)), np.int32)
+    rows[:, COLUMNS.index("slot")] = padding_slot
+    return rows
+
+
+def reads_text(params: SamplingParams) -> bool:
+    """Does a token depend on those before it by more than the model?"""
+    penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty - 1.0
+    return any(penalties) or bool(params.bad_words)
+
+
+def occupy_special(writes: TableWrites, seq: Sequence, eos_ids: tuple[int, ...]) -> None:
+    """What the tables must know of a sequence whose rows are special, now or later."""
+    params = seq.generation.request.params
+    writes.occupy_special(seq.slot, params, ending_ids(params, eos_ids))
+    if reads_text(params):
+        writes.put("text", seq.slot, seq.all_tokens())
