@@ -30,6 +30,7 @@ from eyas.engine.ipc.messages import (
 )
 from kv_transfer.backends.base import Copy
 from kv_transfer.layout import pages_for
+from kv_transfer.route import Route
 
 
 class CarefulCopier(HandCopier):
@@ -39,16 +40,16 @@ class CarefulCopier(HandCopier):
         super().__init__()
         self._world = world
 
-    def submit(self, job: Copy) -> None:
+    def submit(self, route: Route, job: Copy) -> None:
         both = set(job.dst_pages) & self._world.written
         assert not both, f"a step in flight may write pages {both}"
-        super().submit(job)
+        super().submit(route, job)
 
 
 class RolesWorld(World):
     def __init__(self, seed: int, setting: Setting) -> None:
         super().__init__(seed, setting)
-        self.rig.copier = self.rig.pulls._copier = CarefulCopier(self)  # type: ignore[assignment]
+        self.rig.copier = self.rig.pulls.copier = CarefulCopier(self)  # type: ignore[assignment]
         self.pulled: dict[int, GenerationRequest] = {}  # by handle
         self.pulls: dict[int, int] = {}  # handles, by pull
         self.offered: dict[str, tuple[int, ...]] = {}  # pages, by request
@@ -77,7 +78,7 @@ class RolesWorld(World):
     def _pull(self, request: GenerationRequest) -> None:
         rows, number = len(request.prompt_ids), len(self.pulled) + 1
         self.pulled[number] = request
-        shard = Shard(0, "pool", tuple(range(pages_for(rows, PAGE))))
+        shard = Shard(0, tuple(range(pages_for(rows, PAGE))))
         self.stories[request.id] = self.story(request)
         self.rig.submit(request, attach=True)
         handle = KvHandle("there", 7, 0, number, KvKind.TARGET, "m", rows, (shard,))
