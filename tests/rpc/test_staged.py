@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.staged_copier import StagedCopier
+from eyas.engine.kv.staging import Staging
 from eyas.engine.loading import travel
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loop import engine as loop_engine
 
 PROMPT = tuple(range(3, 133))  # 9 pages
 SLOTS = 20
@@ -71,7 +74,7 @@ async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
     config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path, by: str
 ) -> None:
     async with pair(config, tmp_path, by) as (a, b), decoding(b) as decode:
-        assert isinstance(b.engine._parts.copier, StagedCopier)
+        assert isinstance(b.engine._parts.copiers[0], StagedCopier)
         decode.attach(request(0), await prefill(a, request(0)))
         assert await decode.tokens() == (expected[0], "shm" if by == "auto" else by)
         await b.idle()
@@ -109,7 +112,7 @@ async def test_more_prompts_than_staging_holds_wait_their_turn(
         await a.idle()
         offers = a.engine._parts.leases.offers
         assert {group: offer.slots.free for group, offer in offers.items()} == {"target": 20, "draft": 20}
-        assert b.engine._parts.copier._slots.free == SLOTS
+        assert b.engine._parts.copiers[0]._slots.free == SLOTS
 
 
 async def collect(decode: Any, ids: set[str]) -> dict[str, list[int]]:
@@ -156,3 +159,24 @@ async def test_draft_pages_pass_through_staging_too(
         a.engine._parts.scheduler.pool.drop(whole)
         ours = a.engine._parts.pools[1].tensor[whole].numpy().tobytes()
         assert len(whole) == 8 and pulled[0][: len(ours)] == ours
+
+
+async def test_an_idle_owner_looks_after_pages_on_their_way_out(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its naps are long here, and its copies to staging end after its last step."""
+    copy = Staging._copy
+
+    def slowly(*args: Any) -> int:
+        time.sleep(0.2)
+        return copy(*args)
+
+    async with pair(config, tmp_path, "shm") as (a, b), decoding(b) as decode:
+        monkeypatch.setattr(Staging, "_copy", slowly)
+        monkeypatch.setattr(loop_engine, "IDLE_S", 8.0)
+        began = time.monotonic()
+        decode.attach(request(0), await prefill(a, request(0)))
+        await decode.tokens()
+        took = time.monotonic() - began
+        monkeypatch.setattr(loop_engine, "IDLE_S", 0.1)
+    assert took < 7.0

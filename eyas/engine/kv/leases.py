@@ -115,6 +115,11 @@ class Leases:
         valid = self.owner.release(command.handle, command.epoch, command.attempt, time.monotonic())
         self.outbox.add(Released(command.call, valid))
 
+    @property
+    def copying(self) -> bool:
+        """Are pages on their way to where they can be read?"""
+        return any(offers.copying for offers in self.offers.values())
+
     def poll(self, now: float) -> None:
         """Once a loop: expire, tell the watchers, free what nobody may read any more."""
         for offers in self.offers.values():

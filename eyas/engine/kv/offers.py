@@ -54,6 +54,11 @@ class Offers(Protocol):
         """Once a loop: what can be read since the last call is told."""
         ...
 
+    @property
+    def copying(self) -> bool:
+        """Will `poll` have something to tell soon, without anything else happening?"""
+        ...
+
 
 @dataclass
 class _InPool:
@@ -86,6 +91,10 @@ class PoolOffers:
 
     def poll(self) -> None:
         """Everything was told when it was shown."""
+
+    @property
+    def copying(self) -> bool:
+        return False
 
 
 @dataclass
@@ -151,3 +160,7 @@ class StagedOffers:
 
     def poll(self) -> None:
         self.staging.poll()
+
+    @property
+    def copying(self) -> bool:
+        return self.staging.copying

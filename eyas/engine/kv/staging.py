@@ -63,6 +63,11 @@ class Staging:
         for done in self._thread.finished():
             self._running.pop(done.job)(done.error)
 
+    @property
+    def copying(self) -> bool:
+        """Is there a copy that `poll` has not told of?"""
+        return bool(self._running)
+
     def close(self) -> None:
         """Ends the thread and removes the file; the memory goes with the last view of it."""
         if self._thread.close(time.monotonic() + STOP_S):

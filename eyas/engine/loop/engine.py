@@ -184,7 +184,7 @@ class Engine:
 
     def _receive(self) -> None:
         """Take commands; wait for drafts while that is worth it, and nap when there is nothing to do."""
-        nap = 0.0 if self._busy else COPYING_S if self._pulling else IDLE_S
+        nap = 0.0 if self._busy else COPYING_S if self._copying else IDLE_S
         self._dispatch(self._link.recv(nap))
         while self._busy and (left := self._loop.spare_s) > 0:
             self._dispatch(self._link.recv(left))
@@ -214,6 +214,10 @@ class Engine:
     @property
     def _pulling(self) -> int:
         return sum(pulls.active for pulls in self._pulls)
+
+    @property
+    def _copying(self) -> bool:
+        return bool(self._pulling or self._parts.leases.copying)
 
     def _told(self, command: Told) -> None:
         for pulls in self._pulls:
