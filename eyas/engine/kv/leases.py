@@ -34,7 +34,15 @@ class Leases:
     def reserve(self, generation: Generation) -> bool:
         """Room for what `offer` will lease, before the prompt begins; False: not now."""
         rows = self._rows(generation)
-        return all(self.offers[g].reserve(generation.id, pages_for(n, self.page_size)) for g, n in rows)
+        if all(self.offers[g].reserve(generation.id, pages_for(n, self.page_size)) for g, n in rows):
+            return True
+        self.leave(generation)  # a part of it is of no use
+        return False
+
+    def leave(self, generation: Generation) -> None:
+        """It does not begin now: what is reserved for it is free."""
+        for offers in self.offers.values():
+            offers.leave(generation.id)
 
     def offer(self, generation: Generation, pages: list[int]) -> tuple[KvHandle, ...]:
         """Lease the pages of a prompt that starts now: its target KV, and draft KV if asked for."""
@@ -95,8 +103,7 @@ class Leases:
 
     def withdraw(self, generation: Generation) -> None:
         """The prompt was cancelled before it was done."""
-        for offers in self.offers.values():
-            offers.leave(generation.id)
+        self.leave(generation)
         for handle in self._handles.pop(generation.id, []):
             self.owner.withdraw(handle.id, time.monotonic())
 

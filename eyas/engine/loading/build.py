@@ -162,7 +162,7 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
         model=loaded.target,
         runner=core.runner,
         pools=pools,
-        scheduler=Scheduler(pages, cache, core.limits, pulls, leases.reserve),
+        scheduler=Scheduler(pages, cache, core.limits, pulls, leases),
         drafter=core.drafter,
         leases=leases,
         pulls=pulls,

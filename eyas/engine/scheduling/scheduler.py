@@ -11,14 +11,14 @@ least one always finishes. This file knows nothing of tensors, transports or tim
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Protocol
 
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.scheduling.elsewhere import Incoming, Outgoing
 from eyas.engine.scheduling.fairness import Queue, Shares
 from kv_transfer.layout import pages_for
 
@@ -58,22 +58,6 @@ class Limits:
         return pages * self.page_size - self.rows_ahead
 
 
-class Incoming(Protocol):
-    """Prompts that come from elsewhere, as far as they want pages or have them."""
-
-    def waiting(self) -> Iterable[Generation]:
-        """Those that wait for pages."""
-        ...
-
-    def coming(self) -> Iterable[Generation]:
-        """Those that were given pages."""
-        ...
-
-    def preempt(self) -> bool:
-        """Take pages back from one of these, now or soon; False if none gives any back."""
-        ...
-
-
 class Scheduler:
     """Owns the slots, the queue and the pages of all sequences. One thread uses it.
 
@@ -86,11 +70,11 @@ class Scheduler:
         cache: PrefixCache,
         limits: Limits,
         incoming: Incoming,
-        may_offer: Callable[[Generation], bool] = lambda generation: True,
+        outgoing: Outgoing,
     ) -> None:
-        """`may_offer`: is there room for what a prompt that is decoded elsewhere offers?"""
         self.pool = pool
         self._incoming = incoming
+        self._outgoing = outgoing
         self.cache = cache
         self.limits = limits
         self.waiting = Queue(limits.yield_tokens_per_s)
@@ -100,7 +84,6 @@ class Scheduler:
         self.prompt_tokens = 0  # running total over all allocations
         self.cached_tokens = 0  # how many of `prompt_tokens` came from the prefix cache
         self.preemptions = 0
-        self._may_offer = may_offer
         self._slots = list(range(limits.max_running - 1, -1, -1))  # the free slots
         self._occupancies = itertools.count()
         self._running_shares = Shares()
@@ -278,11 +261,12 @@ class Scheduler:
         if not free:
             return False
         ahead = 0 if elsewhere else self.limits.rows_ahead
-        if elsewhere and not self._may_offer(generation):
+        if elsewhere and not self._outgoing.reserve(generation):
             return False
         computed = None if generation.scores is None else generation.scores.next
         found = self._allocate(generation, seq.all_tokens(), len(seq) + ahead, shares, computed)
         if found is None:
+            self._outgoing.leave(generation)  # those whose turn comes first may need it to begin
             return False
         seq.kept = min(free - 1, wanted)
         seq.pages, cached = found
