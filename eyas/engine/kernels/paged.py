@@ -1,6 +1,6 @@
-"""Where a sequence's rows lie in the paged pool, as kernels see it.
+"""Where a sequence's rows lie in the paged pool, as attention kernels see it.
 
-It knows pages, page tables and strides; it knows nothing of attention, nor of who owns a page.
+It knows pages, page tables, strides and a layer's rule for scores; it knows nothing of who owns a page.
 """
 
 from __future__ import annotations
@@ -11,17 +11,27 @@ import torch
 import triton
 import triton.language as tl
 
+from eyas.engine.kernels.scores import Scores
+
 
 @dataclass(frozen=True)
 class PagedKv:
-    """One layer of a pool, and the page tables that lead to its rows.
+    """One layer of a pool, the page tables that lead to its rows, and how queries meet them.
 
     `pool` [pages, 2 (K, V), page_size, kv_heads, dim] is strided between pages only (a layer's view of the
     page-major pool); `tables` int32 [slots, most pages] holds physical pages, zeros where there is none.
+    `scores`: the layer's rule (None: all rows, scaled by 1 / sqrt(dim)). `firsts` int32 [slots]: each slot's
+    first row that may be seen, what lies below it being anything (None: all rows may).
     """
 
     pool: torch.Tensor
     tables: torch.Tensor
+    scores: Scores | None = None
+    firsts: torch.Tensor | None = None
+
+    @property
+    def rule(self) -> Scores:
+        return self.scores or Scores(self.dim**-0.5)
 
     @property
     def page_size(self) -> int:
