@@ -72,7 +72,7 @@ kernels = sorted({name(variant) for variant in found})
 print(json.dumps({"kernels": kernels, "found": keys(found), "launched": keys(record(launched))}))
 """
 PLAIN = {"_gather", "_prepare", "_attend", "_attend_chunks", "_peaks", "_settle", "_draw", "_verdict"}
-PLAIN |= {"_norm", "_rope_write", "_silu_mul", "qkv_rope_kernel", "linear_kernel", "gated_kernel"}
+PLAIN |= {"_norm", "_rope_write", "_act_mul", "qkv_rope_kernel", "linear_kernel", "gated_kernel"}
 DRAFTED = PLAIN | {"_join", "_gather_path"}
 SPECULATION = {
     "plain": ((3, 1, 4), PLAIN),

@@ -33,8 +33,8 @@ class Queries:
     whose key and value are already in the pool. Every query sees the rows below starts[b]. Without `mask` it
     also sees those up to its own; with `mask` int64 [B, width] it sees row starts[b] + r where bit r of
     mask[b, j] is set (r < 64; a query's own bit is set by the caller). `extent`: rows from starts[b] on that
-    are there (None: `width`); a level of a growing tree sees those of the levels above it as well. A window is
-    counted along the query's path; one that is shorter than a tree's extent is refused.
+    are there (None: `width`); a level of a growing tree sees those of the levels above it as well. A window
+    is counted along the query's path; one that is shorter than a tree's extent is refused.
 
     Padding names a slot whose page table is all zeros, and start 0: its results are finite and mean nothing.
     """

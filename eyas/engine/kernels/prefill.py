@@ -74,7 +74,7 @@ def attend_chunks(
     compile_only: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(scores of q and k) v of q [C, heads, dim], strided by row at most -> `out`, or a tensor like it.
+    """softmax(scores of q and k) v of q [C, heads, dim], strided by row at most -> `out`, or one like it.
 
     tiles int32 [T, 4]: (slot, first row within q, logical row of that first query, count <= tile_rows). A
     query sees its slot's rows up to its own (a window's last), which are already in the pool. A tile of count

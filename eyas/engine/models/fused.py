@@ -88,8 +88,8 @@ class FusedLayer:
         if config.output_bias and weights.placement.rank == 0:  # once in the sum over the ranks
             self.out_bias = weights.take(f"{attention}.o_proj.bias", (hidden,))
         if config.qk_norm:
-            gains = (weights.take(f"{attention}.{p}_norm.weight", (dim,)) for p in "qk")
-            norms = row_kernels.HeadNorms(*gains, config.norm_eps)
+            gains = [weights.take(f"{attention}.{p}_norm.weight", (dim,)) for p in "qk"]
+            norms = skinny.HeadNorms(torch.stack(gains), config.norm_eps)
         self._heads = row_kernels.Heads(self.config.num_heads, self.config.num_kv_heads, dim, norms)
         self.out = weights.take_columns(f"{attention}.o_proj.weight", (hidden, counts[0]))
         mlp = [f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"]
@@ -111,7 +111,8 @@ class FusedLayer:
         """Attention reads `source`; x [m, hidden] is the residual."""
         config, launch = self.config, step.context.launch
         q = skinny.empty_padded(x.shape[0], config.num_heads, config.head_dim, like=x)
-        skinny.qkv_rope(source, self.qkv, q, step.rotation, skinny.KvRows(layer, step.rows.kv_rows), launch)
+        qkv, kv = skinny.QkvWeights(self.qkv), skinny.KvRows(layer, step.rows.kv_rows)
+        skinny.qkv_rope(source, qkv, q, step.rotation, kv, launch)
         attended = step.context.attention(q, layer, step.rows)
         residual = _narrow_linear(attended, self.out, x, step.context)
         inner = skinny.empty_padded(x.shape[0], config.intermediate_size, like=x)
@@ -134,7 +135,7 @@ class FusedLayer:
         added = _product(attended, self.out, self.out_bias)
         group.all_reduce(added)
         normed = row_kernels.add_norm(added, x, config.norm_eps, pdl=pdl)
-        added = _product(row_kernels.silu_mul(_product(normed, self.gate_up), pdl), self.down)
+        added = _product(row_kernels.act_mul(_product(normed, self.gate_up), pdl=pdl), self.down)
         group.all_reduce(added)
         return added
 
