@@ -24,7 +24,7 @@ from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.models.table import read_model
 from eyas.evals.heldout import held_out_prompts
 from gateway.tokenizer import Tokenizer
 from tests.unit.loopback import Loopback, Result, wait_all
@@ -198,7 +198,7 @@ def _build_flashinfer(config: EngineConfig) -> None:
     """What was built once in a process stays: the engine's own build then ends at once."""
     from eyas.engine.attention.flashinfer_backend import Fa3Build
 
-    head_dim = ModelConfig.from_folder(config.model, config.load_format).head_dim
+    head_dim = read_model(config.model, config.load_format).head_dim
     Fa3Build(getattr(torch, config.dtype), head_dim, config.device).wait()
 
 

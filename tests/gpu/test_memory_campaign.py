@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eyas.common.config import resolve_engine
-from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.models.table import read_model
 from tests.unit.campaign import Campaign, Traffic
 from tests.unit.loopback import Loopback
 
@@ -31,7 +31,7 @@ GROWTH, RESERVE = (
 def test_random_requests_leave_nothing_on_the_device() -> None:
     """Drafted and plain requests, aborts, deadlines and preemptions; memory is compared while idle."""
     config = resolve_engine("cuda", worker="gpu", num_pages=320, max_running=64)
-    model = ModelConfig.from_folder(config.model)
+    model = read_model(config.model)
     traffic = Traffic(96, model.vocab_size, 160, 32, frozenset(model.eos_token_ids))
     cluster = Loopback(config)
     try:

@@ -10,11 +10,12 @@ import torch
 from eyas.engine.attention.forward import build_batch
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, strip_prefix
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kv.pool import KvPool, PoolShape
-from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
-from eyas.engine.models.llama import Llama
+from eyas.engine.models.decoder import Decoder
+from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head, strip_prefix
+from eyas.engine.models.table import read_head, read_model
 
 
 class Rig:
@@ -22,13 +23,13 @@ class Rig:
 
     def __init__(self, folder: Path, pages: int = 256, page_size: int = 16) -> None:
         torch.set_num_threads(1)  # many test processes share the cores
-        self.config = ModelConfig.from_folder(folder)
+        self.config = read_model(folder)
         shape = pool_shape(self.config, pages, page_size)
         self.pool = KvPool(shape)
         self.pool.tensor.fill_(float("nan"))
         self.backend = TorchAttention(self.config.num_heads, shape)
         with FolderWeights(folder) as weights:
-            self.model = Llama(self.config, weights, self.backend)
+            self.model = Decoder(self.config, weights, self.backend)
         order = torch.randperm(pages, generator=torch.Generator().manual_seed(7))
         self._free = order.tolist()
 
@@ -52,7 +53,7 @@ class HeadRig:
     """An EAGLE-3 head for a rig's target, with a pool of its own."""
 
     def __init__(self, folder: Path, target: Rig) -> None:
-        self.config = DraftConfig.from_folder(folder, target.config)
+        self.config = read_head(folder, target.config)
         shape = pool_shape(self.config.decoder, 256, 16)
         self.pool = KvPool(shape)
         self.backend = TorchAttention(self.config.decoder.num_heads, shape)

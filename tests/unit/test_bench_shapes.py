@@ -12,11 +12,13 @@ import torch
 from eyas import cli
 from eyas.bench import shapes
 from eyas.engine.attention.torch_backend import TorchAttention
-from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, Rope
+from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig, Rope
 from eyas.engine.checkpoint.weights import DummyWeights
 from eyas.engine.kv.pool import PoolShape
+from eyas.engine.models import llama
+from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
-from eyas.engine.models.llama import Llama
+from eyas.engine.models.table import describe, read_head, read_model
 from eyas.worker.folder import check_draft, check_model
 from gateway.tokenizer import Tokenizer
 
@@ -55,30 +57,26 @@ def test_a_chat_is_rendered_and_ends(folders: tuple[Path, Path]) -> None:
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nfo<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n"
     )
-    assert special["<|eot_id|>"] in ModelConfig.from_folder(folders[0], "dummy").eos_token_ids
+    assert special["<|eot_id|>"] in read_model(folders[0], "dummy").eos_token_ids
 
 
 def test_the_8b_shape_is_the_published_one(tmp_path: Path) -> None:
     shape = shapes.SHAPES["llama-3.1-8b"]
     raw = shapes._config(shape, "LlamaForCausalLM", shape.layers)
-    config = ModelConfig.from_json(tmp_path, "LlamaForCausalLM", raw)
+    config = describe(llama, raw, tmp_path)
+    rope = Rope(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
     assert config == ModelConfig(
         folder=tmp_path,
         architecture="LlamaForCausalLM",
         vocab_size=128256,
         hidden_size=4096,
-        intermediate_size=14336,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
         norm_eps=1e-5,
-        rope=Rope(500000.0, "llama3", 8.0, 1.0, 4.0, 8192),
+        layers=(LayerSpec(AttentionSpec(32, 8, 128, rope, 128**-0.5), FeedForwardSpec(14336)),) * 32,
         context_length=131072,
         tied_head=False,
     )
     shapes.write_head(shape, tmp_path)
-    head = DraftConfig.from_folder(tmp_path, config, "dummy")
+    head = read_head(tmp_path, config, "dummy")
     assert (head.draft_vocab_size, head.decoder.vocab_size, head.decoder.num_layers) == (32000, 128256, 1)
     assert (head.decoder.hidden_size, head.decoder.intermediate_size) == (4096, 14336)
 
@@ -89,17 +87,17 @@ def test_a_server_takes_the_folders(folders: tuple[Path, Path]) -> None:
     config = cli.engine_config(cli._parser().parse_args(flags))
     check_model(config.model, config.load_format)
     check_draft(config.draft, config.load_format)
-    target = ModelConfig.from_folder(config.model, config.load_format)
-    draft = DraftConfig.from_folder(head, target, config.load_format)
+    target = read_model(config.model, config.load_format)
+    draft = read_head(head, target, config.load_format)
     assert target.fingerprint != draft.fingerprint
 
 
 def test_a_dummy_model_and_its_head_are_built(folders: tuple[Path, Path]) -> None:
-    target = ModelConfig.from_folder(folders[0], "dummy")
-    draft = DraftConfig.from_folder(folders[1], target, "dummy")
+    target = read_model(folders[0], "dummy")
+    draft = read_head(folders[1], target, "dummy")
     shape = PoolShape(8, target.num_layers, 16, target.num_kv_heads, target.head_dim)
     backend = TorchAttention(target.num_heads, shape)
-    model = Llama(target, DummyWeights(), backend)
+    model = Decoder(target, DummyWeights(), backend)
     weights = DummyWeights(optional=draft.dummy_tensors)
     Eagle3Capture(draft, weights)
     head = Eagle3Head(draft, weights, model.ends, TorchAttention(4, dataclasses.replace(shape, layers=1)))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.config import DraftConfig
+from eyas.engine.models.table import read_head
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -136,12 +136,12 @@ def test_captured_layers(tmp_path: Path) -> None:
     target = write_tiny_llama(tmp_path / "target", layers=9)
     folder = write_tiny_eagle3(tmp_path / "head", target)
     rig = Rig(target)
-    plain = DraftConfig.from_folder(folder, rig.config)
+    plain = read_head(folder, rig.config)
     assert plain.capture_layers == (2, 4, 6)
     config = json.loads((folder / "config.json").read_text())
     config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 3, 8]}
     (folder / "config.json").write_text(json.dumps(config))
-    changed = DraftConfig.from_folder(folder, rig.config)
+    changed = read_head(folder, rig.config)
     assert changed.capture_layers == (2, 4, 9)
     assert changed.fingerprint != plain.fingerprint
 

@@ -12,7 +12,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, Rope
+from eyas.engine.checkpoint.config import Rope
+from eyas.engine.models.table import read_head, read_model
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
 
@@ -56,18 +57,18 @@ LLAMA3 = {
     ],
 )
 def test_rope_in_either_spelling(folder: Path, changes: dict[str, Any], rope: Rope) -> None:
-    assert ModelConfig.from_folder(edit(folder, **changes)).rope == rope
+    assert read_model(edit(folder, **changes)).rope == rope
 
 
 def test_defaults_that_old_configs_leave_out(folder: Path) -> None:
-    config = ModelConfig.from_folder(edit(folder, head_dim=None, num_key_value_heads=None))
+    config = read_model(edit(folder, head_dim=None, num_key_value_heads=None))
     assert (config.head_dim, config.num_kv_heads) == (16, 4)
 
 
 def test_end_tokens_come_from_the_generation_config_first(folder: Path) -> None:
-    assert ModelConfig.from_folder(folder).eos_token_ids == (2,)
+    assert read_model(folder).eos_token_ids == (2,)
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
-    assert ModelConfig.from_folder(folder).eos_token_ids == (2, 7)
+    assert read_model(folder).eos_token_ids == (2, 7)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_end_tokens_come_from_the_generation_config_first(folder: Path) -> None:
         ({"architectures": None}, "architecture"),
         ({"hidden_size": None}, "has no hidden_size"),
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn'"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "has no factor"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
@@ -86,41 +87,41 @@ def test_end_tokens_come_from_the_generation_config_first(folder: Path) -> None:
 )
 def test_configs_that_cannot_be_served(folder: Path, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        ModelConfig.from_folder(edit(folder, **changes))
+        read_model(edit(folder, **changes))
 
 
 def test_folders_that_cannot_be_served(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
-        ModelConfig.from_folder(tmp_path / "nowhere")
+        read_model(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="no config.json"):
-        ModelConfig.from_folder(tmp_path)
+        read_model(tmp_path)
     weights = (folder / "model.safetensors").rename(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"no \.safetensors"):
-        ModelConfig.from_folder(folder)
+        read_model(folder)
     weights.rename(folder / "model.safetensors")
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "lost.safetensors"}}')
     with pytest.raises(ConfigError, match="lost.safetensors"):
-        ModelConfig.from_folder(folder)
+        read_model(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="not valid JSON"):
-        ModelConfig.from_folder(folder)
+        read_model(folder)
 
 
 def test_the_fingerprint_is_of_the_model_not_of_the_place(folder: Path, tmp_path: Path) -> None:
-    original = ModelConfig.from_folder(folder).fingerprint
+    original = read_model(folder).fingerprint
     copy = write_tiny_llama(tmp_path / "copy", layers=2)
-    assert ModelConfig.from_folder(copy).fingerprint == original
+    assert read_model(copy).fingerprint == original
     tensors = load_file(copy / "model.safetensors")
     tensors["model.norm.weight"] += 1
     save_file(tensors | {k: v * 1.5 for k, v in tensors.items()}, copy / "model.safetensors")
-    assert ModelConfig.from_folder(copy).fingerprint != original
-    assert ModelConfig.from_folder(edit(folder, rms_norm_eps=1e-6)).fingerprint != original
+    assert read_model(copy).fingerprint != original
+    assert read_model(edit(folder, rms_norm_eps=1e-6)).fingerprint != original
 
 
 def test_reading_a_config_loads_no_torch(folder: Path) -> None:
     code = (
-        "import sys; from eyas.engine.checkpoint.config import ModelConfig;"
-        f"ModelConfig.from_folder({str(folder)!r}).fingerprint; assert 'torch' not in sys.modules"
+        "import sys; from eyas.engine.models.table import read_model;"
+        f"read_model({str(folder)!r}).fingerprint; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
@@ -129,16 +130,16 @@ def test_reading_a_config_loads_no_torch(folder: Path) -> None:
 
 
 def test_a_dummy_model_needs_no_weights(folder: Path) -> None:
-    stored = ModelConfig.from_folder(folder)
+    stored = read_model(folder)
     (folder / "model.safetensors").unlink()
-    dummy = ModelConfig.from_folder(folder, "dummy")
+    dummy = read_model(folder, "dummy")
     assert dummy.hidden_size == stored.hidden_size
-    assert len({dummy.fingerprint, ModelConfig.from_folder(folder, "dummy").fingerprint}) == 1
-    assert ModelConfig.from_folder(edit(folder, rms_norm_eps=1e-6), "dummy").fingerprint != dummy.fingerprint
+    assert len({dummy.fingerprint, read_model(folder, "dummy").fingerprint}) == 1
+    assert read_model(edit(folder, rms_norm_eps=1e-6), "dummy").fingerprint != dummy.fingerprint
 
 
 def test_dummy_and_stored_weights_have_different_fingerprints(folder: Path) -> None:
-    stored, dummy = ModelConfig.from_folder(folder), ModelConfig.from_folder(folder, "dummy")
+    stored, dummy = read_model(folder), read_model(folder, "dummy")
     assert stored.fingerprint != dummy.fingerprint
 
 
@@ -151,16 +152,16 @@ def test_a_dummy_head_is_what_its_config_says(
 ) -> None:
     head = write_tiny_eagle3(tmp_path / "head", folder, draft_vocab=draft_vocab)
     (head / "model.safetensors").unlink()
-    target = ModelConfig.from_folder(edit(folder, num_hidden_layers=8), "dummy")
-    dummy = DraftConfig.from_folder(head, target, "dummy")
+    target = read_model(edit(folder, num_hidden_layers=8), "dummy")
+    dummy = read_head(head, target, "dummy")
     assert (dummy.draft_vocab_size, dummy.dummy_tensors) == (size, tensors)
-    assert dummy.fingerprint == DraftConfig.from_folder(head, target, "dummy").fingerprint
+    assert dummy.fingerprint == read_head(head, target, "dummy").fingerprint
     with pytest.raises(ConfigError, match=r"no \.safetensors"):
-        DraftConfig.from_folder(head, target)
+        read_head(head, target)
 
 
 def test_the_context_is_lowered_and_never_raised(folder: Path) -> None:
-    config = ModelConfig.from_folder(folder)
+    config = read_model(folder)
     assert config.limited_to(None) == config
     assert config.limited_to(100).context_length == 100
     assert config.limited_to(100).fingerprint == config.fingerprint, "the same keys and values"
@@ -170,25 +171,28 @@ def test_the_context_is_lowered_and_never_raised(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "asked"),
+    ("architecture", "changes", "asked"),
     [
-        ({"sliding_window": 2048}, None),
-        ({"sliding_window": 4096, "use_sliding_window": True}, None),
-        ({"sliding_window": 512, "use_sliding_window": False}, None),
-        ({"sliding_window": 512}, 512),
+        ("MistralForCausalLM", {"sliding_window": 2048}, None),
+        ("MistralForCausalLM", {"sliding_window": 512}, 512),
+        ("MistralForCausalLM", {}, None),
+        ("Qwen3ForCausalLM", {"sliding_window": 512}, None),
+        ("Qwen3ForCausalLM", {"sliding_window": 512, "use_sliding_window": True}, None),
     ],
 )
-def test_a_window_as_long_as_the_context_is_none(
-    folder: Path, changes: dict[str, Any], asked: int | None
+def test_a_window_that_hides_nothing_is_none(
+    folder: Path, architecture: str, changes: dict[str, Any], asked: int | None
 ) -> None:
-    plain = ModelConfig.from_folder(folder).limited_to(asked)
-    windowed = ModelConfig.from_folder(edit(folder, **changes)).limited_to(asked)
-    assert windowed.context_length == plain.context_length
+    plain = read_model(edit(folder, architectures=[architecture], sliding_window=None)).limited_to(asked)
+    windowed = read_model(edit(folder, **changes)).limited_to(asked)
+    assert windowed == plain
     assert windowed.fingerprint == plain.fingerprint
 
 
-@pytest.mark.parametrize("asked", [None, 513])
-def test_a_shorter_window_is_refused(folder: Path, asked: int | None) -> None:
-    config = ModelConfig.from_folder(edit(folder, sliding_window=512))
-    with pytest.raises(ConfigError, match="sliding_window of 512 tokens .*--context-length 512"):
-        config.limited_to(asked)
+def test_each_layer_has_its_own_window(folder: Path) -> None:
+    uses = {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 1}
+    config = read_model(edit(folder, architectures=["Qwen2ForCausalLM"], **uses)).limited_to(None)
+    assert [layer.attention.window for layer in config.layers] == [0, 512]
+    assert read_model(edit(folder, layer_types=["sliding_attention", "full_attention"])) != config
+    with pytest.raises(ConfigError, match="layer_types"):
+        read_model(edit(folder, layer_types=["sliding_attention", "linear_attention"]))

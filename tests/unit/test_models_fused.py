@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.config import ModelConfig, strip_prefix
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.models.eagle3 import strip_prefix
 from eyas.engine.models.fused import FusedLlama, LayerContext
 from eyas.engine.models.fused_eagle3 import FusedEagle3
 from eyas.engine.parallel.group import ProcessGroup

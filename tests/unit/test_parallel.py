@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from eyas.common.errors import ConfigError, EngineError
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import DummyWeights, Placement
+from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import CAPACITY, SUMS_ROWS, OneShot
 from eyas.engine.parallel.ranks import Call, Channel, Followers, RankInfo, follow
@@ -80,7 +81,7 @@ class Member:
 
     def layer(self, call: Call) -> torch.Tensor:
         folder = Path(call.data.decode())
-        return _logits(ModelConfig.from_folder(folder, "dummy"), self.group)
+        return _logits(read_model(folder, "dummy"), self.group)
 
     def meet(self, call: Call) -> None:
         time.sleep(call.numbers[self.group.rank] / 1000)
@@ -239,7 +240,7 @@ def test_barrier_has_a_deadline(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_divided_layer_is_the_whole_one(pair: Pair, tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model", kv_heads=2)
-    whole = _logits(ModelConfig.from_folder(folder, "dummy"), ProcessGroup(RankInfo(), "cpu"))
+    whole = _logits(read_model(folder, "dummy"), ProcessGroup(RankInfo(), "cpu"))
     divided = pair.both("layer", data=str(folder).encode())
     assert divided.shape == whole.shape
     torch.testing.assert_close(divided, whole)
@@ -269,7 +270,7 @@ def _logits(config: ModelConfig, group: ProcessGroup) -> torch.Tensor:
 
 
 def test_what_cannot_be_divided_is_an_error(tmp_path: Path) -> None:
-    config = ModelConfig.from_folder(write_tiny_llama(tmp_path / "model", kv_heads=2), "dummy")
+    config = read_model(write_tiny_llama(tmp_path / "model", kv_heads=2), "dummy")
     with pytest.raises(ConfigError, match="2 key and value heads cannot be divided among 4 ranks") as refused:
         config_of_rank(config, 4)
     assert refused.value.message.startswith("--tensor-parallel-size: ")

@@ -22,7 +22,7 @@ from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import weight_files
+from eyas.engine.checkpoint.folder import weight_files
 from eyas.engine.checkpoint.staging import Staging
 
 Shape = tuple[int, ...]

@@ -24,7 +24,6 @@ from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
-from eyas.engine.checkpoint.architectures import model_class
 from eyas.engine.device.lead import Lead
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.ipc.link import EngineLink
@@ -41,8 +40,8 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
 from eyas.engine.loop.engine import Engine, Parts
 from eyas.engine.loop.plain_runner import Runner
+from eyas.engine.models.decoder import Decoder, EmbeddingAndHead
 from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
-from eyas.engine.models.llama import EmbeddingAndHead
 from eyas.engine.scheduling.scheduler import Limits, Scheduler
 from eyas.engine.speculation.colocated import ColocatedDrafter
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
@@ -111,7 +110,7 @@ def _plain_core(loaded: EngineSpec) -> _Core:
     config, target = loaded.config, loaded.target
     backend = loaded.backend(KvKind.TARGET)
     with loaded.weights(KvKind.TARGET) as weights:
-        model = model_class(target.architecture)(target, weights, backend)
+        model = Decoder(target, weights, backend)
     pool = loaded.pool(KvKind.TARGET)
     drafts_here = loaded.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(config.roles))
     draft_runner = _draft_runner(loaded, model.ends) if drafts_here else None

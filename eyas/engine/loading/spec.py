@@ -15,9 +15,11 @@ from eyas.common.config import EngineConfig
 from eyas.common.types import KvKind
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
-from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, strip_prefix
+from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
 from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path
+from eyas.engine.models.eagle3 import strip_prefix
+from eyas.engine.models.table import read_head, read_model
 from eyas.engine.parallel.shards import config_of_rank
 from kv_transfer.layout import Geometry, PageMeaning
 
@@ -38,10 +40,10 @@ class EngineSpec:
 
         Raises ConfigError in one sentence if they cannot be served.
         """
-        target = ModelConfig.from_folder(config.model, config.load_format).limited_to(config.context_length)
+        target = read_model(config.model, config.load_format).limited_to(config.context_length)
         head = None
         if config.draft is not None:
-            head = DraftConfig.from_folder(config.draft, target, config.load_format)
+            head = read_head(config.draft, target, config.load_format)
         for decoder in [target] if head is None else [target, head.decoder]:
             config_of_rank(decoder, config.tensor_parallel_size)
         return cls(config, target, head, epoch)
@@ -64,7 +66,7 @@ class EngineSpec:
         """The tensors of the target, or of the head in its official spelling."""
         folder = self.decoder(group).folder
         if self.config.load_format == "dummy":
-            optional = frozenset() if group is KvKind.TARGET or self.head is None else self.head.dummy_tensors
+            optional = self.head.dummy_tensors if self.head and group is KvKind.DRAFT else frozenset()
             yield DummyWeights(placement=self.placement, optional=optional)
             return
         spelling = strip_prefix if group is KvKind.DRAFT else str
@@ -149,5 +151,5 @@ class EngineSpec:
             layers=geometry.layers,
             kv_heads=decoder.num_kv_heads,
             head_dim=geometry.head_dim,
-            rope=str(decoder.rope),
+            rope=decoder.rope_meaning,
         ).hash()

@@ -19,8 +19,8 @@ from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.spans import Span
 from eyas.engine.batch.stopping import banned_ids
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.eagle3 import Eagle3Capture
-from eyas.engine.models.llama import Llama
 from eyas.engine.sampling.sampler import Row, Sampled, sample
 from eyas.engine.sampling.scores import score_slices
 
@@ -44,7 +44,7 @@ class Output:
 class Runner:
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         pool: KvPool,
         backend: AttentionBackend,
         capture: Eagle3Capture | None,

@@ -6,13 +6,18 @@ i + 1) and stands at RoPE position i; who shifts the tokens is the drafter's bus
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
-from eyas.engine.checkpoint.config import DraftConfig
+from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
+from eyas.engine.checkpoint.folder import tensor_shapes
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.attention import Attention, Step
@@ -20,7 +25,10 @@ from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.mlp import SwiGlu
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.layers.rotary import Rotary
-from eyas.engine.models.llama import EmbeddingAndHead
+from eyas.engine.models import llama
+from eyas.engine.models.decoder import EmbeddingAndHead
+from eyas.engine.models.keys import Raw
+from eyas.engine.models.table import describe
 
 
 class Eagle3Capture:
@@ -110,3 +118,58 @@ def token_map(config: DraftConfig, weights: Weights) -> torch.Tensor | None:
     if not bool(((token_map >= 0) & (token_map < vocab)).all()):
         raise ConfigError(f"d2t of draft head {config.folder} maps outside the target's {vocab} ids")
     return token_map.to(weights.placement.device)
+
+
+def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str) -> DraftConfig:
+    """Recognises a head by its tensors. Raises ConfigError if it does not fit `target`.
+
+    A "dummy" one has no tensors yet: it is an EAGLE-3 head of the sizes in its config.json.
+    """
+    dummy = load_format == "dummy"
+    stored = {} if dummy else tensor_shapes(folder)
+    shapes = {strip_prefix(name): shape for name, shape in stored.items()}
+    decoder = describe(llama, raw, folder)
+    # Some heads state their target's depth; and rows go as far as the target's, whatever the head saw.
+    context = max(decoder.context_length, target.context_length)
+    layers = decoder.layers[:1]
+    decoder = dataclasses.replace(decoder, layers=layers, context_length=context, load_format=load_format)
+    window = int(raw.get("sliding_window") or 0) if raw.get("use_sliding_window", True) else 0
+    captured = _capture_layers(raw, target.num_layers)
+    rules = [
+        (dummy or _is_eagle3(shapes, decoder.hidden_size, len(captured)), "it is not an EAGLE-3 head"),
+        (not raw.get("norm_before_residual"), "norm_before_residual is not supported"),
+        (decoder.hidden_size == target.hidden_size, "its hidden_size is not the target's"),
+        (decoder.vocab_size == target.vocab_size, "its vocab_size is not the target's"),
+        (not 0 < window < context, "its sliding_window is shorter than the context"),
+        (all(0 <= i <= target.num_layers for i in captured), f"the target has no layers {captured}"),
+    ]
+    for holds, complaint in rules:
+        if not holds:
+            raise ConfigError(f"draft head {folder}: {complaint}")
+    outputs = raw.get("draft_vocab_size") if dummy else shapes.get("lm_head.weight", (None,))[0]
+    outputs = int(outputs or target.vocab_size)
+    return DraftConfig(
+        folder=folder,
+        algorithm="eagle3",
+        decoder=decoder,
+        draft_vocab_size=outputs,
+        capture_layers=captured,
+        dummy_tensors=frozenset(() if outputs == target.vocab_size else ("lm_head.weight", "d2t")),
+    )
+
+
+def strip_prefix(name: str) -> str:
+    """A head's tensor name in the official spelling: no `model.` prefix, `midlayer.` for layer 0."""
+    name = name.removeprefix("model.")
+    return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
+
+
+def _is_eagle3(shapes: Mapping[str, tuple[int, ...]], hidden: int, captured: int) -> bool:
+    queries = shapes.get("midlayer.self_attn.q_proj.weight", (0, 0))
+    return shapes.get("fc.weight") == (hidden, captured * hidden) and queries[1] == 2 * hidden
+
+
+def _capture_layers(raw: Raw, layers: int) -> tuple[int, ...]:
+    """Without a field the paper's three; the field names layers whose *output* is captured, hence + 1."""
+    ids = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    return tuple(int(i) + 1 for i in ids) if ids else (2, layers // 2, layers - 3)

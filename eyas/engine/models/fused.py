@@ -152,6 +152,28 @@ class Forward:
         return skinny.Rotation(self.context.cos, self.context.sin, self.rows.positions)
 
 
+def refusal(config: ModelConfig) -> str:
+    """What of this model has no device implementation, in words; "" if it can be served."""
+    for number, layer in enumerate(config.layers):
+        attention = layer.attention
+        missing = {
+            "a sliding window": attention.window > 0,
+            "a soft cap of scores": attention.soft_cap > 0.0,
+            "a scale of scores that is not head_dim ** -0.5": attention.scale != attention.head_dim**-0.5,
+            "norms after its halves": layer.norms.around,
+            f"the activation {layer.feed_forward.activation}": layer.feed_forward.activation != "silu",
+            "equations that differ from the first layer's": layer != config.layers[0],
+        }
+        if found := [what for what, there in missing.items() if there]:
+            return f"layer {number} has {found[0]}"
+    rest = {
+        "gains with an offset": config.norm_offset != 0.0,
+        "scaled embeddings": config.embedding_scale != 1.0,
+        "a soft cap of logits": config.logit_soft_cap > 0.0,
+    }
+    return next((f"it has {what}" for what, there in rest.items() if there), "")
+
+
 class FusedLlama:
     """A decoder on one GPU, or one rank's share of it; `lm_head`: its rows of the vocabulary."""
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.config import LayerSpec, ModelConfig
 
 
 def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
@@ -28,20 +28,29 @@ def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
 
     Raises ConfigError, naming the flag and the size, if the ranks cannot divide it: no head is held twice.
     """
-    sizes = {
-        "query heads": config.num_heads,
-        "key and value heads": config.num_kv_heads,
-        "feed-forward columns": config.intermediate_size,
-        "vocabulary rows": config.vocab_size,
-    }
-    for name, size in sizes.items():
-        if size % ranks:
-            flag = "tensor-parallel-size"
-            message = f"--{flag}: {config.folder.name}: {size} {name} cannot be divided among {ranks} ranks"
-            raise ConfigError(message, param=flag)
+    sizes = {"vocabulary rows": config.vocab_size}
+    for layer in config.layers:
+        sizes |= {
+            "query heads": layer.attention.num_heads,
+            "key and value heads": layer.attention.num_kv_heads,
+            "feed-forward columns": layer.feed_forward.width,
+        }
+        for name, size in sizes.items():
+            if size % ranks:
+                flag = "tensor-parallel-size"
+                text = f"--{flag}: {config.folder.name}: {size} {name} cannot be divided among {ranks} ranks"
+                raise ConfigError(text, param=flag)
+    return dataclasses.replace(config, layers=tuple(_share(layer, ranks) for layer in config.layers))
+
+
+def _share(layer: LayerSpec, ranks: int) -> LayerSpec:
+    attention, feed_forward = layer.attention, layer.feed_forward
     return dataclasses.replace(
-        config,
-        num_heads=config.num_heads // ranks,
-        num_kv_heads=config.num_kv_heads // ranks,
-        intermediate_size=config.intermediate_size // ranks,
+        layer,
+        attention=dataclasses.replace(
+            attention,
+            num_heads=attention.num_heads // ranks,
+            num_kv_heads=attention.num_kv_heads // ranks,
+        ),
+        feed_forward=dataclasses.replace(feed_forward, width=feed_forward.width // ranks),
     )

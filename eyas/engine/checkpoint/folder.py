@@ -1,0 +1,92 @@
+"""A model's folder as files: its JSON, its safetensors files and their headers, and a fingerprint of both.
+
+It knows no key of a config.json and refuses to know torch. What is missing or broken is one `ConfigError`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eyas.common.errors import ConfigError
+
+_SAMPLES_PER_FILE = 16
+_SAMPLE_BYTES = 4096
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json as a dict; ConfigError if the folder or the file is missing or is not JSON."""
+    if not folder.is_dir():
+        raise ConfigError(f"model folder {folder} does not exist")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model folder {folder} has no config.json")
+    return read_json(folder / "config.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that holds one JSON object; ConfigError if it does not."""
+    try:
+        parsed = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise ConfigError(f"{path} does not hold a JSON object")
+    return parsed
+
+
+def end_tokens(folder: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids that end an answer: those of generation_config.json, without them those of config.json."""
+    found = raw.get("eos_token_id")
+    generation = folder / "generation_config.json"
+    if generation.is_file():
+        named = read_json(generation).get("eos_token_id")
+        found = found if named is None else named
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list) else (found,)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files, in name order; ConfigError if there is none or the index names a missing one."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted({folder / name for name in read_json(index)["weight_map"].values()})
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"model folder {folder} has no .safetensors files")
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"weight file {file} is named by the index but does not exist")
+    return files
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Every stored tensor's shape, from the files' headers alone (8 bytes of length, then JSON)."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in weight_files(folder):
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            try:
+                header = json.loads(file.read(size) if size < path.stat().st_size else b"")
+            except ValueError:
+                raise ConfigError(f"{path} is not a safetensors file") from None
+        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    return shapes
+
+
+def fingerprint(meaning: Mapping[str, Any], files: list[Path]) -> str:
+    """Hex digest of a configuration and of evenly spaced samples of every file, not of where they lie."""
+    digest = hashlib.sha256()
+    digest.update(json.dumps(meaning, sort_keys=True).encode())
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size};".encode())
+        with path.open("rb") as file:
+            for i in range(_SAMPLES_PER_FILE):
+                file.seek(size * i // _SAMPLES_PER_FILE)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

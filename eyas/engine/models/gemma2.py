@@ -1,0 +1,58 @@
+"""Gemma 2: norms around both halves with gains stored less one, GeGLU, scaled embeddings, soft caps.
+
+Every other layer has a window, the first one included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from eyas.engine.checkpoint.config import AttentionSpec, LayerSpec, ModelConfig, Norms
+from eyas.engine.models import keys
+
+NORMS = Norms(
+    before_attention="input_layernorm",
+    after_attention="post_attention_layernorm",
+    before_feed_forward="pre_feedforward_layernorm",
+    after_feed_forward="post_feedforward_layernorm",
+)
+
+DEFAULTS = {
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "sliding_window": 4096,
+}
+
+
+def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
+    raw = DEFAULTS | dict(raw)
+    attention = scaled(raw, keys.attention(raw))
+    windows = keys.layer_windows(raw, [layer % 2 == 0 for layer in range(keys.count(raw))])
+    return decoder(raw, folder, [dataclasses.replace(attention, window=each) for each in windows])
+
+
+def scaled(raw: keys.Raw, attention: AttentionSpec) -> AttentionSpec:
+    """With Gemma's scale of scores, their cap and, if it says so, biases."""
+    bias = bool(raw.get("attention_bias", False))
+    return dataclasses.replace(
+        attention,
+        scale=float(raw.get("query_pre_attn_scalar", 256)) ** -0.5,
+        soft_cap=float(raw.get("attn_logit_softcapping") or 0.0),
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+
+
+def decoder(raw: keys.Raw, folder: Path, attentions: list[AttentionSpec]) -> ModelConfig:
+    """What all Gemmas have in common, around each layer's attention."""
+    feed_forward = keys.feed_forward(raw, raw.get("hidden_activation") or "gelu_pytorch_tanh")
+    layers = [LayerSpec(attention, feed_forward, NORMS) for attention in attentions]
+    plain = keys.decoder(raw, folder, layers, tied=True)
+    return dataclasses.replace(
+        plain,
+        norm_offset=1.0,
+        embedding_scale=plain.hidden_size**0.5,
+        logit_soft_cap=float(raw.get("final_logit_softcapping") or 0.0),
+    )

@@ -1,0 +1,150 @@
+"""The keys of a config.json that families share, read into specifications.
+
+A family's file puts these together and adds what is its own. It knows spellings and defaults as transformers
+has them; a missing key is a KeyError and a value of the wrong kind a TypeError or ValueError, which
+`eyas.engine.models.table` turns into one sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.config import (
+    DEFAULT_ROPE_THETA,
+    Activation,
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    ModelConfig,
+    Rope,
+)
+
+Raw = Mapping[str, Any]
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+def attention(raw: Raw, rope: Rope | None = None) -> AttentionSpec:
+    """Plain grouped-query attention with the configured heads; `rope`: instead of the configured one."""
+    heads = int(raw["num_attention_heads"])
+    dim = int(raw.get("head_dim") or raw["hidden_size"] // heads)
+    return AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=int(raw.get("num_key_value_heads") or heads),
+        head_dim=dim,
+        rope=rope or read_rope(raw, raw.get("rope_parameters") or raw.get("rope_scaling") or {}),
+        scale=dim**-0.5,
+    )
+
+
+def feed_forward(raw: Raw, activation: str | None = None) -> FeedForwardSpec:
+    """A gated one; `activation`: its name, if "hidden_act" does not hold it. ConfigError if it is unknown."""
+    name = activation or raw.get("hidden_act", "silu")
+    if name not in _ACTIVATIONS:
+        raise ConfigError(f"hidden_act {name!r} is not supported ({' and '.join(_ACTIVATIONS)} are)")
+    return FeedForwardSpec(int(raw["intermediate_size"]), _ACTIVATIONS[name])
+
+
+def decoder(raw: Raw, folder: Path, layers: Sequence[LayerSpec], *, tied: bool = False) -> ModelConfig:
+    """The common part. `tied`: the meaning of a config.json without that key.
+
+    Raises ConfigError, by name, for what no code here computes.
+    """
+    for key in ("mlp_bias", "quantization_config"):
+        if raw.get(key):
+            what = "quantized weights are" if key == "quantization_config" else f"{key} is"
+            raise ConfigError(f"config.json of {folder}: {what} not supported")
+    return ModelConfig(
+        folder=folder,
+        architecture=next(iter(raw.get("architectures") or [""])),
+        vocab_size=int(raw["vocab_size"]),
+        hidden_size=int(raw["hidden_size"]),
+        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        layers=tuple(layers),
+        context_length=_context_length(raw),
+        tied_head=bool(raw.get("tie_word_embeddings", tied)),
+    )
+
+
+def count(raw: Raw) -> int:
+    """How many layers there are."""
+    return int(raw["num_hidden_layers"])
+
+
+def layer_windows(raw: Raw, default: Sequence[bool]) -> list[int]:
+    """Each layer's window, 0 where it sees everything: as `layer_types` says, or `default` without it."""
+    kinds = raw.get("layer_types")
+    windowed = [kind == "sliding_attention" for kind in kinds] if kinds else list(default)
+    if len(windowed) != count(raw) or set(kinds or ()) - {"sliding_attention", "full_attention"}:
+        raise ConfigError(f"layer_types {kinds} are not sliding_attention or full_attention for each layer")
+    return [int(raw["sliding_window"]) if within else 0 for within in windowed]
+
+
+def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_THETA) -> Rope:
+    """`scaling`: `rope_parameters` (transformers 5), or `rope_scaling` beside `rope_theta` (older).
+
+    `theta`: where neither says. Raises ConfigError for a kind that is not listed at `Rope`.
+    """
+    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or theta)
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    share = scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
+    if float(share) != 1.0:
+        raise ConfigError(f"partial_rotary_factor {share} is not supported: heads are rotated whole")
+    if kind == "default":
+        return Rope(theta=theta)
+    if kind == "linear":
+        return Rope(theta=theta, kind=kind, factor=float(scaling["factor"]))
+    context = int(raw.get("max_position_embeddings", 2048))
+    if kind == "dynamic":
+        return Rope(theta=theta, kind=kind, factor=float(scaling["factor"]), original_context=context)
+    original = int(scaling.get("original_max_position_embeddings") or context)
+    if kind == "llama3":
+        return Rope(
+            theta=theta,
+            kind=kind,
+            factor=float(scaling["factor"]),
+            low_freq_factor=float(scaling["low_freq_factor"]),
+            high_freq_factor=float(scaling["high_freq_factor"]),
+            original_context=original,
+        )
+    if kind == "yarn":
+        factor = float(scaling.get("factor") or context / original)
+        return Rope(
+            theta=theta,
+            kind=kind,
+            factor=factor,
+            original_context=original,
+            beta_fast=float(scaling.get("beta_fast") or 32.0),
+            beta_slow=float(scaling.get("beta_slow") or 1.0),
+            attention_factor=_yarn_attention_factor(scaling, factor),
+            truncate=bool(scaling.get("truncate", True)),
+        )
+    raise ConfigError(f"rope type {kind!r} is not supported (default, linear, dynamic, yarn and llama3 are)")
+
+
+def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
+    given, scale, scale_all = (scaling.get(k) for k in ("attention_factor", "mscale", "mscale_all_dim"))
+    if given is not None:
+        return float(given)
+    if scale and scale_all:
+        return _yarn_scale(factor, float(scale)) / _yarn_scale(factor, float(scale_all))
+    return _yarn_scale(factor, 1.0)
+
+
+def _yarn_scale(factor: float, weight: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
+def _context_length(raw: Raw) -> int:
+    """In tokens. Dynamic and yarn stretch what max_position_embeddings may still say of the training."""
+    length = int(raw.get("max_position_embeddings", 2048))
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    kind, factor = scaling.get("rope_type") or scaling.get("type"), float(scaling.get("factor") or 1.0)
+    if kind == "dynamic":
+        return int(length * factor)
+    if kind == "yarn":
+        return max(length, int((scaling.get("original_max_position_embeddings") or length) * factor))
+    return length

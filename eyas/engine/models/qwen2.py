@@ -1,0 +1,27 @@
+"""Qwen2 and Qwen2.5, dense: Llama's layers with biases of q, k and v; upper layers may have windows."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from eyas.engine.checkpoint.config import AttentionSpec, LayerSpec, ModelConfig
+from eyas.engine.models import keys
+
+DEFAULT_MAX_WINDOW_LAYERS = 28
+
+
+def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
+    attention = dataclasses.replace(keys.attention(raw), qkv_bias=bool(raw.get("attention_bias", True)))
+    return windowed(raw, folder, attention)
+
+
+def windowed(raw: keys.Raw, folder: Path, attention: AttentionSpec) -> ModelConfig:
+    """A decoder of this attention in every layer, from `max_window_layers` on with a window if it is used."""
+    feed_forward, number = keys.feed_forward(raw), keys.count(raw)
+    first = int(raw.get("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS))
+    windows = [0] * number
+    if raw.get("use_sliding_window", False):
+        windows = keys.layer_windows(raw, [layer >= first for layer in range(number)])
+    layers = [LayerSpec(dataclasses.replace(attention, window=each), feed_forward) for each in windows]
+    return keys.decoder(raw, folder, layers)
