@@ -49,7 +49,7 @@ def add_normed(
 ) -> torch.Tensor:
     """residual += the norm of x with gain `post` [hidden], rounded; in place and rounded. Both [m, hidden].
 
-    Returns the sums of squares of the residual's rows as `skinny.Source` takes them, float32 [1, 128]; m <= 128.
+    Returns the sums of squares of the residual's rows (m <= 128), float32 [1, 128], for `skinny.Source`.
     """
     sums = x.new_empty(1, MAX_ROWS, dtype=torch.float32)
     _norm[(x.shape[0],)](x, residual, post, None, None, sums, eps, **_row(x.shape[1], pdl))
