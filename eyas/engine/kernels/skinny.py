@@ -164,8 +164,8 @@ def qkv_rope(
 ) -> None:
     """Queries to q_out [m, heads, head_dim] and keys to the pool, both rotated; values to the pool.
 
-    The rotation pairs element i of a head with i + head_dim / 2, in float32. Raises ValueError for shapes that
-    do not fit.
+    The rotation pairs element i of a head with i + head_dim / 2, in float32. Raises ValueError for shapes
+    that do not fit.
     """
     _, _, page_size, kv_heads, dim = kv.layer.shape
     weight, norms = qkv.weight, qkv.norms
@@ -180,20 +180,10 @@ def qkv_rope(
         _expect("gains", norms.gains, 2, dim)
     x = _rows(source.x, plan)
     weights = _blocks(weight.view(-1, 2, dim // 2, plan.k), [1, 2, plan.half], plan)
-    args = (x, weight, weights, qkv.bias, None if norms is None else norms.gains, q_out, kv.layer)
-    args = (
-        *args,
-        rotation.cos,
-        rotation.sin,
-        rotation.positions,
-        kv.rows,
-        source.sums,
-        launch.partials,
-        launch.tickets,
-        *_counts(source),
-        heads,
-    )
-    _start(qkv_rope_kernel, plan, args, launch)
+    gains = None if norms is None else norms.gains
+    args = (x, weight, weights, qkv.bias, gains, q_out, kv.layer, rotation.cos, rotation.sin)
+    args = (*args, rotation.positions, kv.rows, source.sums, launch.partials, launch.tickets)
+    _start(qkv_rope_kernel, plan, (*args, *_counts(source), heads), launch)
 
 
 def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: Launch) -> Plan:

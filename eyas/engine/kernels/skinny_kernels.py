@@ -23,9 +23,9 @@ SUMS_WIDTH = tl.constexpr(128)
 class Plan:
     """What a kernel knows when it is compiled: x [rows, k] (padded), weight [n, k], and how they are cut.
 
-    `gelu`: the gate's activation; else it is SiLU. A program owns `columns` weight rows and one of `split` parts of k, by steps of `depth`. `slots`: the most
+    A program owns `columns` weight rows and one of `split` parts of k, by steps of `depth`. `slots`: the most
     parts of sums (0: there are none). `ahead`: lines of 128 bytes, `line` elements each, that L2 is asked for
-    in advance, of each of a program's weight rows.
+    in advance, of each of a program's weight rows. `gelu`: the gate's activation; else it is SiLU.
     """
 
     rows: int

@@ -19,8 +19,8 @@ MOST_SHARES = 32768
 class Shape:
     """One product: out [rows, n] = x [rows, k] . weight [n, k]^T.
 
-    `kind` is linear, gated, qkv or heads (qkv whose heads are normalised: a tile is one head); `rows` is padded
-    (16, 32, 64, 128); `span`: a tile's columns divide it, or are it.
+    `kind` is linear, gated, qkv or heads (qkv whose heads are normalised, so that a tile is one head); `rows`
+    is padded (16, 32, 64, 128); `span`: a tile's columns divide it, and are it where a tile is one head.
     """
 
     kind: str
