@@ -282,7 +282,7 @@ def test_chunks(heads: int, kv_heads: int, dim: int, rows: int, keys: int) -> No
     chunks = [(1, 0, 40), (0, 70, 33), (3, 0, 1), (2, 31, 17)]
     scene = Scene(heads, kv_heads, dim, [start + count for _, start, count in sorted(chunks)])
     tiling = ChunkTiling(rows, keys, warps=4, stages=2)
-    tiles = cut(scene, chunks, tile_rows(heads, kv_heads, tiling))
+    tiles = cut(scene, chunks, tile_rows(heads, kv_heads, tiling.rows))
     padded = torch.cat((tiles, tiles.new_zeros(3, 4)))  # a bucket's tiles that do nothing
     q = scene.queries(sum(count for _, _, count in chunks))
     got = attend_chunks(q, scene.kv, padded, tiling)
@@ -302,7 +302,7 @@ def test_chunks_by_a_layers_rule(rule: Scores, firsts: list[int] | None) -> None
         chunks[0], chunks[3] = (1, 33, 17), (2, 40, 8)
     scene = Scene(4, 1, 32, [103, 50, 48, 210])
     tiling = ChunkTiling(64, 32, warps=4, stages=2)
-    tiles = cut(scene, chunks, tile_rows(4, 1, tiling))
+    tiles = cut(scene, chunks, tile_rows(4, 1, tiling.rows))
     q = scene.queries(sum(count for _, _, count in chunks))
     plain = attend_chunks(q, scene.kv, tiles, tiling)
     scene.ruled(rule, firsts)

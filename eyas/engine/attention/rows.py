@@ -17,6 +17,7 @@ from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.kernels.attend import Launch, Queries, attend
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import attend_chunks
+from eyas.engine.kernels.scores import Scores
 from eyas.engine.kernels.skinny import MAX_ROWS, empty_padded
 from eyas.engine.kv.pool import PoolShape
 
@@ -32,7 +33,8 @@ class Most:
 class PagedAttention:
     """Of `heads` query heads, over the sequences of `tables` int32 [slots, most pages].
 
-    `prompts` attends the chunks of planned rows; without it the tile kernel does, planned or not.
+    `prompts` attends the chunks of planned rows, in layers whose scores it computes; all others the tile
+    kernel does. `firsts` int32 [slots]: each slot's first row that may be seen (None: all rows may).
     """
 
     def __init__(
@@ -44,30 +46,32 @@ class PagedAttention:
         *,
         pdl: bool,
         prompts: PromptAttention | None = None,
+        firsts: torch.Tensor | None = None,
     ) -> None:
         self._tables = tables
-        self._prompts = prompts
+        self._prompts = prompts if firsts is None else None
+        self._firsts = firsts
         sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
         self._launch = Launch.on(PagedKv(sample, tables), heads, most.batch, most.width, pdl)
         self._side = torch.cuda.Stream() if sample.is_cuda else None
 
-    def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim] -> [m, heads * dim]."""
-        out = empty_padded(*q.shape, like=q)
+    def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
+        """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim], by `scores` -> [m, heads * dim]."""
+        kv, out = PagedKv(layer, self._tables, scores, self._firsts), empty_padded(*q.shape, like=q)
         if rows.rounds is None:
-            self._chunks(q, layer, rows, out)
+            self._chunks(q, kv, rows, out)
         elif rows.tiles is None:
-            self._rounds(q, layer, rows.rounds, out)
+            self._rounds(q, kv, rows.rounds, out)
         else:
-            self._both(q, layer, rows, rows.rounds, out)
+            self._both(q, kv, rows, rows.rounds, out)
         return out.view(q.shape[0], -1)
 
     def _both(
-        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, rounds: DecodeRows, out: torch.Tensor
+        self, q: torch.Tensor, kv: PagedKv, rows: Rows, rounds: DecodeRows, out: torch.Tensor
     ) -> None:
         """The chunks on the side, except for few rows: their products are launched one into the other."""
         first = rounds.rows
-        chunks = partial(self._chunks, q[first:], layer, rows, out[first:])
+        chunks = partial(self._chunks, q[first:], kv, rows, out[first:])
         side = self._side if rows.count > MAX_ROWS else None
         if side is None:
             chunks()
@@ -75,16 +79,16 @@ class PagedAttention:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 chunks()
-        self._rounds(q[:first], layer, rounds, out[:first])
+        self._rounds(q[:first], kv, rounds, out[:first])
         if side is not None:
             torch.cuda.current_stream().wait_stream(side)
 
-    def _rounds(self, q: torch.Tensor, layer: torch.Tensor, rounds: DecodeRows, out: torch.Tensor) -> None:
+    def _rounds(self, q: torch.Tensor, kv: PagedKv, rounds: DecodeRows, out: torch.Tensor) -> None:
         queries = Queries(rounds.slots, rounds.starts, rounds.width, rounds.mask, rounds.extent)
-        attend(q, PagedKv(layer, self._tables), queries, self._launch, out=out)
+        attend(q, kv, queries, self._launch, out=out)
 
-    def _chunks(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, out: torch.Tensor) -> None:
-        if rows.planned and self._prompts is not None:
-            self._prompts.run(q, layer, out)
+    def _chunks(self, q: torch.Tensor, kv: PagedKv, rows: Rows, out: torch.Tensor) -> None:
+        if rows.planned and self._prompts is not None and self._prompts.scores == kv.scores:
+            self._prompts.run(q, kv.pool, out)
         elif rows.tiles is not None:
-            attend_chunks(q, PagedKv(layer, self._tables), rows.tiles, out=out)
+            attend_chunks(q, kv, rows.tiles, out=out)

@@ -1,4 +1,4 @@
-"""What a gate passes before it multiplies: SiLU or GELU (in its tanh form), both x times a logistic function."""
+"""What a gate passes before it multiplies, SiLU or GELU (its tanh form): each x times a logistic function."""
 
 from __future__ import annotations
 

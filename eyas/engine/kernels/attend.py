@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from eyas.engine.kernels.paged import PagedKv, pages_of
+from eyas.engine.kernels.paged import PagedKv, keys_at_a_time, pages_of
 from eyas.engine.kernels.scores import lowest_row, tanh
 
 # For up to so many programs of few rows: into how many parts each is cut. Measured on an H200, the longest
@@ -61,18 +61,20 @@ class Tiling:
     stages: int
 
 
-def tiling_of(batch: int, rows: int, kv_heads: int) -> Tiling:
-    """For `batch` sequences of `rows` = width * group rows a key head."""
+def tiling_of(batch: int, rows: int, kv_heads: int, key_bytes: int = 256) -> Tiling:
+    """For `batch` sequences of `rows` = width * group rows a key head, with keys of `key_bytes` bytes."""
+    most_keys = keys_at_a_time(key_bytes)
     if rows <= 16:
         programs = batch * kv_heads
         parts = next((parts for most, parts in _PARTS if programs <= most), 2)
         if rows > 8:
             parts = min(parts, max(2, triton.cdiv(_PROGRAMS, programs)))
-        return Tiling(16, 32, parts, 2, 3)
+        return Tiling(16, min(32, most_keys), parts, 2, 3)
     tile = 32 if rows <= 32 else 64 if batch * triton.cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
     programs = batch * kv_heads * triton.cdiv(rows, tile)
     parts = min(most_parts(tile), triton.next_power_of_2(triton.cdiv(_PROGRAMS, programs)))
-    return Tiling(tile, 32 if tile == 128 else 64, parts, 8 if tile == 128 else 4, 3)
+    keys = min(32 if tile == 128 else 64, most_keys)
+    return Tiling(tile, keys, parts, 8 if tile == 128 else 4, 3 if most_keys > 16 else 2)
 
 
 def most_parts(tile: int) -> int:
@@ -179,7 +181,8 @@ def attend(
     extent = queries.extent or queries.width
     if queries.mask is not None and 0 < rule.window < extent:
         raise ValueError(f"a tree of {extent} rows does not fit into a window of {rule.window}")
-    tiling = tiling or tiling_of(batch, queries.width * heads // kv.kv_heads, kv.kv_heads)
+    rows = queries.width * heads // kv.kv_heads
+    tiling = tiling or tiling_of(batch, rows, kv.kv_heads, kv.dim * kv.pool.element_size())
     layout = _Layout(
         width=queries.width,
         extent=extent,

@@ -51,6 +51,11 @@ class PagedKv:
         return self.pool[:, 1]
 
 
+def keys_at_a_time(key_bytes: int) -> int:
+    """How many keys of so many bytes, with their values, a program may hold in each stage of its pipeline."""
+    return max(16, min(64, 16384 // key_bytes))
+
+
 @triton.jit
 def pages_of(table, rows, end, PAGE: tl.constexpr):
     """The pages int64 [n, 1] of logical `rows` int32 [n]; page 0 stands in from row `end` on."""

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.paged import PagedKv, pages_of
+from eyas.engine.kernels.paged import PagedKv, keys_at_a_time, pages_of
 from eyas.engine.kernels.scores import lowest_row, tanh
 
 _UNSEEN = tl.constexpr(-1.0e30)
@@ -29,7 +29,14 @@ class ChunkTiling:
     stages: int
 
 
-CHUNK_TILING = ChunkTiling(rows=128, keys=64, warps=8, stages=3)
+TILE = 128
+"""Rows of a program, whatever the heads."""
+
+
+def chunk_tiling(key_bytes: int = 256) -> ChunkTiling:
+    """For keys of `key_bytes` bytes."""
+    keys = keys_at_a_time(key_bytes)
+    return ChunkTiling(TILE, keys, warps=8, stages=3 if keys > 16 else 2)
 
 
 @dataclass(frozen=True)
@@ -61,16 +68,16 @@ class _Layout:
         return self.kv_heads * self.dim
 
 
-def tile_rows(heads: int, kv_heads: int, tiling: ChunkTiling = CHUNK_TILING) -> int:
-    """The most query rows of one tile, for callers that cut chunks into tiles."""
-    return tiling.rows // (heads // kv_heads)
+def tile_rows(heads: int, kv_heads: int, rows: int = TILE) -> int:
+    """The most query rows of one tile of `rows` rows, for callers that cut chunks into tiles."""
+    return rows // (heads // kv_heads)
 
 
 def attend_chunks(
     q: torch.Tensor,
     kv: PagedKv,
     tiles: torch.Tensor,
-    tiling: ChunkTiling = CHUNK_TILING,
+    tiling: ChunkTiling | None = None,
     compile_only: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -82,6 +89,7 @@ def attend_chunks(
     compile_only: the kernel is compiled and not run.
     """
     rule = kv.rule
+    tiling = tiling or chunk_tiling(kv.dim * kv.pool.element_size())
     layout = _Layout(
         heads=q.shape[1],
         kv_heads=kv.kv_heads,
