@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eyas.engine.batch.spans import Span
+from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import PoolShape
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _check(build: Fa3Build) -> None:
     """Chunks with and without prefixes on scattered pages against a plain softmax; two plans back to back."""
     from eyas.engine.attention.flashinfer_backend import PrefillAttention
 
-    shape = PoolShape(2048, 3, PAGE, KV_HEADS, DIM, DTYPE, "cuda")
+    shape = PoolShape(KvFormat(3, KV_HEADS, DIM), 2048, PAGE, DTYPE, "cuda")
     pool = torch.randn(shape.sizes, device="cuda", dtype=DTYPE)
     attention = PrefillAttention(HEADS, shape, build)
     done = []
@@ -132,7 +133,7 @@ def _plain(span: Span, q: torch.Tensor, layer: torch.Tensor) -> torch.Tensor:
 def _time_prefill(build: Fa3Build, figures: dict[str, Any]) -> None:
     from eyas.engine.attention.flashinfer_backend import PrefillAttention
 
-    shape = PoolShape(1024, 8, PAGE, KV_HEADS, DIM, DTYPE, "cuda")
+    shape = PoolShape(KvFormat(8, KV_HEADS, DIM), 1024, PAGE, DTYPE, "cuda")
     pool = torch.randn(shape.sizes, device="cuda", dtype=DTYPE)
     attention = PrefillAttention(HEADS, shape, build)
     for start, count in PREFILLS:

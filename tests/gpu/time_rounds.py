@@ -24,6 +24,7 @@ from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.kernels.paths import Extension, compact, gather_path
 from eyas.engine.kernels.rounds import FACTS, Batch, RoundRows, Verdicts, prepare, propose_rows, verdict
 from eyas.engine.kernels.trees import Frontier, grow, new_growth, select
+from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 
 PAGE, HIDDEN, VOCAB, STEPS, TOPK = 16, 4096, 32000, 5, 8
@@ -58,7 +59,7 @@ class Round:
         self.saved = self.tables.memory.clone()
 
     def _grow(self, size: int) -> None:
-        shape = PoolShape((size + 1) * 64, 32, PAGE, 8, 128, torch.bfloat16, "cuda")
+        shape = PoolShape(KvFormat(32, 8, 128), (size + 1) * 64, PAGE, torch.bfloat16, "cuda")
         self.pool = KvPool(shape).tensor
         token_map = torch.arange(VOCAB, device="cuda")
         self.growth = new_growth(SpeculationConfig(STEPS, TOPK, self.width), size, token_map, "cuda")

@@ -14,8 +14,9 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.decoder import Decoder
-from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head, strip_prefix
-from eyas.engine.models.table import read_head, read_model
+from eyas.engine.models.eagle3 import Eagle3Draft, Eagle3Tap, spelling
+from eyas.engine.models.heads import read_head
+from eyas.engine.models.table import read_model
 
 
 class Rig:
@@ -27,7 +28,7 @@ class Rig:
         shape = pool_shape(self.config, pages, page_size)
         self.pool = KvPool(shape)
         self.pool.tensor.fill_(float("nan"))
-        self.backend = TorchAttention(self.config.num_heads, shape)
+        self.backend = TorchAttention.of(self.config, shape)
         with FolderWeights(folder) as weights:
             self.model = Decoder(self.config, weights, self.backend)
         order = torch.randperm(pages, generator=torch.Generator().manual_seed(7))
@@ -56,15 +57,15 @@ class HeadRig:
         self.config = read_head(folder, target.config)
         shape = pool_shape(self.config.decoder, 256, 16)
         self.pool = KvPool(shape)
-        self.backend = TorchAttention(self.config.decoder.num_heads, shape)
-        with FolderWeights(folder, strip_prefix) as weights:
-            self.capture = Eagle3Capture(self.config, weights)
-            self.head = Eagle3Head(self.config, weights, target.model.ends, self.backend)
+        self.backend = TorchAttention.of(self.config.decoder, shape)
+        with FolderWeights(folder, spelling) as weights:
+            self.capture = Eagle3Tap(self.config, weights)
+            self.head = Eagle3Draft(self.config, weights, target.model.ends, self.backend)
 
     def forward(self, features: torch.Tensor, spans: Sequence[Span], tokens: Sequence[int]) -> torch.Tensor:
         batch = build_batch(spans, tokens, self.pool.page_size, self.backend)
-        return self.head.forward(features, batch.tokens, batch, self.pool)
+        return self.head.forward(features, batch.tokens, batch, self.pool).rows
 
 
 def pool_shape(config: ModelConfig, pages: int, page_size: int) -> PoolShape:
-    return PoolShape(pages, config.num_layers, page_size, config.num_kv_heads, config.head_dim)
+    return PoolShape(config.kv_format, pages, page_size)

@@ -9,6 +9,8 @@ import torch
 
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.batch.spans import Span
+from eyas.engine.checkpoint.config import AttentionSpec, Rope
+from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 
 LAYER = 1
@@ -21,10 +23,11 @@ class Scene:
         torch.set_num_threads(1)  # many test processes share the cores
         self.generator = torch.Generator().manual_seed(0)
         pages = 8192 // page_size
-        shape = PoolShape(pages, 3, page_size, kv_heads, head_dim)
+        shape = PoolShape(KvFormat(3, kv_heads, head_dim), pages, page_size)
         self.heads, self.page_size = heads, page_size
         self.pool = KvPool(shape)
         self.pool.tensor.copy_(torch.randn(shape.sizes, generator=self.generator))
+        self.spec = AttentionSpec(heads, kv_heads, head_dim, Rope(), head_dim**-0.5)
         self.backend = TorchAttention(heads, shape)
         self._order = torch.randperm(pages, generator=self.generator).tolist()
 
@@ -38,7 +41,8 @@ class Scene:
         return torch.randn(rows, self.heads, shape.head_dim, generator=self.generator)
 
     def run(self, spans: list[Span], q: torch.Tensor) -> torch.Tensor:
-        return self.backend.run(q, self.pool.layer(LAYER), self.backend.plan(spans))[: q.shape[0]]
+        plan = self.backend.plan(spans)
+        return self.backend.run(q, self.pool.layer(LAYER), plan, self.spec)[: q.shape[0]]
 
     def expected(self, spans: list[Span], q: torch.Tensor) -> torch.Tensor:
         layer, rows = self.pool.layer(LAYER).double(), iter(q.double())
@@ -104,7 +108,7 @@ def test_a_step_too_wide_for_one_gather() -> None:
     spans += [Span(scene.table(300), 290, 9)]
     q = scene.queries(spans)
     got = scene.run(spans, q)
-    assert len(scene.backend.plan(spans).parts) == 2
+    assert len(scene.backend.plan(spans).views[0].parts) == 2
     assert torch.equal(got[-9:], scene.run(spans[-1:], q[-9:]))
     assert (got - scene.expected(spans, q)).abs().max() < 1e-5
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -17,8 +16,10 @@ from eyas.engine.checkpoint.weights import DummyWeights
 from eyas.engine.kv.pool import PoolShape
 from eyas.engine.models import llama
 from eyas.engine.models.decoder import Decoder
-from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
-from eyas.engine.models.table import describe, read_head, read_model
+from eyas.engine.models.eagle3 import Eagle3Draft, Eagle3Tap
+from eyas.engine.models.heads import read_head
+from eyas.engine.models.keys import describe
+from eyas.engine.models.table import read_model
 from eyas.worker.folder import check_draft, check_model
 from gateway.tokenizer import Tokenizer
 
@@ -95,11 +96,13 @@ def test_a_server_takes_the_folders(folders: tuple[Path, Path]) -> None:
 def test_a_dummy_model_and_its_head_are_built(folders: tuple[Path, Path]) -> None:
     target = read_model(folders[0], "dummy")
     draft = read_head(folders[1], target, "dummy")
-    shape = PoolShape(8, target.num_layers, 16, target.num_kv_heads, target.head_dim)
+    shape = PoolShape(target.kv_format, 8, 16)
     backend = TorchAttention(target.num_heads, shape)
     model = Decoder(target, DummyWeights(), backend)
     weights = DummyWeights(optional=draft.dummy_tensors)
-    Eagle3Capture(draft, weights)
-    head = Eagle3Head(draft, weights, model.ends, TorchAttention(4, dataclasses.replace(shape, layers=1)))
+    Eagle3Tap(draft, weights)
+    head = Eagle3Draft(
+        draft, weights, model.ends, TorchAttention.of(draft.decoder, PoolShape(draft.kv_format, 8, 16))
+    )
     assert head.logits(torch.randn(3, target.hidden_size)).shape == (3, 512)
     assert head.token_map is not None and head.token_map.tolist() == list(range(512))

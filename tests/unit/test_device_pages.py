@@ -27,6 +27,7 @@ from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout, StepInput
 from eyas.engine.ipc.messages import Cancel, Step
 from eyas.engine.kernels import sample
+from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.loading.device_build import rounds_ahead
 from eyas.engine.loading.spec import EngineSpec
@@ -74,7 +75,7 @@ class Watch(Executor):
         self._rig = rig
         self._most_width = max(tables.sizes.width, 0 if spec is None else spec.topk)
         self.nowhere = rig.pool.num_pages
-        pool = KvPool(PoolShape(self.nowhere + 1, 1, PAGE, 1, 16))
+        pool = KvPool(PoolShape(KvFormat(1, 1, 16), self.nowhere + 1, PAGE))
         drafter = None if spec is None else DeviceDrafter(self, pool, tables, spec, pdl=False)  # type: ignore[arg-type]
         super().__init__(DeviceState(self, pool, tables, drafter))  # type: ignore[arg-type]
 

@@ -71,7 +71,7 @@ class CountingRunner:
         assert all(len(w.pages) * PAGE >= w.base + spec.steps for w in requests)
         return [
             DraftTree(
-                [(int(w.hidden) + i) % VOCAB for i in range(spec.steps)], list(range(-1, spec.steps - 1))
+                [(int(w.last) + i) % VOCAB for i in range(spec.steps)], list(range(-1, spec.steps - 1))
             )
             for w in requests
         ]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import Span
-from eyas.engine.models.table import read_head
+from eyas.engine.models.heads import read_head
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 

@@ -9,6 +9,7 @@ import torch
 
 from eyas.engine.kernels.paths import compact, gather_path
 from eyas.engine.kernels.rounds import FACTS, Verdicts
+from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from tests.unit.rounds_rig import DEVICE, PAGE, Case, new_extension, random_case
 
@@ -38,7 +39,7 @@ def test_compact_is_the_pools_move(heads: int, dim: int, dtype: torch.dtype) -> 
     for seed in range(4):
         case = random_case(seed, WIDTH)
         pages = case.tables.pages.numel()
-        pool = KvPool(PoolShape(pages, 2, PAGE, heads, dim, dtype, DEVICE))
+        pool = KvPool(PoolShape(KvFormat(2, heads, dim), pages, PAGE, dtype, DEVICE))
         pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=torch.Generator().manual_seed(seed)))
         twin = KvPool(pool.shape)
         twin.tensor.copy_(pool.tensor)
@@ -62,7 +63,7 @@ def test_a_source_that_is_also_a_target() -> None:
     case = random_case(0, WIDTH, batch=2)
     slot = case.slots[0]
     case.tables.length[slot] = 4
-    pool = KvPool(PoolShape(case.tables.pages.numel(), 1, PAGE, 1, 4, device=DEVICE))
+    pool = KvPool(PoolShape(KvFormat(1, 1, 4), case.tables.pages.numel(), PAGE, device=DEVICE))
     rows = [case.row(slot, i) for i in range(6)]
     place = [(row // PAGE, 0, 0, row % PAGE) for row in rows]
     for i, at in enumerate(place):

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from eyas.common.errors import ConfigError
+from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path, sweep_stale
 
-SHAPE = PoolShape(pages=4, layers=3, page_size=4, kv_heads=2, head_dim=8)
+SHAPE = PoolShape(KvFormat(layers=3, kv_heads=2, head_dim=8), pages=4, page_size=4)
 
 
 def filled() -> KvPool:
@@ -66,7 +67,7 @@ def test_another_mapping_of_the_file_sees_whole_pages(tmp_path: Path) -> None:
 
 
 def test_a_pool_that_does_not_fit_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
-    huge = PoolShape(pages=1 << 40, layers=3, page_size=16, kv_heads=2, head_dim=64)
+    huge = PoolShape(KvFormat(3, 2, 64), pages=1 << 40, page_size=16)
     with pytest.raises(ConfigError, match="cannot hold a KV pool"):
         KvPool(huge, tmp_path / "pool")
     assert not list(tmp_path.iterdir())

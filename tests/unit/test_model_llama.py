@@ -116,11 +116,13 @@ def test_captured_states_are_layer_inputs(tmp_path: Path) -> None:
     tokens = prompt(20)
     rig = Rig(folder)
     hidden, captured = rig.forward([Span(rig.table(20), 0, 20)], tokens, capture=(0, 2, 4, 5))
+    model = reference(folder)
     with torch.no_grad():
-        states = reference(folder).model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        states = model.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
     wanted = torch.cat([states[i][0] for i in (0, 2, 4, 5)], dim=-1)
     assert (captured - wanted).abs().max() < 1e-4
-    assert (hidden - states[-1][0]).abs().max() < 1e-4
+    with torch.no_grad():
+        assert (model.model.norm(hidden) - states[-1][0]).abs().max() < 1e-4
 
 
 LENGTH = 203

@@ -19,7 +19,7 @@ from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.eagle3 import strip_prefix
+from eyas.engine.models.eagle3 import spelling
 from eyas.engine.models.fused import FusedLlama, LayerContext
 from eyas.engine.models.fused_eagle3 import FusedEagle3
 from eyas.engine.parallel.group import ProcessGroup
@@ -167,14 +167,14 @@ def same_forwards(target: Path, first: int) -> None:
     with FolderWeights(target) as weights:
         model = FusedLlama(rig.config, weights, twin.fabric)
     for rounds, chunks, spans, tokens in Steps(rig, first):
-        normed, expected = rig.forward(spans, tokens.tolist(), CAPTURE)
+        residual, expected = rig.forward(spans, tokens.tolist(), CAPTURE)
         rows = with_tokens(twin.rows(rounds, chunks), tokens.tolist())
         x, captured = model.forward(rows, twin.pool, CAPTURE)
         assert close(captured, expected[: rows.count])
         assert torch.equal(x, captured[:, -rig.config.hidden_size :])
         assert same_rows_written(twin.pool, rig.pool)
         picked = [rows.count - 1, 0]
-        assert close(model.logits(x, int32(picked)), rig.model.logits(normed[picked]))
+        assert close(model.logits(x, int32(picked)), rig.model.logits(residual, torch.tensor(picked)))
 
 
 @pytest.mark.parametrize("draft_vocab", [None, 48], ids=["shared", "own_head"])
@@ -188,7 +188,7 @@ def test_a_head_is_a_head(target: Path, tmp_path: Path, first: int, draft_vocab:
     twin = Twin(plain.config.decoder, plain.pool, tables)
     with FolderWeights(target) as weights:
         model = FusedLlama(rig.config, weights, twin.fabric)
-    with FolderWeights(folder, strip_prefix) as weights:
+    with FolderWeights(folder, spelling) as weights:
         head = FusedEagle3(plain.config, weights, model, twin.fabric)
     assert head.capture_layers == CAPTURE
     for rounds, chunks, spans, tokens in Steps(rig, first):

@@ -18,6 +18,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.batch.spans import Span
+from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import PoolShape
 from tests.unit.loopback import Loopback, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
@@ -118,7 +119,7 @@ def test_prompts_stay_where_the_kernels_cannot_be_built(
     """It is said once, and the build is not asked again."""
     monkeypatch.setattr(Build, "failed", True)
     build = Build(torch.float32, 16, "cpu")
-    prompts = PromptAttention(Attention(4, PoolShape(1, LAYERS, 16, 2, 16), build))
+    prompts = PromptAttention(Attention(4, PoolShape(KvFormat(LAYERS, 2, 16), 1, 16), build))
     assert [prompts.plan([Span((0,), 0, 1)]) for _ in range(4)] == [False] * 4
     assert (Attention.planned, build.asked) == ([], Build.asks)
     assert [record.message for record in caplog.records] == [

@@ -1,6 +1,7 @@
 """The seam of attention: `plan` on the host once a forward, `run` on the device once a layer.
 
-It knows sequences as page tables and logical rows; it knows nothing of requests, tokens or layers.
+It knows sequences as page tables and logical rows, and a layer as its `AttentionSpec`; it knows nothing of
+requests or tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from eyas.engine.batch.spans import Span
+from eyas.engine.checkpoint.config import AttentionSpec
 
 
 class Plan(ABC):  # noqa: B024 (a backend's own record: only its backend looks inside)
@@ -27,9 +29,10 @@ class AttentionBackend(ABC):
         """Host work of a forward whose rows are those of `spans`, in order."""
 
     @abstractmethod
-    def run(self, q: torch.Tensor, layer_pool: torch.Tensor, plan: Plan) -> torch.Tensor:
+    def run(self, q: torch.Tensor, layer_pool: torch.Tensor, plan: Plan, spec: AttentionSpec) -> torch.Tensor:
         """q [R, heads, dim] over layer_pool [pages, 2, page_size, kv_heads, dim] -> [R, heads, dim].
 
-        The rows' own keys and values are already in the pool. R may exceed the plan's rows by padding up to
-        a multiple of 8; results there are finite and mean nothing.
+        `spec`: the layer's scale, window and soft cap; a row at place p of its path sees the places from
+        p - window + 1 on. The rows' own keys and values are already in the pool. R may exceed the plan's
+        rows by padding up to a multiple of 8; results there are finite and mean nothing.
         """

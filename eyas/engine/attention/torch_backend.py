@@ -4,20 +4,24 @@ Batch-invariant: a row's result has the same bits whether it is computed alone, 
 chunk, in a chain or as a tree node. Keys are taken in blocks of 64 along the query's own path; a *tile* of
 up to 8 rows of one key head meets a block in a matrix product of one fixed shape; the blocks' sums are added
 in path order. The softmax's maximum is exact in any order, and a block that a row does not see adds
-exact zeros, so neither tile mates nor their longer paths leave a trace.
+exact zeros, so neither tile mates nor their longer paths leave a trace. Blocks are cut at multiples of 64 of
+the path, whatever the window: a layer with one leaves out the blocks that none of a tile's rows sees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
 
 from eyas.engine.attention.base import AttentionBackend, Plan
+from eyas.engine.attention.soft_cap import soft_cap
 from eyas.engine.batch.blocks import padded_rows
 from eyas.engine.batch.spans import Span
+from eyas.engine.checkpoint.config import AttentionSpec, ModelConfig
 from eyas.engine.kv.pool import PoolShape
 
 BLOCK = 64
@@ -27,9 +31,10 @@ _GATHER_BYTES = 1 << 25  # bound on the keys and values copied for one part of a
 
 @dataclass(frozen=True)
 class _Tile:
-    """Queries row .. row + count - 1 of a step; the first sees `visible` keys, each later one more.
+    """Queries row .. row + count - 1 of a step; the first stands after `visible` keys, each later one more.
 
-    Key j of the path is logical row j below `straight`, else tail[j - straight].
+    Key j of the path is logical row j below `straight`, else tail[j - straight]. `first`: the first block
+    with a key that one of them sees.
     """
 
     pages: Sequence[int]
@@ -38,6 +43,7 @@ class _Tile:
     visible: int
     straight: int
     tail: tuple[int, ...] = ()
+    first: int = 0
 
     @property
     def keys(self) -> int:
@@ -45,13 +51,17 @@ class _Tile:
 
     @property
     def blocks(self) -> int:
-        return -(-self.keys // BLOCK)
+        return -(-self.keys // BLOCK) - self.first
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Tiles computed together: `pairs` (tile, block) pairs over as many first blocks of a part's keys."""
+    """Tiles computed together: `pairs` (tile, block) pairs over as many blocks of a part's keys.
 
+    `at`: the first of these blocks, counted in the part.
+    """
+
+    at: int
     pairs: int
     tiles: int
     queries: torch.Tensor  # int64 [pairs * kv_heads * tile rows], into q viewed as [R * heads, dim]
@@ -69,53 +79,73 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class TorchPlan(Plan):
+class _View:
+    """What rows see through one window."""
+
     parts: tuple[_Part, ...]
     rows: torch.Tensor  # int64 [padded R * heads]: where each query head's result is among the tiles'
 
 
-class TorchAttention(AttentionBackend):
-    """For `heads` query heads over a pool of the given shape; computes in float32 wherever the pool is."""
+@dataclass(frozen=True)
+class TorchPlan(Plan):
+    """`views`: one for each window that a layer has."""
 
-    def __init__(self, heads: int, shape: PoolShape) -> None:
+    views: Mapping[int, _View]
+
+
+class TorchAttention(AttentionBackend):
+    """For `heads` query heads over a pool of the given shape; computes in float32 wherever the pool is.
+
+    `windows`: those of the layers that will `run`.
+    """
+
+    def __init__(self, heads: int, shape: PoolShape, windows: Iterable[int] = (0,)) -> None:
         self._heads = heads
         self._shape = shape
+        self._windows = frozenset(windows)
         self._group = heads // shape.kv_heads
         self._tile_rows = padded_rows(self._group)
         self._queries = self._tile_rows // self._group
-        self._scale = shape.head_dim**-0.5
         self.device = shape.device
 
+    @classmethod
+    def of(cls, config: ModelConfig, shape: PoolShape) -> Self:
+        """For all layers of a decoder."""
+        return cls(config.num_heads, shape, {layer.attention.window for layer in config.layers})
+
     def plan(self, spans: Sequence[Span]) -> TorchPlan:
+        return TorchPlan({window: self._view(spans, window) for window in self._windows})
+
+    def _view(self, spans: Sequence[Span], window: int) -> _View:
         parts, order = [], []
         short: list[_Tile] = []
         row = 0
         for span in spans:
-            tiles = list(self._tiles(span, row))
+            tiles = [_seen(tile, window) for tile in self._tiles(span, row)]
             row += span.count
             if span.paths is None and len(tiles) > _TILES_SHARING_KEYS:
-                parts.append(self._shared_part(tiles))
+                parts.append(self._shared_part(tiles, window))
                 order += tiles
             else:
                 short += tiles
         for batch in self._batches(short):
-            parts.append(self._batched_part(batch))
+            parts.append(self._batched_part(batch, window))
             order += batch
-        return TorchPlan(tuple(parts), self._result_rows(order, row))
+        return _View(tuple(parts), self._result_rows(order, row))
 
-    def run(self, q: torch.Tensor, layer_pool: torch.Tensor, plan: Plan) -> torch.Tensor:
+    def run(self, q: torch.Tensor, layer_pool: torch.Tensor, plan: Plan, spec: AttentionSpec) -> torch.Tensor:
         assert isinstance(plan, TorchPlan)
-        dim = self._shape.head_dim
+        view, dim, kv_heads = plan.views[spec.window], self._shape.head_dim, self._shape.kv_heads
         rows = self._as_rows(layer_pool)
         q_rows = q.reshape(-1, dim).float()
         results = []
-        for part in plan.parts:
-            keys, values = rows.index_select(0, part.gather).float().view(2, -1, BLOCK, dim).unbind()
+        for part in view.parts:
+            gathered = rows.index_select(0, part.gather).float().view(2, -1, BLOCK, dim)
             for group in part.groups:
-                blocks = group.pairs * self._shape.kv_heads
-                results.append(self._attend(q_rows, keys[:blocks], values[:blocks], group))
+                seen = gathered[:, group.at * kv_heads : (group.at + group.pairs) * kv_heads]
+                results.append(self._attend(q_rows, seen, group, spec))
         found = results[0] if len(results) == 1 else torch.cat(results)
-        return found.index_select(0, plan.rows[: q_rows.shape[0]]).view_as(q).to(q.dtype)
+        return found.index_select(0, view.rows[: q_rows.shape[0]]).view_as(q).to(q.dtype)
 
     def _as_rows(self, layer_pool: torch.Tensor) -> torch.Tensor:
         """The memory of one layer's view, and what lies between its pages, as rows of [dim]."""
@@ -125,12 +155,17 @@ class TorchAttention(AttentionBackend):
         return layer_pool.as_strided((rows, shape.head_dim), (shape.head_dim, 1))
 
     def _attend(
-        self, q_rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: _Group
+        self, q_rows: torch.Tensor, seen: torch.Tensor, group: _Group, spec: AttentionSpec
     ) -> torch.Tensor:
-        """keys, values [pairs * kv_heads, BLOCK, dim] -> results [tiles * kv_heads * tile rows, dim]."""
+        """`seen`: keys, values [2, pairs * kv_heads, BLOCK, dim] -> [tiles * kv_heads * tile rows, dim]."""
+        keys, values = seen.unbind()
         pairs, tiles, dim = group.pairs, group.tiles, self._shape.head_dim
         queries = q_rows.index_select(0, group.queries).view(-1, self._tile_rows, dim)
-        scores = torch.baddbmm(group.mask, queries, keys.transpose(1, 2), alpha=self._scale)
+        if spec.soft_cap:
+            raw = torch.bmm(queries, keys.transpose(1, 2)).mul_(spec.scale)
+            scores = soft_cap(raw, spec.soft_cap).add_(group.mask)
+        else:
+            scores = torch.baddbmm(group.mask, queries, keys.transpose(1, 2), alpha=spec.scale)
         peaks = scores.amax(-1).view(pairs, -1).index_select(0, group.pairs_of)
         peak = peaks.view(tiles, -1, peaks.shape[-1]).amax(1)
         weights = scores.sub_(peak.index_select(0, group.tile_of).view(-1, self._tile_rows, 1)).exp_()
@@ -165,13 +200,15 @@ class TorchAttention(AttentionBackend):
         if batch:
             yield batch
 
-    def _batched_part(self, tiles: Sequence[_Tile]) -> _Part:
+    def _batched_part(self, tiles: Sequence[_Tile], window: int) -> _Part:
         """Every tile brings its own keys; all are computed at once."""
-        return _Part(self._gather(tiles), (self._group_of(tiles),))
+        return _Part(self._gather(tiles), (self._group_of(tiles, window),))
 
-    def _shared_part(self, tiles: Sequence[_Tile]) -> _Part:
-        """Tiles of one causal span: each reads a beginning of the keys that the last one reads."""
-        return _Part(self._gather(tiles[-1:]), tuple(self._group_of([tile]) for tile in tiles))
+    def _shared_part(self, tiles: Sequence[_Tile], window: int) -> _Part:
+        """Tiles of one causal span: each reads some of the keys from the first one's first to the last's."""
+        first = tiles[0].first
+        groups = tuple(self._group_of([tile], window, at=tile.first - first) for tile in tiles)
+        return _Part(self._gather([replace(tiles[-1], first=first)]), groups)
 
     def _gather(self, tiles: Sequence[_Tile]) -> torch.Tensor:
         """Where the keys and values of the tiles' blocks are, in a layer viewed as rows of [dim]."""
@@ -190,7 +227,7 @@ class TorchAttention(AttentionBackend):
         values = heads + size * shape.kv_heads
         return self._tensor(np.stack((heads, values)).reshape(-1))
 
-    def _group_of(self, tiles: Sequence[_Tile]) -> _Group:
+    def _group_of(self, tiles: Sequence[_Tile], window: int, at: int = 0) -> _Group:
         """A tile's matrix row m is query min(m // group, count - 1), query head m % group of the key head."""
         tile_of, block_of = _pairs(tiles)
         blocks = np.array([tile.blocks for tile in tiles])
@@ -200,11 +237,14 @@ class TorchAttention(AttentionBackend):
         queries = ((_column(tiles, "row") + query) * self._heads)[:, None, :] + heads
         visible = _column(tiles, "visible") + query  # [tiles, tile rows]
         key = block_of[:, None, None] * BLOCK + np.arange(BLOCK)
-        mask = np.where(key < visible[tile_of][:, :, None], np.float32(0), np.float32(-np.inf))
+        after = key - visible[tile_of][:, :, None]  # below 0: the row's own key, and those before it
+        sees = after < 0 if not window else (after < 0) & (after >= -window)
+        mask = np.where(sees, np.float32(0), np.float32(-np.inf))
         first = np.cumsum(blocks) - blocks
         step = np.arange(blocks.max())
         pairs_of = first[:, None] + np.where(step < blocks[:, None], step, 0)
         return _Group(
+            at=at,
             pairs=len(tile_of),
             tiles=len(tiles),
             queries=self._tensor(queries[tile_of].reshape(-1)),
@@ -229,9 +269,14 @@ class TorchAttention(AttentionBackend):
 
 def _pairs(tiles: Sequence[_Tile]) -> tuple[np.ndarray, np.ndarray]:
     """The (tile, block) pairs of `tiles`, tile by tile, blocks ascending: two int64 [pairs]."""
-    blocks = np.array([tile.blocks for tile in tiles])
+    blocks, first = (np.array([getattr(tile, name) for tile in tiles]) for name in ("blocks", "first"))
     tile_of = np.repeat(np.arange(len(tiles)), blocks)
-    return tile_of, np.arange(len(tile_of)) - (np.cumsum(blocks) - blocks)[tile_of]
+    return tile_of, np.arange(len(tile_of)) - (np.cumsum(blocks) - blocks)[tile_of] + first[tile_of]
+
+
+def _seen(tile: _Tile, window: int) -> _Tile:
+    """Without the blocks before its first query's window; 0: it sees all keys."""
+    return replace(tile, first=max(tile.visible - window, 0) // BLOCK) if window else tile
 
 
 def _column(tiles: Sequence[_Tile], name: str) -> np.ndarray:

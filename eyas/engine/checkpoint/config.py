@@ -255,7 +255,11 @@ class DraftConfig:
     @cached_property
     def fingerprint(self) -> str:
         """Hex digest of the head; compared between the workers that share draft KV or features."""
-        fields = {"algorithm": self.algorithm, "decoder": self.decoder.meaning}
-        fields |= {"outputs": self.draft_vocab_size, "taps": self.capture_layers}
+        meaning = {
+            "algorithm": self.algorithm,
+            "decoder": self.decoder.meaning,
+            "outputs": self.draft_vocab_size,
+            "taps": self.capture_layers,
+        }
         files = [] if self.decoder.load_format == "dummy" else weight_files(self.folder)
-        return fingerprint(fields, files)
+        return fingerprint(meaning, files)

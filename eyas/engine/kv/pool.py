@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from eyas.common.errors import ConfigError
+from eyas.engine.kv.format import KvFormat
 
 SHARED_MEMORY = Path("/dev/shm")
 _POOL_NAME = re.compile(r"eyas-(\d+)-[0-9a-f]+-\w+")
@@ -26,23 +27,33 @@ _POOL_NAME = re.compile(r"eyas-(\d+)-[0-9a-f]+-\w+")
 class PoolShape:
     """Sizes of a pool; the tensor is [pages, layers, 2 (K, V), page_size, kv_heads, head_dim]."""
 
+    format: KvFormat
     pages: int
-    layers: int
     page_size: int
-    kv_heads: int
-    head_dim: int
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
 
     @property
+    def layers(self) -> int:
+        return self.format.layers
+
+    @property
+    def kv_heads(self) -> int:
+        return self.format.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.format.head_dim
+
+    @property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
-        return self.pages, self.layers, 2, self.page_size, self.kv_heads, self.head_dim
+        fields, heads, elements = self.format.slot
+        return self.pages, self.format.layers, fields, self.page_size, heads, elements
 
     @property
     def page_bytes(self) -> int:
         """All layers of one page, which is one contiguous block."""
-        row = self.kv_heads * self.head_dim * self.dtype.itemsize
-        return self.layers * 2 * self.page_size * row
+        return self.page_size * self.format.row_bytes(self.dtype.itemsize)
 
     @property
     def nbytes(self) -> int:

@@ -1,20 +1,24 @@
-"""The gated feed-forward block (SwiGLU)."""
+"""The gated feed-forward block: SwiGLU, GeGLU."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 
+from eyas.engine.checkpoint.config import FeedForwardSpec
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.layers.linear import Linear, in_blocks
 
 
-class SwiGlu:
-    """down(silu(gate(x)) * up(x)), gate and up fused into one product."""
+class GatedMlp:
+    """down(activation(gate(x)) * up(x)), gate and up fused into one product."""
 
-    def __init__(self, weights: Weights, prefix: str, hidden: int, inner: int) -> None:
-        names = [f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"]
+    def __init__(self, spec: FeedForwardSpec, weights: Weights, prefix: str, hidden: int) -> None:
+        names, inner = [f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"], spec.width
         self._gate_up = Linear(weights.stack(names, [inner, inner], hidden))
         self._down = Linear(weights.take(f"{prefix}.down_proj.weight", (hidden, inner)))
+        self._turned = {"silu": _silu, "gelu_tanh": _gelu_tanh}[spec.activation]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, hidden] -> [R, hidden]."""
@@ -23,6 +27,16 @@ class SwiGlu:
 
     def _block(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self._gate_up(x).chunk(2, dim=-1)
-        # Not F.silu: its vector body and scalar tail round differently, so a value's bits would depend on
-        # where in the tensor it stands. exp, products and quotients do not have that fault.
-        return self._down((gate * up).div_(torch.exp(-gate).add_(1.0)))
+        # Each activation is gate / (1 + exp(turned gate)). Not F.silu, nor F.gelu: their vector bodies and
+        # scalar tails round differently, so a value's bits would depend on where in the tensor it stands.
+        # exp, products and quotients do not have that fault.
+        return self._down((gate * up).div_(self._turned(gate).exp_().add_(1.0)))
+
+
+def _silu(gate: torch.Tensor) -> torch.Tensor:
+    return -gate
+
+
+def _gelu_tanh(gate: torch.Tensor) -> torch.Tensor:
+    """gate * (1 + tanh(t)) / 2 is gate / (1 + exp(-2 t)), t = sqrt(2 / pi) * (gate + 0.044715 gate ** 3)."""
+    return (gate * gate).mul_(0.044715).add_(1.0).mul_(gate).mul_(-2.0 * math.sqrt(2.0 / math.pi))

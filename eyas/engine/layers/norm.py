@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.weights import Weights
+
 
 class RmsNorm:
-    """Scales each row of the last dimension to unit root mean square, times a gain."""
+    """Scales each row of the last dimension to unit root mean square, times a gain, in its precision."""
 
     def __init__(self, gain: torch.Tensor, eps: float) -> None:
         self._gain = gain
         self._eps = eps
 
+    @classmethod
+    def load(cls, config: ModelConfig, weights: Weights, name: str, size: int) -> Self:
+        """The norm whose gain is stored as `name`, less the model's offset.
+
+        With an offset the gain is float32: near 1 a shorter type would lose the digits that are stored.
+        """
+        if config.norm_offset == 0.0:
+            return cls(weights.take(name, (size,)), config.norm_eps)
+        return cls(weights.take(name, (size,), torch.float32) + config.norm_offset, config.norm_eps)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self._gain.shape, self._gain, self._eps)
+        return F.rms_norm(x.to(self._gain.dtype), self._gain.shape, self._gain, self._eps).to(x.dtype)

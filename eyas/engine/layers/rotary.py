@@ -20,7 +20,6 @@ class Rotary:
     """Rotates heads of width `head_dim` at positions below `length` (and those of drafts just beyond)."""
 
     def __init__(self, rope: Rope, head_dim: int, length: int, device: str = "cpu") -> None:
-        self._half = head_dim // 2
         cos, sin = tables(rope, head_dim, length)
         self._cos = cos.repeat(1, 2).to(device)
         # The sign of the rotated half is folded in, so that applying takes one roll and no concatenation.
@@ -30,28 +29,41 @@ class Rotary:
         """cos and signed sin for positions int64 [R], each [R, 1, head_dim]; once per forward."""
         return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
 
-    def rotate(self, x: torch.Tensor, angles: Angles) -> torch.Tensor:
+    @staticmethod
+    def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
         """x [R, heads, head_dim] rotated in float32, as a new contiguous tensor of x's precision."""
         cos, sin = angles
         wide = x.float()
-        return torch.roll(wide, self._half, -1).mul_(sin).add_(wide * cos).to(x.dtype)
+        return torch.roll(wide, x.shape[-1] // 2, -1).mul_(sin).add_(wide * cos).to(x.dtype)
 
 
 def tables(rope: Rope, head_dim: int, length: int) -> Angles:
-    """cos and sin of every position below `length` and of those of drafts just beyond, [.., head_dim / 2]."""
+    """cos and sin of every position below `length` and of those of drafts just beyond, [.., head_dim / 2].
+
+    `length`: of the context that is served. Both are multiplied by the attention factor.
+    """
     places = torch.arange(length + _BEYOND, dtype=torch.float32)
-    angles = torch.outer(places, _frequencies(rope, head_dim))
-    return angles.cos(), angles.sin()
+    angles = torch.outer(places, _frequencies(rope, head_dim, length))
+    cos, sin = angles.cos(), angles.sin()
+    if rope.attention_factor != 1.0:
+        return cos * rope.attention_factor, sin * rope.attention_factor
+    return cos, sin
 
 
-def _frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+def _frequencies(rope: Rope, head_dim: int, length: int) -> torch.Tensor:
     """Radians per position of each pair, float32 [head_dim / 2]."""
+    theta = rope.theta
+    if rope.kind == "dynamic":
+        stretch = rope.factor * max(length, rope.original_context) / rope.original_context - (rope.factor - 1)
+        theta *= stretch ** (head_dim / (head_dim - 2))
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
-    plain = 1.0 / rope.theta**exponents
+    plain = 1.0 / theta**exponents
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "llama3":
         return _llama3(rope, plain)
+    if rope.kind == "yarn":
+        return _yarn(rope, plain)
     return plain
 
 
@@ -61,3 +73,20 @@ def _llama3(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = kept.clamp(0.0, 1.0)
     return (1 - kept) * plain / rope.factor + kept * plain
+
+
+def _yarn(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
+    """As llama3, blended by the pair's number: from the one of beta_fast turns to the one of beta_slow."""
+    head_dim = 2 * plain.shape[0]
+
+    def pair_of(turns: float) -> float:
+        """The number, not a whole one, of the pair that turns so often within the original context."""
+        return head_dim * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_of(rope.beta_fast), pair_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = torch.arange(plain.shape[0], dtype=torch.float32).sub(low).div(max(high - low, 0.001))
+    stretched = ramp.clamp(0.0, 1.0)
+    return stretched * plain / rope.factor + (1 - stretched) * plain

@@ -40,8 +40,9 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
 from eyas.engine.loop.engine import Engine, Parts
 from eyas.engine.loop.plain_runner import Runner
+from eyas.engine.models.base import FeatureTap
 from eyas.engine.models.decoder import Decoder, EmbeddingAndHead
-from eyas.engine.models.eagle3 import Eagle3Capture, Eagle3Head
+from eyas.engine.models.heads import head_family
 from eyas.engine.scheduling.scheduler import Limits, Scheduler
 from eyas.engine.speculation.colocated import ColocatedDrafter
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
@@ -114,7 +115,7 @@ def _plain_core(loaded: EngineSpec) -> _Core:
     pool = loaded.pool(KvKind.TARGET)
     drafts_here = loaded.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(config.roles))
     draft_runner = _draft_runner(loaded, model.ends) if drafts_here else None
-    runner = Runner(model, pool, backend, _capture(loaded) if loaded.head else None)
+    runner = Runner(model, pool, backend, _tap(loaded) if loaded.head else None)
     drafter = _drafter(config, draft_runner, target.vocab_size)
     round_rows = loaded.round_rows if drafter else 1
     return _Core(
@@ -210,14 +211,14 @@ def _draft_runner(loaded: EngineSpec, ends: EmbeddingAndHead) -> DraftRunner:
     assert loaded.head is not None
     backend = loaded.backend(KvKind.DRAFT)
     with loaded.weights(KvKind.DRAFT) as weights:
-        head = Eagle3Head(loaded.head, weights, ends, backend)
+        head = head_family(loaded.head.algorithm).load_draft(loaded.head, weights, ends, backend)
     return DraftRunner(head, loaded.pool(KvKind.DRAFT), backend)
 
 
-def _capture(loaded: EngineSpec) -> Eagle3Capture:
+def _tap(loaded: EngineSpec) -> FeatureTap:
     assert loaded.head is not None
     with loaded.weights(KvKind.DRAFT) as weights:
-        return Eagle3Capture(loaded.head, weights)
+        return head_family(loaded.head.algorithm).load_tap(loaded.head, weights)
 
 
 def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size: int) -> Drafter | None:

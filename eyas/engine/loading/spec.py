@@ -12,14 +12,16 @@ from typing import Self
 import torch
 
 from eyas.common.config import EngineConfig
+from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
 from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path
-from eyas.engine.models.eagle3 import strip_prefix
-from eyas.engine.models.table import read_head, read_model
+from eyas.engine.models.fused import refusal
+from eyas.engine.models.heads import head_family, read_head
+from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
 from kv_transfer.layout import Geometry, PageMeaning
 
@@ -46,6 +48,8 @@ class EngineSpec:
             head = read_head(config.draft, target, config.load_format)
         for decoder in [target] if head is None else [target, head.decoder]:
             config_of_rank(decoder, config.tensor_parallel_size)
+            if config.attention_backend != "torch":
+                _check_implemented(decoder)
         return cls(config, target, head, epoch)
 
     def with_pages(self, num_pages: int) -> Self:
@@ -59,18 +63,17 @@ class EngineSpec:
         return dataclasses.replace(self, config=dataclasses.replace(self.config, device=device), rank=rank)
 
     def backend(self, group: KvKind) -> AttentionBackend:
-        return TorchAttention(self.decoder(group).num_heads, self.shape(group))
+        return TorchAttention.of(self.decoder(group), self.shape(group))
 
     @contextlib.contextmanager
     def weights(self, group: KvKind) -> Iterator[Weights]:
         """The tensors of the target, or of the head in its official spelling."""
-        folder = self.decoder(group).folder
+        head = self.head if group is KvKind.DRAFT else None
         if self.config.load_format == "dummy":
-            optional = self.head.dummy_tensors if self.head and group is KvKind.DRAFT else frozenset()
-            yield DummyWeights(placement=self.placement, optional=optional)
+            yield DummyWeights(placement=self.placement, optional=head.dummy_tensors if head else frozenset())
             return
-        spelling = strip_prefix if group is KvKind.DRAFT else str
-        with FolderWeights(folder, spelling, self.placement) as weights:
+        spelling = head_family(head.algorithm).spelling if head else str
+        with FolderWeights(self.decoder(group).folder, spelling, self.placement) as weights:
             yield weights
 
     @property
@@ -86,14 +89,11 @@ class EngineSpec:
         return KvPool(shape, new_pool_path(group.value, Path(self.config.pool_dir)))
 
     def shape(self, group: KvKind) -> PoolShape:
-        decoder = self.share(group)
         assert self.config.num_pages is not None
         return PoolShape(
+            format=self.decoder(group).kv_format.of_rank(self.config.tensor_parallel_size),
             pages=self.config.num_pages,
-            layers=decoder.num_layers,
             page_size=self.config.page_size,
-            kv_heads=decoder.num_kv_heads,
-            head_dim=decoder.head_dim,
             dtype=self.placement.dtype,
             device=self.placement.device,
         )
@@ -133,9 +133,9 @@ class EngineSpec:
         return Geometry(
             pages=shape.pages,
             page_size=shape.page_size,
-            layers=shape.layers,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
+            layers=shape.format.layers,
+            kv_heads=shape.format.kv_heads,
+            head_dim=shape.format.head_dim,
             dtype=str(shape.dtype).removeprefix("torch."),
         )
 
@@ -149,7 +149,17 @@ class EngineSpec:
             group=group,
             dtype=geometry.dtype,
             layers=geometry.layers,
-            kv_heads=decoder.num_kv_heads,
+            kv_heads=decoder.kv_format.kv_heads,
             head_dim=geometry.head_dim,
             rope=decoder.rope_meaning,
         ).hash()
+
+
+def _check_implemented(decoder: ModelConfig) -> None:
+    """Raises ConfigError for what the device path would run by other equations than the model's."""
+    if why := refusal(decoder):
+        raise ConfigError(
+            f"{decoder.architecture} of {decoder.folder} has no implementation for a GPU: {why} "
+            "(--attention-backend torch serves it slowly)",
+            param="attention-backend",
+        )

@@ -13,14 +13,13 @@ import torch
 
 from eyas.common.types import PromptLogprobs, TokenLogprob
 from eyas.engine.attention.base import AttentionBackend
-from eyas.engine.attention.forward import build_batch
+from eyas.engine.attention.forward import ForwardBatch, build_batch
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.spans import Span
 from eyas.engine.batch.stopping import banned_ids
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.decoder import Decoder
-from eyas.engine.models.eagle3 import Eagle3Capture
+from eyas.engine.models.base import DecoderModel, FeatureTap
 from eyas.engine.sampling.sampler import Row, Sampled, sample
 from eyas.engine.sampling.scores import score_slices
 
@@ -44,24 +43,24 @@ class Output:
 class Runner:
     def __init__(
         self,
-        model: Decoder,
+        model: DecoderModel[ForwardBatch],
         pool: KvPool,
         backend: AttentionBackend,
-        capture: Eagle3Capture | None,
+        tap: FeatureTap | None,
     ) -> None:
         self.model = model
         self.pool = pool
         self._backend = backend
-        self._capture = capture
+        self._tap = tap
         self._eos_ids = model.config.eos_token_ids
 
     @torch.inference_mode()
     def run(self, works: SequenceOf[Work]) -> list[Output]:
         tokens = [t for work in works for t in work.tokens]
         batch = build_batch([_span(w) for w in works], tokens, self.pool.page_size, self._backend)
-        layers = self._capture.layers if self._capture else ()
-        hidden, captured = self.model.forward(batch, self.pool, layers)
-        features = self._capture.features(captured) if self._capture else None
+        layers = self._tap.layers if self._tap else ()
+        residual, tapped = self.model.forward(batch, self.pool, layers)
+        features = self._tap.features(tapped) if self._tap else None
 
         picked: list[int] = []
         rows: list[Row] = []
@@ -73,20 +72,23 @@ class Runner:
             counts.append(len(mine))
             picked += _picked(work, first, len(mine))
             first += len(work.tokens)
-        sampled = sample(self.model.logits(hidden[picked]), rows) if rows else Sampled([], [])
+        sampled = Sampled([], [])
+        if rows:
+            places = torch.tensor(picked, device=residual.device)
+            sampled = sample(self.model.logits(residual, places), rows)
         outputs = _outputs(works, counts, sampled, features)
-        return self._scored(outputs, hidden)
+        return self._scored(outputs, residual)
 
-    def _scored(self, outputs: list[Output], hidden: torch.Tensor) -> list[Output]:
+    def _scored(self, outputs: list[Output], residual: torch.Tensor) -> list[Output]:
         """With the log-probabilities of the prompts' rows that somebody asked for."""
         first = 0
         for i, out in enumerate(outputs):
             asked = out.work.asked(first)
             first += len(out.work.tokens)
             if asked is not None:
-                rows = torch.tensor(asked.places, device=hidden.device)
-                tokens = torch.tensor(asked.tokens, device=hidden.device)
-                found = score_slices(rows, tokens, asked.top, lambda some: self.model.logits(hidden[some]))
+                rows = torch.tensor(asked.places, device=residual.device)
+                tokens = torch.tensor(asked.tokens, device=residual.device)
+                found = score_slices(rows, tokens, asked.top, lambda some: self.model.logits(residual, some))
                 outputs[i] = replace(out, scores=(asked, found.packed()))
         return outputs
 

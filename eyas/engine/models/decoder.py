@@ -1,7 +1,12 @@
-"""The Llama family: Llama 2 / 3, Mistral, Qwen2 and Qwen3 dense (they differ in biases and head norms)."""
+"""The plain decoder: any `ModelConfig` in torch operations whose rows do not depend on their company.
+
+It is the specification that the device path is held to. It knows specifications, never families: what is
+special about one is a number or a name there, and a block of `eyas.engine.layers` that serves it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,12 +14,14 @@ import torch.nn.functional as F
 
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
-from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.attention.soft_cap import soft_cap
+from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, Rope
 from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.attention import Attention, Step
 from eyas.engine.layers.linear import Linear, pad_rows
-from eyas.engine.layers.mlp import SwiGlu
+from eyas.engine.layers.mlp import GatedMlp
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.layers.rotary import Rotary
 
@@ -35,54 +42,92 @@ class EmbeddingAndHead:
 
 
 class _Layer:
-    def __init__(self, config: ModelConfig, weights: Weights, prefix: str) -> None:
-        hidden, eps = config.hidden_size, config.norm_eps
-        self.input_norm = RmsNorm(weights.take(f"{prefix}.input_layernorm.weight", (hidden,)), eps)
-        self.attention = Attention(config, weights, f"{prefix}.self_attn", hidden)
-        self.mlp_norm = RmsNorm(weights.take(f"{prefix}.post_attention_layernorm.weight", (hidden,)), eps)
-        self.mlp = SwiGlu(weights, f"{prefix}.mlp", hidden, config.intermediate_size)
+    def __init__(self, config: ModelConfig, spec: LayerSpec, weights: Weights, prefix: str) -> None:
+        hidden, norms = config.hidden_size, spec.norms
+
+        def norm(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+            return RmsNorm.load(config, weights, f"{prefix}.{name}.weight", hidden) if name else _unchanged
+
+        self._attention = Attention(config, spec.attention, weights, f"{prefix}.self_attn", hidden)
+        self._mlp = GatedMlp(spec.feed_forward, weights, f"{prefix}.mlp", hidden)
+        self._before_attention, self._after_attention = (
+            norm(norms.before_attention),
+            norm(norms.after_attention),
+        )
+        self._before_mlp, self._after_mlp = norm(norms.before_feed_forward), norm(norms.after_feed_forward)
+
+    def __call__(self, x: torch.Tensor, layer: int, step: Step) -> torch.Tensor:
+        """The residual rows [R, hidden] that enter it, the pool's `layer`-th -> those that leave it."""
+        x = x + self._after_attention(self._attention(self._before_attention(x), layer, step))
+        x += self._after_mlp(self._mlp(self._before_mlp(x)))
+        return x
 
 
 class Decoder:
-    """A decoder over a paged pool. It takes its tensors from `weights` and keeps no state between calls."""
+    """A `DecoderModel` over a paged pool. It takes its tensors from `weights`; no state between calls."""
 
     def __init__(self, config: ModelConfig, weights: Weights, backend: AttentionBackend) -> None:
         self.config = config
         self.ends = EmbeddingAndHead.load(config, weights)
-        self._layers = [_Layer(config, weights, f"model.layers.{i}") for i in range(config.num_layers)]
-        self._norm = RmsNorm(weights.take("model.norm.weight", (config.hidden_size,)), config.norm_eps)
-        device = weights.placement.device
-        self._rotary = Rotary(config.rope, config.head_dim, config.context_length, device)
+        self._layers = [
+            _Layer(config, spec, weights, f"model.layers.{i}") for i, spec in enumerate(config.layers)
+        ]
+        self._norm = RmsNorm.load(config, weights, "model.norm.weight", config.hidden_size)
+        self._rotaries = rotaries(config, weights.placement.device)
         self._backend = backend
+
+    @property
+    def kv_format(self) -> KvFormat:
+        return self.config.kv_format
 
     @torch.inference_mode()
     def forward(
-        self, batch: ForwardBatch, pool: KvPool, capture: tuple[int, ...] = ()
+        self, rows: ForwardBatch, pool: KvPool, taps: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs the batch's R rows and writes their KV.
+        """Runs R rows and writes their KV.
 
-        Returns the hidden states after the final norm [R, hidden], and [R, len(capture) * hidden]: the
-        residual stream entering each captured layer, before any norm (past the last: leaving it).
+        Returns the residual rows that leave the last layer [R, hidden], before any norm, and
+        [R, len(taps) * hidden]: those that enter each tapped layer (past the last: leave it).
         """
-        rows = batch.tokens.shape[0]
-        x = F.embedding(pad_rows(batch.tokens), self.ends.embedding)
-        captured = x.new_empty(rows, len(capture), x.shape[1])
-        angles = self._rotary.angles(pad_rows(batch.positions))
-        step = Step(pool, pool.slots(batch.kv_rows), batch.plan, angles)
+        count = rows.tokens.shape[0]
+        x = F.embedding(pad_rows(rows.tokens), self.ends.embedding)
+        if self.config.embedding_scale != 1.0:
+            x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)
+        tapped = x.new_empty(count, len(taps), x.shape[1])
+        step = step_of(rows, pool, self._rotaries, self._backend)
         for i, layer in enumerate(self._layers):
-            _keep(captured, capture, i, x)
-            x = x + layer.attention(layer.input_norm(x), i, step, self._rotary, self._backend)
-            x += layer.mlp(layer.mlp_norm(x))
-        _keep(captured, capture, len(self._layers), x)
-        return self._norm(x)[:rows], captured.view(rows, -1)
+            _keep(tapped, taps, i, x)
+            x = layer(x, i, step)
+        _keep(tapped, taps, len(self._layers), x)
+        return x[:count], tapped.view(count, -1)
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [r, hidden] after the final norm -> float32 [r, vocab]."""
-        return self.ends.lm_head(hidden).float()
+    def logits(self, residual: torch.Tensor, picked: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows as `forward` gave them, all or those `picked` (int64 [r]) -> float32 [r, vocab]."""
+        logits = self.ends.lm_head(self._norm(residual if picked is None else residual[picked])).float()
+        return soft_cap(logits, self.config.logit_soft_cap) if self.config.logit_soft_cap else logits
 
 
-def _keep(captured: torch.Tensor, capture: tuple[int, ...], layer: int, x: torch.Tensor) -> None:
-    for place, wanted in enumerate(capture):
+def rotaries(config: ModelConfig, device: str) -> dict[Rope, Rotary]:
+    """The tables of each RoPE that a layer has."""
+    ropes = dict.fromkeys(layer.attention.rope for layer in config.layers)
+    return {rope: Rotary(rope, config.head_dim, config.context_length, device) for rope in ropes}
+
+
+def step_of(
+    rows: ForwardBatch, pool: KvPool, rotaries: dict[Rope, Rotary], backend: AttentionBackend
+) -> Step:
+    """What the layers of one forward of `rows` share."""
+    positions = pad_rows(rows.positions)
+    angles = {rope: rotary.angles(positions) for rope, rotary in rotaries.items()}
+    return Step(pool, pool.slots(rows.kv_rows), rows.plan, angles, backend)
+
+
+def _unchanged(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _keep(tapped: torch.Tensor, taps: tuple[int, ...], layer: int, x: torch.Tensor) -> None:
+    for place, wanted in enumerate(taps):
         if wanted == layer:
-            captured[:, place] = x[: captured.shape[0]]
+            tapped[:, place] = x[: tapped.shape[0]]

@@ -1,7 +1,7 @@
-"""EAGLE-3 heads in two halves: `Eagle3Capture` beside the target, `Eagle3Head` wherever drafts are made.
+"""EAGLE-3 heads: recognised by their tensors, tapped beside the target, one decoder layer that drafts.
 
-One feature row a committed token passes between them. Draft row i joins (feature of position i, token
-i + 1) and stands at RoPE position i; who shifts the tokens is the drafter's business.
+The feature is made of three of the target's residual streams; the draft model joins it with the embedding of
+the next token (EAGLE-3, section 3.1).
 """
 
 from __future__ import annotations
@@ -19,20 +19,72 @@ from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.folder import tensor_shapes
 from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.layers.attention import Attention, Step
+from eyas.engine.layers.attention import Attention
 from eyas.engine.layers.linear import Linear, pad_rows
-from eyas.engine.layers.mlp import SwiGlu
+from eyas.engine.layers.mlp import GatedMlp
 from eyas.engine.layers.norm import RmsNorm
-from eyas.engine.layers.rotary import Rotary
 from eyas.engine.models import llama
-from eyas.engine.models.decoder import EmbeddingAndHead
-from eyas.engine.models.keys import Raw
-from eyas.engine.models.table import describe
+from eyas.engine.models.base import Drafted
+from eyas.engine.models.decoder import EmbeddingAndHead, rotaries, step_of
+from eyas.engine.models.keys import Raw, describe
+
+NAME = "an EAGLE-3 head"
 
 
-class Eagle3Capture:
-    """The target's side: which layers' inputs are captured, and how they become one feature."""
+def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str) -> DraftConfig | None:
+    """The head of these tensors; None if they are another kind's. ConfigError if it does not fit `target`.
+
+    A "dummy" one has no tensors yet: it is an EAGLE-3 head of the sizes in its config.json.
+    """
+    captured = _capture_layers(raw, target.num_layers)
+    shapes = {}
+    if load_format != "dummy":
+        shapes = {spelling(name): shape for name, shape in tensor_shapes(folder).items()}
+        if not _is_eagle3(shapes, int(raw["hidden_size"]), len(captured)):
+            return None
+    decoder = describe(llama, raw, folder)
+    # Some heads state their target's depth; and rows go as far as the target's, whatever the head saw.
+    context = max(decoder.context_length, target.context_length)
+    window = int(raw.get("sliding_window") or 0) if raw.get("use_sliding_window", True) else 0
+    rules = [
+        (not raw.get("norm_before_residual"), "norm_before_residual is not supported"),
+        (decoder.hidden_size == target.hidden_size, "its hidden_size is not the target's"),
+        (decoder.vocab_size == target.vocab_size, "its vocab_size is not the target's"),
+        (not 0 < window < context, "its sliding_window is shorter than the context"),
+        (all(0 <= i <= target.num_layers for i in captured), f"the target has no layers {captured}"),
+    ]
+    for holds, complaint in rules:
+        if not holds:
+            raise ConfigError(f"draft head {folder}: {complaint}")
+    layers = decoder.layers[:1]
+    decoder = dataclasses.replace(decoder, layers=layers, context_length=context, load_format=load_format)
+    return _config(decoder, captured, shapes.get("lm_head.weight") or (raw.get("draft_vocab_size"),))
+
+
+def _config(decoder: ModelConfig, captured: tuple[int, ...], head: tuple[int | None, ...]) -> DraftConfig:
+    """`head`: the shape of an lm_head of its own; nothing is known of one that it does not have."""
+    outputs = int(head[0] or decoder.vocab_size)
+    shared = outputs == decoder.vocab_size
+    return DraftConfig(
+        folder=decoder.folder,
+        algorithm="eagle3",
+        decoder=decoder,
+        draft_vocab_size=outputs,
+        capture_layers=captured,
+        dummy_tensors=frozenset(() if shared else ("lm_head.weight", "d2t")),
+    )
+
+
+def spelling(name: str) -> str:
+    """A stored tensor's name in the official spelling: no `model.` prefix, `midlayer.` for layer 0."""
+    name = name.removeprefix("model.")
+    return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
+
+
+class Eagle3Tap:
+    """Which layers' inputs are tapped, and how they become one feature."""
 
     def __init__(self, config: DraftConfig, weights: Weights) -> None:
         hidden, count = config.decoder.hidden_size, len(config.capture_layers)
@@ -40,32 +92,32 @@ class Eagle3Capture:
         self._fc = Linear(weights.take("fc.weight", (hidden, count * hidden)))
         self._norms = []
         if "fc_norm.0.weight" in weights:
-            gains = [weights.take(f"fc_norm.{i}.weight", (hidden,)) for i in range(count)]
-            self._norms = [RmsNorm(gain, config.decoder.norm_eps) for gain in gains]
+            names = [f"fc_norm.{i}.weight" for i in range(count)]
+            self._norms = [RmsNorm.load(config.decoder, weights, name, hidden) for name in names]
 
     @torch.inference_mode()
-    def features(self, captured: torch.Tensor) -> torch.Tensor:
-        """captured [R, layers * hidden], low to high -> features [R, hidden]."""
+    def features(self, tapped: torch.Tensor) -> torch.Tensor:
+        """tapped [R, layers * hidden], low to high -> features [R, hidden]."""
         if self._norms:
-            chunks = captured.chunk(len(self._norms), dim=-1)
-            captured = torch.cat([norm(c) for norm, c in zip(self._norms, chunks, strict=True)], dim=-1)
-        return self._fc(captured)
+            chunks = tapped.chunk(len(self._norms), dim=-1)
+            tapped = torch.cat([norm(c) for norm, c in zip(self._norms, chunks, strict=True)], dim=-1)
+        return self._fc(tapped)
 
 
-class Eagle3Head:
-    """The drafter's side: one decoder layer over [token embedding ; feature]."""
+class Eagle3Draft:
+    """One decoder layer over [token embedding ; feature]."""
 
     def __init__(
         self, config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
     ) -> None:
         """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
-        decoder = config.decoder
-        hidden, eps = decoder.hidden_size, decoder.norm_eps
+        decoder, spec = config.decoder, config.decoder.layers[0]
+        hidden = decoder.hidden_size
 
         def norm(name: str) -> RmsNorm:
-            return RmsNorm(weights.take(name, (hidden,)), eps)
+            return RmsNorm.load(decoder, weights, name, hidden)
 
-        self.config = config
+        self.kv_format: KvFormat = config.kv_format
         self.token_map = token_map(config, weights)
         self._embedding = ends.embedding
         if "embed_tokens.weight" in weights:
@@ -75,36 +127,44 @@ class Eagle3Head:
             self._lm_head = Linear(weights.take("lm_head.weight", (config.draft_vocab_size, hidden)))
         self._token_norm = norm("midlayer.input_layernorm.weight")
         self._feature_norm = norm("midlayer.hidden_norm.weight")
-        self._attention = Attention(decoder, weights, "midlayer.self_attn", 2 * hidden)
+        self._attention = Attention(decoder, spec.attention, weights, "midlayer.self_attn", 2 * hidden)
         self._mlp_norm = norm("midlayer.post_attention_layernorm.weight")
-        self._mlp = SwiGlu(weights, "midlayer.mlp", hidden, decoder.intermediate_size)
+        self._mlp = GatedMlp(spec.feed_forward, weights, "midlayer.mlp", hidden)
         self._norm = norm("norm.weight")
-        device = weights.placement.device
-        self._rotary = Rotary(decoder.rope, decoder.head_dim, decoder.context_length, device)
+        self._rotaries = rotaries(decoder, weights.placement.device)
         self._backend = backend
 
     @torch.inference_mode()
     def forward(
-        self, features: torch.Tensor, tokens: torch.Tensor, batch: ForwardBatch, pool: KvPool
-    ) -> torch.Tensor:
+        self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardBatch, pool: KvPool
+    ) -> Drafted:
         """features [R, hidden] joined with tokens int64 [R] -> hidden [R, hidden], before the head's norm.
 
-        The result is both what `logits` takes and the feature of the next, recurrent row.
+        That is both what `logits` takes and the feature of the next, recurrent row.
         """
-        rows = tokens.shape[0]
+        count = tokens.shape[0]
         x = pad_rows(features)
         embedded = F.embedding(pad_rows(tokens), self._embedding)
         joined = torch.cat((self._token_norm(embedded), self._feature_norm(x)), dim=-1)
-        angles = self._rotary.angles(pad_rows(batch.positions))
-        step = Step(pool, pool.slots(batch.kv_rows), batch.plan, angles)
-        x = x + self._attention(joined, 0, step, self._rotary, self._backend)
+        step = step_of(rows, pool, self._rotaries, self._backend)
+        x = x + self._attention(joined, 0, step)
         x += self._mlp(self._mlp_norm(x))
-        return x[:rows]
+        return Drafted(x[:count], x[:count])
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [r, hidden] as `forward` gave it -> float32 [r, draft vocab]."""
-        return self._lm_head(self._norm(hidden)).float()
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [r, hidden] as `forward` gave them -> float32 [r, draft vocab]."""
+        return self._lm_head(self._norm(rows)).float()
+
+
+def load_tap(config: DraftConfig, weights: Weights) -> Eagle3Tap:
+    return Eagle3Tap(config, weights)
+
+
+def load_draft(
+    config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
+) -> Eagle3Draft:
+    return Eagle3Draft(config, weights, ends, backend)
 
 
 def token_map(config: DraftConfig, weights: Weights) -> torch.Tensor | None:
@@ -118,50 +178,6 @@ def token_map(config: DraftConfig, weights: Weights) -> torch.Tensor | None:
     if not bool(((token_map >= 0) & (token_map < vocab)).all()):
         raise ConfigError(f"d2t of draft head {config.folder} maps outside the target's {vocab} ids")
     return token_map.to(weights.placement.device)
-
-
-def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str) -> DraftConfig:
-    """Recognises a head by its tensors. Raises ConfigError if it does not fit `target`.
-
-    A "dummy" one has no tensors yet: it is an EAGLE-3 head of the sizes in its config.json.
-    """
-    dummy = load_format == "dummy"
-    stored = {} if dummy else tensor_shapes(folder)
-    shapes = {strip_prefix(name): shape for name, shape in stored.items()}
-    decoder = describe(llama, raw, folder)
-    # Some heads state their target's depth; and rows go as far as the target's, whatever the head saw.
-    context = max(decoder.context_length, target.context_length)
-    layers = decoder.layers[:1]
-    decoder = dataclasses.replace(decoder, layers=layers, context_length=context, load_format=load_format)
-    window = int(raw.get("sliding_window") or 0) if raw.get("use_sliding_window", True) else 0
-    captured = _capture_layers(raw, target.num_layers)
-    rules = [
-        (dummy or _is_eagle3(shapes, decoder.hidden_size, len(captured)), "it is not an EAGLE-3 head"),
-        (not raw.get("norm_before_residual"), "norm_before_residual is not supported"),
-        (decoder.hidden_size == target.hidden_size, "its hidden_size is not the target's"),
-        (decoder.vocab_size == target.vocab_size, "its vocab_size is not the target's"),
-        (not 0 < window < context, "its sliding_window is shorter than the context"),
-        (all(0 <= i <= target.num_layers for i in captured), f"the target has no layers {captured}"),
-    ]
-    for holds, complaint in rules:
-        if not holds:
-            raise ConfigError(f"draft head {folder}: {complaint}")
-    outputs = raw.get("draft_vocab_size") if dummy else shapes.get("lm_head.weight", (None,))[0]
-    outputs = int(outputs or target.vocab_size)
-    return DraftConfig(
-        folder=folder,
-        algorithm="eagle3",
-        decoder=decoder,
-        draft_vocab_size=outputs,
-        capture_layers=captured,
-        dummy_tensors=frozenset(() if outputs == target.vocab_size else ("lm_head.weight", "d2t")),
-    )
-
-
-def strip_prefix(name: str) -> str:
-    """A head's tensor name in the official spelling: no `model.` prefix, `midlayer.` for layer 0."""
-    name = name.removeprefix("model.")
-    return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
 
 
 def _is_eagle3(shapes: Mapping[str, tuple[int, ...]], hidden: int, captured: int) -> bool:

@@ -1,8 +1,8 @@
 """The keys of a config.json that families share, read into specifications.
 
 A family's file puts these together and adds what is its own. It knows spellings and defaults as transformers
-has them; a missing key is a KeyError and a value of the wrong kind a TypeError or ValueError, which
-`eyas.engine.models.table` turns into one sentence.
+has them. A missing key is a KeyError and a value of the wrong kind a TypeError or ValueError, of which
+`describe` makes one sentence.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import (
@@ -25,6 +25,23 @@ from eyas.engine.checkpoint.config import (
 
 Raw = Mapping[str, Any]
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+class Family(Protocol):
+    """What the module of a family holds."""
+
+    def describe(self, raw: Raw, folder: Path) -> ModelConfig:
+        """The model of a config.json. Raises what reading a dict raises, and ConfigError."""
+
+
+def describe(family: Family, raw: Raw, folder: Path) -> ModelConfig:
+    """As `family` reads it; a key that is missing or unusable is a ConfigError."""
+    try:
+        return family.describe(raw, folder)
+    except KeyError as missing:
+        raise ConfigError(f"config.json of {folder} has no {missing.args[0]}") from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"config.json of {folder} holds a value of the wrong kind: {error}") from None
 
 
 def attention(raw: Raw, rope: Rope | None = None) -> AttentionSpec:
@@ -96,15 +113,16 @@ def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_
     if kind == "default":
         return Rope(theta=theta)
     if kind == "linear":
-        return Rope(theta=theta, kind=kind, factor=float(scaling["factor"]))
+        return Rope(theta=theta, kind="linear", factor=float(scaling["factor"]))
     context = int(raw.get("max_position_embeddings", 2048))
     if kind == "dynamic":
-        return Rope(theta=theta, kind=kind, factor=float(scaling["factor"]), original_context=context)
+        factor = float(scaling["factor"])
+        return Rope(theta=theta, kind="dynamic", factor=factor, original_context=context)
     original = int(scaling.get("original_max_position_embeddings") or context)
     if kind == "llama3":
         return Rope(
             theta=theta,
-            kind=kind,
+            kind="llama3",
             factor=float(scaling["factor"]),
             low_freq_factor=float(scaling["low_freq_factor"]),
             high_freq_factor=float(scaling["high_freq_factor"]),
@@ -114,7 +132,7 @@ def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_
         factor = float(scaling.get("factor") or context / original)
         return Rope(
             theta=theta,
-            kind=kind,
+            kind="yarn",
             factor=factor,
             original_context=original,
             beta_fast=float(scaling.get("beta_fast") or 32.0),

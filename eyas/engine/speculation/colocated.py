@@ -30,9 +30,9 @@ class ColocatedDrafter(Drafter):
     def post(self, commits: SequenceOf[Commit]) -> None:
         if not commits:
             return
-        hidden = self._runner.extend([Extension(c.seq.pages, c.base, c.tokens, c.features) for c in commits])
+        drafted = self._runner.extend([Extension(c.seq.pages, c.base, c.tokens, c.features) for c in commits])
         requests, owners = [], []
-        for commit, last in zip(commits, hidden, strict=True):
+        for commit, last in zip(commits, drafted, strict=True):
             seq = commit.seq
             seq.draft_len = commit.base + len(commit.tokens)
             if commit.propose:

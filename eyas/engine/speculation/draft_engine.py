@@ -150,10 +150,10 @@ class DraftEngine:
 
     def _draft(self, spec: SpeculationConfig, group: list[tuple[Key, _Followed]]) -> None:
         extensions = [self._extension(followed) for _, followed in group]
-        hidden = self._parts.runner.extend(extensions)
+        drafted = self._parts.runner.extend(extensions)
         requests = [
             DraftRequest(f.pages, f.rows, last, f.open.params, f.open.choice, offset=f.first)
-            for (_, f), last in zip(group, hidden, strict=True)
+            for (_, f), last in zip(group, drafted, strict=True)
         ]
         trees = self._parts.runner.propose(requests, spec)
         for ((peer, seq), followed), tree in zip(group, trees, strict=True):

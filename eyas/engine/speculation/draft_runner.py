@@ -1,8 +1,7 @@
 """Runs a draft head over paged draft KV: extends sequences by certain rows, then proposes from the last one.
 
 Used alike by the colocated drafter and by the draft service. It knows pages, features and tokens; it does
-not know where they came from. Draft row i is (feature of position i, token i + 1), at RoPE position i
-(EAGLE, section 3; EAGLE-3, section 3.1).
+not know where they came from, nor which kind of head it is.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ import torch
 from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.attention.base import AttentionBackend
-from eyas.engine.attention.forward import build_batch
+from eyas.engine.attention.forward import ForwardBatch, build_batch
 from eyas.engine.batch.spans import Span
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.eagle3 import Eagle3Head
+from eyas.engine.models.base import Drafted, DraftModel
 from eyas.engine.sampling.sampler import Row, draft_probabilities, perturbed
 from eyas.engine.speculation.expansion import TreeExpansion
 
@@ -40,18 +39,18 @@ class Extension:
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """A proposal wanted below row `base` (the root token's); `hidden` [width] is row base - 1's output."""
+    """A proposal wanted below row `base` (the root token's); `last` is what row base - 1 gave."""
 
     pages: SequenceOf[int]
     base: int
-    hidden: torch.Tensor
+    last: Drafted
     params: SamplingParams
     choice: int
     offset: int = 0
 
 
 class DraftRunner:
-    def __init__(self, head: Eagle3Head, pool: KvPool, backend: AttentionBackend) -> None:
+    def __init__(self, head: DraftModel[ForwardBatch], pool: KvPool, backend: AttentionBackend) -> None:
         self._head = head
         self._pool = pool
         self._backend = backend
@@ -60,73 +59,78 @@ class DraftRunner:
     def pool(self) -> KvPool:
         return self._pool
 
-    def extend(self, extensions: SequenceOf[Extension]) -> list[torch.Tensor]:
-        """Write the draft KV of the rows; the head's output [width] at each sequence's last row."""
+    def extend(self, extensions: SequenceOf[Extension]) -> list[Drafted]:
+        """Write the draft KV of the rows; what the head gave for each sequence's last row."""
         spans = [Span(e.pages, e.base, len(e.tokens), offset=e.offset) for e in extensions]
         tokens = [t for e in extensions for t in e.tokens]
-        hidden = self._forward(spans, tokens, torch.cat([e.features for e in extensions]))
+        drafted = self._forward(spans, tokens, torch.cat([e.features for e in extensions]))
         ends = torch.tensor([len(e.tokens) for e in extensions]).cumsum(0) - 1
-        return list(hidden[ends])
+        return [Drafted(*last) for last in zip(drafted.rows[ends], drafted.features[ends], strict=True)]
 
     def propose(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
         """One draft a wish: a chain of spec.steps tokens, or a tree of spec.draft_tokens - 1 nodes."""
         return self._trees(requests, spec) if spec.topk > 1 else self._chains(requests, spec.steps)
 
     def _chains(self, requests: SequenceOf[DraftRequest], steps: int) -> list[DraftTree]:
-        hidden = torch.stack([w.hidden for w in requests])
+        last = _stacked(requests)
         drafted: list[list[int]] = []
         for step in range(steps):
-            logits = self._head.logits(hidden)
+            logits = self._head.logits(last.rows)
             rows = [_row(w, w.offset + w.base + 1 + step) for w in requests]
             best = perturbed(logits, rows, self._head.token_map).argmax(-1)
             drafted.append(self._targets(best).tolist())
             if step + 1 < steps:
                 spans = [Span(w.pages, w.base + step, 1, offset=w.offset) for w in requests]
-                hidden = self._forward(spans, drafted[-1], hidden)
+                last = self._forward(spans, drafted[-1], last.features)
         parents = list(range(-1, steps - 1))
         return [DraftTree(list(tokens), parents) for tokens in zip(*drafted, strict=True)]
 
     def _trees(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
         """EAGLE-2: every level runs the k best nodes of each sequence, k rows a sequence."""
         growing = [TreeExpansion(spec.topk, spec.draft_tokens) for _ in requests]
-        hidden = torch.stack([w.hidden for w in requests])  # [sequences (x k), width]
+        last = _stacked(requests)  # rows of sequences (x k)
         for level in range(spec.steps):
-            probs, ids = draft_probabilities(self._head.logits(hidden)).topk(spec.topk)
+            probs, ids = draft_probabilities(self._head.logits(last.rows)).topk(spec.topk)
             tokens = self._targets(ids).view(len(requests), -1, spec.topk).tolist()
             scores = probs.view(len(requests), -1, spec.topk).tolist()
             for tree, t, s in zip(growing, tokens, scores, strict=True):
                 tree.grow(t, s)
             if level + 1 < spec.steps:
-                hidden = self._level(requests, growing, hidden, level)
+                last = self._level(requests, growing, last.features)
         return [tree.select() for tree in growing]
 
     def _level(
         self,
         requests: SequenceOf[DraftRequest],
         growing: SequenceOf[TreeExpansion],
-        hidden: torch.Tensor,
-        level: int,
-    ) -> torch.Tensor:
-        """Run the frontier below `level`: node g of level l is written at row base + l * k + g."""
+        features: torch.Tensor,
+    ) -> Drafted:
+        """Run the frontier: node g of level l is written at row base + l * k + g.
+
+        `features`: of the level above, those of one sequence after those of another.
+        """
         spans, tokens, sources = [], [], []
-        width = hidden.shape[0] // len(requests)
+        width = features.shape[0] // len(requests)
         for i, (request, tree) in enumerate(zip(requests, growing, strict=True)):
             frontier = tree.frontier()
             paths = tuple(tuple(request.base + row for row in node.rows) for node in frontier)
             spans.append(Span(request.pages, request.base, len(frontier), paths, request.offset))
             tokens += [node.token for node in frontier]
             sources += [i * width + node.parent_slot for node in frontier]
-        return self._forward(spans, tokens, hidden[torch.tensor(sources)])
+        return self._forward(spans, tokens, features[torch.tensor(sources)])
 
-    def _forward(
-        self, spans: SequenceOf[Span], tokens: SequenceOf[int], features: torch.Tensor
-    ) -> torch.Tensor:
+    def _forward(self, spans: SequenceOf[Span], tokens: SequenceOf[int], features: torch.Tensor) -> Drafted:
         batch = build_batch(spans, tokens, self._pool.page_size, self._backend)
         return self._head.forward(features, batch.tokens, batch, self._pool)
 
     def _targets(self, ids: torch.Tensor) -> torch.Tensor:
         """Draft-vocabulary ids to target ids."""
         return ids if self._head.token_map is None else self._head.token_map[ids]
+
+
+def _stacked(requests: SequenceOf[DraftRequest]) -> Drafted:
+    rows, features = zip(*(request.last for request in requests), strict=True)
+    return Drafted(torch.stack(rows), torch.stack(features))
 
 
 def _row(request: DraftRequest, position: int) -> Row:

@@ -1,0 +1,77 @@
+"""What the loop, the drafters and the start know of models and draft heads; nothing else of them is called.
+
+A model is a `DecoderModel`. A head is two things: a `FeatureTap` beside the target, and a `DraftModel`
+wherever drafts are made. One feature row per committed token passes between them. The rows of a forward are a
+`ForwardBatch` of `eyas.engine.attention.forward` in plain torch, `eyas.engine.batch.rows.Rows` on a device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.kv.format import KvFormat
+from eyas.engine.kv.pool import KvPool
+
+RowsT = TypeVar("RowsT", contravariant=True)
+
+
+class DecoderModel(Protocol[RowsT]):
+    """A target model over a paged pool. It keeps no state between calls."""
+
+    config: ModelConfig
+
+    @property
+    def kv_format(self) -> KvFormat:
+        """Of the pool that `forward` takes."""
+
+    def forward(
+        self, rows: RowsT, pool: KvPool, taps: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Runs R rows and writes their KV.
+
+        Returns the residual rows, for `logits`, and [R, len(taps) * hidden]: the residual rows entering each
+        tapped layer, before any norm (past the last: leaving it).
+        """
+
+    def logits(self, residual: torch.Tensor, picked: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows as `forward` gave them, all or those `picked` (integers [r]) -> float32 [r, vocab]."""
+
+
+class FeatureTap(Protocol):
+    """A head's half beside the target. `layers`: the taps that the target's `forward` is asked for."""
+
+    layers: tuple[int, ...]
+
+    def features(self, tapped: torch.Tensor) -> torch.Tensor:
+        """tapped [R, len(layers) * hidden], in the order of `layers` -> one feature row each, [R, width]."""
+
+
+class Drafted(NamedTuple):
+    """What a draft model makes of R rows: `rows` for its `logits`, `features` [R, width] for the next."""
+
+    rows: torch.Tensor
+    features: torch.Tensor
+
+
+class DraftModel(Protocol[RowsT]):
+    """A head's half that drafts, over a pool of its own.
+
+    Draft row i joins the feature of position i and the token of position i + 1, and stands at position i; who
+    shifts the tokens is the drafter's business. `token_map`: the target's id of each id that `logits` is
+    about, int64 [draft vocab]; None: they are the same.
+    """
+
+    token_map: torch.Tensor | None
+
+    @property
+    def kv_format(self) -> KvFormat:
+        """Of the pool that `forward` takes."""
+
+    def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: RowsT, pool: KvPool) -> Drafted:
+        """features [R, width] joined with tokens int64 [R]; writes the KV of `rows`."""
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """`Drafted.rows`, all or some [r, ...] -> float32 [r, draft vocab]."""

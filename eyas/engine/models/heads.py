@@ -1,0 +1,67 @@
+"""The draft heads that there are: one line per kind, naming the file that knows it.
+
+Which kind a folder holds is seen by its tensors, never by what its config.json calls itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Protocol, cast
+
+from eyas.common.errors import ConfigError
+from eyas.engine.attention.base import AttentionBackend
+from eyas.engine.attention.forward import ForwardBatch
+from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
+from eyas.engine.checkpoint.folder import read_config
+from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.models.base import DraftModel, FeatureTap
+from eyas.engine.models.decoder import EmbeddingAndHead
+from eyas.engine.models.keys import Raw
+
+HEADS = ("eagle3",)
+"""The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they are asked."""
+
+
+class HeadFamily(Protocol):
+    """What the module of a kind of head holds. `NAME`: with its article, for errors."""
+
+    NAME: str
+
+    def describe_head(
+        self, raw: Raw, folder: Path, target: ModelConfig, load_format: str
+    ) -> DraftConfig | None:
+        """The head of a folder whose config.json is `raw`; None if its tensors are another kind's.
+
+        With `load_format` "dummy" there are no tensors, and a kind says yes to any config.json that it could
+        be. Raises ConfigError if the head does not fit `target`.
+        """
+
+    def spelling(self, name: str) -> str:
+        """The name by which the head's classes ask for the tensor that is stored as `name`."""
+
+    def load_tap(self, config: DraftConfig, weights: Weights) -> FeatureTap:
+        """The half beside the target."""
+
+    def load_draft(
+        self, config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
+    ) -> DraftModel[ForwardBatch]:
+        """The half that drafts. `ends`: the target's, for a head without its own."""
+
+
+def read_head(folder: Path | str, target: ModelConfig, load_format: str = "auto") -> DraftConfig:
+    """The draft head that a folder holds. Raises ConfigError if it is none, or does not fit `target`."""
+    folder = Path(folder)
+    raw = read_config(folder)
+    kinds = [head_family(name) for name in HEADS]
+    for family in kinds:
+        config = family.describe_head(raw, folder, target, load_format)
+        if config is not None:
+            return config
+    names = " nor ".join(family.NAME for family in kinds)
+    raise ConfigError(f"draft head {folder}: it is not {names} (another kind: docs/adding-a-draft-head.md)")
+
+
+def head_family(algorithm: str) -> HeadFamily:
+    """The module that knows a kind of head, by its line in `HEADS`, which is `DraftConfig.algorithm`."""
+    return cast(HeadFamily, importlib.import_module(f"eyas.engine.models.{algorithm}"))
