@@ -70,9 +70,7 @@ class CountingRunner:
     def propose(self, requests, spec):
         assert all(len(w.pages) * PAGE >= w.base + spec.steps for w in requests)
         return [
-            DraftTree(
-                [(int(w.last) + i) % VOCAB for i in range(spec.steps)], list(range(-1, spec.steps - 1))
-            )
+            DraftTree([(int(w.last) + i) % VOCAB for i in range(spec.steps)], list(range(-1, spec.steps - 1)))
             for w in requests
         ]
 

@@ -81,8 +81,9 @@ class PrefillAttention:
     """Causal attention of prompt chunks: `plan` once a step, then `run` for each layer of that scale."""
 
     def __init__(self, heads: int, shape: PoolShape, scale: float, build: Fa3Build) -> None:
-        """`heads`: of the queries. `scale`: of the scores. 16 MiB of memory, half of it on the device, for each
-        plan in flight.
+        """`heads`: of the queries; `scale`: of the scores.
+
+        16 MiB of memory, half of it on the device, for each plan in flight.
         """
         self._heads, self._shape, self._scale, self._build = heads, shape, scale, build
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)

@@ -66,9 +66,7 @@ class PagedAttention:
             self._both(q, kv, rows, rows.rounds, out)
         return out.view(q.shape[0], -1)
 
-    def _both(
-        self, q: torch.Tensor, kv: PagedKv, rows: Rows, rounds: DecodeRows, out: torch.Tensor
-    ) -> None:
+    def _both(self, q: torch.Tensor, kv: PagedKv, rows: Rows, rounds: DecodeRows, out: torch.Tensor) -> None:
         """The chunks on the side, except for few rows: their products are launched one into the other."""
         first = rounds.rows
         chunks = partial(self._chunks, q[first:], kv, rows, out[first:])

@@ -18,7 +18,7 @@ from eyas.engine.device.step import StepShape
 from eyas.engine.kernels import paths, sample
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.fused import FusedLlama
+from eyas.engine.models.base import DeviceModel
 from eyas.engine.sampling.scores import SLICE
 from eyas.engine.speculation.device import CertainChunk, DeviceDrafter
 
@@ -31,7 +31,7 @@ class DeviceState:
     there is one; all others, and those of every graph, the tile kernel does.
     """
 
-    model: FusedLlama
+    model: DeviceModel
     pool: KvPool
     tables: Tables
     drafter: DeviceDrafter | None
@@ -121,8 +121,8 @@ class StepProgram:
             rounds = DecodeRows(part["slots"], starts, shape.width, mask if state.trees else None)
         tiles = part["tiles"].view(-1, 4) if shape.chunk else None
         rows = Rows(part["tokens"], part["positions"], part["kv_rows"], rounds, tiles, self._planned)
-        layers = state.drafter.capture_layers if state.drafter else ()
-        x, self._captured = state.model.forward(rows, state.pool, layers)
+        taps = state.drafter.taps if state.drafter else ()
+        x, self._tapped = state.model.forward(rows, state.pool, taps)
         self._rows = rows
         if shape.sampled:
             picked = part["picked"] if shape.chunk else None
@@ -152,7 +152,7 @@ class StepProgram:
             self._land(chosen[shape.round_rows :])
         if state.drafter is not None:
             batch = self._batch if shape.batch else None
-            state.drafter.follow(self._captured, batch, verdicts, self._chunk())
+            state.drafter.follow(self._tapped, batch, verdicts, self._chunk())
 
     def _verdict(self, chosen: torch.Tensor) -> round_kernels.Verdicts:
         state, shape = self._state, self._shape

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 import triton
 import triton.language as tl
+
+from eyas.engine.checkpoint.config import AttentionSpec
 
 LOG2_E = math.log2(math.e)
 
@@ -24,6 +27,10 @@ class Scores:
     scale: float
     window: int = 0
     soft_cap: float = 0.0
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> Self:
+        return cls(spec.scale, spec.window, spec.soft_cap)
 
     @property
     def factor(self) -> float:

@@ -19,8 +19,8 @@ from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
 from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path
-from eyas.engine.models.fused import refusal
 from eyas.engine.models.heads import head_family, read_head
+from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
 from kv_transfer.layout import Geometry, PageMeaning

@@ -1,8 +1,8 @@
-"""Any decoder on a GPU: the equations of `eyas.engine.models.decoder`, whose results are its test, in few kernels.
+"""Any decoder on a GPU: the equations of `eyas.engine.models.decoder`, whose results are its test.
 
-A layer is `eyas.engine.models.fused_layer`'s; here are the embedding, the way through all layers, the output
-head, and `refusal`, which says what of a configuration no kernel here computes. It knows specifications, never
-families; where a step's rows come from is `eyas.engine.device`'s business, how they attend is the attention's.
+A layer is `eyas.engine.models.fused_layer`'s; here are the embedding, the way through all layers, and the
+output head. It knows specifications, never families; where a step's rows come from is `eyas.engine.device`'s
+business, how they attend is the attention's.
 """
 
 from __future__ import annotations
@@ -10,13 +10,7 @@ from __future__ import annotations
 import torch
 
 from eyas.engine.batch.rows import Rows
-from eyas.engine.checkpoint.config import (
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    ModelConfig,
-    Norms,
-)
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels import skinny
@@ -33,15 +27,12 @@ from eyas.engine.models.fused_layer import (
 )
 from eyas.engine.parallel.shards import config_of_rank
 
-HEAD_DIMS = (16, 32, 64, 128, 256)
-SIDE = 16
-"""Of the smallest matrix instruction: all sides of a product are multiples of it."""
-
 
 class FusedDecoder:
-    """A `DeviceModel`: a decoder on one GPU, or one rank's share of it; `lm_head`: its rows of the vocabulary.
+    """A `DeviceModel`: a decoder on one GPU, or one rank's share of it.
 
-    `narrow_rows`: of how many rows, at most, a forward takes the narrow way through its layers.
+    `lm_head`: its rows of the vocabulary. `narrow_rows`: of how many rows, at most, a forward takes the
+    narrow way through its layers.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, context: LayerContext) -> None:
@@ -108,9 +99,7 @@ class FusedDecoder:
             residual = layer.narrow(source_of(residual, eps), residual, pool.layer(i), step)
         return residual.x
 
-    def _wide(
-        self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor
-    ) -> torch.Tensor:
+    def _wide(self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor) -> torch.Tensor:
         x, _ = row_kernels.embed(step.rows.tokens, self.embedding, scale=self.config.embedding_scale)
         residual = WideRows(x, torch.zeros_like(x))
         for i, layer in enumerate(self.layers):
@@ -133,38 +122,6 @@ def head_product(
     own = out if ranks == 1 else torch.empty(rows, columns, dtype=torch.float32, device=x.device)
     _head_columns(x, weight, own, context.launch)
     return context.group.all_gather_columns(own, out)
-
-
-def refusal(config: ModelConfig) -> str:
-    """What of a model, or of one rank's share of it, no kernel here computes, by name; "": all of it is."""
-    if type(config) is not ModelConfig:
-        return f"a model that is a {type(config).__name__}"
-    sizes = {"hidden_size": config.hidden_size, "vocabulary rows": config.vocab_size}
-    for layer in config.layers:
-        if why := _layer_refusal(layer):
-            return why
-        sizes["intermediate_size"] = layer.feed_forward.width
-        for name, size in sizes.items():
-            if size % SIDE:
-                return f"{name} {size} (a multiple of {SIDE} is needed)"
-    return ""
-
-
-def _layer_refusal(layer: LayerSpec) -> str:
-    known = {"attention": AttentionSpec, "feed_forward": FeedForwardSpec, "norms": Norms}
-    for part, kind in known.items():
-        if type(getattr(layer, part)) is not kind:
-            return f"layers whose {part.replace('_', '-')} is a {type(getattr(layer, part)).__name__}"
-    norms, attention, mlp = layer.norms, layer.attention, layer.feed_forward
-    if attention.head_dim not in HEAD_DIMS:
-        return f"heads of {attention.head_dim} ({', '.join(map(str, HEAD_DIMS))} are served)"
-    if mlp.activation not in ("silu", "gelu_tanh"):
-        return f"the activation {mlp.activation}"
-    if not (norms.before_attention and norms.before_feed_forward):
-        return "layers that read rows without a norm"
-    if bool(norms.after_attention) != bool(norms.after_feed_forward):
-        return "layers with a norm after one of their halves"
-    return ""
 
 
 def _head_columns(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, launch: skinny.Launch) -> None:

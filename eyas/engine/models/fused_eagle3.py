@@ -34,10 +34,8 @@ class FusedEagle3Tap:
     def features(self, tapped: torch.Tensor) -> torch.Tensor:
         """tapped [m, layers * hidden], low to high -> features [m, hidden]."""
         if self._gains is not None:
-            chunks = tapped.chunk(len(self._gains), dim=-1)
-            normed = [
-                row_kernels.norm(c.contiguous(), self._eps, g) for c, g in zip(chunks, self._gains, strict=True)
-            ]
+            pairs = zip(tapped.chunk(len(self._gains), dim=-1), self._gains, strict=True)
+            normed = [row_kernels.norm(chunk.contiguous(), self._eps, gain) for chunk, gain in pairs]
             tapped = torch.cat(normed, dim=-1, out=skinny.empty_padded(*tapped.shape, like=tapped))
         if tapped.shape[0] > skinny.MAX_ROWS:
             return torch.mm(tapped, self._fc.t())

@@ -167,7 +167,7 @@ class _Attention:
         self._qkv = skinny.QkvWeights(weight.mul_(gain), bias, norms)
         self._heads = row_kernels.Heads(spec.num_heads // ranks, spec.num_kv_heads // ranks, dim, norms)
         self._rope = spec.rope
-        self._scores = Scores(spec.scale, spec.window, spec.soft_cap)
+        self._scores = Scores.of(spec)
         self.out = weights.take_columns(f"{prefix}.o_proj.weight", (hidden, counts[0]))
         if spec.output_bias and weights.placement.rank == 0:  # once in the sum over the ranks
             self._out_bias = weights.take(f"{prefix}.o_proj.bias", (hidden,))
@@ -238,7 +238,7 @@ def _added(
 ) -> NarrowRows:
     """The residual plus x . weight^T over all ranks, or plus the norm of that with gain `post`.
 
-    Of one rank the product adds the residual; of several the sum over them; after a norm the kernel that norms.
+    The residual is added by the product, by the sum over several ranks, or by the kernel that norms.
     """
     source, launch, group = skinny.Source(x), step.context.launch, step.context.group
     rows, alone = residual.x, group.ranks == 1
