@@ -73,7 +73,7 @@ class _DraftStream:
     def __init__(self, engine: EngineClient, worker: str) -> None:
         self._engine = engine
         self._worker = worker
-        self._queue: deque[draft_pb2.DraftUp] = deque()
+        self._queue: deque[draft_pb2.DraftServiceSessionRequest] = deque()
         self._posted = asyncio.Event()
         self._down = True
         self._owed: list[DraftClose] = []  # closes of dropped batches: the worker must still hear them
@@ -163,8 +163,8 @@ class _DraftStream:
                 await self._posted.wait()
 
 
-def _up_to_pb(up: DraftUp, owed: list[DraftClose]) -> draft_pb2.DraftUp:
-    return draft_pb2.DraftUp(
+def _up_to_pb(up: DraftUp, owed: list[DraftClose]) -> draft_pb2.DraftServiceSessionRequest:
+    return draft_pb2.DraftServiceSessionRequest(
         opens=[_open_to_pb(o) for o in up.opens],
         commits=[_commit_to_pb(c) for c in up.commits],
         closes=[draft_pb2.DraftClose(seq=c.seq, generation=c.generation) for c in (*owed, *up.closes)],

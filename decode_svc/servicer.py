@@ -32,7 +32,7 @@ from eyas.engine.ipc.messages import (
 )
 from protos import decode_pb2, decode_pb2_grpc
 
-SERVICE = "eyas.v1.DecodeService"
+SERVICE = "eyas.internal.v1.DecodeService"
 HEARTBEAT_S = 1.0
 MAX_BUFFERED = 1024  # messages a gateway may be behind
 MAX_REQUESTS = 4096  # alive in one Session
@@ -49,8 +49,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
 
     async def Session(
-        self, request_iterator: AsyncIterator[decode_pb2.DecodeUp], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[decode_pb2.DecodeDown]:
+        self,
+        request_iterator: AsyncIterator[decode_pb2.DecodeServiceSessionRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[decode_pb2.DecodeServiceSessionResponse]:
         session = _Session(self._engine)
         tasks = [
             asyncio.create_task(session.read(request_iterator)),
@@ -73,7 +75,7 @@ class _Session:
         self._number = engine.open(self._on_event)
         self._alive: dict[str, set[int]] = {}  # engine id -> choices without an end
         self._ended: dict[str, None] = {}  # ids of ended requests, oldest first
-        self.buffer: StreamBuffer[decode_pb2.DecodeDown | None] = StreamBuffer(MAX_BUFFERED)
+        self.buffer: StreamBuffer[decode_pb2.DecodeServiceSessionResponse | None] = StreamBuffer(MAX_BUFFERED)
 
     def close(self) -> None:
         self._engine.close(self._number)
@@ -82,7 +84,7 @@ class _Session:
 
     # --- up -------------------------------------------------------------------------------------------
 
-    async def read(self, messages: AsyncIterator[decode_pb2.DecodeUp]) -> None:
+    async def read(self, messages: AsyncIterator[decode_pb2.DecodeServiceSessionRequest]) -> None:
         try:
             async for message in messages:
                 self._on_message(message)
@@ -90,7 +92,7 @@ class _Session:
         except Exception as error:
             self.buffer.end(error)  # raised again by the stream, where the interceptor maps it
 
-    def _on_message(self, message: decode_pb2.DecodeUp) -> None:
+    def _on_message(self, message: decode_pb2.DecodeServiceSessionRequest) -> None:
         match message.WhichOneof("message"):
             case "submit":
                 self._submit(message.submit)
@@ -158,12 +160,12 @@ class _Session:
                 pages_total=info.pages_total,
                 draining=not info.serving,
             )
-            self.buffer.put(decode_pb2.DecodeDown(heartbeat=beat))
+            self.buffer.put(decode_pb2.DecodeServiceSessionResponse(heartbeat=beat))
             await asyncio.sleep(HEARTBEAT_S)
 
     def _reject(self, id: str, attempt: int, error: EyasError) -> None:
         rejected = decode_pb2.Rejected(id=id, attempt=attempt, status=convert.error_to_pb(error))
-        self.buffer.put(decode_pb2.DecodeDown(rejected=rejected))
+        self.buffer.put(decode_pb2.DecodeServiceSessionResponse(rejected=rejected))
 
     def _on_event(self, event: Event) -> None:
         match event:
@@ -171,25 +173,29 @@ class _Session:
                 self.buffer.put(self._step(entries))
             case Admitted(id, attempt):
                 admitted = decode_pb2.Admitted(id=wire_id(id), attempt=attempt)
-                self.buffer.put(decode_pb2.DecodeDown(admitted=admitted))
+                self.buffer.put(decode_pb2.DecodeServiceSessionResponse(admitted=admitted))
             case Rejected(id, attempt, failure):
                 self._forget(id, None)
                 self._reject(wire_id(id), attempt, _error(failure))
             case Lost(id, attempt):
-                self.buffer.put(decode_pb2.DecodeDown(lost=decode_pb2.Lost(id=wire_id(id), attempt=attempt)))
+                self.buffer.put(
+                    decode_pb2.DecodeServiceSessionResponse(
+                        lost=decode_pb2.Lost(id=wire_id(id), attempt=attempt)
+                    )
+                )
             case Failed(id, attempt, failure, choice):
                 self._forget(id, choice)
                 status = convert.error_to_pb(_error(failure))
                 failed = decode_pb2.Failed(id=wire_id(id), attempt=attempt, choice=choice, status=status)
-                self.buffer.put(decode_pb2.DecodeDown(failed=failed))
+                self.buffer.put(decode_pb2.DecodeServiceSessionResponse(failed=failed))
             case Stopped(failure):
                 self.buffer.end(_error(failure))
 
-    def _step(self, entries: tuple[Entry, ...]) -> decode_pb2.DecodeDown:
+    def _step(self, entries: tuple[Entry, ...]) -> decode_pb2.DecodeServiceSessionResponse:
         for entry in entries:
             if entry.finish is not None:
                 self._forget(entry.id, entry.choice)
-        return decode_pb2.DecodeDown(step=convert.step_to_pb(entries, wire_id))
+        return decode_pb2.DecodeServiceSessionResponse(step=convert.step_to_pb(entries, wire_id))
 
 
 def _error(failure: Failure) -> EyasError:

@@ -27,7 +27,7 @@ from eyas.engine.ipc.messages import (
 )
 from protos import draft_pb2, draft_pb2_grpc
 
-SERVICE = "eyas.v1.DraftService"
+SERVICE = "eyas.internal.v1.DraftService"
 PEER_KEY = "eyas-peer"
 MAX_BUFFERED = 256  # batches a decode engine may be behind
 
@@ -40,8 +40,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self, server)
 
     async def Session(
-        self, request_iterator: AsyncIterator[draft_pb2.DraftUp], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[draft_pb2.DraftDown]:
+        self,
+        request_iterator: AsyncIterator[draft_pb2.DraftServiceSessionRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[draft_pb2.DraftServiceSessionResponse]:
         buffer: StreamBuffer[DraftDown | Stopped | None] = StreamBuffer(MAX_BUFFERED)
         peer = self._engine.open(buffer.put)
         reader = asyncio.create_task(self._read(request_iterator, peer, buffer))
@@ -59,7 +61,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     async def _read(
         self,
-        messages: AsyncIterator[draft_pb2.DraftUp],
+        messages: AsyncIterator[draft_pb2.DraftServiceSessionRequest],
         peer: int,
         buffer: StreamBuffer[DraftDown | Stopped | None],
     ) -> None:
@@ -71,7 +73,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             buffer.end(error)  # raised again by the stream, where the interceptor maps it
 
 
-def _up_from_pb(pb: draft_pb2.DraftUp, peer: int) -> DraftUp:
+def _up_from_pb(pb: draft_pb2.DraftServiceSessionRequest, peer: int) -> DraftUp:
     return DraftUp(
         opens=tuple(_open_from_pb(o) for o in pb.opens),
         commits=tuple(_commit_from_pb(c) for c in pb.commits),
@@ -107,8 +109,8 @@ def _commit_from_pb(pb: draft_pb2.DraftCommit) -> DraftCommit:
     )
 
 
-def _down_to_pb(down: DraftDown) -> draft_pb2.DraftDown:
-    return draft_pb2.DraftDown(
+def _down_to_pb(down: DraftDown) -> draft_pb2.DraftServiceSessionResponse:
+    return draft_pb2.DraftServiceSessionResponse(
         proposals=[_proposal_to_pb(proposal) for proposal in down.proposals],
         closed=[_closed_to_pb(closed) for closed in down.closed],
     )

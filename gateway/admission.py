@@ -160,9 +160,9 @@ def _check_prompt_logprobs(params: SamplingParams, prompt: int) -> None:
         )
     if (prompt - start) * (1 + top) > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
-            f"logprobs of {prompt - start} prompt tokens and {top} more ids each are too many: "
+            f"prompt_logprobs of {prompt - start} prompt tokens and {top} more ids each are too many: "
             f"{MAX_PROMPT_LOGPROBS} numbers is the most",
-            param="logprobs",
+            param="prompt_logprobs",
         )
 
 

@@ -7,36 +7,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import msgspec
 
-from eyas.common import convert, rpc
+from eyas.common import rpc
 from eyas.common.config import GatewayConfig
-from eyas.common.errors import InvalidRequest
-from gateway import grpc_door
-from gateway.admission import GenerationOptions, ServedModel, admit, check_model, room, served_model
+from eyas.common.types import GenerationRequest
+from gateway import grpc_door, grpc_messages
+from gateway.admission import ServedModel, admit, check_model, room, served_model
 from gateway.backend import Backend
 from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics
-from gateway.schema import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
-from gateway.text import Delta, TextRules, TextStream, Usage
+from gateway.text import TextRules, TextStream
+from gateway.timings import timings_object
 from gateway.tokenizer import Tokenizer
 from protos import eyas_pb2, eyas_pb2_grpc
 
 SERVICE = "eyas.v1.Eyas"
 HEALTH_EVERY_S = 1.0
 STOP_GRACE_S = 1.0
-ROLES = ("system", "user", "assistant")
-
-_SAMPLING = (
-    "min_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty "
-    "ignore_eos logprobs"
-).split()
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Response = TypeVar("Response", eyas_pb2.ChatResponse, eyas_pb2.GenerateResponse)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A call with its prompt in ids."""
+
+    prompt: tuple[int, ...]
+    options: eyas_pb2.GenerateOptions
+    rules: TextRules
+    context: Context
 
 
 class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
@@ -53,41 +60,36 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
 
     async def Chat(
         self, request: eyas_pb2.ChatRequest, context: Context
-    ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
+    ) -> AsyncGenerator[eyas_pb2.ChatResponse, None]:
         self._check(request)
-        if not request.messages:
-            raise InvalidRequest("messages is empty", param="messages")
-        for i, message in enumerate(request.messages):
-            if message.role not in ROLES:
-                field = f"messages[{i}].role"
-                raise InvalidRequest(f"{field} must be one of {', '.join(ROLES)}", param=field)
-        prompt = await self._tokenizer.encode_chat(
-            [{"role": message.role, "content": message.content} for message in request.messages]
-        )
-        rules = TextRules(_stops(request.options))
-        async with contextlib.aclosing(self._run(prompt, request.options, rules, context)) as events:
-            async for event in events:
-                yield event
+        prompt = await self._tokenizer.encode_chat(grpc_messages.chat_messages(request))
+        rules = grpc_messages.text_rules(request.options, continues_prompt=False)
+        asked = _Asked(prompt, request.options, rules, context)
+        async with contextlib.aclosing(self._run(asked, eyas_pb2.ChatResponse)) as responses:
+            async for response in responses:
+                yield response
 
     async def Generate(
         self, request: eyas_pb2.GenerateRequest, context: Context
-    ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
+    ) -> AsyncGenerator[eyas_pb2.GenerateResponse, None]:
         self._check(request)
         if request.WhichOneof("prompt") == "ids":
-            room(await self._served(), len(request.ids.ids), least=0)  # before they are copied
+            if not request.options.HasField("truncate_prompt_tokens"):
+                room(await self._served(), len(request.ids.ids), least=0)  # before they are copied
             prompt = tuple(request.ids.ids)
         else:
             prompt = await self._tokenizer.encode_prompt(request.text)
-        rules = TextRules(_stops(request.options), continues_prompt=True)
-        async with contextlib.aclosing(self._run(prompt, request.options, rules, context)) as events:
-            async for event in events:
-                yield event
+        rules = grpc_messages.text_rules(request.options, continues_prompt=True)
+        asked = _Asked(prompt, request.options, rules, context)
+        async with contextlib.aclosing(self._run(asked, eyas_pb2.GenerateResponse)) as responses:
+            async for response in responses:
+                yield response
 
-    async def Models(self, request: eyas_pb2.ModelsRequest, context: Context) -> eyas_pb2.ModelsReply:
+    async def Models(self, request: eyas_pb2.ModelsRequest, context: Context) -> eyas_pb2.ModelsResponse:
         model = await self._served()
         await _mark(model, context)
         info = eyas_pb2.ModelInfo(id=model.id, context_length=model.context_length)
-        return eyas_pb2.ModelsReply(models=[info])
+        return eyas_pb2.ModelsResponse(models=[info])
 
     def _check(self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest) -> None:
         """The model's name (empty: the one that is served)."""
@@ -97,30 +99,39 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def _served(self) -> ServedModel:
         return served_model(self._config, await self._backend.models())
 
-    async def _run(
-        self,
-        prompt: tuple[int, ...],
-        options: eyas_pb2.GenerateOptions,
-        rules: TextRules,
-        context: Context,
-    ) -> AsyncGenerator[eyas_pb2.GenerateEvent, None]:
+    async def _run(self, asked: _Asked, response: type[Response]) -> AsyncGenerator[Response, None]:
         """Admit the prompt, then its deltas, then its usage; whatever ends the call frees the cluster."""
+        began = time.monotonic()
         model = await self._served()
-        timeout_s = min(self._config.request_timeout_s, context.time_remaining() or float("inf"))
-        request = admit(model, prompt, _options(model, options), timeout_s)
-        request = msgspec.structs.replace(request, caller=grpc_door.caller_of(context, self.keys))
+        request = await self._admit(model, asked)
         async with contextlib.AsyncExitStack() as owned:
             meter = owned.enter_context(self._metrics.meter())
             generation = await owned.enter_async_context(
                 contextlib.aclosing(await self._backend.start(request))
             )
-            await _mark(model, context)
-            text = TextStream(generation, request, self._tokenizer, rules)
+            await _mark(model, asked.context)
+            text = TextStream(generation, request, self._tokenizer, asked.rules)
             owned.callback(lambda: meter.ended(text.usage, [text.trace]))
+            yield response(started=grpc_messages.started_to_pb(model, request))
+            prompt_told = request.params.prompt_logprobs is None
             async for delta in text.deltas():
                 meter.delta(delta)
-                yield eyas_pb2.GenerateEvent(delta=_delta_to_pb(delta))
-            yield eyas_pb2.GenerateEvent(usage=_usage_to_pb(text.usage))
+                if not prompt_told and text.trace.prompt is not None:
+                    prompt_told = True  # they are many: other streams go on meanwhile
+                    prompt = await asyncio.to_thread(grpc_messages.prompt_to_pb, request, text.trace.prompt)
+                    yield response(prompt_logprobs=prompt)
+                yield response(delta=grpc_messages.delta_to_pb(delta))
+            timings = timings_object(began, text.trace, text.usage)
+            yield response(finished=grpc_messages.finished_to_pb(text.usage, timings))
+
+    async def _admit(self, model: ServedModel, asked: _Asked) -> GenerationRequest:
+        """Raises InvalidRequest, naming the option, for what makes no sense."""
+        words = grpc_messages.bad_words(asked.options)
+        spellings = await self._tokenizer.spellings(words) if words else ()
+        options = grpc_messages.generation_options(model, asked.options, spellings)
+        timeout_s = min(self._config.request_timeout_s, asked.context.time_remaining() or float("inf"))
+        request = admit(model, asked.prompt, options, timeout_s)
+        return msgspec.structs.replace(request, caller=grpc_door.caller_of(asked.context, self.keys))
 
 
 class GrpcFront:
@@ -160,50 +171,3 @@ async def _mark(model: ServedModel, context: Context) -> None:
     """Initial metadata says so if answers mean nothing."""
     if model.synthetic:
         await context.send_initial_metadata(((rpc.SYNTHETIC, "1"),))
-
-
-def _options(model: ServedModel, options: eyas_pb2.GenerateOptions) -> GenerationOptions:
-    """Raises InvalidRequest for what is not checked with the sampling parameters."""
-    given = {name: getattr(options, name) for name in _SAMPLING if options.HasField(name)}
-    params = model.params(
-        **given, logit_bias=dict(options.logit_bias), stop_token_ids=tuple(options.stop_token_ids)
-    )
-    n = options.n if options.HasField("n") else 1
-    if not 1 <= n <= MAX_CHOICES:
-        raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}", param="n")
-    return GenerationOptions(
-        params,
-        max_tokens=options.max_tokens if options.HasField("max_tokens") else None,
-        seed=options.seed if options.HasField("seed") else None,
-        n=n,
-        speculative=options.speculative if options.HasField("speculative") else True,
-    )
-
-
-def _stops(options: eyas_pb2.GenerateOptions) -> tuple[str, ...]:
-    stops = tuple(options.stop)
-    if len(stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
-        raise InvalidRequest(
-            f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters", param="stop"
-        )
-    return stops
-
-
-def _delta_to_pb(delta: Delta) -> eyas_pb2.Delta:
-    return eyas_pb2.Delta(
-        choice=delta.choice,
-        text=delta.text,
-        tokens=delta.tokens,
-        logprobs=[convert.logprob_to_pb(logprob) for logprob in delta.logprobs],
-        finish_reason=delta.finish.value if delta.finish is not None else "",
-    )
-
-
-def _usage_to_pb(usage: Usage) -> eyas_pb2.Usage:
-    return eyas_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        accepted_prediction_tokens=usage.accepted,
-        rejected_prediction_tokens=usage.rejected,
-        verify_steps=usage.verify_steps,
-    )

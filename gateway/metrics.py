@@ -7,14 +7,11 @@ served; the registry is its maker's.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import HistogramMetricFamily
-from prometheus_client.registry import Collector
 
+from eyas.common.metrics import PlainHistogram
 from gateway.text import Delta, RequestTrace, Usage
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -51,12 +48,12 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self.inter_token = TokenHistogram(
+        self.inter_token = PlainHistogram(
             "eyas_inter_token_latency_seconds",
             "Between two deliveries to a choice, divided by the tokens of the later one",
             _TOKEN_SECONDS,
+            registry,
         )
-        registry.register(self.inter_token)
         self.request_seconds = Histogram(
             "eyas_e2e_request_latency_seconds",
             "From the parsed request to the end of its answer",
@@ -90,29 +87,6 @@ class GatewayMetrics:
     def meter(self) -> Meter:
         """The clock of one call that starts now."""
         return Meter(self)
-
-
-class TokenHistogram(Collector):
-    """A histogram that takes a value for every token: no labels, no locks, one thread that observes."""
-
-    def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
-        self._name = name
-        self._help = help
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        names = (*map(str, self._bounds), "+Inf")
-        buckets = list(zip(names, accumulate(self._counts), strict=True))
-        yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._sum)
-
-    def describe(self) -> Iterator[HistogramMetricFamily]:
-        yield HistogramMetricFamily(self._name, self._help)
 
 
 class Meter:

@@ -127,7 +127,8 @@ async def text_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
             ids = await tokenizer.encode_prompt(prompt, add_special_tokens=body.add_special_tokens)
         else:
             ids = tuple(prompt)
-        request = admit(model, ids, options, timeout_s(config, body.timeout))
+        with named({"prompt_logprobs": "logprobs"}, "prompt"):
+            request = admit(model, ids, options, timeout_s(config, body.timeout))
         requests.append(request)
         if body.echo:
             whole = isinstance(prompt, str) and request.prompt_ids == ids

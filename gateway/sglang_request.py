@@ -27,6 +27,7 @@ _OUR_NAMES = {
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "prompt_logprobs_start": "logprob_start_len",
+    "prompt_logprobs": "return_logprob",
     "logprobs": "return_logprob",
 }
 

@@ -28,7 +28,7 @@ from eyas.engine.ipc.messages import (
 )
 from protos import prefill_pb2, prefill_pb2_grpc
 
-SERVICE = "eyas.v1.PrefillService"
+SERVICE = "eyas.internal.v1.PrefillService"
 MAX_BUFFERED = 8  # a prompt's life has three events
 
 
@@ -41,7 +41,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
 
     async def Prefill(
         self, request: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+    ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         generation = convert.request_from_pb(request.request, self._engine.context_length)
         deadline = asyncio.get_running_loop().time() + generation.timeout_s
         buffer: StreamBuffer[Event] = StreamBuffer(MAX_BUFFERED, deadline)
@@ -60,20 +60,20 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
                 self._engine.send(Cancel(generation.id))
 
 
-def _to_pb(event: Event) -> prefill_pb2.PrefillEvent:
+def _to_pb(event: Event) -> prefill_pb2.PrefillResponse:
     """Raises what the engine refused or failed with."""
     match event:
         case Admitted():
-            return prefill_pb2.PrefillEvent(admitted=prefill_pb2.PrefillAdmitted())
+            return prefill_pb2.PrefillResponse(admitted=prefill_pb2.PrefillAdmitted())
         case PrefillStarted(handles=handles):
             started = prefill_pb2.PrefillStarted(handles=[convert.handle_to_pb(h) for h in handles])
-            return prefill_pb2.PrefillEvent(started=started)
+            return prefill_pb2.PrefillResponse(started=started)
         case PrefillDone(choices=choices, timings=timings):
             done = prefill_pb2.PrefillDone(
                 choices=[convert.first_token_to_pb(first) for first in choices],
                 timings=convert.timings_to_pb(timings),
             )
-            return prefill_pb2.PrefillEvent(done=done)
+            return prefill_pb2.PrefillResponse(done=done)
         case Rejected(failure=failure) | Failed(failure=failure) | Stopped(failure=failure):
             raise from_code(failure.code, failure.message, failure.param)
     raise TypeError(f"a prompt's stream got {type(event).__name__}")

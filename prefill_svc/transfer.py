@@ -25,7 +25,7 @@ from kv_transfer.layout import Geometry
 from kv_transfer.route import pool_identity
 from protos import transfer_pb2, transfer_pb2_grpc
 
-SERVICE = "eyas.v1.TransferService"
+SERVICE = "eyas.internal.v1.TransferService"
 MAX_BUFFERED = 1024  # updates; one a prefill step
 RELEASE_S = 4.0
 
@@ -51,15 +51,15 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
 
     async def Handshake(
         self, request: transfer_pb2.HandshakeRequest, context: grpc.aio.ServicerContext
-    ) -> transfer_pb2.HandshakeReply:
+    ) -> transfer_pb2.HandshakeResponse:
         """What this worker's pages of a group mean, for the puller to compare with its own."""
         self._engine.check()
         ready = self._engine.ready
         group = convert.group_from_pb(request.group)
         if group not in ready.layout_hashes:
             raise NotFound(f"this worker has no pages of the {group} group", param="group")
-        return transfer_pb2.HandshakeReply(
-            meaning=ready.layout_hashes[group],
+        return transfer_pb2.HandshakeResponse(
+            layout_hash=ready.layout_hashes[group],
             epoch=ready.epoch,
             geometry=self._geometry(group),
             pool_identity=pool_identity(ready.pools[group]) if group in ready.pools else "",
@@ -67,7 +67,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
 
     async def Watch(
         self, request: transfer_pb2.WatchRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[transfer_pb2.WatchEvent]:
+    ) -> AsyncIterator[transfer_pb2.WatchResponse]:
         """Stays open after `done`: the lease lives as long as the puller listens."""
         watch = _Watch(convert.handle_from_pb(request.handle), request.attempt)
         buffer: StreamBuffer[Event] = StreamBuffer(MAX_BUFFERED)
@@ -92,7 +92,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
 
     async def Release(
         self, request: transfer_pb2.ReleaseRequest, context: grpc.aio.ServicerContext
-    ) -> transfer_pb2.ReleaseReply:
+    ) -> transfer_pb2.ReleaseResponse:
         self._forget(request)
         deadline = asyncio.get_running_loop().time() + RELEASE_S
         buffer: StreamBuffer[Event] = StreamBuffer(2, deadline)
@@ -102,7 +102,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
             event = await buffer.get()
         finally:
             self._engine.close(number)
-        return transfer_pb2.ReleaseReply(valid=isinstance(event, Released) and event.valid)
+        return transfer_pb2.ReleaseResponse(valid=isinstance(event, Released) and event.valid)
 
     async def Fetch(
         self, request: transfer_pb2.FetchRequest, context: grpc.aio.ServicerContext
@@ -150,17 +150,17 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
         return json.dumps(json.loads(self._engine.ready.geometry)[group])
 
 
-def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchEvent]:
+def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchResponse]:
     messages = []
     if update.tokens:
         ready = transfer_pb2.WatchReady(tokens=update.tokens)
-        messages.append(transfer_pb2.WatchEvent(ready=ready))
+        messages.append(transfer_pb2.WatchResponse(ready=ready))
     if update.done:
         choices = [convert.first_token_to_pb(first) for first in update.choices]
         done = transfer_pb2.WatchDone(choices=choices, last_feature=update.last_feature)
-        messages.append(transfer_pb2.WatchEvent(done=done))
+        messages.append(transfer_pb2.WatchResponse(done=done))
     if update.failure is not None:
         error = from_code(update.failure.code, update.failure.message)
         failed = transfer_pb2.WatchFailed(status=convert.error_to_pb(error))
-        messages.append(transfer_pb2.WatchEvent(failed=failed))
+        messages.append(transfer_pb2.WatchResponse(failed=failed))
     return messages

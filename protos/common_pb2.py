@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/common.proto\x12\x07\x65yas.v1\"\x89\x04\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\x05\x12\x12\n\nmin_tokens\x18\x02 \x01(\x05\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_k\x18\x04 \x01(\x05\x12\r\n\x05top_p\x18\x05 \x01(\x01\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12:\n\nlogit_bias\x18\n \x03(\x0b\x32&.eyas.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\x05\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08logprobs\x18\x0e \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18Z \x01(\x05H\x01\x88\x01\x01\x12\x1d\n\x15prompt_logprobs_start\x18[ \x01(\x05\x12\x1f\n\tbad_words\x18\x46 \x03(\x0b\x32\x0c.eyas.v1.Run\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x12\n\x03Run\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"+\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x12\n\noutput_ids\x18\x02 \x03(\x05\"\xd3\x01\n\x11GenerationRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\x05\x12\'\n\x06params\x18\x03 \x01(\x0b\x32\x17.eyas.v1.SamplingParams\x12 \n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x0f.eyas.v1.Choice\x12\x11\n\ttimeout_s\x18\x05 \x01(\x02\x12\x13\n\x0bspeculative\x18\x06 \x01(\x08\x12\x0e\n\x06\x63\x61ller\x18\x14 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x15 \x01(\t\x12\r\n\x05\x62\x65gun\x18\x16 \x01(\x08\",\n\nTopLogprob\x12\r\n\x05token\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"A\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12 \n\x03top\x18\x02 \x03(\x0b\x32\x13.eyas.v1.TopLogprob\"O\n\x0ePromptLogprobs\x12\x0b\n\x03top\x18\x01 \x01(\x05\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x10\n\x08\x62\x65st_ids\x18\x03 \x01(\x0c\x12\x0c\n\x04\x62\x65st\x18\x04 \x01(\x0c\"\x8a\x01\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x02\x12\x12\n\nprefill_ms\x18\x02 \x01(\x02\x12\x13\n\x0btransfer_ms\x18\x03 \x01(\x02\x12\x16\n\x0etransfer_bytes\x18\x04 \x01(\x03\x12\x15\n\rtransfer_path\x18\x05 \x01(\t\x12\x15\n\rcached_tokens\x18\x06 \x01(\x05\"\x9d\x01\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\x05\x12&\n\x07logprob\x18\x03 \x01(\x0b\x32\x15.eyas.v1.TokenLogprob\x12\x1f\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x0f.eyas.v1.Finish\x12\'\n\x06prompt\x18Z \x01(\x0b\x32\x17.eyas.v1.PromptLogprobs\"2\n\x05Shard\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\r\n\x05pages\x18\x03 \x03(\x05\"\xac\x01\n\x08KvHandle\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0e\x61ttention_rank\x18\x03 \x01(\x05\x12\n\n\x02id\x18\x04 \x01(\x04\x12\x1d\n\x05group\x18\x05 \x01(\x0e\x32\x0e.eyas.v1.Group\x12\x0e\n\x06layout\x18\x06 \x01(\t\x12\x0e\n\x06tokens\x18\x07 \x01(\x05\x12\x1e\n\x06shards\x18\x08 \x03(\x0b\x32\x0e.eyas.v1.Shard\"6\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t*D\n\x06\x46inish\x12\x16\n\x12\x46INISH_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02*A\n\x05Group\x12\x15\n\x11GROUP_UNSPECIFIED\x10\x00\x12\x10\n\x0cGROUP_TARGET\x10\x01\x12\x0f\n\x0bGROUP_DRAFT\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/common.proto\x12\x10\x65yas.internal.v1\"\x9b\x04\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\x05\x12\x12\n\nmin_tokens\x18\x02 \x01(\x05\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_k\x18\x04 \x01(\x05\x12\r\n\x05top_p\x18\x05 \x01(\x01\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12\x43\n\nlogit_bias\x18\n \x03(\x0b\x32/.eyas.internal.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\x05\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08logprobs\x18\x0e \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18Z \x01(\x05H\x01\x88\x01\x01\x12\x1d\n\x15prompt_logprobs_start\x18[ \x01(\x05\x12(\n\tbad_words\x18\x46 \x03(\x0b\x32\x15.eyas.internal.v1.Run\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x12\n\x03Run\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"+\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x12\n\noutput_ids\x18\x02 \x03(\x05\"\xe5\x01\n\x11GenerationRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\x05\x12\x30\n\x06params\x18\x03 \x01(\x0b\x32 .eyas.internal.v1.SamplingParams\x12)\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x18.eyas.internal.v1.Choice\x12\x11\n\ttimeout_s\x18\x05 \x01(\x02\x12\x13\n\x0bspeculative\x18\x06 \x01(\x08\x12\x0e\n\x06\x63\x61ller\x18\x14 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x15 \x01(\t\x12\r\n\x05\x62\x65gun\x18\x16 \x01(\x08\",\n\nTopLogprob\x12\r\n\x05token\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"J\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12)\n\x03top\x18\x02 \x03(\x0b\x32\x1c.eyas.internal.v1.TopLogprob\"O\n\x0ePromptLogprobs\x12\x0b\n\x03top\x18\x01 \x01(\x05\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x10\n\x08\x62\x65st_ids\x18\x03 \x01(\x0c\x12\x0c\n\x04\x62\x65st\x18\x04 \x01(\x0c\"\x8a\x01\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x02\x12\x12\n\nprefill_ms\x18\x02 \x01(\x02\x12\x13\n\x0btransfer_ms\x18\x03 \x01(\x02\x12\x16\n\x0etransfer_bytes\x18\x04 \x01(\x03\x12\x15\n\rtransfer_path\x18\x05 \x01(\t\x12\x15\n\rcached_tokens\x18\x06 \x01(\x05\"\xb8\x01\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\x05\x12/\n\x07logprob\x18\x03 \x01(\x0b\x32\x1e.eyas.internal.v1.TokenLogprob\x12(\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x18.eyas.internal.v1.Finish\x12\x30\n\x06prompt\x18Z \x01(\x0b\x32 .eyas.internal.v1.PromptLogprobs\"2\n\x05Shard\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\r\n\x05pages\x18\x03 \x03(\x05\"\xbf\x01\n\x08KvHandle\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0e\x61ttention_rank\x18\x03 \x01(\x05\x12\n\n\x02id\x18\x04 \x01(\x04\x12\'\n\x05group\x18\x05 \x01(\x0e\x32\x18.eyas.internal.v1.KvKind\x12\x0e\n\x06layout\x18\x06 \x01(\t\x12\x0e\n\x06tokens\x18\x07 \x01(\x05\x12\'\n\x06shards\x18\x08 \x03(\x0b\x32\x17.eyas.internal.v1.Shard\"6\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t*D\n\x06\x46inish\x12\x16\n\x12\x46INISH_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02*O\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x0e\n\nROLE_DRAFT\x10\x03*H\n\x06KvKind\x12\x17\n\x13KV_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eKV_KIND_TARGET\x10\x01\x12\x11\n\rKV_KIND_DRAFT\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,34 +33,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISH']._serialized_start=1613
-  _globals['_FINISH']._serialized_end=1681
-  _globals['_GROUP']._serialized_start=1683
-  _globals['_GROUP']._serialized_end=1748
-  _globals['_SAMPLINGPARAMS']._serialized_start=33
-  _globals['_SAMPLINGPARAMS']._serialized_end=554
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=473
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=521
-  _globals['_RUN']._serialized_start=556
-  _globals['_RUN']._serialized_end=574
-  _globals['_CHOICE']._serialized_start=576
-  _globals['_CHOICE']._serialized_end=619
-  _globals['_GENERATIONREQUEST']._serialized_start=622
-  _globals['_GENERATIONREQUEST']._serialized_end=833
-  _globals['_TOPLOGPROB']._serialized_start=835
-  _globals['_TOPLOGPROB']._serialized_end=879
-  _globals['_TOKENLOGPROB']._serialized_start=881
-  _globals['_TOKENLOGPROB']._serialized_end=946
-  _globals['_PROMPTLOGPROBS']._serialized_start=948
-  _globals['_PROMPTLOGPROBS']._serialized_end=1027
-  _globals['_TIMINGS']._serialized_start=1030
-  _globals['_TIMINGS']._serialized_end=1168
-  _globals['_FIRSTTOKEN']._serialized_start=1171
-  _globals['_FIRSTTOKEN']._serialized_end=1328
-  _globals['_SHARD']._serialized_start=1330
-  _globals['_SHARD']._serialized_end=1380
-  _globals['_KVHANDLE']._serialized_start=1383
-  _globals['_KVHANDLE']._serialized_end=1555
-  _globals['_STATUS']._serialized_start=1557
-  _globals['_STATUS']._serialized_end=1611
+  _globals['_FINISH']._serialized_start=1713
+  _globals['_FINISH']._serialized_end=1781
+  _globals['_ROLE']._serialized_start=1783
+  _globals['_ROLE']._serialized_end=1862
+  _globals['_KVKIND']._serialized_start=1864
+  _globals['_KVKIND']._serialized_end=1936
+  _globals['_SAMPLINGPARAMS']._serialized_start=42
+  _globals['_SAMPLINGPARAMS']._serialized_end=581
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=500
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=548
+  _globals['_RUN']._serialized_start=583
+  _globals['_RUN']._serialized_end=601
+  _globals['_CHOICE']._serialized_start=603
+  _globals['_CHOICE']._serialized_end=646
+  _globals['_GENERATIONREQUEST']._serialized_start=649
+  _globals['_GENERATIONREQUEST']._serialized_end=878
+  _globals['_TOPLOGPROB']._serialized_start=880
+  _globals['_TOPLOGPROB']._serialized_end=924
+  _globals['_TOKENLOGPROB']._serialized_start=926
+  _globals['_TOKENLOGPROB']._serialized_end=1000
+  _globals['_PROMPTLOGPROBS']._serialized_start=1002
+  _globals['_PROMPTLOGPROBS']._serialized_end=1081
+  _globals['_TIMINGS']._serialized_start=1084
+  _globals['_TIMINGS']._serialized_end=1222
+  _globals['_FIRSTTOKEN']._serialized_start=1225
+  _globals['_FIRSTTOKEN']._serialized_end=1409
+  _globals['_SHARD']._serialized_start=1411
+  _globals['_SHARD']._serialized_end=1461
+  _globals['_KVHANDLE']._serialized_start=1464
+  _globals['_KVHANDLE']._serialized_end=1655
+  _globals['_STATUS']._serialized_start=1657
+  _globals['_STATUS']._serialized_end=1711
 # @@protoc_insertion_point(module_scope)

@@ -13,17 +13,28 @@ class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_STOP: _ClassVar[Finish]
     FINISH_LENGTH: _ClassVar[Finish]
 
-class Group(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    GROUP_UNSPECIFIED: _ClassVar[Group]
-    GROUP_TARGET: _ClassVar[Group]
-    GROUP_DRAFT: _ClassVar[Group]
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+    ROLE_DRAFT: _ClassVar[Role]
+
+class KvKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    KV_KIND_UNSPECIFIED: _ClassVar[KvKind]
+    KV_KIND_TARGET: _ClassVar[KvKind]
+    KV_KIND_DRAFT: _ClassVar[KvKind]
 FINISH_UNSPECIFIED: Finish
 FINISH_STOP: Finish
 FINISH_LENGTH: Finish
-GROUP_UNSPECIFIED: Group
-GROUP_TARGET: Group
-GROUP_DRAFT: Group
+ROLE_UNSPECIFIED: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
+ROLE_DRAFT: Role
+KV_KIND_UNSPECIFIED: KvKind
+KV_KIND_TARGET: KvKind
+KV_KIND_DRAFT: KvKind
 
 class SamplingParams(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "prompt_logprobs_start", "bad_words")
@@ -188,11 +199,11 @@ class KvHandle(_message.Message):
     epoch: int
     attention_rank: int
     id: int
-    group: Group
+    group: KvKind
     layout: str
     tokens: int
     shards: _containers.RepeatedCompositeFieldContainer[Shard]
-    def __init__(self, worker: _Optional[str] = ..., epoch: _Optional[int] = ..., attention_rank: _Optional[int] = ..., id: _Optional[int] = ..., group: _Optional[_Union[Group, str]] = ..., layout: _Optional[str] = ..., tokens: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., epoch: _Optional[int] = ..., attention_rank: _Optional[int] = ..., id: _Optional[int] = ..., group: _Optional[_Union[KvKind, str]] = ..., layout: _Optional[str] = ..., tokens: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("code", "message", "param")

@@ -25,39 +25,39 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/decode.proto\x12\x07\x65yas.v1\x1a\x13protos/common.proto\"~\n\x08\x44\x65\x63odeUp\x12!\n\x06submit\x18\x01 \x01(\x0b\x32\x0f.eyas.v1.SubmitH\x00\x12!\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x0f.eyas.v1.AttachH\x00\x12!\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x0f.eyas.v1.CancelH\x00\x42\t\n\x07message\"g\n\x06Submit\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.eyas.v1.GenerationRequest\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x1f\n\x06source\x18\x03 \x01(\x0e\x32\x0f.eyas.v1.Source\"\x8a\x01\n\x06\x41ttach\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\"\n\x07handles\x18\x03 \x03(\x0b\x32\x11.eyas.v1.KvHandle\x12)\n\x0c\x66irst_tokens\x18\x04 \x03(\x0b\x32\x13.eyas.v1.FirstToken\x12\x14\n\x0c\x64raft_worker\x18\x05 \x01(\t\"4\n\x06\x43\x61ncel\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x06\x63hoice\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\t\n\x07_choice\"\xef\x01\n\nDecodeDown\x12%\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x11.eyas.v1.AdmittedH\x00\x12%\n\x08rejected\x18\x02 \x01(\x0b\x32\x11.eyas.v1.RejectedH\x00\x12\x1d\n\x04lost\x18\x03 \x01(\x0b\x32\r.eyas.v1.LostH\x00\x12!\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x0f.eyas.v1.FailedH\x00\x12\'\n\theartbeat\x18\x05 \x01(\x0b\x32\x12.eyas.v1.HeartbeatH\x00\x12\x1d\n\x04step\x18\x06 \x01(\x0b\x32\r.eyas.v1.StepH\x00\x42\t\n\x07message\"\'\n\x08\x41\x64mitted\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"H\n\x08Rejected\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x1f\n\x06status\x18\x03 \x01(\x0b\x32\x0f.eyas.v1.Status\"#\n\x04Lost\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"f\n\x06\x46\x61iled\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x06\x63hoice\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x1f\n\x06status\x18\x04 \x01(\x0b\x32\x0f.eyas.v1.StatusB\t\n\x07_choice\"h\n\tHeartbeat\x12\x0f\n\x07running\x18\x01 \x01(\x05\x12\x0f\n\x07waiting\x18\x02 \x01(\x05\x12\x12\n\npages_used\x18\x03 \x01(\x05\x12\x13\n\x0bpages_total\x18\x04 \x01(\x05\x12\x10\n\x08\x64raining\x18\x1e \x01(\x08\"\'\n\x04Step\x12\x1f\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x0e.eyas.v1.Entry\"\x8c\x02\n\x05\x45ntry\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\x05\x12\r\n\x05index\x18\x04 \x01(\x05\x12\x0e\n\x06tokens\x18\x05 \x03(\x05\x12\'\n\x08logprobs\x18\x06 \x03(\x0b\x32\x15.eyas.v1.TokenLogprob\x12\x1f\n\x06\x66inish\x18\x07 \x01(\x0e\x32\x0f.eyas.v1.Finish\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x08 \x01(\x05\x12\x0f\n\x07offered\x18\t \x01(\x05\x12!\n\x07timings\x18\n \x01(\x0b\x32\x10.eyas.v1.Timings\x12\'\n\x06prompt\x18Z \x01(\x0b\x32\x17.eyas.v1.PromptLogprobs*E\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x11\n\rSOURCE_ATTACH\x10\x01\x12\x10\n\x0cSOURCE_LOCAL\x10\x02\x32\x46\n\rDecodeService\x12\x35\n\x07Session\x12\x11.eyas.v1.DecodeUp\x1a\x13.eyas.v1.DecodeDown(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/decode.proto\x12\x10\x65yas.internal.v1\x1a\x13protos/common.proto\"\xac\x01\n\x1b\x44\x65\x63odeServiceSessionRequest\x12*\n\x06submit\x18\x01 \x01(\x0b\x32\x18.eyas.internal.v1.SubmitH\x00\x12*\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x18.eyas.internal.v1.AttachH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.eyas.internal.v1.CancelH\x00\x42\t\n\x07message\"y\n\x06Submit\x12\x34\n\x07request\x18\x01 \x01(\x0b\x32#.eyas.internal.v1.GenerationRequest\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12(\n\x06source\x18\x03 \x01(\x0e\x32\x18.eyas.internal.v1.Source\"\x86\x01\n\x06\x41ttach\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12+\n\x07handles\x18\x03 \x03(\x0b\x32\x1a.eyas.internal.v1.KvHandle\x12\x32\n\x0c\x66irst_tokens\x18\x04 \x03(\x0b\x32\x1c.eyas.internal.v1.FirstToken\"4\n\x06\x43\x61ncel\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x06\x63hoice\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\t\n\x07_choice\"\xb7\x02\n\x1c\x44\x65\x63odeServiceSessionResponse\x12.\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x1a.eyas.internal.v1.AdmittedH\x00\x12.\n\x08rejected\x18\x02 \x01(\x0b\x32\x1a.eyas.internal.v1.RejectedH\x00\x12&\n\x04lost\x18\x03 \x01(\x0b\x32\x16.eyas.internal.v1.LostH\x00\x12*\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x18.eyas.internal.v1.FailedH\x00\x12\x30\n\theartbeat\x18\x05 \x01(\x0b\x32\x1b.eyas.internal.v1.HeartbeatH\x00\x12&\n\x04step\x18\x06 \x01(\x0b\x32\x16.eyas.internal.v1.StepH\x00\x42\t\n\x07message\"\'\n\x08\x41\x64mitted\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"Q\n\x08Rejected\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12(\n\x06status\x18\x03 \x01(\x0b\x32\x18.eyas.internal.v1.Status\"#\n\x04Lost\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"o\n\x06\x46\x61iled\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x06\x63hoice\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12(\n\x06status\x18\x04 \x01(\x0b\x32\x18.eyas.internal.v1.StatusB\t\n\x07_choice\"h\n\tHeartbeat\x12\x0f\n\x07running\x18\x01 \x01(\x05\x12\x0f\n\x07waiting\x18\x02 \x01(\x05\x12\x12\n\npages_used\x18\x03 \x01(\x05\x12\x13\n\x0bpages_total\x18\x04 \x01(\x05\x12\x10\n\x08\x64raining\x18\x1e \x01(\x08\"0\n\x04Step\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.eyas.internal.v1.Entry\"\xb0\x02\n\x05\x45ntry\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\x05\x12\r\n\x05index\x18\x04 \x01(\x05\x12\x0e\n\x06tokens\x18\x05 \x03(\x05\x12\x30\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1e.eyas.internal.v1.TokenLogprob\x12(\n\x06\x66inish\x18\x07 \x01(\x0e\x32\x18.eyas.internal.v1.Finish\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x08 \x01(\x05\x12\x0f\n\x07offered\x18\t \x01(\x05\x12*\n\x07timings\x18\n \x01(\x0b\x32\x19.eyas.internal.v1.Timings\x12\x30\n\x06prompt\x18Z \x01(\x0b\x32 .eyas.internal.v1.PromptLogprobs*E\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x11\n\rSOURCE_ATTACH\x10\x01\x12\x10\n\x0cSOURCE_LOCAL\x10\x02\x32}\n\rDecodeService\x12l\n\x07Session\x12-.eyas.internal.v1.DecodeServiceSessionRequest\x1a..eyas.internal.v1.DecodeServiceSessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.decode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SOURCE']._serialized_start=1397
-  _globals['_SOURCE']._serialized_end=1466
-  _globals['_DECODEUP']._serialized_start=53
-  _globals['_DECODEUP']._serialized_end=179
-  _globals['_SUBMIT']._serialized_start=181
-  _globals['_SUBMIT']._serialized_end=284
-  _globals['_ATTACH']._serialized_start=287
-  _globals['_ATTACH']._serialized_end=425
-  _globals['_CANCEL']._serialized_start=427
-  _globals['_CANCEL']._serialized_end=479
-  _globals['_DECODEDOWN']._serialized_start=482
-  _globals['_DECODEDOWN']._serialized_end=721
-  _globals['_ADMITTED']._serialized_start=723
-  _globals['_ADMITTED']._serialized_end=762
-  _globals['_REJECTED']._serialized_start=764
-  _globals['_REJECTED']._serialized_end=836
-  _globals['_LOST']._serialized_start=838
-  _globals['_LOST']._serialized_end=873
-  _globals['_FAILED']._serialized_start=875
-  _globals['_FAILED']._serialized_end=977
-  _globals['_HEARTBEAT']._serialized_start=979
-  _globals['_HEARTBEAT']._serialized_end=1083
-  _globals['_STEP']._serialized_start=1085
-  _globals['_STEP']._serialized_end=1124
-  _globals['_ENTRY']._serialized_start=1127
-  _globals['_ENTRY']._serialized_end=1395
-  _globals['_DECODESERVICE']._serialized_start=1468
-  _globals['_DECODESERVICE']._serialized_end=1538
+  _globals['_SOURCE']._serialized_start=1602
+  _globals['_SOURCE']._serialized_end=1671
+  _globals['_DECODESERVICESESSIONREQUEST']._serialized_start=63
+  _globals['_DECODESERVICESESSIONREQUEST']._serialized_end=235
+  _globals['_SUBMIT']._serialized_start=237
+  _globals['_SUBMIT']._serialized_end=358
+  _globals['_ATTACH']._serialized_start=361
+  _globals['_ATTACH']._serialized_end=495
+  _globals['_CANCEL']._serialized_start=497
+  _globals['_CANCEL']._serialized_end=549
+  _globals['_DECODESERVICESESSIONRESPONSE']._serialized_start=552
+  _globals['_DECODESERVICESESSIONRESPONSE']._serialized_end=863
+  _globals['_ADMITTED']._serialized_start=865
+  _globals['_ADMITTED']._serialized_end=904
+  _globals['_REJECTED']._serialized_start=906
+  _globals['_REJECTED']._serialized_end=987
+  _globals['_LOST']._serialized_start=989
+  _globals['_LOST']._serialized_end=1024
+  _globals['_FAILED']._serialized_start=1026
+  _globals['_FAILED']._serialized_end=1137
+  _globals['_HEARTBEAT']._serialized_start=1139
+  _globals['_HEARTBEAT']._serialized_end=1243
+  _globals['_STEP']._serialized_start=1245
+  _globals['_STEP']._serialized_end=1293
+  _globals['_ENTRY']._serialized_start=1296
+  _globals['_ENTRY']._serialized_end=1600
+  _globals['_DECODESERVICE']._serialized_start=1673
+  _globals['_DECODESERVICE']._serialized_end=1798
 # @@protoc_insertion_point(module_scope)

@@ -17,7 +17,7 @@ SOURCE_UNSPECIFIED: Source
 SOURCE_ATTACH: Source
 SOURCE_LOCAL: Source
 
-class DecodeUp(_message.Message):
+class DecodeServiceSessionRequest(_message.Message):
     __slots__ = ("submit", "attach", "cancel")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
@@ -38,18 +38,16 @@ class Submit(_message.Message):
     def __init__(self, request: _Optional[_Union[_common_pb2.GenerationRequest, _Mapping]] = ..., attempt: _Optional[int] = ..., source: _Optional[_Union[Source, str]] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("id", "attempt", "handles", "first_tokens", "draft_worker")
+    __slots__ = ("id", "attempt", "handles", "first_tokens")
     ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_WORKER_FIELD_NUMBER: _ClassVar[int]
     id: str
     attempt: int
     handles: _containers.RepeatedCompositeFieldContainer[_common_pb2.KvHandle]
     first_tokens: _containers.RepeatedCompositeFieldContainer[_common_pb2.FirstToken]
-    draft_worker: str
-    def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., handles: _Optional[_Iterable[_Union[_common_pb2.KvHandle, _Mapping]]] = ..., first_tokens: _Optional[_Iterable[_Union[_common_pb2.FirstToken, _Mapping]]] = ..., draft_worker: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., handles: _Optional[_Iterable[_Union[_common_pb2.KvHandle, _Mapping]]] = ..., first_tokens: _Optional[_Iterable[_Union[_common_pb2.FirstToken, _Mapping]]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("id", "choice")
@@ -59,7 +57,7 @@ class Cancel(_message.Message):
     choice: int
     def __init__(self, id: _Optional[str] = ..., choice: _Optional[int] = ...) -> None: ...
 
-class DecodeDown(_message.Message):
+class DecodeServiceSessionResponse(_message.Message):
     __slots__ = ("admitted", "rejected", "lost", "failed", "heartbeat", "step")
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]

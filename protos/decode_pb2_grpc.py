@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class DecodeServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Generates tokens.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -35,17 +36,19 @@ class DecodeServiceStub:
             channel: A grpc.Channel.
         """
         self.Session = channel.stream_stream(
-                '/eyas.v1.DecodeService/Session',
-                request_serializer=protos_dot_decode__pb2.DecodeUp.SerializeToString,
-                response_deserializer=protos_dot_decode__pb2.DecodeDown.FromString,
+                '/eyas.internal.v1.DecodeService/Session',
+                request_serializer=protos_dot_decode__pb2.DecodeServiceSessionRequest.SerializeToString,
+                response_deserializer=protos_dot_decode__pb2.DecodeServiceSessionResponse.FromString,
                 _registered_method=True)
 
 
 class DecodeServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Generates tokens.
+    """
 
     def Session(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """Requests up, tokens down. The end of the stream cancels every request of it on the worker.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -55,19 +58,20 @@ def add_DecodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=protos_dot_decode__pb2.DecodeUp.FromString,
-                    response_serializer=protos_dot_decode__pb2.DecodeDown.SerializeToString,
+                    request_deserializer=protos_dot_decode__pb2.DecodeServiceSessionRequest.FromString,
+                    response_serializer=protos_dot_decode__pb2.DecodeServiceSessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'eyas.v1.DecodeService', rpc_method_handlers)
+            'eyas.internal.v1.DecodeService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('eyas.v1.DecodeService', rpc_method_handlers)
+    server.add_registered_method_handlers('eyas.internal.v1.DecodeService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
 class DecodeService:
-    """Missing associated documentation comment in .proto file."""
+    """Generates tokens.
+    """
 
     @staticmethod
     def Session(request_iterator,
@@ -83,9 +87,9 @@ class DecodeService:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/eyas.v1.DecodeService/Session',
-            protos_dot_decode__pb2.DecodeUp.SerializeToString,
-            protos_dot_decode__pb2.DecodeDown.FromString,
+            '/eyas.internal.v1.DecodeService/Session',
+            protos_dot_decode__pb2.DecodeServiceSessionRequest.SerializeToString,
+            protos_dot_decode__pb2.DecodeServiceSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

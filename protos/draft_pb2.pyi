@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class DraftUp(_message.Message):
+class DraftServiceSessionRequest(_message.Message):
     __slots__ = ("opens", "commits", "closes")
     OPENS_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
@@ -67,7 +67,7 @@ class DraftClose(_message.Message):
     generation: int
     def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
-class DraftDown(_message.Message):
+class DraftServiceSessionResponse(_message.Message):
     __slots__ = ("proposals", "closed")
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]

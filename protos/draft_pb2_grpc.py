@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class DraftServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Proposes tokens that decode verifies.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -35,17 +36,20 @@ class DraftServiceStub:
             channel: A grpc.Channel.
         """
         self.Session = channel.stream_stream(
-                '/eyas.v1.DraftService/Session',
-                request_serializer=protos_dot_draft__pb2.DraftUp.SerializeToString,
-                response_deserializer=protos_dot_draft__pb2.DraftDown.FromString,
+                '/eyas.internal.v1.DraftService/Session',
+                request_serializer=protos_dot_draft__pb2.DraftServiceSessionRequest.SerializeToString,
+                response_deserializer=protos_dot_draft__pb2.DraftServiceSessionResponse.FromString,
                 _registered_method=True)
 
 
 class DraftServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Proposes tokens that decode verifies.
+    """
 
     def Session(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """Commits up, proposals down. The end of the stream drops every sequence of it. Before anything else the worker
+        sends the initial metadata `eyas-peer`, its number of the stream: the sign that its drafter listens.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -55,19 +59,20 @@ def add_DraftServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=protos_dot_draft__pb2.DraftUp.FromString,
-                    response_serializer=protos_dot_draft__pb2.DraftDown.SerializeToString,
+                    request_deserializer=protos_dot_draft__pb2.DraftServiceSessionRequest.FromString,
+                    response_serializer=protos_dot_draft__pb2.DraftServiceSessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'eyas.v1.DraftService', rpc_method_handlers)
+            'eyas.internal.v1.DraftService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('eyas.v1.DraftService', rpc_method_handlers)
+    server.add_registered_method_handlers('eyas.internal.v1.DraftService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
 class DraftService:
-    """Missing associated documentation comment in .proto file."""
+    """Proposes tokens that decode verifies.
+    """
 
     @staticmethod
     def Session(request_iterator,
@@ -83,9 +88,9 @@ class DraftService:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/eyas.v1.DraftService/Session',
-            protos_dot_draft__pb2.DraftUp.SerializeToString,
-            protos_dot_draft__pb2.DraftDown.FromString,
+            '/eyas.internal.v1.DraftService/Session',
+            protos_dot_draft__pb2.DraftServiceSessionRequest.SerializeToString,
+            protos_dot_draft__pb2.DraftServiceSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

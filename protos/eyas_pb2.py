@@ -22,10 +22,9 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/eyas.proto\x12\x07\x65yas.v1\x1a\x13protos/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xc4\x05\n\x0fGenerateOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x01H\x08\x88\x01\x01\x12;\n\nlogit_bias\x18\n \x03(\x0b\x32\'.eyas.v1.GenerateOptions.LogitBiasEntry\x12\x11\n\x04seed\x18\x0b \x01(\x04H\t\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\x05\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0f \x01(\x05H\x0b\x88\x01\x01\x12\x0e\n\x01n\x18\x10 \x01(\x05H\x0c\x88\x01\x01\x12\x18\n\x0bspeculative\x18\x11 \x01(\x08H\r\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x04\n\x02_nB\x0e\n\x0c_speculative\"o\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\x08messages\x18\x02 \x03(\x0b\x32\x14.eyas.v1.ChatMessage\x12)\n\x07options\x18\x03 \x01(\x0b\x32\x18.eyas.v1.GenerateOptions\"\x87\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12 \n\x03ids\x18\x03 \x01(\x0b\x32\x11.eyas.v1.TokenIdsH\x00\x12)\n\x07options\x18\x04 \x01(\x0b\x32\x18.eyas.v1.GenerateOptionsB\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"Z\n\rGenerateEvent\x12\x1f\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x0e.eyas.v1.DeltaH\x00\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x0e.eyas.v1.UsageH\x00\x42\x07\n\x05\x65vent\"u\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x03(\x05\x12\'\n\x08logprobs\x18\x04 \x03(\x0b\x32\x15.eyas.v1.TokenLogprob\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\"\x97\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x03 \x01(\x05\x12\"\n\x1arejected_prediction_tokens\x18\x04 \x01(\x05\x12\x14\n\x0cverify_steps\x18\x05 \x01(\x05\"\x0f\n\rModelsRequest\"/\n\tModelInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\x05\"1\n\x0bModelsReply\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.eyas.v1.ModelInfo2\xb6\x01\n\x04\x45yas\x12\x36\n\x04\x43hat\x12\x14.eyas.v1.ChatRequest\x1a\x16.eyas.v1.GenerateEvent0\x01\x12>\n\x08Generate\x12\x18.eyas.v1.GenerateRequest\x1a\x16.eyas.v1.GenerateEvent0\x01\x12\x36\n\x06Models\x12\x16.eyas.v1.ModelsRequest\x1a\x14.eyas.v1.ModelsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/eyas.proto\x12\x07\x65yas.v1\"?\n\x0b\x43hatMessage\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.eyas.v1.ChatRole\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"o\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\x08messages\x18\x02 \x03(\x0b\x32\x14.eyas.v1.ChatMessage\x12)\n\x07options\x18\x03 \x01(\x0b\x32\x18.eyas.v1.GenerateOptions\"\x87\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12 \n\x03ids\x18\x03 \x01(\x0b\x32\x11.eyas.v1.TokenIdsH\x00\x12)\n\x07options\x18\x04 \x01(\x0b\x32\x18.eyas.v1.GenerateOptionsB\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\x89\x08\n\x0fGenerateOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x01H\x08\x88\x01\x01\x12;\n\nlogit_bias\x18\n \x03(\x0b\x32\'.eyas.v1.GenerateOptions.LogitBiasEntry\x12\x11\n\x04seed\x18\x0b \x01(\x04H\t\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\x05\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0f \x01(\x05H\x0b\x88\x01\x01\x12\x0e\n\x01n\x18\x10 \x01(\x05H\x0c\x88\x01\x01\x12\x18\n\x0bspeculative\x18\x11 \x01(\x08H\r\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\x05H\x0e\x88\x01\x01\x12\"\n\x15prompt_logprobs_start\x18\x13 \x01(\x05H\x0f\x88\x01\x01\x12\x11\n\tbad_words\x18\x14 \x03(\t\x12#\n\x16truncate_prompt_tokens\x18\x15 \x01(\x05H\x10\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x16 \x01(\x08H\x11\x88\x01\x01\x12\'\n\x1ainclude_stop_str_in_output\x18\x17 \x01(\x08H\x12\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x04\n\x02_nB\x0e\n\x0c_speculativeB\x12\n\x10_prompt_logprobsB\x18\n\x16_prompt_logprobs_startB\x19\n\x17_truncate_prompt_tokensB\x16\n\x14_skip_special_tokensB\x1d\n\x1b_include_stop_str_in_output\"\xb8\x01\n\x0c\x43hatResponse\x12#\n\x07started\x18\x01 \x01(\x0b\x32\x10.eyas.v1.StartedH\x00\x12\x32\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\x17.eyas.v1.PromptLogprobsH\x00\x12\x1f\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x0e.eyas.v1.DeltaH\x00\x12%\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x11.eyas.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\xbc\x01\n\x10GenerateResponse\x12#\n\x07started\x18\x01 \x01(\x0b\x32\x10.eyas.v1.StartedH\x00\x12\x32\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\x17.eyas.v1.PromptLogprobsH\x00\x12\x1f\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x0e.eyas.v1.DeltaH\x00\x12%\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x11.eyas.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"H\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1a\n\x12system_fingerprint\x18\x03 \x01(\t\"\x8c\x01\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x03(\x05\x12\'\n\x08logprobs\x18\x04 \x03(\x0b\x32\x15.eyas.v1.TokenLogprob\x12,\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x15.eyas.v1.FinishReason\"A\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12 \n\x03top\x18\x02 \x03(\x0b\x32\x13.eyas.v1.TopLogprob\",\n\nTopLogprob\x12\r\n\x05token\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"x\n\x0ePromptLogprobs\x12\r\n\x05start\x18\x01 \x01(\x05\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x0b\n\x03top\x18\x04 \x01(\x05\x12\x12\n\ntop_tokens\x18\x05 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\"L\n\x08\x46inished\x12\x1d\n\x05usage\x18\x01 \x01(\x0b\x32\x0e.eyas.v1.Usage\x12!\n\x07timings\x18\x02 \x01(\x0b\x32\x10.eyas.v1.Timings\"\xae\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x03 \x01(\x05\x12\"\n\x1arejected_prediction_tokens\x18\x04 \x01(\x05\x12\x14\n\x0cverify_steps\x18\x05 \x01(\x05\x12\x15\n\rcached_tokens\x18\x06 \x01(\x05\"\x8e\x01\n\x07Timings\x12\x16\n\x0e\x66irst_token_ms\x18\x01 \x01(\x01\x12\x1c\n\x0f\x66irst_decode_ms\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08total_ms\x18\x03 \x01(\x01\x12\'\n\x07workers\x18\x04 \x03(\x0b\x32\x16.eyas.v1.WorkerTimingsB\x12\n\x10_first_decode_ms\"\x9b\x02\n\rWorkerTimings\x12!\n\x04role\x18\x01 \x01(\x0e\x32\x13.eyas.v1.WorkerRole\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x10\n\x08queue_ms\x18\x03 \x01(\x01\x12\x17\n\nprefill_ms\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\rcached_tokens\x18\x05 \x01(\x05\x12\x18\n\x0btransfer_ms\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0etransfer_bytes\x18\x07 \x01(\x03H\x02\x88\x01\x01\x12\x1a\n\rtransfer_path\x18\x08 \x01(\tH\x03\x88\x01\x01\x42\r\n\x0b_prefill_msB\x0e\n\x0c_transfer_msB\x11\n\x0f_transfer_bytesB\x10\n\x0e_transfer_path\"\x0f\n\rModelsRequest\"4\n\x0eModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.eyas.v1.ModelInfo\"/\n\tModelInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\x05*h\n\x08\x43hatRole\x12\x19\n\x15\x43HAT_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_ROLE_SYSTEM\x10\x01\x12\x12\n\x0e\x43HAT_ROLE_USER\x10\x02\x12\x17\n\x13\x43HAT_ROLE_ASSISTANT\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x32\xbb\x01\n\x04\x45yas\x12\x35\n\x04\x43hat\x12\x14.eyas.v1.ChatRequest\x1a\x15.eyas.v1.ChatResponse0\x01\x12\x41\n\x08Generate\x12\x18.eyas.v1.GenerateRequest\x1a\x19.eyas.v1.GenerateResponse0\x01\x12\x39\n\x06Models\x12\x16.eyas.v1.ModelsRequest\x1a\x17.eyas.v1.ModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,30 +33,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEOPTIONS_LOGITBIASENTRY']._loaded_options = None
   _globals['_GENERATEOPTIONS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_CHATMESSAGE']._serialized_start=51
-  _globals['_CHATMESSAGE']._serialized_end=95
-  _globals['_GENERATEOPTIONS']._serialized_start=98
-  _globals['_GENERATEOPTIONS']._serialized_end=806
-  _globals['_GENERATEOPTIONS_LOGITBIASENTRY']._serialized_start=557
-  _globals['_GENERATEOPTIONS_LOGITBIASENTRY']._serialized_end=605
-  _globals['_CHATREQUEST']._serialized_start=808
-  _globals['_CHATREQUEST']._serialized_end=919
-  _globals['_GENERATEREQUEST']._serialized_start=922
-  _globals['_GENERATEREQUEST']._serialized_end=1057
-  _globals['_TOKENIDS']._serialized_start=1059
-  _globals['_TOKENIDS']._serialized_end=1082
-  _globals['_GENERATEEVENT']._serialized_start=1084
-  _globals['_GENERATEEVENT']._serialized_end=1174
-  _globals['_DELTA']._serialized_start=1176
-  _globals['_DELTA']._serialized_end=1293
-  _globals['_USAGE']._serialized_start=1296
-  _globals['_USAGE']._serialized_end=1447
-  _globals['_MODELSREQUEST']._serialized_start=1449
-  _globals['_MODELSREQUEST']._serialized_end=1464
-  _globals['_MODELINFO']._serialized_start=1466
-  _globals['_MODELINFO']._serialized_end=1513
-  _globals['_MODELSREPLY']._serialized_start=1515
-  _globals['_MODELSREPLY']._serialized_end=1564
-  _globals['_EYAS']._serialized_start=1567
-  _globals['_EYAS']._serialized_end=1749
+  _globals['_CHATROLE']._serialized_start=3043
+  _globals['_CHATROLE']._serialized_end=3147
+  _globals['_FINISHREASON']._serialized_start=3149
+  _globals['_FINISHREASON']._serialized_end=3244
+  _globals['_WORKERROLE']._serialized_start=3246
+  _globals['_WORKERROLE']._serialized_end=3336
+  _globals['_CHATMESSAGE']._serialized_start=30
+  _globals['_CHATMESSAGE']._serialized_end=93
+  _globals['_CHATREQUEST']._serialized_start=95
+  _globals['_CHATREQUEST']._serialized_end=206
+  _globals['_GENERATEREQUEST']._serialized_start=209
+  _globals['_GENERATEREQUEST']._serialized_end=344
+  _globals['_TOKENIDS']._serialized_start=346
+  _globals['_TOKENIDS']._serialized_end=369
+  _globals['_GENERATEOPTIONS']._serialized_start=372
+  _globals['_GENERATEOPTIONS']._serialized_end=1405
+  _globals['_GENERATEOPTIONS_LOGITBIASENTRY']._serialized_start=1028
+  _globals['_GENERATEOPTIONS_LOGITBIASENTRY']._serialized_end=1076
+  _globals['_CHATRESPONSE']._serialized_start=1408
+  _globals['_CHATRESPONSE']._serialized_end=1592
+  _globals['_GENERATERESPONSE']._serialized_start=1595
+  _globals['_GENERATERESPONSE']._serialized_end=1783
+  _globals['_STARTED']._serialized_start=1785
+  _globals['_STARTED']._serialized_end=1857
+  _globals['_DELTA']._serialized_start=1860
+  _globals['_DELTA']._serialized_end=2000
+  _globals['_TOKENLOGPROB']._serialized_start=2002
+  _globals['_TOKENLOGPROB']._serialized_end=2067
+  _globals['_TOPLOGPROB']._serialized_start=2069
+  _globals['_TOPLOGPROB']._serialized_end=2113
+  _globals['_PROMPTLOGPROBS']._serialized_start=2115
+  _globals['_PROMPTLOGPROBS']._serialized_end=2235
+  _globals['_FINISHED']._serialized_start=2237
+  _globals['_FINISHED']._serialized_end=2313
+  _globals['_USAGE']._serialized_start=2316
+  _globals['_USAGE']._serialized_end=2490
+  _globals['_TIMINGS']._serialized_start=2493
+  _globals['_TIMINGS']._serialized_end=2635
+  _globals['_WORKERTIMINGS']._serialized_start=2638
+  _globals['_WORKERTIMINGS']._serialized_end=2921
+  _globals['_MODELSREQUEST']._serialized_start=2923
+  _globals['_MODELSREQUEST']._serialized_end=2938
+  _globals['_MODELSRESPONSE']._serialized_start=2940
+  _globals['_MODELSRESPONSE']._serialized_end=2992
+  _globals['_MODELINFO']._serialized_start=2994
+  _globals['_MODELINFO']._serialized_end=3041
+  _globals['_EYAS']._serialized_start=3339
+  _globals['_EYAS']._serialized_end=3526
 # @@protoc_insertion_point(module_scope)

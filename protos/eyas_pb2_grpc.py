@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class EyasStub:
-    """Missing associated documentation comment in .proto file."""
+    """Text from the one model that the server has.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -37,37 +38,41 @@ class EyasStub:
         self.Chat = channel.unary_stream(
                 '/eyas.v1.Eyas/Chat',
                 request_serializer=protos_dot_eyas__pb2.ChatRequest.SerializeToString,
-                response_deserializer=protos_dot_eyas__pb2.GenerateEvent.FromString,
+                response_deserializer=protos_dot_eyas__pb2.ChatResponse.FromString,
                 _registered_method=True)
         self.Generate = channel.unary_stream(
                 '/eyas.v1.Eyas/Generate',
                 request_serializer=protos_dot_eyas__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_eyas__pb2.GenerateEvent.FromString,
+                response_deserializer=protos_dot_eyas__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.Models = channel.unary_unary(
                 '/eyas.v1.Eyas/Models',
                 request_serializer=protos_dot_eyas__pb2.ModelsRequest.SerializeToString,
-                response_deserializer=protos_dot_eyas__pb2.ModelsReply.FromString,
+                response_deserializer=protos_dot_eyas__pb2.ModelsResponse.FromString,
                 _registered_method=True)
 
 
 class EyasServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Text from the one model that the server has.
+    """
 
     def Chat(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The assistant's next message. The answer is a `Started`, then deltas, then a `Finished`.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The continuation of a text or of token ids. The answer is a `Started`, then deltas, then a `Finished`.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Models(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The models that the server offers.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -78,17 +83,17 @@ def add_EyasServicer_to_server(servicer, server):
             'Chat': grpc.unary_stream_rpc_method_handler(
                     servicer.Chat,
                     request_deserializer=protos_dot_eyas__pb2.ChatRequest.FromString,
-                    response_serializer=protos_dot_eyas__pb2.GenerateEvent.SerializeToString,
+                    response_serializer=protos_dot_eyas__pb2.ChatResponse.SerializeToString,
             ),
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=protos_dot_eyas__pb2.GenerateRequest.FromString,
-                    response_serializer=protos_dot_eyas__pb2.GenerateEvent.SerializeToString,
+                    response_serializer=protos_dot_eyas__pb2.GenerateResponse.SerializeToString,
             ),
             'Models': grpc.unary_unary_rpc_method_handler(
                     servicer.Models,
                     request_deserializer=protos_dot_eyas__pb2.ModelsRequest.FromString,
-                    response_serializer=protos_dot_eyas__pb2.ModelsReply.SerializeToString,
+                    response_serializer=protos_dot_eyas__pb2.ModelsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -99,7 +104,8 @@ def add_EyasServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Eyas:
-    """Missing associated documentation comment in .proto file."""
+    """Text from the one model that the server has.
+    """
 
     @staticmethod
     def Chat(request,
@@ -117,7 +123,7 @@ class Eyas:
             target,
             '/eyas.v1.Eyas/Chat',
             protos_dot_eyas__pb2.ChatRequest.SerializeToString,
-            protos_dot_eyas__pb2.GenerateEvent.FromString,
+            protos_dot_eyas__pb2.ChatResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -144,7 +150,7 @@ class Eyas:
             target,
             '/eyas.v1.Eyas/Generate',
             protos_dot_eyas__pb2.GenerateRequest.SerializeToString,
-            protos_dot_eyas__pb2.GenerateEvent.FromString,
+            protos_dot_eyas__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -171,7 +177,7 @@ class Eyas:
             target,
             '/eyas.v1.Eyas/Models',
             protos_dot_eyas__pb2.ModelsRequest.SerializeToString,
-            protos_dot_eyas__pb2.ModelsReply.FromString,
+            protos_dot_eyas__pb2.ModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,7 +17,7 @@ class PrefillRequest(_message.Message):
     offer_draft: bool
     def __init__(self, request: _Optional[_Union[_common_pb2.GenerationRequest, _Mapping]] = ..., attempt: _Optional[int] = ..., offer_draft: _Optional[bool] = ...) -> None: ...
 
-class PrefillEvent(_message.Message):
+class PrefillResponse(_message.Message):
     __slots__ = ("admitted", "started", "done")
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]

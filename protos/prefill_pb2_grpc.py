@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class PrefillServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Computes prompts.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -35,17 +36,19 @@ class PrefillServiceStub:
             channel: A grpc.Channel.
         """
         self.Prefill = channel.unary_stream(
-                '/eyas.v1.PrefillService/Prefill',
+                '/eyas.internal.v1.PrefillService/Prefill',
                 request_serializer=protos_dot_prefill__pb2.PrefillRequest.SerializeToString,
-                response_deserializer=protos_dot_prefill__pb2.PrefillEvent.FromString,
+                response_deserializer=protos_dot_prefill__pb2.PrefillResponse.FromString,
                 _registered_method=True)
 
 
 class PrefillServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Computes prompts.
+    """
 
     def Prefill(self, request, context):
-        """Admitted, then Started once pages are allocated, then Done once the last chunk ran.
+        """PrefillAdmitted, then PrefillStarted once pages are allocated, then PrefillDone once the last chunk ran. A
+        caller that leaves early cancels the prompt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -57,18 +60,19 @@ def add_PrefillServiceServicer_to_server(servicer, server):
             'Prefill': grpc.unary_stream_rpc_method_handler(
                     servicer.Prefill,
                     request_deserializer=protos_dot_prefill__pb2.PrefillRequest.FromString,
-                    response_serializer=protos_dot_prefill__pb2.PrefillEvent.SerializeToString,
+                    response_serializer=protos_dot_prefill__pb2.PrefillResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'eyas.v1.PrefillService', rpc_method_handlers)
+            'eyas.internal.v1.PrefillService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('eyas.v1.PrefillService', rpc_method_handlers)
+    server.add_registered_method_handlers('eyas.internal.v1.PrefillService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
 class PrefillService:
-    """Missing associated documentation comment in .proto file."""
+    """Computes prompts.
+    """
 
     @staticmethod
     def Prefill(request,
@@ -84,9 +88,9 @@ class PrefillService:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/eyas.v1.PrefillService/Prefill',
+            '/eyas.internal.v1.PrefillService/Prefill',
             protos_dot_prefill__pb2.PrefillRequest.SerializeToString,
-            protos_dot_prefill__pb2.PrefillEvent.FromString,
+            protos_dot_prefill__pb2.PrefillResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,35 +25,35 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/transfer.proto\x12\x07\x65yas.v1\x1a\x13protos/common.proto\"B\n\x10HandshakeRequest\x12\x1d\n\x05group\x18\x01 \x01(\x0e\x32\x0e.eyas.v1.Group\x12\x0f\n\x07meaning\x18\x02 \x01(\t\"Y\n\x0eHandshakeReply\x12\x0f\n\x07meaning\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08geometry\x18\x03 \x01(\t\x12\x15\n\rpool_identity\x18\x04 \x01(\t\"B\n\x0cWatchRequest\x12!\n\x06handle\x18\x01 \x01(\x0b\x32\x11.eyas.v1.KvHandle\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x87\x01\n\nWatchEvent\x12$\n\x05ready\x18\x01 \x01(\x0b\x32\x13.eyas.v1.WatchReadyH\x00\x12\"\n\x04\x64one\x18\x02 \x01(\x0b\x32\x12.eyas.v1.WatchDoneH\x00\x12&\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x14.eyas.v1.WatchFailedH\x00\x42\x07\n\x05\x65vent\"\x1c\n\nWatchReady\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\"G\n\tWatchDone\x12$\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x13.eyas.v1.FirstToken\x12\x14\n\x0clast_feature\x18\x02 \x01(\x0c\".\n\x0bWatchFailed\x12\x1f\n\x06status\x18\x01 \x01(\x0b\x32\x0f.eyas.v1.Status\"<\n\x0eReleaseRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"\x1d\n\x0cReleaseReply\x12\r\n\x05valid\x18\x01 \x01(\x08\"h\n\x0c\x46\x65tchRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05pages\x18\x04 \x03(\r\x12\x1d\n\x05group\x18( \x01(\x0e\x32\x0e.eyas.v1.Group\"\x1a\n\nFetchChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xfb\x01\n\x0fTransferService\x12?\n\tHandshake\x12\x19.eyas.v1.HandshakeRequest\x1a\x17.eyas.v1.HandshakeReply\x12\x35\n\x05Watch\x12\x15.eyas.v1.WatchRequest\x1a\x13.eyas.v1.WatchEvent0\x01\x12\x39\n\x07Release\x12\x17.eyas.v1.ReleaseRequest\x1a\x15.eyas.v1.ReleaseReply\x12\x35\n\x05\x46\x65tch\x12\x15.eyas.v1.FetchRequest\x1a\x13.eyas.v1.FetchChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/transfer.proto\x12\x10\x65yas.internal.v1\x1a\x13protos/common.proto\"P\n\x10HandshakeRequest\x12\'\n\x05group\x18\x01 \x01(\x0e\x32\x18.eyas.internal.v1.KvKind\x12\x13\n\x0blayout_hash\x18\x02 \x01(\t\"`\n\x11HandshakeResponse\x12\x13\n\x0blayout_hash\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08geometry\x18\x03 \x01(\t\x12\x15\n\rpool_identity\x18\x04 \x01(\t\"K\n\x0cWatchRequest\x12*\n\x06handle\x18\x01 \x01(\x0b\x32\x1a.eyas.internal.v1.KvHandle\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xa5\x01\n\rWatchResponse\x12-\n\x05ready\x18\x01 \x01(\x0b\x32\x1c.eyas.internal.v1.WatchReadyH\x00\x12+\n\x04\x64one\x18\x02 \x01(\x0b\x32\x1b.eyas.internal.v1.WatchDoneH\x00\x12/\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x1d.eyas.internal.v1.WatchFailedH\x00\x42\x07\n\x05\x65vent\"\x1c\n\nWatchReady\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\"P\n\tWatchDone\x12-\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x1c.eyas.internal.v1.FirstToken\x12\x14\n\x0clast_feature\x18\x02 \x01(\x0c\"7\n\x0bWatchFailed\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.eyas.internal.v1.Status\"<\n\x0eReleaseRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\" \n\x0fReleaseResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\"r\n\x0c\x46\x65tchRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05pages\x18\x04 \x03(\r\x12\'\n\x05group\x18( \x01(\x0e\x32\x18.eyas.internal.v1.KvKind\"\x1d\n\rFetchResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xcf\x02\n\x0fTransferService\x12T\n\tHandshake\x12\".eyas.internal.v1.HandshakeRequest\x1a#.eyas.internal.v1.HandshakeResponse\x12J\n\x05Watch\x12\x1e.eyas.internal.v1.WatchRequest\x1a\x1f.eyas.internal.v1.WatchResponse0\x01\x12N\n\x07Release\x12 .eyas.internal.v1.ReleaseRequest\x1a!.eyas.internal.v1.ReleaseResponse\x12J\n\x05\x46\x65tch\x12\x1e.eyas.internal.v1.FetchRequest\x1a\x1f.eyas.internal.v1.FetchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.transfer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HANDSHAKEREQUEST']._serialized_start=55
-  _globals['_HANDSHAKEREQUEST']._serialized_end=121
-  _globals['_HANDSHAKEREPLY']._serialized_start=123
-  _globals['_HANDSHAKEREPLY']._serialized_end=212
-  _globals['_WATCHREQUEST']._serialized_start=214
-  _globals['_WATCHREQUEST']._serialized_end=280
-  _globals['_WATCHEVENT']._serialized_start=283
-  _globals['_WATCHEVENT']._serialized_end=418
-  _globals['_WATCHREADY']._serialized_start=420
-  _globals['_WATCHREADY']._serialized_end=448
-  _globals['_WATCHDONE']._serialized_start=450
-  _globals['_WATCHDONE']._serialized_end=521
-  _globals['_WATCHFAILED']._serialized_start=523
-  _globals['_WATCHFAILED']._serialized_end=569
-  _globals['_RELEASEREQUEST']._serialized_start=571
-  _globals['_RELEASEREQUEST']._serialized_end=631
-  _globals['_RELEASEREPLY']._serialized_start=633
-  _globals['_RELEASEREPLY']._serialized_end=662
-  _globals['_FETCHREQUEST']._serialized_start=664
-  _globals['_FETCHREQUEST']._serialized_end=768
-  _globals['_FETCHCHUNK']._serialized_start=770
-  _globals['_FETCHCHUNK']._serialized_end=796
-  _globals['_TRANSFERSERVICE']._serialized_start=799
-  _globals['_TRANSFERSERVICE']._serialized_end=1050
+  _globals['_HANDSHAKEREQUEST']._serialized_start=64
+  _globals['_HANDSHAKEREQUEST']._serialized_end=144
+  _globals['_HANDSHAKERESPONSE']._serialized_start=146
+  _globals['_HANDSHAKERESPONSE']._serialized_end=242
+  _globals['_WATCHREQUEST']._serialized_start=244
+  _globals['_WATCHREQUEST']._serialized_end=319
+  _globals['_WATCHRESPONSE']._serialized_start=322
+  _globals['_WATCHRESPONSE']._serialized_end=487
+  _globals['_WATCHREADY']._serialized_start=489
+  _globals['_WATCHREADY']._serialized_end=517
+  _globals['_WATCHDONE']._serialized_start=519
+  _globals['_WATCHDONE']._serialized_end=599
+  _globals['_WATCHFAILED']._serialized_start=601
+  _globals['_WATCHFAILED']._serialized_end=656
+  _globals['_RELEASEREQUEST']._serialized_start=658
+  _globals['_RELEASEREQUEST']._serialized_end=718
+  _globals['_RELEASERESPONSE']._serialized_start=720
+  _globals['_RELEASERESPONSE']._serialized_end=752
+  _globals['_FETCHREQUEST']._serialized_start=754
+  _globals['_FETCHREQUEST']._serialized_end=868
+  _globals['_FETCHRESPONSE']._serialized_start=870
+  _globals['_FETCHRESPONSE']._serialized_end=899
+  _globals['_TRANSFERSERVICE']._serialized_start=902
+  _globals['_TRANSFERSERVICE']._serialized_end=1237
 # @@protoc_insertion_point(module_scope)

@@ -8,24 +8,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HandshakeRequest(_message.Message):
-    __slots__ = ("group", "meaning")
+    __slots__ = ("group", "layout_hash")
     GROUP_FIELD_NUMBER: _ClassVar[int]
-    MEANING_FIELD_NUMBER: _ClassVar[int]
-    group: _common_pb2.Group
-    meaning: str
-    def __init__(self, group: _Optional[_Union[_common_pb2.Group, str]] = ..., meaning: _Optional[str] = ...) -> None: ...
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    group: _common_pb2.KvKind
+    layout_hash: str
+    def __init__(self, group: _Optional[_Union[_common_pb2.KvKind, str]] = ..., layout_hash: _Optional[str] = ...) -> None: ...
 
-class HandshakeReply(_message.Message):
-    __slots__ = ("meaning", "epoch", "geometry", "pool_identity")
-    MEANING_FIELD_NUMBER: _ClassVar[int]
+class HandshakeResponse(_message.Message):
+    __slots__ = ("layout_hash", "epoch", "geometry", "pool_identity")
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GEOMETRY_FIELD_NUMBER: _ClassVar[int]
     POOL_IDENTITY_FIELD_NUMBER: _ClassVar[int]
-    meaning: str
+    layout_hash: str
     epoch: int
     geometry: str
     pool_identity: str
-    def __init__(self, meaning: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[str] = ..., pool_identity: _Optional[str] = ...) -> None: ...
+    def __init__(self, layout_hash: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[str] = ..., pool_identity: _Optional[str] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("handle", "attempt")
@@ -35,7 +35,7 @@ class WatchRequest(_message.Message):
     attempt: int
     def __init__(self, handle: _Optional[_Union[_common_pb2.KvHandle, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
 
-class WatchEvent(_message.Message):
+class WatchResponse(_message.Message):
     __slots__ = ("ready", "done", "failed")
     READY_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -75,7 +75,7 @@ class ReleaseRequest(_message.Message):
     attempt: int
     def __init__(self, epoch: _Optional[int] = ..., id: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
-class ReleaseReply(_message.Message):
+class ReleaseResponse(_message.Message):
     __slots__ = ("valid",)
     VALID_FIELD_NUMBER: _ClassVar[int]
     valid: bool
@@ -92,10 +92,10 @@ class FetchRequest(_message.Message):
     id: int
     attempt: int
     pages: _containers.RepeatedScalarFieldContainer[int]
-    group: _common_pb2.Group
-    def __init__(self, epoch: _Optional[int] = ..., id: _Optional[int] = ..., attempt: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., group: _Optional[_Union[_common_pb2.Group, str]] = ...) -> None: ...
+    group: _common_pb2.KvKind
+    def __init__(self, epoch: _Optional[int] = ..., id: _Optional[int] = ..., attempt: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., group: _Optional[_Union[_common_pb2.KvKind, str]] = ...) -> None: ...
 
-class FetchChunk(_message.Message):
+class FetchResponse(_message.Message):
     __slots__ = ("data",)
     DATA_FIELD_NUMBER: _ClassVar[int]
     data: bytes

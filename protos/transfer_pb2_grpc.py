@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class TransferServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """What pullers ask the owner of pages.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -35,29 +36,30 @@ class TransferServiceStub:
             channel: A grpc.Channel.
         """
         self.Handshake = channel.unary_unary(
-                '/eyas.v1.TransferService/Handshake',
+                '/eyas.internal.v1.TransferService/Handshake',
                 request_serializer=protos_dot_transfer__pb2.HandshakeRequest.SerializeToString,
-                response_deserializer=protos_dot_transfer__pb2.HandshakeReply.FromString,
+                response_deserializer=protos_dot_transfer__pb2.HandshakeResponse.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
-                '/eyas.v1.TransferService/Watch',
+                '/eyas.internal.v1.TransferService/Watch',
                 request_serializer=protos_dot_transfer__pb2.WatchRequest.SerializeToString,
-                response_deserializer=protos_dot_transfer__pb2.WatchEvent.FromString,
+                response_deserializer=protos_dot_transfer__pb2.WatchResponse.FromString,
                 _registered_method=True)
         self.Release = channel.unary_unary(
-                '/eyas.v1.TransferService/Release',
+                '/eyas.internal.v1.TransferService/Release',
                 request_serializer=protos_dot_transfer__pb2.ReleaseRequest.SerializeToString,
-                response_deserializer=protos_dot_transfer__pb2.ReleaseReply.FromString,
+                response_deserializer=protos_dot_transfer__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
         self.Fetch = channel.unary_stream(
-                '/eyas.v1.TransferService/Fetch',
+                '/eyas.internal.v1.TransferService/Fetch',
                 request_serializer=protos_dot_transfer__pb2.FetchRequest.SerializeToString,
-                response_deserializer=protos_dot_transfer__pb2.FetchChunk.FromString,
+                response_deserializer=protos_dot_transfer__pb2.FetchResponse.FromString,
                 _registered_method=True)
 
 
 class TransferServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """What pullers ask the owner of pages.
+    """
 
     def Handshake(self, request, context):
         """Meaning first (a hash), then geometry; a mismatch is one clear error before any byte moves.
@@ -95,33 +97,34 @@ def add_TransferServiceServicer_to_server(servicer, server):
             'Handshake': grpc.unary_unary_rpc_method_handler(
                     servicer.Handshake,
                     request_deserializer=protos_dot_transfer__pb2.HandshakeRequest.FromString,
-                    response_serializer=protos_dot_transfer__pb2.HandshakeReply.SerializeToString,
+                    response_serializer=protos_dot_transfer__pb2.HandshakeResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
                     request_deserializer=protos_dot_transfer__pb2.WatchRequest.FromString,
-                    response_serializer=protos_dot_transfer__pb2.WatchEvent.SerializeToString,
+                    response_serializer=protos_dot_transfer__pb2.WatchResponse.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
                     request_deserializer=protos_dot_transfer__pb2.ReleaseRequest.FromString,
-                    response_serializer=protos_dot_transfer__pb2.ReleaseReply.SerializeToString,
+                    response_serializer=protos_dot_transfer__pb2.ReleaseResponse.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
                     request_deserializer=protos_dot_transfer__pb2.FetchRequest.FromString,
-                    response_serializer=protos_dot_transfer__pb2.FetchChunk.SerializeToString,
+                    response_serializer=protos_dot_transfer__pb2.FetchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'eyas.v1.TransferService', rpc_method_handlers)
+            'eyas.internal.v1.TransferService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('eyas.v1.TransferService', rpc_method_handlers)
+    server.add_registered_method_handlers('eyas.internal.v1.TransferService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
 class TransferService:
-    """Missing associated documentation comment in .proto file."""
+    """What pullers ask the owner of pages.
+    """
 
     @staticmethod
     def Handshake(request,
@@ -137,9 +140,9 @@ class TransferService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/eyas.v1.TransferService/Handshake',
+            '/eyas.internal.v1.TransferService/Handshake',
             protos_dot_transfer__pb2.HandshakeRequest.SerializeToString,
-            protos_dot_transfer__pb2.HandshakeReply.FromString,
+            protos_dot_transfer__pb2.HandshakeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -164,9 +167,9 @@ class TransferService:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/eyas.v1.TransferService/Watch',
+            '/eyas.internal.v1.TransferService/Watch',
             protos_dot_transfer__pb2.WatchRequest.SerializeToString,
-            protos_dot_transfer__pb2.WatchEvent.FromString,
+            protos_dot_transfer__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -191,9 +194,9 @@ class TransferService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/eyas.v1.TransferService/Release',
+            '/eyas.internal.v1.TransferService/Release',
             protos_dot_transfer__pb2.ReleaseRequest.SerializeToString,
-            protos_dot_transfer__pb2.ReleaseReply.FromString,
+            protos_dot_transfer__pb2.ReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -218,9 +221,9 @@ class TransferService:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/eyas.v1.TransferService/Fetch',
+            '/eyas.internal.v1.TransferService/Fetch',
             protos_dot_transfer__pb2.FetchRequest.SerializeToString,
-            protos_dot_transfer__pb2.FetchChunk.FromString,
+            protos_dot_transfer__pb2.FetchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class WorkerServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Every worker has it, whatever its roles.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -35,17 +36,19 @@ class WorkerServiceStub:
             channel: A grpc.Channel.
         """
         self.Info = channel.unary_unary(
-                '/eyas.v1.WorkerService/Info',
+                '/eyas.internal.v1.WorkerService/Info',
                 request_serializer=protos_dot_worker__pb2.InfoRequest.SerializeToString,
-                response_deserializer=protos_dot_worker__pb2.InfoReply.FromString,
+                response_deserializer=protos_dot_worker__pb2.InfoResponse.FromString,
                 _registered_method=True)
 
 
 class WorkerServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Every worker has it, whatever its roles.
+    """
 
     def Info(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The worker as it is now.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -56,18 +59,19 @@ def add_WorkerServiceServicer_to_server(servicer, server):
             'Info': grpc.unary_unary_rpc_method_handler(
                     servicer.Info,
                     request_deserializer=protos_dot_worker__pb2.InfoRequest.FromString,
-                    response_serializer=protos_dot_worker__pb2.InfoReply.SerializeToString,
+                    response_serializer=protos_dot_worker__pb2.InfoResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'eyas.v1.WorkerService', rpc_method_handlers)
+            'eyas.internal.v1.WorkerService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('eyas.v1.WorkerService', rpc_method_handlers)
+    server.add_registered_method_handlers('eyas.internal.v1.WorkerService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService:
-    """Missing associated documentation comment in .proto file."""
+    """Every worker has it, whatever its roles.
+    """
 
     @staticmethod
     def Info(request,
@@ -83,9 +87,9 @@ class WorkerService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/eyas.v1.WorkerService/Info',
+            '/eyas.internal.v1.WorkerService/Info',
             protos_dot_worker__pb2.InfoRequest.SerializeToString,
-            protos_dot_worker__pb2.InfoReply.FromString,
+            protos_dot_worker__pb2.InfoResponse.FromString,
             options,
             channel_credentials,
             insecure,

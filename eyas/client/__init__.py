@@ -10,7 +10,19 @@
 
 from eyas.client.aio import AsyncClient, AsyncStream
 from eyas.client.sync import Client, Stream
-from eyas.client.types import Choice, Completion, Delta, Message, Model, Options, Usage
+from eyas.client.types import (
+    Choice,
+    Completion,
+    Delta,
+    FinishReason,
+    Message,
+    Model,
+    Options,
+    PromptLogprobs,
+    Timings,
+    Usage,
+    WorkerTimings,
+)
 from eyas.common.errors import (
     Cancelled,
     ContextLengthExceeded,
@@ -35,15 +47,19 @@ __all__ = [
     "DeadlineExceeded",
     "Delta",
     "EyasError",
+    "FinishReason",
     "InvalidRequest",
     "Message",
     "Model",
     "NotFound",
     "Options",
     "Overloaded",
+    "PromptLogprobs",
     "Stream",
+    "Timings",
     "TokenLogprob",
     "Unauthorized",
     "Unavailable",
     "Usage",
+    "WorkerTimings",
 ]

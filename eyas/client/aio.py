@@ -9,12 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, TypeAlias, Unpack
 
 import grpc
 
 from eyas.client import wire
-from eyas.client.types import Choice, Completion, Delta, Message, Model, Options, Usage
+from eyas.client.types import (
+    Choice,
+    Completion,
+    Delta,
+    Message,
+    Model,
+    Options,
+    PromptLogprobs,
+    Timings,
+    Usage,
+)
 from eyas.common import rpc
 from eyas.common.errors import EyasError, Overloaded, Unavailable
 from protos import eyas_pb2, eyas_pb2_grpc
@@ -24,25 +34,32 @@ DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_RETRIES = 2
 FIRST_PAUSE_S = 0.2  # before the first retry; each further one waits twice as long
 
+Event: TypeAlias = eyas_pb2.ChatResponse | eyas_pb2.GenerateResponse
+Call: TypeAlias = grpc.aio.UnaryStreamCall[Any, Event]
+
 
 class AsyncStream:
     """The deltas of one running call, in order. Leaving its `async with` block cancels the call.
 
-    Iteration raises EyasError if the call fails. `usage` is there once it has ended. A call that the server
-    could not take is made anew, `retries` times and within its timeout, but never after its first delta.
+    Iteration raises EyasError if the call fails. `request_id`, the call's name in the server's logs, is empty
+    until the server has admitted the call; `prompt_logprobs` come before the first delta, if they were asked
+    for; `usage` and `timings` are all zeros until the call has ended. A call that the server could not take is
+    made anew, `retries` times and within its timeout, but never after its first delta.
     """
 
-    def __init__(
-        self, call: Callable[[float], grpc.aio.UnaryStreamCall], timeout_s: float, retries: int
-    ) -> None:
+    def __init__(self, call: Callable[[float], Call], timeout_s: float, retries: int) -> None:
         """`call(timeout_s)` begins the call."""
-        self.usage: Usage | None = None
+        self.request_id: str = ""
+        self.prompt_logprobs: PromptLogprobs | None = None
+        self.usage: Usage = Usage()
+        self.timings: Timings = Timings()
         self._begin = call
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + timeout_s
         self._retries = retries
         self._pause_s = FIRST_PAUSE_S
         self._begun = False
+        self._finished = False
         self._closed = False
         self._call = call(timeout_s)
 
@@ -52,7 +69,7 @@ class AsyncStream:
     async def __anext__(self) -> Delta:
         while not self._closed:
             try:
-                event = await self._call.read()
+                event: Any = await self._call.read()
             except grpc.aio.AioRpcError as error:
                 await self._try_again(rpc.map_rpc_error(error))
                 continue
@@ -60,17 +77,29 @@ class AsyncStream:
                 if not self._closed or _is_cancelled():
                     raise
                 break  # the call was left while it was read
-            if event is grpc.aio.EOF:
-                if self.usage is not None:
+            if event is grpc.aio.EOF:  # pyright: ignore  (its stubs lack it)
+                if self._finished:
                     self._closed = True
                 else:
                     await self._try_again(Unavailable("the server ended the answer before it was complete"))
-            elif event.HasField("usage"):
-                self.usage = wire.usage_from_pb(event.usage, await self._call.initial_metadata())
             elif event.HasField("delta"):
                 self._begun = True
                 return wire.delta_from_pb(event.delta)
+            else:
+                await self._note(event)
         raise StopAsyncIteration
+
+    async def _note(self, event: Event) -> None:
+        """Remember what an event says beside deltas; an unknown one, of a newer server, says nothing."""
+        if event.HasField("started"):
+            self.request_id = event.started.request_id
+        elif event.HasField("prompt_logprobs"):
+            self.prompt_logprobs = wire.prompt_logprobs_from_pb(event.prompt_logprobs)
+        elif event.HasField("finished"):
+            metadata = await self._call.initial_metadata()
+            self.usage = wire.usage_from_pb(event.finished.usage, metadata)
+            self.timings = wire.timings_from_pb(event.finished.timings)
+            self._finished = True
 
     async def _try_again(self, error: EyasError) -> None:
         """Begins the call anew after a pause; raises `error` if that is not safe or leads nowhere."""
@@ -91,7 +120,7 @@ class AsyncStream:
         async for delta in self:
             deltas.setdefault(delta.choice, []).append(delta)
         choices = tuple(_joined(index, deltas[index]) for index in sorted(deltas))
-        return Completion(choices, self.usage or Usage())
+        return Completion(choices, self.usage, self.request_id, self.timings, self.prompt_logprobs)
 
     async def aclose(self) -> None:
         """Cancel the call if it still runs. Idempotent."""
@@ -125,7 +154,7 @@ class AsyncClient:
         retries: int = DEFAULT_RETRIES,
     ) -> None:
         self._channel = rpc.channel(target)
-        self._stub = eyas_pb2_grpc.EyasStub(self._channel)
+        self._stub: Any = eyas_pb2_grpc.EyasStub(self._channel)  # generated, without types
         self._metadata = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
         self._model = model
         self._timeout_s = timeout_s
@@ -182,11 +211,11 @@ class AsyncClient:
 
     def _stream(
         self,
-        method: grpc.aio.UnaryStreamMultiCallable,
+        method: grpc.aio.UnaryStreamMultiCallable[Any, Event],
         request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest,
         timeout_s: float | None,
     ) -> AsyncStream:
-        def call(left_s: float) -> grpc.aio.UnaryStreamCall:
+        def call(left_s: float) -> Call:
             return method(request, timeout=left_s, metadata=self._metadata)
 
         return AsyncStream(call, self._timeout_s if timeout_s is None else timeout_s, self._retries)

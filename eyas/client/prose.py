@@ -28,7 +28,7 @@ class PlainProse:
     """The text as it is, for pipes and files."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self.text: str = ""
 
     def write(self, text: str) -> None:
         self.text += text
@@ -42,7 +42,7 @@ class MarkdownProse:
     """Finished blocks are printed for good; only the last, unfinished one is redrawn as it grows."""
 
     def __init__(self, console: Console) -> None:
-        self.text = ""
+        self.text: str = ""
         self._open = ""  # the block that may still grow
         self._live = Live(console=console, transient=True, refresh_per_second=12)
         self._live.start()

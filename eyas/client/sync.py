@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from eyas.client.aio import DEFAULT_RETRIES, DEFAULT_TARGET, DEFAULT_TIMEOUT_S, AsyncClient, AsyncStream
-from eyas.client.types import Completion, Delta, Message, Model, Options, Usage
+from eyas.client.types import Completion, Delta, Message, Model, Options, PromptLogprobs, Timings, Usage
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Portal:
 class Stream:
     """The deltas of one running call, in order. Leaving its `with` block cancels the call.
 
-    Iteration raises EyasError if the call fails. `usage` is there once it has ended.
+    Iteration raises EyasError if the call fails.
     """
 
     def __init__(self, portal: Portal, stream: AsyncStream) -> None:
@@ -61,8 +61,24 @@ class Stream:
         self._stream = stream
 
     @property
-    def usage(self) -> Usage | None:
+    def request_id(self) -> str:
+        """The call's name in the server's logs; empty until the server has admitted the call."""
+        return self._stream.request_id
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """There before the first delta, if they were asked for."""
+        return self._stream.prompt_logprobs
+
+    @property
+    def usage(self) -> Usage:
+        """All zeros until the call has ended."""
         return self._stream.usage
+
+    @property
+    def timings(self) -> Timings:
+        """All zeros until the call has ended."""
+        return self._stream.timings
 
     def __iter__(self) -> Iterator[Delta]:
         return self

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -75,7 +75,7 @@ async def tell(
                 prose.write(delta.text)
     finally:
         prose.close()
-    return Told(prose.text, stream.usage or Usage(), first_s, time.monotonic() - began)
+    return Told(prose.text, stream.usage, first_s, time.monotonic() - began)
 
 
 def chat(url: str, api_key: str | None, temperature: float) -> int:
@@ -139,7 +139,7 @@ def _with_pipe(talk: Conversation) -> int:
 
 
 def _with_person(talk: Conversation) -> int:
-    import readline  # noqa: F401  (editing and history for input())
+    import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]  (editing and history for input())
 
     console = Console(highlight=False)
     print("/help shows what you can type.")
@@ -170,7 +170,7 @@ def _ask() -> str | None:
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
+def _stoppable() -> Generator[None, None, None]:
     """Ctrl-C inside ends only what runs inside."""
     try:
         yield

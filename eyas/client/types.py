@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Literal, TypeAlias, TypedDict
 
 import msgspec
 
 from eyas.common.types import TokenLogprob
 
+FinishReason: TypeAlias = Literal["stop", "length"]
+"""Why a choice has ended. "stop": the model's own end, a stop token or a stop string; "length": it has
+`max_tokens` tokens.
+"""
+
 
 class Message(TypedDict):
-    """One turn of a chat. `role`: system, user or assistant."""
+    """One turn of a chat: whose words, and the words."""
 
-    role: str
+    role: Literal["system", "user", "assistant"]
     content: str
 
 
 class Options(TypedDict, total=False):
-    """How to generate; whatever is left out takes the server's default (see `SamplingParams`)."""
+    """How to generate. What is left out takes the server's default: see protos/eyas.proto."""
 
     max_tokens: int
     min_tokens: int
@@ -34,25 +39,32 @@ class Options(TypedDict, total=False):
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
-    logprobs: int  # of each token, and of the so many best at its position
+    logprobs: int  # tells each token's log-probability, and those of this many of the likeliest in its place
     n: int  # how many answers
     speculative: bool  # False turns drafting off
+    prompt_logprobs: int  # as `logprobs`, of the prompt's tokens
+    prompt_logprobs_start: int  # only of those after this position
+    bad_words: Sequence[str]  # texts that no answer may hold
+    truncate_prompt_tokens: int  # keeps this many of the prompt's last tokens; -1: what leaves room
+    skip_special_tokens: bool  # False shows them in the text
+    include_stop_str_in_output: bool  # True shows what stopped an answer as its end
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What one message added to one choice. `finish_reason` ("stop", "length") comes with its last delta."""
+    """What one message added to one choice. `finish_reason` comes with its last delta."""
 
     choice: int
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
-    finish_reason: str | None
+    finish_reason: FinishReason | None
 
 
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one call. `rejected_prediction_tokens` are not part of `completion_tokens`.
 
-    Of a tree of drafts, which can be accepted along one branch, the longest branch counts.
+    Of a tree of drafts, which can be accepted along one branch, the longest branch counts. `cached_tokens`
+    are the prompt's tokens whose KV was in a cache already.
 
     `synthetic`: the server accepts drafts by chance, for benchmarks, and the answer means nothing.
     """
@@ -62,7 +74,45 @@ class Usage(msgspec.Struct, frozen=True):
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     verify_steps: int = 0
+    cached_tokens: int = 0
     synthetic: bool = False
+
+
+class WorkerTimings(msgspec.Struct, frozen=True):
+    """One worker's part of a call, times in milliseconds. None: that did not happen there.
+
+    `cached_tokens` of the prompt were in its cache. It pulled `transfer_bytes` from another worker, by the
+    transfer backend named `transfer_path`.
+    """
+
+    role: Literal["prefill", "decode"]
+    worker: str
+    queue_ms: float
+    prefill_ms: float | None
+    cached_tokens: int
+    transfer_ms: float | None
+    transfer_bytes: int | None
+    transfer_path: str | None
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Where the time of a call went, in milliseconds, from the tokenized prompt on.
+
+    `first_decode_ms` is from the first token to the next ones; None if there were none.
+    """
+
+    first_token_ms: float = 0.0
+    first_decode_ms: float | None = None
+    total_ms: float = 0.0
+    workers: tuple[WorkerTimings, ...] = ()
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities of prompt tokens, each given all before it: tokens[i] is at position `start` + i."""
+
+    start: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -72,14 +122,20 @@ class Choice(msgspec.Struct, frozen=True):
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
-    finish_reason: str | None
+    finish_reason: FinishReason | None
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """Every answer of one call, by index."""
+    """Every answer of one call, by index.
+
+    `request_id` is the call's name in the server's logs. `prompt_logprobs` only if they were asked for.
+    """
 
     choices: tuple[Choice, ...]
     usage: Usage
+    request_id: str
+    timings: Timings
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def text(self) -> str:

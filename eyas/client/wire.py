@@ -5,22 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from eyas.client.types import Delta, Message, Options, Usage
-from eyas.common import convert, rpc
-from eyas.common.errors import InvalidRequest
+from eyas.client.types import (
+    Delta,
+    FinishReason,
+    Message,
+    Options,
+    PromptLogprobs,
+    Timings,
+    Usage,
+    WorkerTimings,
+)
+from eyas.common import rpc
+from eyas.common.errors import EyasError, InvalidRequest
+from eyas.common.types import TokenLogprob
 from protos import eyas_pb2
+
+_ROLES = {
+    "system": eyas_pb2.CHAT_ROLE_SYSTEM,
+    "user": eyas_pb2.CHAT_ROLE_USER,
+    "assistant": eyas_pb2.CHAT_ROLE_ASSISTANT,
+}
+_FINISH: dict[int, FinishReason | None] = {
+    eyas_pb2.FINISH_REASON_UNSPECIFIED: None,
+    eyas_pb2.FINISH_REASON_STOP: "stop",
+    eyas_pb2.FINISH_REASON_LENGTH: "length",
+}
 
 
 def chat_request(model: str, messages: Sequence[Message], options: Options) -> eyas_pb2.ChatRequest:
     """Raises InvalidRequest naming a value that cannot be sent."""
     with_options = options_to_pb(options)
     try:
-        turns = [eyas_pb2.ChatMessage(role=m["role"], content=m["content"]) for m in messages]
+        turns = [_message_to_pb(i, message) for i, message in enumerate(messages)]
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidRequest(
             f"messages must be a list of role and content: {error}", param="messages"
         ) from error
     return eyas_pb2.ChatRequest(model=model, messages=turns, options=with_options)
+
+
+def _message_to_pb(i: int, message: Message) -> eyas_pb2.ChatMessage:
+    role, content = message["role"], message["content"]
+    if role not in _ROLES:
+        field = f"messages[{i}].role"
+        raise InvalidRequest(f"{field} must be one of {', '.join(_ROLES)}, not {role!r:.40}", param=field)
+    return eyas_pb2.ChatMessage(role=_ROLES[role], content=content)
 
 
 def generate_request(model: str, prompt: str | Sequence[int], options: Options) -> eyas_pb2.GenerateRequest:
@@ -55,13 +84,26 @@ def options_to_pb(options: Options) -> eyas_pb2.GenerateOptions:
 
 
 def delta_from_pb(delta: eyas_pb2.Delta) -> Delta:
+    """Raises EyasError for a finish reason that this version does not know."""
+    if delta.finish_reason not in _FINISH:
+        raise EyasError(f"the server gave the unknown finish reason {delta.finish_reason}: it is newer")
     return Delta(
         choice=delta.choice,
         text=delta.text,
         tokens=tuple(delta.tokens),
-        logprobs=tuple(convert.logprob_from_pb(logprob) for logprob in delta.logprobs),
-        finish_reason=delta.finish_reason or None,
+        logprobs=tuple(_logprob_from_pb(logprob) for logprob in delta.logprobs),
+        finish_reason=_FINISH[delta.finish_reason],
     )
+
+
+def _logprob_from_pb(pb: eyas_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(pb.logprob, tuple((top.token, top.logprob) for top in pb.top))
+
+
+def prompt_logprobs_from_pb(pb: eyas_pb2.PromptLogprobs) -> PromptLogprobs:
+    best, top = list(zip(pb.top_tokens, pb.top_logprobs, strict=True)), pb.top
+    rows = [TokenLogprob(own, tuple(best[i * top : (i + 1) * top])) for i, own in enumerate(pb.logprobs)]
+    return PromptLogprobs(pb.start, tuple(pb.tokens), tuple(rows))
 
 
 def usage_from_pb(usage: eyas_pb2.Usage, metadata: Iterable[tuple[str, str | bytes]] = ()) -> Usage:
@@ -72,5 +114,33 @@ def usage_from_pb(usage: eyas_pb2.Usage, metadata: Iterable[tuple[str, str | byt
         accepted_prediction_tokens=usage.accepted_prediction_tokens,
         rejected_prediction_tokens=usage.rejected_prediction_tokens,
         verify_steps=usage.verify_steps,
+        cached_tokens=usage.cached_tokens,
         synthetic=any(key == rpc.SYNTHETIC for key, _ in metadata),
     )
+
+
+def timings_from_pb(pb: eyas_pb2.Timings) -> Timings:
+    return Timings(
+        first_token_ms=pb.first_token_ms,
+        first_decode_ms=_given(pb, "first_decode_ms"),
+        total_ms=pb.total_ms,
+        workers=tuple(_worker_from_pb(worker) for worker in pb.workers),
+    )
+
+
+def _worker_from_pb(pb: eyas_pb2.WorkerTimings) -> WorkerTimings:
+    return WorkerTimings(
+        role="prefill" if pb.role == eyas_pb2.WORKER_ROLE_PREFILL else "decode",
+        worker=pb.worker,
+        queue_ms=pb.queue_ms,
+        prefill_ms=_given(pb, "prefill_ms"),
+        cached_tokens=pb.cached_tokens,
+        transfer_ms=_given(pb, "transfer_ms"),
+        transfer_bytes=_given(pb, "transfer_bytes"),
+        transfer_path=_given(pb, "transfer_path"),
+    )
+
+
+def _given(pb: Any, name: str) -> Any:
+    """A field's value; None if it is absent."""
+    return getattr(pb, name) if pb.HasField(name) else None

@@ -1,4 +1,4 @@
-"""`FetchChunk` on the wire, written and read by hand: protobuf would copy every byte twice more at each end.
+"""`FetchResponse` on the wire, written and read by hand: protobuf would copy every byte twice more.
 
 It is the message of protos/transfer.proto to the bit; any gRPC client can read it.
 """
@@ -11,7 +11,7 @@ _TAG = b"\x0a"  # field 1, length-delimited
 
 
 def encode(data: bytes) -> bytes:
-    """FetchChunk(data=data), serialized. `data` is not empty."""
+    """FetchResponse(data=data), serialized. `data` is not empty."""
     size, length = len(data), bytearray()
     while size > 0x7F:
         length.append(size & 0x7F | 0x80)
@@ -21,7 +21,7 @@ def encode(data: bytes) -> bytes:
 
 
 def decode(message: bytes) -> memoryview:
-    """The data of a serialized FetchChunk, not copied. Raises TransferFailed for any other message."""
+    """The data of a serialized FetchResponse, not copied. Raises TransferFailed for any other message."""
     size, at, more = 0, 1, message[:1] == _TAG
     while more and at < min(len(message), 6):
         byte = message[at]

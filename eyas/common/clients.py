@@ -79,14 +79,16 @@ class DecodeSession:
 
     def __init__(self, stub: decode_pb2_grpc.DecodeServiceStub, worker: str) -> None:
         self._worker = worker
-        self._up: asyncio.Queue[decode_pb2.DecodeUp | None] = asyncio.Queue()  # None: nothing more
+        self._up: asyncio.Queue[decode_pb2.DecodeServiceSessionRequest | None] = (
+            asyncio.Queue()
+        )  # None: nothing more
         self._call = stub.Session(self._requests())
 
     def submit(self, request: GenerationRequest, attempt: int, attach: bool) -> None:
         """Queue a request: `attach` waits for its pages, else the worker computes what is missing."""
         source = decode_pb2.SOURCE_ATTACH if attach else decode_pb2.SOURCE_LOCAL
         submit = decode_pb2.Submit(request=convert.request_to_pb(request), attempt=attempt, source=source)
-        self._up.put_nowait(decode_pb2.DecodeUp(submit=submit))
+        self._up.put_nowait(decode_pb2.DecodeServiceSessionRequest(submit=submit))
 
     def attach(
         self, id: str, attempt: int, handles: tuple[KvHandle, ...], first_tokens: tuple[FirstToken, ...]
@@ -98,11 +100,13 @@ class DecodeSession:
             handles=[convert.handle_to_pb(handle) for handle in handles],
             first_tokens=[convert.first_token_to_pb(first) for first in first_tokens],
         )
-        self._up.put_nowait(decode_pb2.DecodeUp(attach=attach))
+        self._up.put_nowait(decode_pb2.DecodeServiceSessionRequest(attach=attach))
 
     def cancel(self, id: str, choice: int | None = None) -> None:
         """End a choice, or the whole request. Unknown ids are no-ops."""
-        self._up.put_nowait(decode_pb2.DecodeUp(cancel=decode_pb2.Cancel(id=id, choice=choice)))
+        self._up.put_nowait(
+            decode_pb2.DecodeServiceSessionRequest(cancel=decode_pb2.Cancel(id=id, choice=choice))
+        )
 
     async def __aiter__(self) -> AsyncIterator[SessionEvent]:
         try:
@@ -119,12 +123,12 @@ class DecodeSession:
         self._call.cancel()
         self._up.put_nowait(None)  # gRPC reads on for a dead call, for ever
 
-    async def _requests(self) -> AsyncIterator[decode_pb2.DecodeUp]:
+    async def _requests(self) -> AsyncIterator[decode_pb2.DecodeServiceSessionRequest]:
         while (message := await self._up.get()) is not None:
             yield message
 
 
-def _session_event(message: decode_pb2.DecodeDown) -> SessionEvent | None:
+def _session_event(message: decode_pb2.DecodeServiceSessionResponse) -> SessionEvent | None:
     """None for a message kind of a newer version."""
     match message.WhichOneof("message"):
         case "step":

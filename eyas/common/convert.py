@@ -1,4 +1,4 @@
-"""The one translation between protobuf records and the nouns of `eyas.common.types`.
+"""The one translation between what services say to each other and the nouns of `eyas.common.types`.
 
 `x_to_pb` and `x_from_pb` come in pairs and lose nothing. What arrives is checked only for being
 expressible (an unknown enum value is an InvalidRequest naming the field) and for its size; whether values
@@ -38,8 +38,14 @@ _FINISH_TO_PB = {
     Finish.LENGTH: common_pb2.FINISH_LENGTH,
 }
 _FINISH_FROM_PB = {wire: finish for finish, wire in _FINISH_TO_PB.items()}
-_GROUP_TO_PB = {KvKind.TARGET: common_pb2.GROUP_TARGET, KvKind.DRAFT: common_pb2.GROUP_DRAFT}
+_GROUP_TO_PB = {KvKind.TARGET: common_pb2.KV_KIND_TARGET, KvKind.DRAFT: common_pb2.KV_KIND_DRAFT}
 _GROUP_FROM_PB = {wire: group for group, wire in _GROUP_TO_PB.items()}
+_ROLE_TO_PB = {
+    Role.PREFILL: common_pb2.ROLE_PREFILL,
+    Role.DECODE: common_pb2.ROLE_DECODE,
+    Role.DRAFT: common_pb2.ROLE_DRAFT,
+}
+_ROLE_FROM_PB = {wire: role for role, wire in _ROLE_TO_PB.items()}
 
 
 # --- requests ----------------------------------------------------------------------------------------
@@ -311,10 +317,10 @@ def error_from_pb(pb: common_pb2.Status) -> EyasError:
     return from_code(pb.code, pb.message, pb.param or None)
 
 
-def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoReply:
-    return worker_pb2.InfoReply(
+def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoResponse:
+    return worker_pb2.InfoResponse(
         worker=info.worker,
-        roles=[role.value for role in info.roles],
+        roles=[_ROLE_TO_PB[role] for role in info.roles],
         epoch=info.epoch,
         model=info.model,
         fingerprint=info.fingerprint,
@@ -331,14 +337,14 @@ def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoReply:
     )
 
 
-def info_from_pb(pb: worker_pb2.InfoReply) -> WorkerInfo:
+def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
     """Raises InvalidRequest for a role this version does not know."""
-    unknown = sorted(set(pb.roles) - {role.value for role in Role})
+    unknown = sorted(set(pb.roles) - _ROLE_FROM_PB.keys())
     if unknown:
-        raise InvalidRequest(f"roles names the unknown role {unknown[0]!r}", param="roles")
+        raise InvalidRequest(f"roles has the unknown value {unknown[0]}", param="roles")
     return WorkerInfo(
         worker=pb.worker,
-        roles=tuple(Role(role) for role in pb.roles),
+        roles=tuple(_ROLE_FROM_PB[role] for role in pb.roles),
         epoch=pb.epoch,
         model=pb.model,
         fingerprint=pb.fingerprint,

@@ -22,22 +22,26 @@ It knows names and numbers only: neither grpc nor an HTTP framework is imported 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class EyasError(Exception):
     """Base class: `str(error)` is a sentence for the caller; `code` is its wire name."""
 
-    grpc_status = "INTERNAL"
-    http_status = 500
-    code = "internal_error"
+    grpc_status: ClassVar[str] = "INTERNAL"
+    http_status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message: str = message
+        self.param: str | None = param
 
 
 class InvalidRequest(EyasError):
-    grpc_status, http_status, code = "INVALID_ARGUMENT", 400, "invalid_request"
+    grpc_status = "INVALID_ARGUMENT"
+    http_status = 400
+    code = "invalid_request"
 
 
 class ContextLengthExceeded(InvalidRequest):
@@ -45,23 +49,30 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class PayloadTooLarge(InvalidRequest):
-    http_status, code = 413, "payload_too_large"
+    http_status = 413
+    code = "payload_too_large"
 
 
 class HeadersTooLarge(InvalidRequest):
-    http_status, code = 431, "headers_too_large"
+    http_status = 431
+    code = "headers_too_large"
 
 
 class RequestTimeout(InvalidRequest):
-    http_status, code = 408, "request_timeout"
+    http_status = 408
+    code = "request_timeout"
 
 
 class Unauthorized(EyasError):
-    grpc_status, http_status, code = "UNAUTHENTICATED", 401, "invalid_api_key"
+    grpc_status = "UNAUTHENTICATED"
+    http_status = 401
+    code = "invalid_api_key"
 
 
 class NotFound(EyasError):
-    grpc_status, http_status, code = "NOT_FOUND", 404, "not_found"
+    grpc_status = "NOT_FOUND"
+    http_status = 404
+    code = "not_found"
 
 
 class ModelNotFound(NotFound):
@@ -69,20 +80,28 @@ class ModelNotFound(NotFound):
 
 
 class Overloaded(EyasError):
-    grpc_status, http_status, code = "RESOURCE_EXHAUSTED", 429, "overloaded"
-    retry_after_s = 1
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    code = "overloaded"
+    retry_after_s: ClassVar[int] = 1
 
 
 class Cancelled(EyasError):
-    grpc_status, http_status, code = "CANCELLED", 499, "cancelled"
+    grpc_status = "CANCELLED"
+    http_status = 499
+    code = "cancelled"
 
 
 class DeadlineExceeded(EyasError):
-    grpc_status, http_status, code = "DEADLINE_EXCEEDED", 504, "deadline_exceeded"
+    grpc_status = "DEADLINE_EXCEEDED"
+    http_status = 504
+    code = "deadline_exceeded"
 
 
 class Unavailable(EyasError):
-    grpc_status, http_status, code = "UNAVAILABLE", 503, "unavailable"
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+    code = "unavailable"
 
 
 class EngineError(Unavailable):
@@ -90,11 +109,15 @@ class EngineError(Unavailable):
 
 
 class TransferFailed(EyasError):
-    grpc_status, http_status, code = "ABORTED", 502, "transfer_failed"
+    grpc_status = "ABORTED"
+    http_status = 502
+    code = "transfer_failed"
 
 
 class ConfigError(EyasError):
-    grpc_status, http_status, code = "FAILED_PRECONDITION", 500, "config_error"
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 500
+    code = "config_error"
 
 
 def _tree(cls: type[EyasError]) -> list[type[EyasError]]:

@@ -10,7 +10,7 @@ from eyas.common import convert
 from eyas.common.types import WorkerInfo
 from protos import worker_pb2, worker_pb2_grpc
 
-SERVICE = "eyas.v1.WorkerService"
+SERVICE = "eyas.internal.v1.WorkerService"
 
 
 class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
@@ -23,6 +23,6 @@ class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
     async def Info(
         self,
         request: worker_pb2.InfoRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.InfoRequest, worker_pb2.InfoReply],
-    ) -> worker_pb2.InfoReply:
+        context: grpc.aio.ServicerContext[worker_pb2.InfoRequest, worker_pb2.InfoResponse],
+    ) -> worker_pb2.InfoResponse:
         return convert.info_to_pb(self._describe())

@@ -1,19 +1,55 @@
-"""Prometheus figures of a worker, names `eyas_*`: who counts calls a method; nobody else names a metric.
+"""The Prometheus metrics of a worker. Other files call methods here and name no metric themselves.
 
-`docs/metrics.md` lists them.
+`docs/metrics.md` lists the metrics of every process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.metrics_core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
+from eyas.common.histogram import STEP_SECONDS, STEP_SEQUENCES, Histogram
 from eyas.common.types import Entry
 
 
+class PlainHistogram(Collector):
+    """A histogram without labels and locks, for one thread: it is cheap enough for every token.
+
+    `observe` adds one value. `show` replaces all values by counts that another process has made.
+    """
+
+    def __init__(
+        self, name: str, help: str, bounds: tuple[float, ...], registry: CollectorRegistry | None = None
+    ) -> None:
+        self._name = name
+        self._help = help
+        self._bounds = tuple(map(float, bounds))
+        self._values = Histogram(self._bounds)
+        self.observe = self._values.add
+        if registry is not None:
+            registry.register(self)
+
+    def show(self, counts: Sequence[int], total: float) -> None:
+        """`counts` per bucket, as `eyas.common.histogram.Histogram` has them; none: nothing was counted."""
+        if counts:
+            self._values.counts[:] = counts
+            self._values.total = total
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        names = (*map(str, self._bounds), "+Inf")
+        buckets = list(zip(names, accumulate(self._values.counts), strict=True))
+        yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._values.total)
+
+    def describe(self) -> Iterator[HistogramMetricFamily]:
+        yield HistogramMetricFamily(self._name, self._help)
+
+
 class WorkerMetrics:
-    """The figures of one worker in one registry."""
+    """The metrics of one worker, in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, help: str) -> Gauge:
@@ -26,8 +62,15 @@ class WorkerMetrics:
         self.synthetic = gauge("synthetic_acceptance", "1 if drafts are accepted by chance (benchmarks)")
         self.running = gauge("requests_running", "Sequences in the step")
         self.waiting = gauge("requests_waiting", "Sequences queued")
+        self.queue_age = gauge("queue_age_seconds", "Age of the oldest request that waits for its first work")
         self.pages_used = gauge("kv_pages_used", "KV pages that a sequence, a pull or a lease holds")
         self.pages = gauge("kv_pages", "KV pages of the pool")
+        self.step_seconds = PlainHistogram(
+            "eyas_step_seconds", "From the launch of a step to its tokens", STEP_SECONDS, registry
+        )
+        self.step_sequences = PlainHistogram(
+            "eyas_step_sequences", "Sequences per step", STEP_SEQUENCES, registry
+        )
         self._engine_totals = {
             "prompt_tokens": counter("prompt_tokens", "Prompt tokens of admitted requests"),
             "cached_tokens": counter("cached_prompt_tokens", "Prompt tokens found in the prefix cache"),
@@ -50,19 +93,20 @@ class WorkerMetrics:
         self._seen_moved: dict[str, tuple[float, ...]] = {}
 
     def moved(self, path: str, *totals: float) -> None:
-        """The engine's own running totals of one path: pulls, bytes, seconds."""
+        """The engine's running totals for one transfer path: pulls, bytes, seconds."""
         seen = self._seen_moved.get(path, (0.0, 0.0, 0.0))
         for counter, before, total in zip(self._moved, seen, totals, strict=True):
             counter.labels(path).inc(max(0.0, total - before))
         self._seen_moved[path] = totals
 
     def totals(self, **totals: int) -> None:
-        """The engine's own running totals, by the names of `Load`."""
+        """The engine's running totals, under their names in `Load`."""
         for name, total in totals.items():
             self._engine_totals[name].inc(max(0, total - self._seen[name]))
             self._seen[name] = total
 
     def step(self, entries: Sequence[Entry]) -> None:
+        """Counts the tokens and drafts of one `Step` message."""
         self._tokens.inc(sum([len(entry.tokens) for entry in entries]))
         if verified := [entry for entry in entries if entry.offered]:
             self._rounds.inc(len(verified))

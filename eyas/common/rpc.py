@@ -60,8 +60,8 @@ SYNTHETIC = "eyas-synthetic"
 """In the initial metadata of an answer that means nothing, because drafts were accepted by chance."""
 
 _TOO_LARGE = "larger than max"  # gRPC's own words
-_CODE_KEY = "eyas-code"
-_PARAM_KEY = "eyas-param"
+CODE = "eyas-code"
+PARAM = "eyas-param"
 _log = logging.getLogger("eyas.rpc")
 
 Unary = Callable[..., Awaitable[Any]]
@@ -126,9 +126,9 @@ def _set_status(context: grpc.aio.ServicerContext[Any, Any], error: EyasError) -
     (`context.abort` raises an exception that the call keeps, and that keeps the call and its request: after
     many refusals the memory would wait for a garbage collection.)
     """
-    metadata = [(_CODE_KEY, error.code)]
+    metadata = [(CODE, error.code)]
     if error.param:
-        metadata.append((_PARAM_KEY, error.param))
+        metadata.append((PARAM, error.param))
     context.set_code(grpc.StatusCode[error.grpc_status])
     context.set_details(error.message)
     context.set_trailing_metadata(tuple(metadata))
@@ -266,11 +266,11 @@ def map_rpc_error(error: grpc.aio.AioRpcError) -> EyasError:
     """What the server raised: the exact class if it said so, else the most general one of the status."""
     metadata = {key: value for key, value in error.trailing_metadata() or ()}
     message = error.details() or f"the call ended with {error.code().name}"
-    code = metadata.get(_CODE_KEY)
+    code = metadata.get(CODE)
     if code is None and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in message:
         return PayloadTooLarge(message)
     if code is not None:
-        return from_code(str(code), message, metadata.get(_PARAM_KEY))
+        return from_code(str(code), message, metadata.get(PARAM))
     return from_grpc_status(error.code().name, message)
 
 

@@ -78,13 +78,19 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
             self.best + following.best[each:],
         )
 
-    def rows(self) -> list[TokenLogprob]:
-        """Unpacked, one a token."""
+    def columns(self) -> tuple[tuple[float, ...], tuple[int, ...], tuple[float, ...]]:
+        """`logprobs`, `best_ids` and `best`, unpacked."""
         rows, top = len(self), self.top
-        ids = struct.unpack(f"<{rows * top}i", self.best_ids)
-        values = struct.unpack(f"<{rows * top}f", self.best)
-        best = list(zip(ids, values, strict=True))
-        own = struct.unpack(f"<{rows}f", self.logprobs)
+        return (
+            struct.unpack(f"<{rows}f", self.logprobs),
+            struct.unpack(f"<{rows * top}i", self.best_ids),
+            struct.unpack(f"<{rows * top}f", self.best),
+        )
+
+    def rows(self) -> list[TokenLogprob]:
+        """Unpacked, one per token."""
+        own, ids, values = self.columns()
+        best, top = list(zip(ids, values, strict=True)), self.top
         return [TokenLogprob(p, tuple(best[i * top : (i + 1) * top])) for i, p in enumerate(own)]
 
 

@@ -51,18 +51,18 @@ class TransferClient:
     def __init__(self, channel: grpc.aio.Channel, worker: str) -> None:
         self._stub = transfer_pb2_grpc.TransferServiceStub(channel)
         self._fetch = channel.unary_stream(
-            "/eyas.v1.TransferService/Fetch",
+            "/eyas.internal.v1.TransferService/Fetch",
             request_serializer=transfer_pb2.FetchRequest.SerializeToString,
         )
         self._worker = worker
 
     async def handshake(self, group: KvKind, layout_hash: str) -> PeerPool:
-        request = transfer_pb2.HandshakeRequest(group=convert.group_to_pb(group), meaning=layout_hash)
+        request = transfer_pb2.HandshakeRequest(group=convert.group_to_pb(group), layout_hash=layout_hash)
         try:
             reply = await self._stub.Handshake(request, timeout=HANDSHAKE_S)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
-        return PeerPool(reply.meaning, reply.epoch, reply.geometry, reply.pool_identity)
+        return PeerPool(reply.layout_hash, reply.epoch, reply.geometry, reply.pool_identity)
 
     async def watch(self, handle: KvHandle, attempt: int) -> AsyncIterator[WatchReady | WatchDone]:
         """What became readable, as it happens. The lease lives while this is open; it never just ends.

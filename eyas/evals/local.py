@@ -18,7 +18,7 @@ from eyas.evals.heldout import QuestionSet, held_out_prompts, question_sets, unb
 from eyas.evals.table import Score, score_table
 from eyas.train.eagle import EagleHead
 from eyas.train.export import STOP, load_head, load_target
-from eyas.train.generate import Acceptance, Sampling, generate, speculate
+from eyas.train.generate import Acceptance, SamplingOptions, generate, speculate
 from eyas.train.model import Nano
 from eyas.train.text.core import Message
 from eyas.train.tokenizer import load_tokenizer, render
@@ -39,7 +39,9 @@ class Scorer:
 
     def answers(self, chats: list[list[Message]]) -> list[tuple[str, bool]]:
         """Each chat's answer, and whether it ended its turn."""
-        made = generate(self.target, [self.prompt(chat) for chat in chats], Sampling(STOP, LONGEST_ANSWER))
+        made = generate(
+            self.target, [self.prompt(chat) for chat in chats], SamplingOptions(STOP, LONGEST_ANSWER)
+        )
         return [(self.tokenizer.decode(row), row[-1] in STOP) for row in made]
 
     def score(self, questions: QuestionSet) -> tuple[Score, list[str]]:
@@ -57,7 +59,7 @@ class Scorer:
         """Greedy chains over these chats."""
         counts = Acceptance()
         for chat in track(chats, description="acceptance"):
-            speculate(self.target, head, self.prompt(chat), Sampling(STOP, LONGEST_ANSWER), counts)
+            speculate(self.target, head, self.prompt(chat), SamplingOptions(STOP, LONGEST_ANSWER), counts)
         return counts
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eyas.train.data import split_bits
-from eyas.train.model import Attention, Mlp, ModelConfig, Nano, Norm, rope_table
+from eyas.train.model import GroupedAttention, Mlp, Nano, NanoConfig, Norm, rope_table
 from eyas.train.target import REPORT_EVERY, Recipe, descend, optimisers, progress, report
 
 UNROLL = 7
@@ -28,7 +28,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Step = Callable[..., tuple[Tensor, tuple[Tensor, Tensor], Tensor]]
 
 
-def head_config(target: ModelConfig) -> ModelConfig:
+def head_config(target: NanoConfig) -> NanoConfig:
     """The head's shape for a target."""
     return replace(target, layers=1, intermediate=HEAD_INTERMEDIATE * target.hidden // 256)
 
@@ -36,11 +36,11 @@ def head_config(target: ModelConfig) -> ModelConfig:
 class MidLayer(nn.Module):
     """A decoder layer whose attention reads the embedding beside the hidden state."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: NanoConfig) -> None:
         super().__init__()
         self.input_layernorm = Norm(config.hidden, config.norm_eps)
         self.hidden_norm = Norm(config.hidden, config.norm_eps)
-        self.self_attn = Attention(config, 2 * config.hidden)
+        self.self_attn = GroupedAttention(config, 2 * config.hidden)
         self.post_attention_layernorm = Norm(config.hidden, config.norm_eps)
         self.mlp = Mlp(config.hidden, config.intermediate)
 

@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from eyas.train.eagle import EagleHead, head_config
-from eyas.train.model import ModelConfig, Nano
+from eyas.train.model import Nano, NanoConfig
 from eyas.train.tokenizer import END_OF_TEXT_ID, IM_END_ID
 
 STOP = (IM_END_ID, END_OF_TEXT_ID)
 
 
-def _shape(config: ModelConfig) -> dict[str, object]:
+def _shape(config: NanoConfig) -> dict[str, object]:
     return {
         "hidden_size": config.hidden,
         "intermediate_size": config.intermediate,
@@ -73,10 +73,10 @@ def save_head(head: EagleHead, folder: Path) -> None:
     _save(head, "", folder)
 
 
-def read_config(folder: Path) -> ModelConfig:
+def read_config(folder: Path) -> NanoConfig:
     """The shape written in config.json."""
     raw = json.loads((folder / "config.json").read_text())
-    return ModelConfig(
+    return NanoConfig(
         hidden=raw["hidden_size"],
         layers=raw["num_hidden_layers"],
         heads=raw["num_attention_heads"],

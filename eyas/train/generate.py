@@ -18,7 +18,7 @@ COMPACT_EVERY = 16
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingOptions:
     """How tokens are chosen, and when a row ends."""
 
     stop: tuple[int, ...]
@@ -27,7 +27,7 @@ class Sampling:
     seed: int = 0
 
 
-def choose(logits: Tensor, sampling: Sampling, noise: torch.Generator) -> Tensor:
+def choose(logits: Tensor, sampling: SamplingOptions, noise: torch.Generator) -> Tensor:
     """One token a row."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
@@ -36,7 +36,7 @@ def choose(logits: Tensor, sampling: Sampling, noise: torch.Generator) -> Tensor
 
 
 @torch.inference_mode()
-def generate(model: Nano, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
+def generate(model: Nano, prompts: list[list[int]], sampling: SamplingOptions) -> list[list[int]]:
     """Continue all prompts together, padded on the left; an answer keeps its stop token.
 
     Rows that have ended leave the batch now and then, so that a few long answers do not cost much.
@@ -142,7 +142,7 @@ def draft_chain(
 
 @torch.inference_mode()
 def speculate(
-    target: Nano, head: EagleHead, prompt: list[int], sampling: Sampling, counts: Acceptance
+    target: Nano, head: EagleHead, prompt: list[int], sampling: SamplingOptions, counts: Acceptance
 ) -> list[int]:
     """Greedy chain speculation of one chat; the target is recomputed in full each round."""
     device = target.embed_tokens.weight.device

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class NanoConfig:
     """The shape of the model; the defaults are the embedded one."""
 
     hidden: int = 256
@@ -34,7 +34,7 @@ class ModelConfig:
         return 2, self.layers // 2, self.layers - 3
 
 
-def rope_table(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+def rope_table(config: NanoConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines [..., head_dim] of these positions, in float32."""
     half = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32)
     angles = positions[..., None].float() / config.rope_theta ** (half / config.head_dim)
@@ -63,7 +63,7 @@ class Norm(nn.Module):
 class Cache:
     """Keys and values of every layer, written at given columns of a fixed length."""
 
-    def __init__(self, config: ModelConfig, batch: int, length: int, like: Tensor) -> None:
+    def __init__(self, config: NanoConfig, batch: int, length: int, like: Tensor) -> None:
         shape = (config.layers, batch, config.kv_heads, length, config.head_dim)
         self.keys = torch.zeros(shape, device=like.device, dtype=like.dtype)
         self.values = torch.zeros_like(self.keys)
@@ -103,10 +103,10 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return (weights @ v).view(batch, heads, rows, dim)
 
 
-class Attention(nn.Module):
+class GroupedAttention(nn.Module):
     """Grouped-query attention; `width` is the input's width, which a draft head doubles."""
 
-    def __init__(self, config: ModelConfig, width: int) -> None:
+    def __init__(self, config: NanoConfig, width: int) -> None:
         super().__init__()
         self.config = config
         self.q_proj = nn.Linear(width, config.heads * config.head_dim, bias=False)
@@ -153,10 +153,10 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """One decoder layer."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: NanoConfig) -> None:
         super().__init__()
         self.input_layernorm = Norm(config.hidden, config.norm_eps)
-        self.self_attn = Attention(config, config.hidden)
+        self.self_attn = GroupedAttention(config, config.hidden)
         self.post_attention_layernorm = Norm(config.hidden, config.norm_eps)
         self.mlp = Mlp(config.hidden, config.intermediate)
 
@@ -169,7 +169,7 @@ class Block(nn.Module):
 class Nano(nn.Module):
     """The target model; its head is the transposed embedding."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: NanoConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab, config.hidden)

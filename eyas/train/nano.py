@@ -23,8 +23,8 @@ from tokenizers import Tokenizer
 from eyas.train.data import IDS, Packing, batches, make_prompts, make_shard, shards
 from eyas.train.eagle import UNROLL, EagleHead, train_head
 from eyas.train.export import STOP, load_target, save_head, save_target
-from eyas.train.generate import Sampling, generate
-from eyas.train.model import ModelConfig, Nano
+from eyas.train.generate import SamplingOptions, generate
+from eyas.train.model import Nano, NanoConfig
 from eyas.train.target import Recipe, train_target
 from eyas.train.tokenizer import (
     ANSWER_BIT,
@@ -46,7 +46,7 @@ class Scale:
 
     target: Recipe
     head: Recipe
-    model: ModelConfig = ModelConfig()
+    model: NanoConfig = NanoConfig()
     tokenizer_dialogues: int = 60_000
     regenerated: int = 48_000
     generation_batch: int = 4096
@@ -60,7 +60,7 @@ FULL = Scale(
 TINY = Scale(
     target=Recipe(steps=12, rows=4, length=128),
     head=Recipe(steps=6, rows=2, length=64 + UNROLL),
-    model=ModelConfig(hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96),
+    model=NanoConfig(hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96),
     tokenizer_dialogues=20_000,
     regenerated=16,
     generation_batch=8,
@@ -121,7 +121,7 @@ def regenerate(run: Run, target: Nano, tokenizer: Tokenizer) -> list[np.ndarray]
     for start in track(range(0, len(prompts), size), description="answers"):
         batch = prompts[start : start + size]
         temperature = TEMPERATURES[start // size % len(TEMPERATURES)]
-        sampling = Sampling(STOP, run.scale.longest_answer, temperature, seed=run.seed + start)
+        sampling = SamplingOptions(STOP, run.scale.longest_answer, temperature, seed=run.seed + start)
         answers = generate(target, [(row & IDS).tolist() for row in batch], sampling)
         for row, answer in zip(batch, answers, strict=True):
             said = np.array(answer, np.uint16) | np.uint16(ANSWER_BIT)

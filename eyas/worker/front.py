@@ -230,6 +230,9 @@ class Front:
         load = self._load
         self._metrics.running.set(load.running)
         self._metrics.waiting.set(load.waiting)
+        self._metrics.queue_age.set(load.oldest_waiting_s)
+        self._metrics.step_seconds.show(load.step_seconds, load.step_seconds_total)
+        self._metrics.step_sequences.show(load.step_sequences, load.step_sequences_total)
         self._metrics.pages_used.set(load.pages_used)
         self._metrics.totals(
             prompt_tokens=load.prompt_tokens,

@@ -20,7 +20,7 @@ from eyas.common.address import join
 from eyas.common.config import GatewayConfig
 from eyas.common.discovery import registry
 from eyas.worker.descriptors import raise_limit
-from eyas.worker.http_protocol import Limits
+from eyas.worker.http_protocol import HttpLimits
 from eyas.worker.http_server import HttpServer
 from eyas.worker.leave import Leave
 from eyas.worker.waiting import tell_waiting
@@ -94,7 +94,7 @@ async def fronts(
     grpc = GrpcFront(config, backend, tokenizer, metrics)
     config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one
     app = create_app(config, backend, tokenizer, metrics)
-    http = HttpServer(app, config.host, config.port, Limits(config.max_connections))
+    http = HttpServer(app, config.host, config.port, HttpLimits(config.max_connections))
     await grpc.start()
     await http.start()
     where = f"http=http://{join(config.host, http.port)}/v1 grpc={join(config.host, grpc.port)}"

@@ -24,7 +24,7 @@ _log = logging.getLogger("eyas.gateway")
 
 
 @dataclass(frozen=True)
-class Limits:
+class HttpLimits:
     """What a client may take of the server; times in seconds."""
 
     connections: int = 4096
@@ -40,7 +40,7 @@ class Limits:
 class Connections:
     """The open connections of a server. One too many takes the place of the one that has waited longest."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
         self._open: set[HttpProtocol] = set()
         self._waiting: dict[HttpProtocol, None] = {}  # for (the rest of) a request; the longest comes first

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from eyas.worker.http_protocol import Connections, Limits
+from eyas.worker.http_protocol import Connections, HttpLimits
 from eyas.worker.ports import listen
 
 GRACE_S = 3  # how long the last bytes of answers may take to leave after `aclose`
@@ -18,7 +18,7 @@ GRACE_S = 3  # how long the last bytes of answers may take to leave after `aclos
 class HttpServer:
     """Serves `app` from `start` to `aclose`. Binds at once: raises ConfigError if the address is no good."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, limits: HttpLimits) -> None:
         self._listener = listen(host, port, "port")
         self._server = _Server(
             uvicorn.Config(

@@ -15,14 +15,14 @@ from eyas.common.types import Role
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ClusterPlan:
     """The processes of a cluster: workers by name, and the gateway that routes to all of them."""
 
     workers: dict[str, WorkerConfig]
     gateway: GatewayConfig
 
 
-def plan(config: ServeConfig, ports: Iterator[int], cores: int) -> Plan:
+def plan(config: ServeConfig, ports: Iterator[int], cores: int) -> ClusterPlan:
     """The processes for `config`; CPU engines share the `cores` but one, at least one thread each.
 
     A core stays free for the fronts and the gateway: an engine whose threads outnumber the free cores waits
@@ -33,7 +33,7 @@ def plan(config: ServeConfig, ports: Iterator[int], cores: int) -> Plan:
     workers = {name: _with(worker, threads=threads) for name, worker in workers.items()}
     registry = "static:" + ",".join(worker.address for worker in workers.values())
     workers = {name: dataclasses.replace(worker, registry=registry) for name, worker in workers.items()}
-    return Plan(workers, dataclasses.replace(config.gateway, registry=registry))
+    return ClusterPlan(workers, dataclasses.replace(config.gateway, registry=registry))
 
 
 def _unified(config: ServeConfig, ports: Iterator[int]) -> dict[str, WorkerConfig]:

@@ -31,7 +31,7 @@ from rich.table import Table
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.types import GenerationRequest, Role
 from eyas.worker.child import Child
-from eyas.worker.plan import Plan, gateway_argv, plan, worker_argv
+from eyas.worker.plan import ClusterPlan, gateway_argv, plan, worker_argv
 from eyas.worker.ports import free_ports
 from tests.chaos.streams import make_requests
 
@@ -74,7 +74,7 @@ class ByHand:
     `start` and `restart` raise AssertionError if the cluster is not whole in time.
     """
 
-    def __init__(self, made: Plan) -> None:
+    def __init__(self, made: ClusterPlan) -> None:
         self._plan = made
         self.log: list[str] = []
         commands = {name: worker_argv(worker) for name, worker in made.workers.items()}

@@ -22,17 +22,17 @@ ATTACKERS = 8  # of each kind
 LEASE_S = 5.0
 QUIET_S = 60.0
 DEEP = {  # what nearly right calls must have reached: a method, and a field of its replies
-    ("/eyas.v1.Eyas/Chat", "usage"),
-    ("/eyas.v1.Eyas/Generate", "usage"),
-    ("/eyas.v1.DecodeService/Session", "step"),
-    ("/eyas.v1.DecodeService/Session", "rejected"),
-    ("/eyas.v1.DraftService/Session", "proposals"),
-    ("/eyas.v1.DraftService/Session", "closed"),
-    ("/eyas.v1.PrefillService/Prefill", "done"),
-    ("/eyas.v1.TransferService/Watch", "done"),
-    ("/eyas.v1.TransferService/Watch", "failed"),
-    ("/eyas.v1.TransferService/Release", "valid"),
-    ("/eyas.v1.TransferService/Fetch", "data"),
+    ("/eyas.v1.Eyas/Chat", "finished"),
+    ("/eyas.v1.Eyas/Generate", "finished"),
+    ("/eyas.internal.v1.DecodeService/Session", "step"),
+    ("/eyas.internal.v1.DecodeService/Session", "rejected"),
+    ("/eyas.internal.v1.DraftService/Session", "proposals"),
+    ("/eyas.internal.v1.DraftService/Session", "closed"),
+    ("/eyas.internal.v1.PrefillService/Prefill", "done"),
+    ("/eyas.internal.v1.TransferService/Watch", "done"),
+    ("/eyas.internal.v1.TransferService/Watch", "failed"),
+    ("/eyas.internal.v1.TransferService/Release", "valid"),
+    ("/eyas.internal.v1.TransferService/Fetch", "data"),
 }
 
 

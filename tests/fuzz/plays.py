@@ -71,7 +71,9 @@ class GrpcFuzz:
             n=rng.choice((1, 1, 3)), stop=["no such text"], logit_bias={5: 1.0}, logprobs=2,
         )  # fmt: skip
         if rng.random() < 0.5:
-            messages = [eyas_pb2.ChatMessage(role="user", content="What is the capital of Peru?")]
+            messages = [
+                eyas_pb2.ChatMessage(role=eyas_pb2.CHAT_ROLE_USER, content="What is the capital of Peru?")
+            ]
             await self._ask("Eyas/Chat", eyas_pb2.ChatRequest(messages=messages, options=options))
         else:
             prompt = {"ids": eyas_pb2.TokenIds(ids=self._prompt())} if rng.random() < 0.5 else {"text": "Hi"}
@@ -101,18 +103,18 @@ class GrpcFuzz:
             source = rng.choice((decode_pb2.SOURCE_ATTACH, decode_pb2.SOURCE_LOCAL))
             attempt = rng.choice((1, 2))
             submit = decode_pb2.Submit(request=request, attempt=attempt, source=source)
-            ups.append(decode_pb2.DecodeUp(submit=submit))
+            ups.append(decode_pb2.DecodeServiceSessionRequest(submit=submit))
             if source == decode_pb2.SOURCE_ATTACH:
                 firsts = [common_pb2.FirstToken(choice=c.index, token=77) for c in request.choices]
                 attach = decode_pb2.Attach(id=request.id, attempt=attempt, first_tokens=firsts)
-                ups.append(decode_pb2.DecodeUp(attach=attach))
+                ups.append(decode_pb2.DecodeServiceSessionRequest(attach=attach))
             if rng.random() < 0.4:
                 cancel = decode_pb2.Cancel(id=request.id, choice=rng.choice((None, 0, 1)))
-                ups.append(decode_pb2.DecodeUp(cancel=cancel))
+                ups.append(decode_pb2.DecodeServiceSessionRequest(cancel=cancel))
         ups += rng.choices(ups, k=rng.choice((0, 0, 0, 1)))  # twice the same
         await self._session(ups)
 
-    async def _session(self, ups: list[decode_pb2.DecodeUp]) -> None:
+    async def _session(self, ups: list[decode_pb2.DecodeServiceSessionRequest]) -> None:
         hold_s = self._rng.uniform(0.1, 1.5)
         await self._say(self._one(Role.DECODE), "DecodeService/Session", ups, hold_s)
 
@@ -122,13 +124,15 @@ class GrpcFuzz:
         for seq in range(1, rng.choice((2, 4, 8))):
             base = rng.choice((0, 0, 7, 40, 2000))
             opens = [draft_pb2.DraftOpen(seq=seq, generation=1, base_len=base, params=self._params())]
-            ups.append(draft_pb2.DraftUp(opens=opens))
+            ups.append(draft_pb2.DraftServiceSessionRequest(opens=opens))
             request = rng.choice(((5, 1, 6), (5, 1, 6), (3, 4, 16), (16, 8, 128)))
             for _ in range(rng.randrange(1, 5)):
-                ups.append(draft_pb2.DraftUp(commits=[self._commit(seq, base, request)]))
+                ups.append(draft_pb2.DraftServiceSessionRequest(commits=[self._commit(seq, base, request)]))
                 base += len(ups[-1].commits[0].tokens)
             if rng.random() < 0.3:
-                ups.append(draft_pb2.DraftUp(closes=[draft_pb2.DraftClose(seq=seq, generation=1)]))
+                ups.append(
+                    draft_pb2.DraftServiceSessionRequest(closes=[draft_pb2.DraftClose(seq=seq, generation=1)])
+                )
         await self._say(self._one(Role.DRAFT), "DraftService/Session", ups, rng.uniform(0.1, 0.6))
 
     def _commit(self, seq: int, base: int, request: tuple[int, int, int]) -> draft_pb2.DraftCommit:
@@ -149,11 +153,11 @@ class GrpcFuzz:
         handles: list[common_pb2.KvHandle] = []
 
         def heard(reply: Message) -> None:
-            assert isinstance(reply, prefill_pb2.PrefillEvent)
+            assert isinstance(reply, prefill_pb2.PrefillResponse)
             handles.extend(reply.started.handles)
 
         ask = prefill_pb2.PrefillRequest(request=request, attempt=1, offer_draft=rng.random() < 0.7)
-        path = "/eyas.v1.PrefillService/Prefill"
+        path = "/eyas.internal.v1.PrefillService/Prefill"
         await self.wire.call(owner, self._methods[path], Talk([self._perhaps(ask, 0.3)]), heard)
         if not handles:
             return
@@ -161,7 +165,12 @@ class GrpcFuzz:
         if way == 0:
             submit = decode_pb2.Submit(request=request, attempt=1, source=decode_pb2.SOURCE_ATTACH)
             attach = decode_pb2.Attach(id=request.id, attempt=1, handles=handles)
-            await self._session([decode_pb2.DecodeUp(submit=submit), decode_pb2.DecodeUp(attach=attach)])
+            await self._session(
+                [
+                    decode_pb2.DecodeServiceSessionRequest(submit=submit),
+                    decode_pb2.DecodeServiceSessionRequest(attach=attach),
+                ]
+            )
         elif way == 1:
             await self._draft_from(handles[-1])
         else:
@@ -172,12 +181,12 @@ class GrpcFuzz:
         open = draft_pb2.DraftOpen(
             seq=1, generation=1, base_len=base, params=self._params(), handle=handle, attempt=1
         )
-        up = draft_pb2.DraftUp(opens=[open], commits=[self._commit(1, base, (5, 1, 6))])
+        up = draft_pb2.DraftServiceSessionRequest(opens=[open], commits=[self._commit(1, base, (5, 1, 6))])
         await self._say(self._one(Role.DRAFT), "DraftService/Session", [up], 1.0)
 
     async def _read(self, owner: str, handle: common_pb2.KvHandle) -> None:
         """As a puller does: Handshake, then Watch, and beside it Fetch and Release."""
-        shake = transfer_pb2.HandshakeRequest(group=handle.group, meaning=handle.layout)
+        shake = transfer_pb2.HandshakeRequest(group=handle.group, layout_hash=handle.layout)
         await self._say(owner, "TransferService/Handshake", [shake])
         pages = [page for shard in handle.shards for page in shard.pages]
         fetch = transfer_pb2.FetchRequest(
@@ -207,7 +216,8 @@ class GrpcFuzz:
         leaves_after = rng.randrange(1, 6) if rng.random() < 0.1 else None
         share = 0.5 if len(messages) == 1 else 0.2
         talk = Talk([self._perhaps(message, share) for message in messages], hold_s, leaves_after)
-        path = name if name.startswith("/") else f"/eyas.v1.{name}"
+        package = "eyas.v1" if name.startswith("Eyas/") else "eyas.internal.v1"
+        path = name if name.startswith("/") else f"/{package}.{name}"
         await self.wire.call(address, self._methods[path], talk)
 
     def _perhaps(self, message: Message, share: float) -> bytes:

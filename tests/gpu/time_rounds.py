@@ -21,7 +21,7 @@ import torch
 
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.kernels.paths import Extension, compact, gather_path
+from eyas.engine.kernels.paths import PathRows, compact, gather_path
 from eyas.engine.kernels.rounds import FACTS, Batch, RoundRows, Verdicts, prepare, propose_rows, verdict
 from eyas.engine.kernels.trees import Frontier, grow, new_growth, select
 from eyas.engine.kv.format import KvFormat
@@ -52,7 +52,7 @@ class Round:
         self.verdicts = Verdicts(ints(size, FACTS + width), ints(size, self.deepest))
         self.features = torch.randn(size * width, HIDDEN, dtype=torch.bfloat16, device="cuda")
         gathered = self.features.new_zeros(size * self.deepest, HIDDEN)
-        self.extension = Extension(gathered, new_rows(size, self.deepest), ints(size))
+        self.extension = PathRows(gathered, new_rows(size, self.deepest), ints(size))
         self.best, self.next = ints(size) + 1, new_rows(size, 1)
         if self.tree:
             self._grow(size)

@@ -62,7 +62,7 @@ class Sampling:
             _column(list(range(n)), torch.int32),
             _column([100 + i for i in range(n)], torch.int32),
         )
-        self.who = sample.Rows(slots, places)
+        self.who = sample.SampledRows(slots, places)
         self.logits = torch.randn(n, vocab, device="cuda") * scale
         self.out = torch.full((n,), -1, dtype=torch.int32, device="cuda")
 

@@ -6,9 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from eyas.common.config import NANO
 from eyas.common.errors import EyasError
-from eyas.common.types import Entry, Finish, GenerationRequest, Role, TokenLogprob, WorkerInfo
+from eyas.common.types import (
+    Entry,
+    Finish,
+    GenerationRequest,
+    PromptLogprobs,
+    Role,
+    Timings,
+    TokenLogprob,
+    WorkerInfo,
+)
 from gateway.backend import Health
 from gateway.router import Candidate
 from gateway.tokenizer import Tokenizer
@@ -43,6 +54,8 @@ class ScriptedBackend:
     breaks_with: Exception | None = None  # raised after the first round of entries
     infos: list[WorkerInfo] = field(default_factory=lambda: [INFO])
     is_healthy: bool = True
+    timings: Timings | None = None  # told with the first entry, as `prompt` is to those who ask for it
+    prompt: PromptLogprobs | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
     streams: list[ScriptedStream] = field(default_factory=list)
 
@@ -110,7 +123,11 @@ class ScriptedStream:
             )
         drafted = self._backend.stride if start else 0
         accepted = min(len(tokens), max(drafted - 1, 0))
-        return Entry(self.request.id, 1, choice, start, tokens, logprobs, finish, accepted, drafted)
+        entry = Entry(self.request.id, 1, choice, start, tokens, logprobs, finish, accepted, drafted)
+        if start or choice:
+            return entry
+        prompt = None if params.prompt_logprobs is None else self._backend.prompt
+        return msgspec.structs.replace(entry, timings=self._backend.timings, prompt=prompt)
 
     async def cancel(self, choice: int | None = None) -> None:
         self.cancelled.append(choice)

@@ -80,7 +80,9 @@ class ScriptedWorker(
     script: Script = field(default_factory=Script)
     heard: list[tuple[str, Any]] = field(default_factory=list)
     prefills_cancelled: int = 0
-    _sessions: list[asyncio.Queue[decode_pb2.DecodeDown | None]] = field(default_factory=list)
+    _sessions: list[asyncio.Queue[decode_pb2.DecodeServiceSessionResponse | None]] = field(
+        default_factory=list
+    )
     address: str = ""
 
     async def start(self, port: int = 0) -> ScriptedWorker:
@@ -103,7 +105,7 @@ class ScriptedWorker(
     def of(self, kind: str) -> list[Any]:
         return [message for name, message in self.heard if name == kind]
 
-    async def Info(self, request: worker_pb2.InfoRequest, context: Any) -> worker_pb2.InfoReply:
+    async def Info(self, request: worker_pb2.InfoRequest, context: Any) -> worker_pb2.InfoResponse:
         return convert.info_to_pb(
             WorkerInfo(
                 self.address,
@@ -125,7 +127,7 @@ class ScriptedWorker(
 
     async def Prefill(
         self, message: prefill_pb2.PrefillRequest, context: Any
-    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+    ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         self.heard.append(("prefill", message))
         request = convert.request_from_pb(message.request, CONTEXT_LENGTH)
         if self.script.refuse_prefill:
@@ -133,17 +135,17 @@ class ScriptedWorker(
         try:
             if self.script.silent:
                 await asyncio.Event().wait()
-            yield prefill_pb2.PrefillEvent(admitted=prefill_pb2.PrefillAdmitted())
+            yield prefill_pb2.PrefillResponse(admitted=prefill_pb2.PrefillAdmitted())
             await self._phase("admitted")
             handle = KvHandle(
                 self.address, 1, 0, len(self.heard), KvKind.TARGET, "l", len(request.prompt_ids), ()
             )
             started = prefill_pb2.PrefillStarted(handles=[convert.handle_to_pb(handle)])
-            yield prefill_pb2.PrefillEvent(started=started)
+            yield prefill_pb2.PrefillResponse(started=started)
             await self._phase("started")
             first = [convert.first_token_to_pb(self._first(request, c)) for c in request.choices]
             timings = convert.timings_to_pb(Timings(prefill_ms=1.0))
-            yield prefill_pb2.PrefillEvent(done=prefill_pb2.PrefillDone(choices=first, timings=timings))
+            yield prefill_pb2.PrefillResponse(done=prefill_pb2.PrefillDone(choices=first, timings=timings))
         except (asyncio.CancelledError, GeneratorExit):
             self.prefills_cancelled += 1
             raise
@@ -161,14 +163,14 @@ class ScriptedWorker(
     # --- decode ---
 
     async def Session(
-        self, messages: AsyncIterator[decode_pb2.DecodeUp], context: Any
-    ) -> AsyncIterator[decode_pb2.DecodeDown]:
+        self, messages: AsyncIterator[decode_pb2.DecodeServiceSessionRequest], context: Any
+    ) -> AsyncIterator[decode_pb2.DecodeServiceSessionResponse]:
         if self.script.starting:
             raise Unavailable("the worker is still loading")
         if self.script.refuse_session:
             self.heard.append(("refused", None))
             raise self.script.refuse_session
-        down: asyncio.Queue[decode_pb2.DecodeDown | None] = asyncio.Queue()
+        down: asyncio.Queue[decode_pb2.DecodeServiceSessionResponse | None] = asyncio.Queue()
         self._sessions.append(down)
         running: dict[str, asyncio.Task[None]] = {}
         helpers = [
@@ -182,17 +184,17 @@ class ScriptedWorker(
             for task in [*helpers, *running.values()]:
                 task.cancel()
 
-    async def _beat(self, down: asyncio.Queue[decode_pb2.DecodeDown]) -> None:
+    async def _beat(self, down: asyncio.Queue[decode_pb2.DecodeServiceSessionResponse]) -> None:
         while True:
             beat = decode_pb2.Heartbeat(draining=self.script.draining)
             if not self.script.muted:
-                down.put_nowait(decode_pb2.DecodeDown(heartbeat=beat))
+                down.put_nowait(decode_pb2.DecodeServiceSessionResponse(heartbeat=beat))
             await asyncio.sleep(0.2)
 
     async def _read(
         self,
-        messages: AsyncIterator[decode_pb2.DecodeUp],
-        down: asyncio.Queue[decode_pb2.DecodeDown],
+        messages: AsyncIterator[decode_pb2.DecodeServiceSessionRequest],
+        down: asyncio.Queue[decode_pb2.DecodeServiceSessionResponse],
         running: dict[str, asyncio.Task[None]],
     ) -> None:
         waiting: dict[str, GenerationRequest] = {}
@@ -208,10 +210,14 @@ class ScriptedWorker(
                 if self.script.refuse_submit:
                     status = convert.error_to_pb(self.script.refuse_submit)
                     down.put_nowait(
-                        decode_pb2.DecodeDown(rejected=decode_pb2.Rejected(status=status, **names))
+                        decode_pb2.DecodeServiceSessionResponse(
+                            rejected=decode_pb2.Rejected(status=status, **names)
+                        )
                     )
                     continue
-                down.put_nowait(decode_pb2.DecodeDown(admitted=decode_pb2.Admitted(**names)))
+                down.put_nowait(
+                    decode_pb2.DecodeServiceSessionResponse(admitted=decode_pb2.Admitted(**names))
+                )
                 waiting[request.id] = request
                 if message.source == decode_pb2.SOURCE_LOCAL:
                     work = self._generate(request, message.attempt, down)
@@ -220,7 +226,7 @@ class ScriptedWorker(
                 names = {"id": message.id, "attempt": message.attempt}
                 if message.handles and self.script.lose:
                     self.script.lose -= 1
-                    lost = decode_pb2.DecodeDown(lost=decode_pb2.Lost(**names))
+                    lost = decode_pb2.DecodeServiceSessionResponse(lost=decode_pb2.Lost(**names))
                     asyncio.get_running_loop().call_later(self.script.lose_after_s, down.put_nowait, lost)
                     continue
                 request = waiting[message.id]
@@ -231,7 +237,10 @@ class ScriptedWorker(
                     task.cancel()
 
     async def _generate(
-        self, request: GenerationRequest, attempt: int, down: asyncio.Queue[decode_pb2.DecodeDown]
+        self,
+        request: GenerationRequest,
+        attempt: int,
+        down: asyncio.Queue[decode_pb2.DecodeServiceSessionResponse],
     ) -> None:
         at = {c.index: len(c.output_ids) for c in request.choices if c.index not in self.script.finish_first}
         end = request.params.max_tokens
@@ -250,7 +259,7 @@ class ScriptedWorker(
                     entry = Entry(request.id, attempt, choice, index, ids, finish=finish, timings=timings)
                     entries.append(entry)
                     at[choice] = stop
-            down.put_nowait(decode_pb2.DecodeDown(step=convert.step_to_pb(entries)))
+            down.put_nowait(decode_pb2.DecodeServiceSessionResponse(step=convert.step_to_pb(entries)))
 
 
 @contextlib.asynccontextmanager

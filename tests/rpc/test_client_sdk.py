@@ -79,7 +79,6 @@ async def test_chat_stream(client: AsyncClient, backend: ScriptedBackend) -> Non
     assert len(deltas) > 2
     assert "".join(delta.text for delta in deltas) == "Hello, world!"
     assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
-    assert stream.usage is not None
     assert stream.usage.completion_tokens == sum(len(delta.tokens) for delta in deltas)
     assert backend.streams[0].closed.is_set()
 
@@ -279,7 +278,7 @@ async def test_blocking_streams(backend: ScriptedBackend) -> None:
     def work(client: Client) -> None:
         with client.chat_stream(CHAT) as stream:
             assert "".join(delta.text for delta in stream) == "Hello, world!"
-            assert stream.usage is not None and next(stream, None) is None
+            assert stream.usage.completion_tokens > 0 and next(stream, None) is None
         with client.generate_stream("x") as stream:
             next(stream)
 
@@ -295,7 +294,16 @@ async def test_the_plain_stub_works_too(backend: ScriptedBackend) -> None:
     async with served(backend) as address, grpc.aio.insecure_channel(address) as channel:
         stub = eyas_pb2_grpc.EyasStub(channel)
         events = [event async for event in stub.Generate(eyas_pb2.GenerateRequest(text="x"), timeout=5)]
-        assert events[-1].HasField("usage")
+        kinds = [event.WhichOneof("event") for event in events]
+        assert kinds == ["started", *["delta"] * (len(events) - 2), "finished"] and len(events) > 3
+        reasons = [event.delta.finish_reason for event in events[1:-1]]
+        assert reasons[-1] == eyas_pb2.FINISH_REASON_STOP and set(reasons[:-1]) == {0}
+        for role in (eyas_pb2.CHAT_ROLE_UNSPECIFIED, 9):
+            robot = eyas_pb2.ChatMessage(role=role, content="Hi")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.Chat(eyas_pb2.ChatRequest(messages=[robot]), timeout=5).read()
+            trailer = dict(refused.value.trailing_metadata())
+            assert (trailer["eyas-code"], trailer["eyas-param"]) == ("invalid_request", "messages[0].role")
         assert "".join(event.delta.text for event in events) == "Hello, world!"
 
 

@@ -230,8 +230,12 @@ async def test_metrics_and_reflection() -> None:
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         reply = await anext(aiter(stub.ServerReflectionInfo(iter([ask]), timeout=5)))
         names = {service.name for service in reply.list_services_response.service}
-        assert {"eyas.v1.DecodeService", "eyas.v1.WorkerService", "grpc.health.v1.Health"} <= names
-        assert "eyas.v1.PrefillService" not in names
+        assert {
+            "eyas.internal.v1.DecodeService",
+            "eyas.internal.v1.WorkerService",
+            "grpc.health.v1.Health",
+        } <= names
+        assert "eyas.internal.v1.PrefillService" not in names
 
 
 async def test_a_service_that_the_roles_do_not_name_is_not_there() -> None:

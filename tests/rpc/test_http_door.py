@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from eyas.worker.http_protocol import Limits
+from eyas.worker.http_protocol import HttpLimits
 from eyas.worker.http_server import HttpServer
 from eyas.worker.ports import free_ports
 
-LIMITS = Limits(header_s=0.5, idle_s=0.5, rest_s=0.5, stalled_s=0.5)
-PATIENT = Limits()
+LIMITS = HttpLimits(header_s=0.5, idle_s=0.5, rest_s=0.5, stalled_s=0.5)
+PATIENT = HttpLimits()
 SOON_S = 5.0  # for what takes half a second, on a busy machine
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST /early HTTP/1.1\r\nhost: x\r\n"
@@ -96,7 +96,7 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def door(limits: Limits = LIMITS) -> AsyncIterator[Door]:
+async def door(limits: HttpLimits = LIMITS) -> AsyncIterator[Door]:
     with contextlib.closing(free_ports()) as ports:
         port = next(ports)
     app = App()

@@ -248,7 +248,7 @@ def test_numbers_of_one_prompt_are_bounded() -> None:
     admit(model, prompt[1:], GenerationOptions(params, max_tokens=0), 9.0)
     with pytest.raises(InvalidRequest, match="too many") as refused:
         admit(model, prompt, GenerationOptions(params, max_tokens=0), 9.0)
-    assert refused.value.param == "logprobs"
+    assert refused.value.param == "prompt_logprobs"
     tail = SamplingParams(prompt_logprobs=1, prompt_logprobs_start=1)
     admit(model, prompt, GenerationOptions(tail, max_tokens=0), 9.0)
 

@@ -19,7 +19,7 @@ from eyas.common.errors import Unavailable
 from eyas.common.logging import JsonFormatter
 from eyas.worker import doctor
 from eyas.worker.doctor import examine
-from eyas.worker.http_protocol import Limits
+from eyas.worker.http_protocol import HttpLimits
 from eyas.worker.http_server import HttpServer
 from eyas.worker.ports import free_ports
 from gateway.backend import Backend
@@ -101,7 +101,7 @@ async def examined(backend: Backend, metrics: GatewayMetrics, key: str | None = 
     """What the doctor says of a real gateway in front of `backend`."""
     port = next(free_ports())
     app = create_app(GatewayConfig(api_keys=("k",)), backend, nano_tokenizer(), metrics)
-    server = HttpServer(app, "127.0.0.1", port, Limits())
+    server = HttpServer(app, "127.0.0.1", port, HttpLimits())
     await server.start()
     try:
         return await asyncio.to_thread(examine, f"http://127.0.0.1:{port}", key)

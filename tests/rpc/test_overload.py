@@ -17,7 +17,7 @@ from real_worker import RealWorker, real_worker, tiny_config
 from eyas.common.config import NANO, EngineConfig, GatewayConfig
 from eyas.common.discovery import registry
 from eyas.common.types import Role
-from eyas.worker.http_protocol import Limits
+from eyas.worker.http_protocol import HttpLimits
 from eyas.worker.http_server import HttpServer
 from eyas.worker.ports import free_ports
 from gateway.cluster import Cluster
@@ -44,11 +44,11 @@ async def gateway(*workers: RealWorker) -> AsyncIterator[httpx.AsyncClient]:
         Tokenizer.load(str(NANO)),
         GatewayMetrics(CollectorRegistry()),
     )
-    http = HttpServer(app, "127.0.0.1", port, Limits())
+    http = HttpServer(app, "127.0.0.1", port, HttpLimits())
     await cluster.start()
     await http.start()
     async with httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30, limits=httpx.Limits()
+        base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30, limits=httpx.HttpLimits()
     ) as client:
         async with asyncio.timeout(10):
             while (await client.get("/health")).status_code != 200:

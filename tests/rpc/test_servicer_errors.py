@@ -27,11 +27,11 @@ class Raising(decode_pb2_grpc.DecodeServiceServicer, prefill_pb2_grpc.PrefillSer
         raise self.error
 
     async def Session(self, up: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        yield decode_pb2.DecodeDown()
+        yield decode_pb2.DecodeServiceSessionResponse()
         raise self.error
 
     async def Prefill(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        yield prefill_pb2.PrefillEvent()
+        yield prefill_pb2.PrefillResponse()
         raise self.error
 
 
@@ -83,8 +83,8 @@ async def test_a_defect_is_logged_and_bare(caplog: pytest.LogCaptureFixture) -> 
 
 
 METHODS = (
-    "/eyas.v1.WorkerService/Info",
-    "/eyas.v1.PrefillService/Prefill",
+    "/eyas.internal.v1.WorkerService/Info",
+    "/eyas.internal.v1.PrefillService/Prefill",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 )
 

@@ -20,11 +20,16 @@ from eyas.engine.models.table import read_model
 
 
 class Rig:
-    """A target over a pool of `pages` pages of `page_size` rows, filled with NaN: rows never written show."""
+    """A target over a pool of `pages` pages of `page_size` rows, filled with NaN: rows never written show.
 
-    def __init__(self, folder: Path, pages: int = 256, page_size: int = 16) -> None:
+    `config`: instead of what the folder says.
+    """
+
+    def __init__(
+        self, folder: Path, config: ModelConfig | None = None, pages: int = 256, page_size: int = 16
+    ) -> None:
         torch.set_num_threads(1)  # many test processes share the cores
-        self.config = read_model(folder)
+        self.config = config or read_model(folder)
         shape = pool_shape(self.config, pages, page_size)
         self.pool = KvPool(shape)
         self.pool.tensor.fill_(float("nan"))

@@ -24,6 +24,7 @@ from eyas.engine.device.step import Layout
 from eyas.engine.ipc.messages import Cancel, Step
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.overlapped import OverlappedLoop
+from eyas.engine.loop.step_counts import StepCounts
 from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.sampling.scores import score
 from eyas.engine.scheduling.scheduler import Limits
@@ -111,7 +112,7 @@ class World:
         buckets = Buckets(setting.width, TILE, (2, setting.max_running), (2,), 8, 8)
         layout = Layout(PAGE, self.tables.padding_slot, TILE)
         self.runner = WatchedRunner(self.device, buckets, layout, HostSampler(self.device, EOS))
-        self.pace = OverlappedLoop(self._rounds(pool), self.runner, setting.ahead)
+        self.pace = OverlappedLoop(self._rounds(pool), self.runner, StepCounts(), setting.ahead)
         self.stories: dict[str, Story] = {}
         self.seen: dict[int, Sequence] = {}
 

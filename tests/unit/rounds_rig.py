@@ -9,7 +9,7 @@ import torch
 
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.kernels.paths import Extension
+from eyas.engine.kernels.paths import PathRows
 from eyas.engine.kernels.rounds import FACTS, Batch, RoundRows, Verdicts
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -97,9 +97,9 @@ def new_verdicts(batch: int, width: int, deepest: int) -> Verdicts:
     return Verdicts(ints(batch, FACTS + width), ints(batch, deepest))
 
 
-def new_extension(batch: int, deepest: int, features: torch.Tensor) -> Extension:
+def new_extension(batch: int, deepest: int, features: torch.Tensor) -> PathRows:
     rows = new_rows(batch, deepest)
-    return Extension(features.new_full((batch * deepest, features.shape[1]), -7), rows, ints(batch))
+    return PathRows(features.new_full((batch * deepest, features.shape[1]), -7), rows, ints(batch))
 
 
 def ints(*shape: int) -> torch.Tensor:

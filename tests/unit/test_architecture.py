@@ -22,6 +22,7 @@ STUB_USERS = (
     "decode_svc/",
     "draft_svc/",
     "gateway/grpc_front.py",
+    "gateway/grpc_messages.py",
 )
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -154,3 +155,20 @@ def test_loads_without_torch(module: str) -> None:
         [sys.executable, "-c", LOAD_ALL, module], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_families_stand_in_their_own_files_and_in_a_table() -> None:
+    """What is special about a model or a head is nobody else's business; nobody imports its module."""
+    from eyas.engine.models.heads import HEADS
+    from eyas.engine.models.table import MODELS
+
+    special = tuple(f"eyas.engine.models.{name}." for name in (*MODELS.values(), *HEADS))
+    importing, naming = [], []
+    for name, tree, text in sources(*PACKAGES):
+        if name.startswith("eyas/engine/models/"):
+            continue
+        if any(f"{module}.".startswith(special) for module in imported(tree)):
+            importing.append(name)
+        if name.startswith("eyas/engine/") and any(architecture in text for architecture in MODELS):
+            naming.append(name)
+    assert (importing, naming) == ([], [])

@@ -1,8 +1,9 @@
-"""The torch attention backend against a float64 rendering of softmax(q k / sqrt(d)) v, and against itself."""
+"""The torch attention backend against itself, and a float64 rendering of softmax(cap(q k scale)) v."""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,9 +18,14 @@ LAYER = 1
 
 
 class Scene:
-    """A pool of random rows with scattered page tables. Logical row r of a table has known k and v."""
+    """A pool of random rows with scattered page tables. Logical row r of a table has known k and v.
 
-    def __init__(self, heads: int, kv_heads: int, head_dim: int, page_size: int = 16) -> None:
+    `special`: fields of the layer's `AttentionSpec`.
+    """
+
+    def __init__(
+        self, heads: int, kv_heads: int, head_dim: int, page_size: int = 16, **special: float
+    ) -> None:
         torch.set_num_threads(1)  # many test processes share the cores
         self.generator = torch.Generator().manual_seed(0)
         pages = 8192 // page_size
@@ -27,8 +33,9 @@ class Scene:
         self.heads, self.page_size = heads, page_size
         self.pool = KvPool(shape)
         self.pool.tensor.copy_(torch.randn(shape.sizes, generator=self.generator))
-        self.spec = AttentionSpec(heads, kv_heads, head_dim, Rope(), head_dim**-0.5)
-        self.backend = TorchAttention(heads, shape)
+        plain = AttentionSpec(heads, kv_heads, head_dim, Rope(), head_dim**-0.5)
+        self.spec = replace(plain, **special)
+        self.backend = TorchAttention(heads, shape, {0, self.spec.window})
         self._order = torch.randperm(pages, generator=self.generator).tolist()
 
     def table(self, rows: int) -> list[int]:
@@ -51,11 +58,13 @@ class Scene:
         for span in spans:
             for i in range(span.count):
                 own = range(span.start, span.start + i + 1) if span.paths is None else span.paths[i]
-                seen = [*range(span.start), *own]
+                seen = [*range(span.start), *own][-self.spec.window :]  # of 0: all
                 page = torch.tensor([span.pages[r // self.page_size] for r in seen])
                 slot = torch.tensor([r % self.page_size for r in seen])
                 k, v = (layer[page, which, slot].repeat_interleave(group, 1) for which in (0, 1))
-                scores = torch.einsum("hd,khd->hk", next(rows), k) / k.shape[-1] ** 0.5
+                scores = torch.einsum("hd,khd->hk", next(rows), k) * self.spec.scale
+                if cap := self.spec.soft_cap:
+                    scores = (scores / cap).tanh() * cap
                 results.append(torch.einsum("hk,khd->hd", scores.softmax(-1), v))
         return torch.stack(results)
 
@@ -88,6 +97,41 @@ def test_every_kind_of_span_in_one_step(heads: int, kv_heads: int, head_dim: int
     ends = [0, *itertools.accumulate(span.count for span in spans)]
     for i, span in enumerate(spans):
         assert torch.equal(scene.run([span], q[ends[i] : ends[i + 1]]), got[ends[i] : ends[i + 1]])
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        {"window": 1},
+        {"window": 40},
+        {"window": 64},
+        {"window": 300, "soft_cap": 1.5},
+        {"window": 4096},
+        {"soft_cap": 50.0},
+        {"scale": 0.7, "soft_cap": 0.4},
+    ],
+)
+def test_windows_caps_and_scales(special: dict[str, float]) -> None:
+    """As above: right, and to the bit what each span gives alone; and what is special is seen."""
+    scene, plain = Scene(4, 2, 16, **special), Scene(4, 2, 16)
+    spans = mixed_spans(scene)
+    q = scene.queries(spans)
+    got = scene.run(spans, q)
+    assert (got - scene.expected(spans, q)).abs().max() < 1e-5
+    if special != {"window": 4096}:
+        assert (got - plain.expected(spans, q)).abs().max() > 1e-3
+
+    ends = [0, *itertools.accumulate(span.count for span in spans)]
+    for i, span in enumerate(spans):
+        assert torch.equal(scene.run([span], q[ends[i] : ends[i + 1]]), got[ends[i] : ends[i + 1]])
+
+
+def test_a_window_leaves_out_what_no_row_of_a_tile_sees() -> None:
+    scene = Scene(4, 2, 16, window=40)
+    spans = [Span(scene.table(1500), 1499, 1), Span(scene.table(1500), 1300, 200)]
+    views = scene.backend.plan(spans).views
+    seen = {window: sum(part.gather.numel() for part in view.parts) for window, view in views.items()}
+    assert seen[40] < seen[0] / 4
 
 
 def test_long_rows_do_not_depend_on_tile_mates_or_chunking() -> None:

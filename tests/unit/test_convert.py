@@ -133,7 +133,7 @@ def test_unknown_values_are_refused_by_name() -> None:
         convert.handle_from_pb(common_pb2.KvHandle())
     with pytest.raises(InvalidRequest, match="finish"):
         convert.first_token_from_pb(common_pb2.FirstToken(finish=9))
-    with pytest.raises(InvalidRequest, match="'paint'"):
-        convert.info_from_pb(worker_pb2.InfoReply(roles=["decode", "paint"]))
+    with pytest.raises(InvalidRequest, match="roles has the unknown value 9"):
+        convert.info_from_pb(worker_pb2.InfoResponse(roles=[common_pb2.ROLE_DECODE, 9]))
     with pytest.raises(InvalidRequest, match="prompt"):
         convert.prompt_from_pb(common_pb2.PromptLogprobs(top=1, logprobs=b"1234"))

@@ -167,6 +167,15 @@ def test_its_load_counts_the_commands_that_it_has_heard() -> None:
     assert [(load.heard, load.running) for load in loads] == [(2, 1)]
 
 
+def test_its_load_counts_its_steps_and_their_sequences() -> None:
+    drive = Drive()
+    commits = tuple(_commit(0, 5, seq=seq) for seq in (1, 2, 3))
+    events = drive.tell(DraftUp(tuple(_open(seq) for seq in (1, 2, 3)), commits, peer=PEER))
+    [load] = [event for event in events if isinstance(event, Load)]
+    assert sum(load.step_seconds) == sum(load.step_sequences) == 1
+    assert load.step_sequences_total == 3 and load.step_seconds_total > 0.0
+
+
 @pytest.mark.parametrize("base", [4, 6, 60])
 def test_a_gap_or_a_repetition_ends_the_sequence(base: int) -> None:
     drive = Drive()

@@ -286,6 +286,24 @@ def test_the_load_tells_of_a_queue_behind_many_choices(base: EngineConfig) -> No
     cluster.close()
 
 
+def test_the_load_counts_steps_and_tells_how_long_the_oldest_waits(base: EngineConfig) -> None:
+    cluster = Loopback(replace(base, draft=None, max_running=1))
+    params = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True)
+    results = [cluster.submit(GenerationRequest(id, (3, 4), params), split=False) for id in "ab"]
+    waited, worker = 0.0, cluster.workers["unified"]
+    while not results[0].done.wait(0.001):
+        waited = max(waited, worker.load.oldest_waiting_s) if worker.load else waited
+    assert waited > 0.0
+    wait_all(results, 30)
+    deadline = time.monotonic() + 10
+    while sum(worker.load.step_seconds) < 60 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    load = worker.load
+    assert sum(load.step_seconds) == load.step_sequences_total == 60 and load.step_sequences[0] == 60
+    assert load.step_seconds_total > 0.0 and load.oldest_waiting_s == 0.0
+    cluster.close()
+
+
 def test_deadlines_end_requests(base: EngineConfig) -> None:
     cluster = Loopback(*split_configs(base))
     request = GenerationRequest("slow", (1, 2, 3), SamplingParams(max_tokens=10), timeout_s=0.2)

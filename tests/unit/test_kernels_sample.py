@@ -69,7 +69,7 @@ class Batch:
             choice=tensor([row.choice for row in reversed(self.rows)], torch.int32),
         )
         slots = tensor([n - 1 - i for i in range(n)], torch.int32)
-        self.who = kernels.Rows(slots, tensor([row.position for row in self.rows], torch.int32))
+        self.who = kernels.SampledRows(slots, tensor([row.position for row in self.rows], torch.int32))
 
     def choose(self, logits: torch.Tensor) -> list[int]:
         out = torch.full((len(self.rows),), -7, dtype=torch.int32, device=DEVICE)

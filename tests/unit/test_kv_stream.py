@@ -70,7 +70,7 @@ def test_too_many_or_too_few_bytes_are_an_error() -> None:
 @pytest.mark.parametrize("size", [1, 127, 128, 16_383, 16_384, CHUNK_BYTES])
 def test_a_chunk_on_the_wire_is_protobufs(size: int) -> None:
     data = random.Random(size).randbytes(size)
-    message = transfer_pb2.FetchChunk(data=data).SerializeToString()
+    message = transfer_pb2.FetchResponse(data=data).SerializeToString()
     assert chunk.encode(data) == message and chunk.decode(message) == data
 
 

@@ -42,7 +42,7 @@ def test_a_request_of_full_length_must_fit() -> None:
 
 @pytest.mark.parametrize("free", [0, 4 * GIB, 4 * GIB + (FEWEST_PAGES - 1) * 2**21])
 def test_next_to_nothing_is_an_error(free: int) -> None:
-    with pytest.raises(ConfigError, match=r"16\.0 GiB of weights; 64 are the least: raise --mem-fraction"):
+    with pytest.raises(ConfigError, match=r"16\.0 GiB of weights; 64 is the minimum: raise --mem-fraction"):
         pool_pages(replace(H200, free=free), 0.88, replace(LLAMA, context_length=16))
     with pytest.raises(ConfigError, match="room for 0 KV pages"):
         pool_pages(H200, 0.05, LLAMA)

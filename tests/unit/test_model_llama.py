@@ -1,4 +1,4 @@
-"""The Llama family against transformers, and its logits bit for bit against themselves."""
+"""Llama against transformers, and the logits of all families bit for bit against themselves."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from eyas.engine.batch.spans import Span
+from tests.unit.families import SAMPLES, write_family
 from tests.unit.model_rig import Rig
 from tests.unit.tiny import write_tiny_llama
 
@@ -50,35 +51,6 @@ def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
         wanted = reference(folder)(torch.tensor([tokens])).logits[0]
     assert (got - wanted).abs().max() < 1e-4
     assert got.std() > 0.1
-
-
-@pytest.mark.parametrize("family", ["MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
-def test_other_families_equal_transformers(tmp_path: Path, family: str) -> None:
-    import transformers
-
-    kind = family.removesuffix("ForCausalLM")
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=131,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        sliding_window=None,
-    )
-    torch.manual_seed(0)
-    model = getattr(transformers, family)(config).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.normal_(mean=float("norm" in name), std=0.2)
-    model.save_pretrained(tmp_path)
-    tokens = prompt(50)
-    rig = Rig(tmp_path)
-    got = rig.logits([Span(rig.table(50), 0, 50)], tokens)
-    with torch.no_grad():
-        wanted = model(torch.tensor([tokens])).logits[0]
-    assert (got - wanted).abs().max() < 1e-4
 
 
 def test_a_position_off_by_one_is_detected(tmp_path: Path) -> None:
@@ -128,9 +100,15 @@ def test_captured_states_are_layer_inputs(tmp_path: Path) -> None:
 LENGTH = 203
 
 
-@pytest.fixture(scope="module", params=["gqa_tied", "odd_head_dim", "wide_group"])
+@pytest.fixture(
+    scope="module", params=["gqa_tied", "odd_head_dim", "wide_group", "mistral", "qwen3", "gemma2", "gemma3"]
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("model"), layers=3, **VARIANTS[request.param])
+    folder = tmp_path_factory.mktemp("model")
+    if request.param in SAMPLES:
+        write_family(folder, request.param)
+        return folder
+    return write_tiny_llama(folder, layers=3, **VARIANTS[request.param])
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from eyas.engine.checkpoint.weights import DummyWeights, Placement
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import CAPACITY, SUMS_ROWS, OneShot
-from eyas.engine.parallel.ranks import Call, Channel, Followers, RankInfo, follow
+from eyas.engine.parallel.ranks import Channel, Followers, RankCall, RankInfo, follow
 from eyas.engine.parallel.shards import config_of_rank
 from tests.unit.tiny import write_tiny_llama
 
@@ -44,13 +44,13 @@ class Member:
         self._inboxes = [torch.from_file(p, shared=True, size=words, dtype=torch.int64) for p in paths]
         return torch.tensor([inbox.data_ptr() for inbox in self._inboxes])
 
-    def sum(self, call: Call) -> torch.Tensor:
+    def sum(self, call: RankCall) -> torch.Tensor:
         rows, columns, seed = call.numbers
         own = matrix(rows, columns, seed, self.group.rank)
         self.group.all_reduce(own)
         return self.group.all_gather_columns(own)
 
-    def sum_add(self, call: Call) -> torch.Tensor:
+    def sum_add(self, call: RankCall) -> torch.Tensor:
         """The sum with a residual, and its sums of squares [parts, 64] below it."""
         rows, columns, seed = call.numbers
         own = matrix(rows, columns, seed, self.group.rank)
@@ -58,7 +58,7 @@ class Member:
         self.group.all_reduce_add(own, matrix(rows, columns, seed, RANKS), sums)
         return self.group.all_gather_columns(torch.cat([own.flatten(), sums.flatten()])[:, None])
 
-    def burst(self, call: Call) -> torch.Tensor:
+    def burst(self, call: RankCall) -> torch.Tensor:
         """Kernel calls of all SHAPES, which the ranks reach at different times; results rank by rank."""
         results = []
         for seed, shape in enumerate(SHAPES):
@@ -68,26 +68,26 @@ class Member:
             results.append(own.float().flatten())
         return self.group.all_gather_columns(torch.cat(results)[:, None])
 
-    def one_add(self, call: Call) -> torch.Tensor:
+    def one_add(self, call: RankCall) -> torch.Tensor:
         rows, columns, seed = call.numbers
         own = matrix(rows, columns, seed, self.group.rank).half()
         sums = torch.full((OneShot.parts(columns), SUMS_ROWS), 7.0)
         self.one_shot(own, matrix(rows, columns, seed, RANKS).half(), sums)
         return self.group.all_gather_columns(torch.cat([own.float().flatten(), sums.flatten()])[:, None])
 
-    def jump(self, call: Call) -> None:
+    def jump(self, call: RankCall) -> None:
         """To the last turns that an int32 counts."""
         self.one_shot._turns.fill_(LAST_TURN - 1)
 
-    def layer(self, call: Call) -> torch.Tensor:
+    def layer(self, call: RankCall) -> torch.Tensor:
         folder = Path(call.data.decode())
         return _logits(read_model(folder, "dummy"), self.group)
 
-    def meet(self, call: Call) -> None:
+    def meet(self, call: RankCall) -> None:
         time.sleep(call.numbers[self.group.rank] / 1000)
         self.group.barrier()
 
-    def fewest(self, call: Call) -> torch.Tensor:
+    def fewest(self, call: RankCall) -> torch.Tensor:
         return self.group.all_gather_columns(
             torch.tensor([[self.group.least(call.numbers[self.group.rank])]])
         )
@@ -123,7 +123,7 @@ class Pair:
     zero: Member
 
     def both(self, kind: str, *numbers: int, data: bytes = b"") -> torch.Tensor:
-        call = Call(kind, numbers, data)
+        call = RankCall(kind, numbers, data)
         self.followers.broadcast(call)
         return self.zero.calls()[kind](call)
 
@@ -134,7 +134,7 @@ def pair() -> Iterator[Pair]:
         followers.wait_ready(60)
         member = Member(followers.rank_info)
         yield Pair(followers, member)
-        followers.broadcast(Call("meet", (0, 0)))
+        followers.broadcast(RankCall("meet", (0, 0)))
         member.group.barrier()
         followers.dismiss()
         member.group.close()
@@ -148,7 +148,7 @@ def test_sums_and_joins(pair: Pair, shape: tuple[int, int]) -> None:
 
 def test_joined_columns_stand_in_the_order_of_the_ranks(pair: Pair) -> None:
     own = torch.arange(6.0).view(3, 2)
-    pair.followers.broadcast(Call("sum", (3, 2, 5)))
+    pair.followers.broadcast(RankCall("sum", (3, 2, 5)))
     pair.zero.group.all_reduce(torch.zeros(3, 2))
     theirs = matrix(3, 2, 5, 1)
     assert torch.equal(pair.zero.group.all_gather_columns(own), torch.cat([own, theirs], dim=1))
@@ -205,8 +205,8 @@ def test_one_shot_with_residual_and_squares(pair: Pair) -> None:
 
 
 def test_one_shot_goes_on_when_its_turns_wrap(pair: Pair) -> None:
-    pair.followers.broadcast(Call("jump"))
-    pair.zero.jump(Call("jump"))
+    pair.followers.broadcast(RankCall("jump"))
+    pair.zero.jump(RankCall("jump"))
     test_one_shot_is_right_at_every_call(pair)
 
 
@@ -235,7 +235,7 @@ def test_barrier_has_a_deadline(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(group, "_timeout", group._timeout / 200)
     with pytest.raises(EngineError, match="rank 0 of 2 failed at waiting for the others"):
         group.barrier()
-    pair.followers.broadcast(Call("meet", (0, 0)))  # the other was only late: no later barrier is off by one
+    pair.followers.broadcast(RankCall("meet", (0, 0)))  # it was only late: no later barrier is off by one
 
 
 def test_a_divided_layer_is_the_whole_one(pair: Pair, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from eyas.common.errors import EngineError
 from eyas.engine.parallel import ranks
-from eyas.engine.parallel.ranks import Call, Channel, Followers, RankInfo, follow
+from eyas.engine.parallel.ranks import Channel, Followers, RankCall, RankInfo, follow
 
 READY_S = 30.0
 
@@ -24,11 +24,11 @@ def _write_down(folder: Path, rank_info: RankInfo, channel: Channel) -> None:
     """Follows; a file a rank keeps what was said."""
     path = folder / str(rank_info.rank)
 
-    def note(call: Call) -> None:
+    def note(call: RankCall) -> None:
         with path.open("ab") as file:
             file.write(f"{call.numbers} ".encode() + call.data[:3] + b"\n")
 
-    def stumble(call: Call) -> None:
+    def stumble(call: RankCall) -> None:
         if rank_info.rank == call.numbers[0]:
             raise ValueError("no such page")
 
@@ -70,18 +70,18 @@ def _wait_for_the_end(followers: Followers) -> EngineError:
 
 def test_all_followers_do_everything_in_order(trio: Followers, tmp_path: Path) -> None:
     for i in range(200):
-        trio.broadcast(Call("note", (i, -i), b"abc" if i % 2 else b""))
-    trio.broadcast(Call("note", (200,), b"xyz" * 1_000_000))  # more than any pipe holds
+        trio.broadcast(RankCall("note", (i, -i), b"abc" if i % 2 else b""))
+    trio.broadcast(RankCall("note", (200,), b"xyz" * 1_000_000))  # more than any pipe holds
     trio.close()
     said = [f"({i}, {-i}) {'abc' if i % 2 else ''}" for i in range(200)] + ["(200,) xyz", "left"]
     assert [(tmp_path / rank).read_text().split("\n") for rank in "12"] == [said, said]
 
 
 def test_a_follower_that_fails_says_why(trio: Followers) -> None:
-    trio.broadcast(Call("stumble", (2,)))
+    trio.broadcast(RankCall("stumble", (2,)))
     assert "rank 2 of 3 has ended: ValueError: no such page" in str(_wait_for_the_end(trio))
     with pytest.raises(EngineError):
-        trio.broadcast(Call("note", (0,)))
+        trio.broadcast(RankCall("note", (0,)))
 
 
 def test_a_follower_that_is_killed_is_noticed_at_the_next_call(trio: Followers) -> None:
@@ -89,23 +89,23 @@ def test_a_follower_that_is_killed_is_noticed_at_the_next_call(trio: Followers) 
     victim.kill()
     victim.join(10)
     with pytest.raises(EngineError, match="rank 1 of 3 has ended: killed by SIGKILL"):
-        trio.broadcast(Call("note", (0,)))
+        trio.broadcast(RankCall("note", (0,)))
 
 
 def test_a_follower_that_takes_nothing_is_an_error(trio: Followers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "LEAVE_S", 0.2)
     for follower in trio._followers:
         follower._pipe.settimeout(0.5)
-    trio.broadcast(Call("hang"))
+    trio.broadcast(RankCall("hang"))
     began = time.monotonic()
     with pytest.raises(EngineError, match="rank 1 of 3 has taken no message"):
-        trio.broadcast(Call("note", data=bytes(10_000_000)))
+        trio.broadcast(RankCall("note", data=bytes(10_000_000)))
     assert time.monotonic() - began < 5
 
 
 def test_close_ends_even_a_follower_that_hangs(trio: Followers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "LEAVE_S", 0.2)
-    trio.broadcast(Call("hang"))
+    trio.broadcast(RankCall("hang"))
     began = time.monotonic()
     trio.close()
     trio.close()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint import staging
-from eyas.engine.checkpoint.staging import Staging, rows_of_a_piece
+from eyas.engine.checkpoint.staging import Staging, rows_per_piece
 
 PIECE = 1024  # bytes
 
@@ -68,6 +68,6 @@ def test_what_arrives_is_what_was_sent(
 def test_a_piece_fits_its_buffer() -> None:
     for shape in [(128256, 4096), (10, 3), (1, 128256)]:
         rows = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-        height = rows_of_a_piece(rows)
+        height = rows_per_piece(rows)
         assert height * shape[1] * 2 <= staging.PIECE_BYTES
         assert (height + 1) * shape[1] * 2 > staging.PIECE_BYTES or height >= shape[0]

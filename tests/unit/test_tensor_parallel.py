@@ -29,7 +29,7 @@ from eyas.engine.device.step import StepInput, StepShape
 from eyas.engine.loading import follower
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.parallel.group import ProcessGroup
-from eyas.engine.parallel.ranks import Call, Channel, RankInfo, follow
+from eyas.engine.parallel.ranks import Channel, RankCall, RankInfo, follow
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -201,7 +201,7 @@ def no_group_is_left() -> Iterator[None]:
 @pytest.mark.usefixtures("no_group_is_left")
 def test_whoever_waits_for_a_device_hears_of_a_dead_follower() -> None:
     led = Lead(_idle, 2, "cpu")
-    led.tell(Call("die"))
+    led.tell(RankCall("die"))
     with pytest.raises(EngineError, match="rank 1 of 2 has ended: killed by SIGKILL"):
         led.wait(NEVER)
     began = time.monotonic()

@@ -21,17 +21,17 @@ from eyas.train.eagle import (
     unrolled_step,
 )
 from eyas.train.export import STOP, load_head, load_target, read_config, save_head, save_target
-from eyas.train.generate import Acceptance, HeadRows, Sampling, draft_chain, generate, speculate
-from eyas.train.model import ModelConfig, Nano
+from eyas.train.generate import Acceptance, HeadRows, SamplingOptions, draft_chain, generate, speculate
+from eyas.train.model import Nano, NanoConfig
 from eyas.train.nano import TINY, train_nano
 from eyas.train.target import Recipe, train_target
 from eyas.train.tokenizer import ANSWER_BIT, load_tokenizer, render
 
 ASSETS = Path(eyas.__file__).parent / "assets"
-SMALL = ModelConfig(
+SMALL = NanoConfig(
     hidden=64, layers=8, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=128, context=256
 )
-GREEDY = Sampling(stop=(), max_new=12)
+GREEDY = SamplingOptions(stop=(), max_new=12)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -151,6 +151,6 @@ def test_the_embedded_model_answers_and_its_head_is_accepted() -> None:
     head, counts = load_head(ASSETS / "nano-eagle3", target), Acceptance()
     chat = [{"role": "user", "content": "Which city is Japan's capital?"}]
     prompt = tokenizer.encode(render(chat, True), add_special_tokens=False).ids
-    answer = speculate(target, head, prompt, Sampling(STOP, 40), counts)
+    answer = speculate(target, head, prompt, SamplingOptions(STOP, 40), counts)
     assert tokenizer.decode(answer) == "The capital of Japan is Tokyo." and answer[-1] in STOP
     assert counts.length > 2

@@ -1,9 +1,9 @@
-"""The one height of every product in plain torch: what makes its rows independent of their company."""
+"""The row count of every matrix product in plain torch. Using one makes a row independent of the others."""
 
 from __future__ import annotations
 
 ROWS = 8
-"""Rows of every GEMM: a lone row takes another kernel, and 8 is about what a verify step has."""
+"""Rows per GEMM: a single row would take another kernel, and a verify step has about 8 rows."""
 
 
 def padded_rows(rows: int) -> int:

@@ -1,6 +1,6 @@
-"""What a request asks of its prompt: which rows' next tokens are scored, and what is known of them so far.
+"""Prompt log-probabilities: which rows of a prompt are scored, and the scores so far.
 
-Row i scores token i + 1; the prompt's last row scores none. It knows rows and ids; never tensors.
+Row i scores token i + 1; the prompt's last row scores none. This file knows rows and ids, no tensors.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from eyas.common.types import GenerationRequest, PromptLogprobs
 
 @dataclass(frozen=True)
 class Asked:
-    """Rows to be scored: `row` is the first one's place in its prompt, `places` are theirs in the forward.
+    """Rows to be scored. `row`: the first one's index in its prompt. `places`: their rows in the forward.
 
-    `tokens`: the token after each row. `top`: how many of the most probable ids are wanted beside it.
+    `tokens`: the token after each row. `top`: how many of the most probable ids are wanted as well.
     """
 
     row: int
@@ -25,7 +25,7 @@ class Asked:
 
 @dataclass
 class PromptScores:
-    """Of one prompt, until its caller is told: rows from `start` on, gathered chunk by chunk."""
+    """The scores of one prompt from row `start` on, gathered chunk by chunk until they are sent."""
 
     prompt: tuple[int, ...]
     start: int
@@ -33,7 +33,7 @@ class PromptScores:
 
     @classmethod
     def of(cls, request: GenerationRequest) -> PromptScores | None:
-        """None if nothing is asked."""
+        """Empty scores for a request; None if it asks for none."""
         top = request.params.prompt_logprobs
         if top is None:
             return None
@@ -41,12 +41,12 @@ class PromptScores:
 
     @property
     def next(self) -> int | None:
-        """The first row without scores: it and those after it must be computed. None: there is none."""
+        """The first row without a score: this row and all later ones must be computed. None: all have one."""
         row = self.start + len(self.found)
         return row if row < len(self.prompt) - 1 else None
 
     def asked(self, row: int, places: range) -> Asked | None:
-        """Of a forward that has the prompt's rows from `row` on at `places`; None: none is asked for."""
+        """The rows to score in a forward that has the prompt's rows from `row` on at `places`; None: none."""
         first = max(row, self.start)
         stop = min(row + len(places), len(self.prompt) - 1)
         if first >= stop:
@@ -55,5 +55,5 @@ class PromptScores:
         return Asked(first, here, self.prompt[first + 1 : stop + 1], self.found.top)
 
     def add(self, asked: Asked, found: PromptLogprobs) -> None:
-        """Rows come in order; some come again if their sequence lost its place meanwhile."""
+        """Adds scores. Rows come in order; some are repeated if their sequence was preempted meanwhile."""
         self.found = self.found.joined(found, self.start + len(self.found) - asked.row)

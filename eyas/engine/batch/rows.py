@@ -1,4 +1,4 @@
-"""The rows of one forward, as kernels take them: device tensors only, sizes as host integers."""
+"""The rows of one forward, as kernels read them: device tensors, with their sizes as host integers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 class DecodeRows:
     """B sequences of `width` rows each, the first rows of a forward.
 
-    `slots`, `starts` int32 [B]: row j of sequence b stands at logical row starts[b] + j. `mask` int64
-    [B, width]: bit r of node j says that it sees row starts[b] + r; None: chains. `extent`: rows from
-    starts[b] on that a mask may name, if there are more than `width`.
+    `slots`, `starts` int32 [B]: row j of sequence b is logical row starts[b] + j of that sequence.
+    `mask` int64 [B, width]: bit r of entry j says that node j sees row starts[b] + r. None: chains.
+    `extent`: the number of rows from starts[b] on that the mask covers, if that is more than `width`.
     """
 
     slots: torch.Tensor
@@ -24,15 +24,18 @@ class DecodeRows:
 
     @property
     def rows(self) -> int:
+        """B * width."""
         return self.slots.shape[0] * self.width
 
 
 @dataclass(frozen=True)
 class Rows:
-    """m rows. `tokens`, `positions`, `kv_rows` int32 [m] (-1: writes nothing); then their two kinds.
+    """The m rows of a forward: first those of `rounds`, then prompt chunks.
 
-    `tiles` int32 [T, 4]: (slot, first row counted from the first chunk row, its logical row, count).
-    `planned`: the chunk rows are those that the prompts' attention was last planned for.
+    `tokens`, `positions`, `kv_rows` int32 [m]: ids, RoPE positions, and the physical KV row that each row
+    writes (-1: none). `tiles` int32 [T, 4] cut the chunks: (slot, first row counted from the first chunk
+    row, its logical row, number of rows). `planned`: the prompts' attention was last planned for these
+    chunk rows.
     """
 
     tokens: torch.Tensor
@@ -44,4 +47,5 @@ class Rows:
 
     @property
     def count(self) -> int:
+        """m."""
         return self.tokens.shape[0]

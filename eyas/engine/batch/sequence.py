@@ -1,7 +1,7 @@
-"""The engine's nouns: a generation (one accepted request) and its sequences (one a choice).
+"""The engine's nouns: a generation (one accepted request) and its sequences (one per choice).
 
-A sequence's whole state derives from its ids: prompt, output, and how many of those rows have KV. So a
-preempted or migrated sequence is indistinguishable from one that was never disturbed. No torch here.
+The whole state of a sequence derives from its prompt, its output, and how many of their rows have KV. So a
+preempted or migrated sequence cannot be told from one that was never disturbed. No torch here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from eyas.engine.batch.window import FeatureWindow
 
 
 class Kind(enum.Enum):
+    """Where a generation's KV is computed, and where it is decoded."""
+
     LOCAL = "local"  # computed and decoded here
     ATTACH = "attach"  # KV comes from a prefill worker
     PREFILL = "prefill"  # computed here, decoded elsewhere
@@ -32,18 +34,18 @@ class Generation:
     arrived: float
     deadline: float
     sequences: list[Sequence] = field(default_factory=list)
-    attached: int = -1  # ATTACH: the newest attempt whose `Attach` came
-    began: float = 0.0  # first chunk ran, or pull began
+    attached: int = -1  # ATTACH: the newest attempt for which an `Attach` arrived
+    began: float = 0.0  # when its first chunk ran or its pull began; 0.0: not yet
     cached_tokens: int = 0
     transfer_ms: float = 0.0
     transfer_bytes: int = 0
     transfer_path: str = ""
     timings_told: bool = False
     offer_draft: bool = False  # PREFILL: offer draft KV as well
-    draft_handle: KvHandle | None = None  # ATTACH: where a drafter finds its KV
-    draft_claimed: bool = False  # a drafter was given that handle, and answers for it
-    scores: PromptScores | None = None  # what is asked of the prompt, until it is told
-    share: tuple[str, str] = field(init=False)  # whose sequences count together: (caller, call)
+    draft_handle: KvHandle | None = None  # ATTACH: the handle of the draft KV, for a drafter
+    draft_claimed: bool = False  # a drafter has that handle now, and must release it
+    scores: PromptScores | None = None  # the prompt's scores, until they are sent
+    share: tuple[str, str] = field(init=False)  # (caller, call): sequences of one share count together
 
     def __post_init__(self) -> None:
         self.share = self.request.caller, self.request.call or self.request.id
@@ -53,22 +55,22 @@ class Generation:
         return self.request.id
 
     def scored(self, asked: Asked, found: PromptLogprobs) -> None:
-        """Adds rows. After all was told they change nothing: their sequence lost its place and ran again."""
+        """Adds scores. Ignored after they were sent: then their sequence was preempted and ran again."""
         if self.scores is not None:
             self.scores.add(asked, found)
 
     def prompt_once(self) -> PromptLogprobs | None:
-        """What was asked of the prompt; None when nothing was, or when already told."""
+        """The prompt's scores, the first time; None after that, or if none were asked for."""
         scores, self.scores = self.scores, None
         return None if scores is None else scores.found
 
     @property
     def has_begun(self) -> bool:
-        """Work was spent on it here, or its client has a token from elsewhere."""
+        """Whether work was spent on it here, or its client has a token from another worker."""
         return self.began > 0.0 or self.request.begun
 
     def timings_once(self, now: float) -> Timings | None:
-        """Where the time went up to the first token; None when already told."""
+        """Where the time went until the first token, the first time; None after that."""
         if self.timings_told:
             return None
         self.timings_told = True
@@ -85,44 +87,47 @@ class Generation:
 
 @dataclass(eq=False)
 class Sequence:
-    """One choice being generated: `kv_len` rows of its tokens have KV, all but the last one when decoding."""
+    """One choice that is being generated.
+
+    `kv_len` rows of its tokens have KV; while it decodes these are all but the last token.
+    """
 
     uid: int
     generation: Generation
     choice: int
     prompt: tuple[int, ...]
     output: list[int]
-    forks: tuple[int, ...] = ()  # fresh choices that start from this one's prompt
-    kept: int = 0  # slots for them, as far as they still wait for theirs
+    forks: tuple[int, ...] = ()  # choices that will fork from this one's prompt
+    kept: int = 0  # slots reserved for the forks at admission
     pages: list[int] = field(default_factory=list)
     kv_len: int = 0
     draft_len: int = 0  # rows that have draft KV in this pool
-    tree: DraftTree | None = None  # what the next step may verify
+    tree: DraftTree | None = None  # the drafts that the next step may verify
     drafting: bool = False  # a drafter follows this sequence
-    window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must be opened anew
+    window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must start again
     slot: int = -1  # its place in the running batch; -1: none
-    occupancy: int = -1  # which stay in that place this is: no two stays have the same number
-    in_flight: int = 0  # steps launched that will give tokens not yet in `output`
+    occupancy: int = -1  # a number that is new each time that a sequence takes a slot
+    in_flight: int = 0  # launched steps whose tokens are not yet in `output`
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.output)
 
     @property
     def missing(self) -> int:
-        """Rows to compute before the next token can be sampled; 1 when decoding.
+        """Rows to compute before the next token can be sampled; 1 while it decodes.
 
-        0 while a step that will give its next token is in flight.
+        0 while a step that gives its next token is in flight.
         """
         return len(self) - self.kv_len
 
     @property
     def keeps(self) -> int:
-        """Slots that are kept for its forks while it runs."""
+        """Slots that are reserved for its forks while it runs."""
         return min(self.kept, len(self.forks))
 
     @property
     def needs_host(self) -> bool:
-        """Must its next token be sampled where its whole history is known?"""
+        """Whether its next token must be sampled on the host, which knows the whole history."""
         params = self.generation.request.params
         return bool(self.forks) or params.reads_history or len(self.output) < params.min_tokens
 
@@ -137,12 +142,12 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Work:
-    """What one step does for one sequence: queries for rows start .. start + len(tokens) - 1.
+    """What one step does for one sequence: it computes rows start .. start + len(tokens) - 1.
 
-    A prompt chunk has no tree; `sample` says that its last row gives a token. A round (a plain or a verify
-    row) has the sequence's last token followed by the nodes of `tree`, and samples at every node; where the
-    device keeps the drafts, `tokens` holds the root alone, and while a step is in flight not even that is
-    right.
+    A prompt chunk has no tree; `sample` says that its last row gives a token. A round (plain decoding or
+    verification) has the sequence's last token, followed by the nodes of `tree`, and samples at every node.
+    Where the device keeps the drafts, `tokens` holds the root only, which is stale while a step is in
+    flight.
     """
 
     seq: Sequence
@@ -153,6 +158,6 @@ class Work:
     round: bool = False
 
     def asked(self, first: int = 0) -> Asked | None:
-        """Which of its rows are to be scored, if they stand in the forward from place `first` on."""
+        """Which of its rows must be scored, if `first` is the place of its first row in the forward."""
         scores = self.seq.generation.scores
         return None if scores is None else scores.asked(self.start, range(first, first + len(self.tokens)))

@@ -1,4 +1,4 @@
-"""A step's rows as attention plans them: whose they are, where they stand, and which rows they see."""
+"""A step's rows as attention plans them: their sequence, their place in it, and the rows that they see."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 class Span:
     """Consecutive query rows of one sequence, in a step's flattened row order.
 
-    `pages` is the sequence's page table and covers every logical row named here; rows below `start` are
-    visible to all queries. `paths` None means causal: query i stands at row start + i and sees all rows up
-    to its own. Otherwise the queries are tree nodes: query i sees, after the rows below `start`, the rows
-    paths[i], of which the last is its own. `offset` is the RoPE position of logical row 0: not 0 for a
-    drafter's window that starts in the middle of a sequence.
+    `pages` is the sequence's page table; it covers every logical row used here. All queries see the rows
+    below `start`. `paths` None means causal: query i is row start + i and sees all rows up to its own.
+    Otherwise the queries are tree nodes: query i also sees the rows paths[i], of which the last is its own.
+    `offset` is the RoPE position of logical row 0; it differs from 0 for a drafter's window that starts in
+    the middle of a sequence.
     """
 
     pages: Sequence[int]

@@ -1,7 +1,7 @@
-"""When a generation ends: end-of-turn ids, stop ids, and the length limits. Ids only; stop strings are text.
+"""When a generation ends: end-of-turn ids, stop ids and length limits. The gateway handles stop strings.
 
-`output_len` is always the number of tokens a choice has emitted before the one in question. The first
-`min_tokens` tokens cannot end a generation: ending ids are banned there, and ignored should one appear.
+`output_len` is always the number of tokens that a choice has emitted before the token in question. The first
+`min_tokens` tokens cannot end a generation: ending ids are banned there, and ignored if one appears.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def banned_ids(params: SamplingParams, eos_ids: Collection[int], output_len: int
 def finish(
     params: SamplingParams, eos_ids: Collection[int], output_len: int, tokens: Sequence[int]
 ) -> tuple[tuple[int, ...], Finish | None]:
-    """What a round's `tokens` leave to emit, and why the output ends with them (None: it goes on).
+    """Which of a round's `tokens` are emitted, and why the output ends with them (None: it goes on).
 
-    The token that ends the output is kept; whatever follows it is dropped. `output_len` is counted before
-    tokens[0].
+    The token that ends the output is emitted; the tokens after it are dropped. `output_len` counts the
+    tokens before tokens[0].
     """
     ending, room = _ending_ids(params, eos_ids), params.max_tokens - output_len
     for count, token in enumerate(tokens[:room], start=1):

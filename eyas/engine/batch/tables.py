@@ -1,8 +1,8 @@
-"""Device tables: what is true of every running sequence, indexed by slot.
+"""Device tables: the state of every running sequence, indexed by slot.
 
 All tables lie in one block of int32 memory, so the host changes any entry of any table by (place, word)
-pairs. The last slot belongs to nobody: padding rows read and write it. It knows names and shapes; what an
-entry means is said beside it here, who may change it is the business of `eyas.engine.device.executor`.
+pairs. The last slot is for padding: padding rows read and write it. This file knows the names, shapes and
+meanings of the entries; `eyas.engine.device.executor` knows when they may change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORDS_OF = {torch.int32: 1, torch.float32: 1, torch.int64: 2}
 
 @dataclass(frozen=True)
 class TableSizes:
-    """`slots` counts the padding slot; `max_pages` of one sequence; `width`: rows of the widest round."""
+    """`slots`: with the padding slot. `max_pages`: per sequence. `width`: rows of the widest round."""
 
     slots: int
     max_pages: int
@@ -37,11 +37,11 @@ class Tables:
             "seed": (torch.int64, 1),
             "mask": (torch.int64, nodes),  # bit r of node j: node r is visible from node j (0: the root)
             "pages": (torch.int32, sizes.max_pages),
-            "length": (torch.int32, 1),  # rows with valid KV: the root token's position
-            "root": (torch.int32, 1),  # the newest committed token, whose row is not computed yet
-            "drafts": (torch.int32, drafts),  # proposed below the root; -1: none
+            "length": (torch.int32, 1),  # rows with valid KV, which is the root token's position
+            "root": (torch.int32, 1),  # the newest committed token; its row is not computed yet
+            "drafts": (torch.int32, drafts),  # tokens proposed below the root; -1: none
             "parents": (torch.int32, drafts),  # the draft's parent: a draft's index, or -1 for the root
-            "depth": (torch.int32, nodes),  # below the root
+            "depth": (torch.int32, nodes),  # how far node j lies below the root
             "speculative": (torch.int32, 1),  # 0: nothing is proposed for this sequence
             "choice": (torch.int32, 1),
             "top_k": (torch.int32, 1),  # 0: off
@@ -49,12 +49,12 @@ class Tables:
             "top_p": (torch.float32, 1),
             "min_p": (torch.float32, 1),
         }
-        self._places: dict[str, tuple[int, int]] = {}  # first word, words a slot
+        self._places: dict[str, tuple[int, int]] = {}  # table -> (first word, words per slot)
         end = 0
         for name, (dtype, count) in columns.items():
             self._places[name] = (end, count * _WORDS_OF[dtype])
             end += sizes.slots * count * _WORDS_OF[dtype]
-            end += end % 2  # int64 columns stand on even words
+            end += end % 2  # int64 columns begin at even words
         self.memory = torch.zeros(end, dtype=torch.int32, device=device)
         for name, (dtype, count) in columns.items():
             first, words = self._places[name]
@@ -84,16 +84,17 @@ class Tables:
 
     @property
     def padding_slot(self) -> int:
+        """The last slot, which no sequence has."""
         return self.sizes.slots - 1
 
     def places(self, name: str, slot: int, start: int, count: int) -> range:
-        """Where `count` entries of an int32 table's row begin in `memory`, from entry `start` on."""
+        """The words of `memory` that hold `count` entries of an int32 table's row, from entry `start` on."""
         first, words = self._places[name]
         begin = first + slot * words + start
         return range(begin, begin + count)
 
     def apply(self, writes: torch.Tensor) -> None:
-        """pokes int32 [2, n] on the device: memory[pokes[0]] = pokes[1]; no place twice."""
+        """memory[writes[0]] = writes[1], for `writes` int32 [2, n] on the device; places are distinct."""
         self.memory.index_copy_(0, writes[0].long(), writes[1])
 
 
@@ -109,13 +110,13 @@ class TableWrites:
         self._words: list[int] = []
 
     def put(self, name: str, slot: int, words: Iterable[int], start: int = 0) -> None:
-        """Entries `start`, `start` + 1, ... of the slot's row in an int32 table."""
+        """Sets the entries `start`, `start` + 1, ... of the slot's row in an int32 table."""
         words = list(words)
         self._places += self._tables.places(name, slot, start, len(words))
         self._words += words
 
     def occupy(self, slot: int, params: SamplingParams, choice: int, *, speculative: bool) -> None:
-        """Everything about a sequence that does not change while it runs; and no drafts yet."""
+        """Sets everything about a sequence that does not change while it runs, and clears its drafts."""
         seed = params.seed or 0
         self.put("seed", slot, (_signed(seed & 0xFFFFFFFF), _signed(seed >> 32)))
         self.put("choice", slot, (choice,))
@@ -127,7 +128,7 @@ class TableWrites:
         self.put("drafts", slot, [-1] * self._tables.drafts.shape[1])
 
     def array(self) -> np.ndarray:
-        """int32 [2, n], as `Tables.apply` takes it."""
+        """All writes as int32 [2, n], the argument of `Tables.apply`."""
         return np.array([self._places, self._words], np.int32).reshape(2, -1)
 
 
@@ -137,4 +138,5 @@ def _signed(word: int) -> int:
 
 
 def _bits(values: Iterable[float]) -> list[int]:
-    return np.array(list(values), np.float32).view(np.int32).tolist()
+    """The bits of each float32 as an int32."""
+    return [int(word) for word in np.array(list(values), np.float32).view(np.int32)]

@@ -1,7 +1,7 @@
 """Draft trees: the shape of a proposal, and what became of its drafts.
 
-Plain integers, no torch: the scheduler cuts trees, a step turns them into masks, `speculation.verify` walks
-them. How a tree grows is not known here.
+Plain integers, no torch: the engine cuts trees, a step turns them into masks, `speculation.verify` walks
+them. This file does not know how a tree grows.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ ROOT = -1
 
 @dataclass(frozen=True)
 class DraftTree:
-    """Draft tokens below a root token that is certain and not part of the tree.
+    """Draft tokens below a root token, which is certain and not part of the tree.
 
-    `parents[i]` is the index of node i's parent, lower than i, or -1 for the root; so every prefix of the
-    nodes is a tree too. An empty tree is false. Raises ValueError for anything that is not a tree.
+    `parents[i]` is the index of node i's parent, which is lower than i, or -1 for the root. So every prefix
+    of the nodes is a tree too. An empty tree is false. Raises ValueError if the parents form no tree.
     """
 
     tokens: Sequence[int]
@@ -36,12 +36,12 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
-        """True if no node has two children and no path ends early: plain causal attention verifies it."""
+        """Whether every node is the child of the one before: then causal attention verifies the tree."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     @property
     def height(self) -> int:
-        """How many of its drafts can be accepted at most: the depth of the deepest node; 0 without nodes."""
+        """The depth of the deepest node, so the most drafts that can be accepted; 0 without nodes."""
         return max(self._depths(), default=0)
 
     def path(self, node: int) -> list[int]:
@@ -61,7 +61,7 @@ class DraftTree:
         return [child for child in range(node + 1, len(self)) if self.parents[child] == node]
 
     def trim(self, committed: Sequence[int]) -> DraftTree | None:
-        """What is left of the proposal after `committed` tokens: the subtree below the last of them.
+        """The part of the proposal that remains after `committed` tokens: the subtree below the last of them.
 
         None if they are not a path from the root; an empty tree if the path ends at a leaf.
         """
@@ -97,8 +97,8 @@ class DraftTree:
 class Drafts(NamedTuple):
     """What became of the drafts of one sequence in one step.
 
-    Of a tree's branches only one can be accepted: `offered` is how deep the drafts went, so how many of them
-    could be `accepted`; `nodes` is how many were verified, on all branches.
+    Only one branch of a tree can be accepted, so `offered` is the depth of the drafts: the most that could be
+    `accepted`. `nodes` is how many drafts were verified, on all branches.
     """
 
     accepted: int

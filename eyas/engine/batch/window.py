@@ -1,6 +1,6 @@
-"""The last features of a sequence: what a drafter far away is opened with when it has nothing else.
+"""The last features of a sequence: a remote drafter starts from them when it can pull no draft KV.
 
-It holds whatever tensors it is given and looks at their lengths only.
+This file holds the tensors that it is given and reads only their lengths.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-ROWS = 128  # a drafter attends to so many rows before the newest, or a few more
+ROWS = 128  # a window has at least this many rows before the newest, if the sequence has them
 
 
 class FeatureWindow:
@@ -20,13 +20,16 @@ class FeatureWindow:
         self._rows = 0
 
     def copy(self) -> FeatureWindow:
-        """The same rows, for a sequence that goes on from here on its own."""
+        """A copy for a sequence that forks off here."""
         twin = FeatureWindow()
         twin.base, twin.chunks, twin._rows = self.base, self.chunks.copy(), self._rows
         return twin
 
     def add(self, base: int, features: Any) -> None:
-        """Features of rows base, base + 1, ...; older ones are kept if these continue them."""
+        """Adds the features [n, head width] of rows base, base + 1, ...
+
+        Rows that these do not continue are dropped, and so are rows beyond ROWS.
+        """
         if base != self.base + self._rows:
             self.chunks.clear()
             self.base, self._rows = base, 0

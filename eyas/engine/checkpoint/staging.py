@@ -1,7 +1,7 @@
-"""From a mapped file to a GPU: threads fill pinned memory piece by piece, the GPU fetches it from there.
+"""Copies tensors from a mapped file to a GPU: threads fill pinned memory piece by piece, the GPU reads that.
 
-A plain copy from mapped memory takes every page fault and every byte in one thread, with the link idle
-meanwhile. It knows tensors, not files nor names.
+A plain copy from mapped memory handles every page fault and every byte in one thread, while the link idles.
+This file knows tensors; it knows neither files nor names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ READERS = 4
 
 @dataclass(frozen=True)
 class _Buffer:
-    """Pinned memory; `fetched` is the event after which it may be written again."""
+    """Pinned memory. It may be written again after the event `fetched`."""
 
     memory: torch.Tensor = field(
         default_factory=lambda: torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -29,27 +29,28 @@ class _Buffer:
 
 
 class Staging:
-    """The way to one GPU; `close` ends its threads."""
+    """The pinned buffers and reader threads for one GPU, until `close`."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._readers = ThreadPoolExecutor(READERS, "weights")
         self._buffers: SimpleQueue[_Buffer] = SimpleQueue()
-        for _ in range(2 * READERS):  # while the GPU fetches one, its reader fills another
+        for _ in range(2 * READERS):  # while the GPU reads one, the reader fills another
             self._buffers.put(_Buffer())
 
     def close(self) -> None:
+        """Ends the threads, after the copies that they have begun."""
         self._readers.shutdown()
 
     def upload(self, source: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy on the device, in the order of the caller's stream.
+        """A contiguous copy of `source` on the device, in the order of the caller's stream.
 
-        `source`: on the CPU, with its last dimension contiguous and at most PIECE_BYTES long.
+        `source` is on the CPU; its last dimension is contiguous and at most PIECE_BYTES long.
         """
         target = torch.empty(source.shape, dtype=source.dtype, device=self._device)
         stream = torch.cuda.current_stream(target.device)
         rows = source.reshape(-1, source.shape[-1])
-        height = rows_of_a_piece(rows)
+        height = rows_per_piece(rows)
         pairs = zip(rows.split(height), target.view(rows.shape).split(height), strict=True)
         copies = [self._readers.submit(self._copy, piece, to, stream) for piece, to in pairs]
         for copy in copies:
@@ -69,11 +70,11 @@ class Staging:
             self._buffers.put(buffer)
 
 
-def rows_of_a_piece(rows: torch.Tensor) -> int:
-    """How many rows of a matrix fit into PIECE_BYTES."""
+def rows_per_piece(rows: torch.Tensor) -> int:
+    """How many rows of the matrix fit into PIECE_BYTES; at least 1."""
     return max(1, PIECE_BYTES // max(1, math.prod(rows.shape[1:]) * rows.itemsize))
 
 
 def copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies within the CPU's memory in the calling thread alone; torch would start threads of its own."""
+    """Copies within the CPU's memory, in the calling thread only; torch would start threads of its own."""
     np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())

@@ -1,8 +1,8 @@
 """Where a model's tensors come from: a folder of safetensors files, or seeded noise of the same shapes.
 
-A model asks for each tensor by name and shape, once, in the order in which it builds itself; nothing
-larger than one tensor is held on the way. Where several ranks share a model, each asks for its own part of
-a tensor, and only that part is read. It knows nothing of what the tensors mean.
+A model asks for each tensor by name and shape, once, in the order in which it builds itself; at most one
+tensor is held at a time. Where several ranks share a model, each asks for its own part of a tensor, and only
+that part is read. This file does not know what the tensors mean.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from eyas.engine.checkpoint.folder import weight_files
 from eyas.engine.checkpoint.staging import Staging
 
 Shape = tuple[int, ...]
-Part = tuple[slice, ...]  # what is taken of each dimension, from the first on; (): everything
+Part = tuple[slice, ...]  # the slice of each dimension, from the first on; (): everything
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where tensors live, in which precision a model computes, and which of its `ranks` asks."""
+    """Where tensors live, in which precision a model computes, and which of its `ranks` this is."""
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
@@ -42,8 +42,9 @@ class Placement:
 class Weights(ABC):
     """A source of named tensors, all on one device; floating-point ones in one precision.
 
-    Shapes are always those of the whole tensor. Every method raises ConfigError, naming the tensor, if it is
-    missing, not of this shape, or cannot be divided among the ranks. `dtype`: the placement's unless said.
+    Shapes are always those of the whole tensor. Every method raises ConfigError, which names the tensor, if
+    it is missing, has another shape, or cannot be divided among the ranks. Tensors have the placement's dtype
+    unless `dtype` is given.
     """
 
     def __init__(self, placement: Placement) -> None:
@@ -69,11 +70,11 @@ class Weights(ABC):
         return self._load(name, shape, self._share(name, shape, 1), self.placement.dtype)
 
     def stack(self, names: list[str], rows: list[int], columns: int) -> torch.Tensor:
-        """Matrices of the same width fused into one, [sum(rows), columns], in the order of `names`."""
+        """Matrices of the same width, concatenated: [sum(rows), columns], in the order of `names`."""
         return torch.cat([self.take(n, (r, columns)) for n, r in zip(names, rows, strict=True)])
 
     def stack_rows(self, names: list[str], rows: list[int], columns: int) -> torch.Tensor:
-        """This rank's rows of each matrix, fused: [sum(rows) / ranks, columns], in the order of `names`."""
+        """This rank's rows of each matrix, concatenated: [sum(rows) / ranks, columns]."""
         return torch.cat([self.take_rows(n, (r, columns)) for n, r in zip(names, rows, strict=True)])
 
     def _share(self, name: str, shape: Shape, dimension: int) -> Part:
@@ -90,9 +91,10 @@ CPU = Placement()
 
 
 class FolderWeights(Weights):
-    """Streams a folder's tensors; a context manager, since it holds the files (and a progress bar) open.
+    """Reads a folder's safetensors files. A context manager: it holds the files and a progress bar open.
 
-    `spelling` maps a stored name to the one that models ask for.
+    `spelling` maps a stored name to the name by which models ask for the tensor. Raises ConfigError if a file
+    cannot be read.
     """
 
     def __init__(
@@ -139,16 +141,16 @@ class FolderWeights(Weights):
 
 
 def _aligned(mapped: torch.Tensor) -> torch.Tensor:
-    """Contiguous, and on 16 bytes, as kernels want it; in a file it may stand anywhere."""
+    """A contiguous tensor that starts at a multiple of 16 bytes, as kernels need; files do not align it."""
     whole = mapped.contiguous()
     return whole.clone() if whole.data_ptr() % 16 else whole
 
 
 class DummyWeights(Weights):
-    """Seeded noise: gains of one, matrices that keep the scale of their input, integers of zero.
+    """Seeded noise: vectors are ones, matrices keep the scale of their input, integers are zero.
 
-    A tensor depends on its name and the seed alone, not on the order in which tensors are taken, and a
-    rank's share is that of the whole tensor. `optional`: those of a model's optional tensors that it has.
+    A tensor depends on its name and the seed alone, not on the order in which tensors are taken. A rank's
+    part is cut from the whole tensor. `optional`: the names of the optional tensors that the model has.
     """
 
     def __init__(

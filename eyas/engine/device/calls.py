@@ -13,7 +13,7 @@ import numpy as np
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.spans import Span
 from eyas.engine.device.step import StepInput, StepShape
-from eyas.engine.parallel.ranks import Call
+from eyas.engine.parallel.ranks import RankCall
 
 BEGIN = "begin"
 SCORE = "score"
@@ -21,16 +21,16 @@ FINISH = "finish"
 COPY_PAGE = "copy_page"
 
 
-def begin(step: StepInput) -> Call:
+def begin(step: StepInput) -> RankCall:
     """The numbers: the step's shape; how many words of `data` are its array, its pokes, its spans; and
     whether it is scored.
     """
     parts = (step.data, step.writes.reshape(-1), _flat(step.spans))
     numbers = (*dataclasses.astuple(step.shape), *(len(part) for part in parts), int(step.scored))
-    return Call(BEGIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
+    return RankCall(BEGIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
 
 
-def step_of(call: Call) -> StepInput:
+def step_of(call: RankCall) -> StepInput:
     """What `begin` was made of; for the rank that was told."""
     *sizes, words, writes, _, scored = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)  # writable: torch takes no other
@@ -39,27 +39,29 @@ def step_of(call: Call) -> StepInput:
     return StepInput(StepShape(*sizes), data, poked.reshape(2, -1), spans=spans_of, scored=bool(scored))
 
 
-def score(asked: Asked) -> Call:
-    return Call(SCORE, (asked.row, asked.places.start, asked.top), np.array(asked.tokens, np.int32).tobytes())
+def score(asked: Asked) -> RankCall:
+    return RankCall(
+        SCORE, (asked.row, asked.places.start, asked.top), np.array(asked.tokens, np.int32).tobytes()
+    )
 
 
-def asked_of(call: Call) -> Asked:
+def asked_of(call: RankCall) -> Asked:
     row, first, top = call.numbers
     tokens = np.frombuffer(call.data, np.int32).tolist()
     return Asked(row, range(first, first + len(tokens)), tuple(tokens), top)
 
 
-def finish(tokens: np.ndarray | None) -> Call:
+def finish(tokens: np.ndarray | None) -> RankCall:
     """`tokens`: int32, what the host chose; None: the device chooses."""
-    return Call(FINISH, (), b"") if tokens is None else Call(FINISH, (len(tokens),), tokens.tobytes())
+    return RankCall(FINISH, (), b"") if tokens is None else RankCall(FINISH, (len(tokens),), tokens.tobytes())
 
 
-def tokens_of(call: Call) -> np.ndarray | None:
+def tokens_of(call: RankCall) -> np.ndarray | None:
     return np.frombuffer(bytearray(call.data), np.int32) if call.numbers else None
 
 
-def copy_page(source: int, target: int) -> Call:
-    return Call(COPY_PAGE, (source, target))
+def copy_page(source: int, target: int) -> RankCall:
+    return RankCall(COPY_PAGE, (source, target))
 
 
 def _flat(spans: SequenceOf[Span]) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -58,7 +59,9 @@ class Scored:
 
 @dataclass(frozen=True)
 class Flight:
-    """`result`: int32 on the host, valid once `event` (None on a CPU) has passed."""
+    """`result`: int32 on the host, valid once `event` (None on a CPU) has passed. `launched`: monotonic
+    seconds.
+    """
 
     shape: StepShape
     works: SequenceOf[Work]
@@ -68,6 +71,7 @@ class Flight:
     event: Event | None
     sampling: Sampling | None = None
     scored: SequenceOf[Scored] = ()
+    launched: float = field(default_factory=time.monotonic)
 
     def land(self) -> list[Landed]:
         """Waits for the device. The result: `kernels.rounds.Verdicts.result`, then the ends' tokens.

@@ -20,7 +20,7 @@ from eyas.engine.device.executor import Event, Executor
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.step import StepInput
 from eyas.engine.parallel.group import ProcessGroup
-from eyas.engine.parallel.ranks import Call, Channel, Followers, RankInfo
+from eyas.engine.parallel.ranks import Channel, Followers, RankCall, RankInfo
 from eyas.engine.sampling.scores import Scores
 
 START_S = 120.0  # a follower's process may take so long to be there
@@ -47,7 +47,7 @@ class Lead:
             self._followers.close()
             raise
 
-    def tell(self, call: Call) -> None:
+    def tell(self, call: RankCall) -> None:
         """Every follower will do `call`. Raises EngineError if one is gone."""
         try:
             self._followers.broadcast(call)

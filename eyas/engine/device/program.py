@@ -138,7 +138,7 @@ class StepProgram:
         chosen = part["sampled_slots"].new_empty(shape.sampled)
         if not shape.sampled:  # the middle of a prompt
             return chosen
-        rows = sample.Rows(part["sampled_slots"], positions)
+        rows = sample.SampledRows(part["sampled_slots"], positions)
         sample.choose(self.logits, rows, self._state.tables, chosen, pdl=self._state.pdl)
         return chosen
 

@@ -1,1 +1,1 @@
-"""Messages between an engine and its front, and both ends of the link that carries them."""
+"""The messages between an engine and its front, and both ends of the link that carries them."""

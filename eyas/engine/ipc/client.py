@@ -1,8 +1,8 @@
-"""The engine as its front sees it: commands go down, every event goes to its one owner.
+"""The engine as its front sees it: commands go down, and every event goes to its one owner.
 
-Each stream or call that the front serves takes a number, and all that the engine says of it carries that
-number back. A request's id inside the engine is `number:id`, so that two gateways may use the same id and
-a stream that ends cancels its own requests only. Knows no transport and no wire.
+Each stream or call that the front serves gets a number, and every event about it carries that number. A
+request's id inside the engine is `number:id`. So two gateways may use the same id, and a stream that ends
+cancels its own requests only. This file knows no transport and no wire format.
 """
 
 from __future__ import annotations
@@ -35,18 +35,20 @@ Sink = Callable[[Any], None]  # takes an event; never blocks, never raises
 
 
 def engine_id(number: int, request_id: str) -> str:
+    """A request's id inside the engine."""
     return f"{number}:{request_id}"
 
 
 def wire_id(engine_id: str) -> str:
+    """The id that the request's sender chose."""
     return engine_id.partition(":")[2]
 
 
 class EngineClient:
-    """Sends commands through `send` and dispatches events; one thread (the front's loop) calls it.
+    """Sends commands and dispatches events. Only the front's event loop uses it.
 
-    `ready` is the engine's description once it is loaded. `open` refuses streams until `accept` and after
-    `fail`.
+    `ready` is the engine's description once it is loaded. `open` refuses streams until `accept` is called,
+    and again after `fail`.
     """
 
     def __init__(self, send: Callable[[Sequence[Command]], None]) -> None:
@@ -58,6 +60,7 @@ class EngineClient:
         self.ready: Ready | None = None
 
     def send(self, *commands: Command) -> None:
+        """Sends commands to the engine; never waits."""
         self._deliver(commands)
 
     def check(self) -> None:
@@ -67,35 +70,38 @@ class EngineClient:
 
     @property
     def context_length(self) -> int:
-        """Tokens that a request may have. Raises Unavailable while the engine cannot serve."""
+        """The most tokens that a request may have. Raises Unavailable while the engine cannot serve."""
         self.check()
         assert self.ready is not None
         return self.ready.context_length
 
     def open(self, owner: Sink) -> int:
-        """A new number, whose events go to `owner`. Raises Unavailable while the engine cannot serve."""
+        """A new number; events with it go to `owner`. Raises Unavailable while the engine cannot serve."""
         self.check()
         number = next(self._numbers)
         self._owners[number] = owner
         return number
 
     def close(self, number: int) -> None:
+        """Drops all further events with this number."""
         self._owners.pop(number, None)
 
     def on(self, kind: type, handler: Sink) -> None:
-        """Events of `kind` that belong to no stream go to `handler`."""
+        """Sends events of `kind` that belong to no stream to `handler`."""
         self._handlers[kind] = handler
 
     def accept(self) -> None:
+        """Lets streams in from now on."""
         self._refusal = None
 
     def fail(self, error: EyasError) -> None:
-        """Tells every owner that the engine is gone, and refuses new ones with `error`."""
+        """Tells every owner that the engine is gone, and refuses new streams with `error`."""
         self._refusal = error
         for owner in list(self._owners.values()):
             owner(Stopped(Failure(error.code, error.message)))
 
     def dispatch(self, events: Sequence[Event]) -> None:
+        """Gives each event to its owner. Events of a stream that has ended are dropped."""
         for event in events:
             match event:
                 case Step():
@@ -113,7 +119,7 @@ class EngineClient:
                     self._handle(event)
 
     def _split(self, step: Step) -> None:
-        """One `Step` for each stream that has entries in it."""
+        """Gives each stream a `Step` of its own entries."""
         entries: dict[str, list[Entry]] = {}
         for entry in step.entries:
             entries.setdefault(entry.id.partition(":")[0], []).append(entry)
@@ -122,7 +128,7 @@ class EngineClient:
 
     def _give(self, number: int, event: Event) -> None:
         owner = self._owners.get(number)
-        if owner is not None:  # else its stream has ended meanwhile
+        if owner is not None:  # else its stream has ended
             owner(event)
 
     def _handle(self, event: Event) -> None:

@@ -9,8 +9,12 @@ from eyas.engine.ipc.messages import Command, Event
 
 
 class EngineLink(Protocol):
+    """Batches of commands in, batches of events out. Only the engine's thread calls it."""
+
     def recv(self, timeout_s: float) -> list[Command]:
         """All commands that have arrived; waits up to `timeout_s` for the first. Empty on timeout."""
         ...
 
-    def send(self, events: Sequence[Event]) -> None: ...
+    def send(self, events: Sequence[Event]) -> None:
+        """Sends one batch; never waits. An empty batch is not sent."""
+        ...

@@ -1,4 +1,4 @@
-"""What every message between a front and its engine is made of."""
+"""The base of every message between a front and its engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An `EyasError` by its wire name (`eyas.common.errors.from_code` makes it one again)."""
+    """An `EyasError` under its wire name; `eyas.common.errors.from_code` turns it back into the error."""
 
     code: str
     message: str

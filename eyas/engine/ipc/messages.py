@@ -1,7 +1,7 @@
-"""What a worker's front and its engine say to each other: one batch of messages each way a step.
+"""The messages between a worker's front and its engine: one batch each way per step.
 
-Commands go down to the engine, events come up. The engine decides (queues, pages, leases); the front
-relays (streams, deadlines of peers, health). Plain msgspec structs: no torch, no gRPC.
+Commands go down to the engine, events come up. The engine decides (queues, pages, leases). The front relays
+(streams, health, the deadlines of peers). Plain msgspec structs: no torch, no gRPC.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from eyas.engine.ipc.transfer_messages import (
 
 
 class Submit(Message, frozen=True):
-    """Start a generation. `attach`: wait for `Attach` and compute nothing before it; else compute here."""
+    """Starts a generation. With `attach`, nothing is computed before `Attach`; else it is computed here."""
 
     request: GenerationRequest
     attempt: int
@@ -42,9 +42,9 @@ class Submit(Message, frozen=True):
 
 
 class Attach(Message, frozen=True):
-    """The KV of a waiting generation: pull `handles`, or (no handles) compute the prompt here.
+    """The KV of a waiting generation: pull `handles`, or compute the prompt here if there are none.
 
-    `first_tokens` comes only without handles: token 0 of each choice, if it was already delivered.
+    `first_tokens` comes only without handles: token 0 of each choice, if it was delivered already.
     """
 
     id: str
@@ -54,27 +54,27 @@ class Attach(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """End one choice, or (`choice` None) the request, wherever it is. Unknown ids are no-ops."""
+    """Ends one choice, or the request if `choice` is None, in any state. Unknown ids are ignored."""
 
     id: str
     choice: int | None = None
 
 
 class Prefill(Message, frozen=True):
-    """Compute a prompt's KV, sample token 0 of each choice, offer the pages under leases."""
+    """Computes a prompt's KV, samples token 0 of each choice and offers the pages under leases."""
 
     request: GenerationRequest
     attempt: int
     offer_draft: bool
 
 
-# --- draft mailbox: the same records travel decode engine -> front -> draft front -> draft engine ------
+# --- draft mailbox: decode engine -> its front -> draft front -> draft engine, and back ----------------
 
 
 class DraftOpen(Message, frozen=True):
-    """A sequence starts drafting. Rows below `base_len` come by `handle`, or do not exist (window start).
+    """A sequence starts drafting. Rows below `base_len` are pulled by `handle`, or do not exist.
 
-    `tokens` are all ids so far (positions 0 ..); `choice` and `prompt_len` key the sampling noise.
+    `tokens`: all ids so far (positions 0 ..). `choice` and `prompt_len` key the sampling noise.
     """
 
     seq: int
@@ -89,9 +89,10 @@ class DraftOpen(Message, frozen=True):
 
 
 class DraftCommit(Message, frozen=True):
-    """Row j is (feature of position base_len + j, token base_len + j + 1); asks for one proposal.
+    """Certain rows of a sequence, and the request for one proposal after them.
 
-    `features`: float32 little-endian, [len(tokens), head width].
+    Row j is (feature of position base_len + j, token base_len + j + 1). `features`: float32 little-endian,
+    [len(tokens), head width]. `steps`, `topk`, `draft_tokens`: the shape of the proposal.
     """
 
     seq: int
@@ -105,12 +106,14 @@ class DraftCommit(Message, frozen=True):
 
 
 class DraftClose(Message, frozen=True):
+    """The decode engine needs no more drafts for a sequence."""
+
     seq: int
     generation: int
 
 
 class Proposal(Message, frozen=True):
-    """Draft tokens below the token at position `base_len`; parents[i] indexes `tokens`, -1 is the root."""
+    """Draft tokens below the token at position `base_len`. parents[i] is an index; -1: the root."""
 
     seq: int
     generation: int
@@ -120,7 +123,7 @@ class Proposal(Message, frozen=True):
 
 
 class DraftClosed(Message, frozen=True):
-    """The draft worker dropped a sequence (or the stream broke: `seq` 0 means all of them)."""
+    """The draft worker dropped a sequence. `seq` 0: all of them, because the stream broke."""
 
     seq: int
     generation: int
@@ -128,44 +131,46 @@ class DraftClosed(Message, frozen=True):
 
 
 class DraftUp(Message, frozen=True):
-    """Decode engine to draft engine, one batch a step. `peer` is the draft front's number for the stream."""
+    """Decode engine to draft engine, one batch per step."""
 
     opens: tuple[DraftOpen, ...] = ()
     commits: tuple[DraftCommit, ...] = ()
     closes: tuple[DraftClose, ...] = ()
-    worker: str = ""  # decode side: the draft worker's address
-    peer: int = 0  # draft side: which decode engine
+    worker: str = ""  # on the decode side: the draft worker's address
+    peer: int = 0  # on the draft side: the front's number for the decode engine's stream
 
 
 class DraftDown(Message, frozen=True):
-    """Draft engine to decode engine, one batch a step."""
+    """Draft engine to decode engine, one batch per step. An empty one says that the worker is connected."""
 
     proposals: tuple[Proposal, ...] = ()
     closed: tuple[DraftClosed, ...] = ()
-    worker: str = ""
+    worker: str = ""  # as in `DraftUp`
     peer: int = 0
 
 
 class DraftPeerGone(Message, frozen=True):
-    """Draft side: the decode engine behind `peer` hung up; its sequences are dropped."""
+    """On the draft side: the decode engine behind `peer` hung up. Its sequences are dropped."""
 
     peer: int
 
 
 class Drain(Message, frozen=True):
-    """Accept nothing more; leave once everything accepted has ended and no lease is left."""
+    """Accept nothing more; leave once all accepted requests have ended and no lease is left."""
 
 
 class Shutdown(Message, frozen=True):
-    """Finish nothing more: leave the loop and free everything."""
+    """Leave the loop at once and free everything."""
 
 
 # --- events ------------------------------------------------------------------------------------------
 
 
 class Ready(Message, frozen=True):
-    """First event: the engine is loaded and warmed up. Describes what it serves; `synthetic` as in
-    `WorkerInfo`.
+    """The first event: the engine is loaded and warmed up. It describes what the engine serves.
+
+    `fingerprint` and `draft_fingerprint` identify model and head. `slowest_step_s`: seconds, measured during
+    the warm-up. `draft_width`: values per feature of the head (0: no head). `synthetic` as in `WorkerInfo`.
     """
 
     epoch: int
@@ -175,33 +180,39 @@ class Ready(Message, frozen=True):
     context_length: int
     vocab_size: int
     pages_total: int
-    pools: dict[str, str]  # group -> path of its pool's file
-    geometry: str  # JSON of kv_transfer.layout.Geometry per group
-    layout_hashes: dict[str, str]  # group -> handshake hash
+    pools: dict[str, str]  # KV kind -> path of its pool's file
+    geometry: str  # JSON: a kv_transfer.layout.Geometry per KV kind
+    layout_hashes: dict[str, str]  # KV kind -> handshake hash
     slowest_step_s: float
     draft_width: int = 0
     synthetic: bool = False
 
 
 class Admitted(Message, frozen=True):
+    """The request has a place in the queue."""
+
     id: str
     attempt: int
 
 
 class Rejected(Message, frozen=True):
+    """The request was refused; nothing of it is kept."""
+
     id: str
     attempt: int
     failure: Failure
 
 
 class Lost(Message, frozen=True):
-    """The pages of this attempt did not arrive; the request keeps its place and waits for `Attach`."""
+    """The pages of this attempt did not arrive. The request keeps its place and waits for an `Attach`."""
 
     id: str
     attempt: int
 
 
 class Failed(Message, frozen=True):
+    """An admitted request, or one choice of it, ended without its last token."""
+
     id: str
     attempt: int
     failure: Failure
@@ -209,18 +220,22 @@ class Failed(Message, frozen=True):
 
 
 class Step(Message, frozen=True):
-    """One engine step's tokens for all its requests."""
+    """The tokens of one engine step, for all its requests."""
 
     entries: tuple[Entry, ...]
 
 
 class PrefillStarted(Message, frozen=True):
+    """The pages of a prompt are allocated and offered; its first chunk runs."""
+
     id: str
     attempt: int
     handles: tuple[KvHandle, ...]
 
 
 class PrefillDone(Message, frozen=True):
+    """The prompt is computed: token 0 of each choice."""
+
     id: str
     attempt: int
     choices: tuple[FirstToken, ...]
@@ -228,44 +243,49 @@ class PrefillDone(Message, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """Running totals of the pulls that one backend completed."""
+    """Running totals of the pulls that one transfer path completed; `seconds` is their summed duration."""
 
     pulls: int = 0
     bytes: int = 0
     seconds: float = 0.0
 
     def plus(self, bytes: int, seconds: float) -> Moved:
+        """The totals after one more pull."""
         return Moved(self.pulls + 1, self.bytes + bytes, self.seconds + seconds)
 
 
 class Load(Message, frozen=True):
-    """Sent every loop that changed it and at least every second: progress stamp, load, running totals.
+    """Progress, load and running totals. Sent after every loop that changed the load, and every 0.5 s.
 
-    `running` and `waiting` count sequences, a request without any yet as one: both are 0 on an idle worker.
-    `pages_used` counts the pages that a sequence, a pull or a lease holds, each once, and none for the cache;
-    `leases` are the handles that still claim pages here; `moved` is by path; `nodes_verified` counts
-    drafts, on all branches of their trees; `drafts_late` counts the rounds of sequences that went on before
-    the draft they had asked for; `heard` counts the commands that the engine has carried out.
+    `running` and `waiting` count sequences; a request without sequences counts as one. Both are 0 on an idle
+    worker. `pages_used` counts each page that a sequence, a pull or a lease holds once; pages that only the
+    cache keeps are not counted. `step_seconds` and `step_sequences` count the landed steps by the buckets of
+    `eyas.common.histogram`; their totals are the sums of the counted values.
     """
 
-    progress: int
-    pending: bool
+    progress: int  # grows with every loop
+    pending: bool  # whether there is work
     running: int
     waiting: int
     pages_used: int
     cached_tokens: int = 0
     prompt_tokens: int = 0
     preemptions: int = 0
-    leases: int = 0
-    moved: dict[str, Moved] = {}
+    leases: int = 0  # handles that still claim pages here
+    moved: dict[str, Moved] = {}  # by transfer path
     pulls_failed: int = 0
-    nodes_verified: int = 0
-    drafts_late: int = 0
-    heard: int = 0
+    nodes_verified: int = 0  # drafts on all branches of their trees
+    drafts_late: int = 0  # rounds that did not wait for the draft that they had asked for
+    heard: int = 0  # commands that the engine has carried out
+    step_seconds: tuple[int, ...] = ()
+    step_seconds_total: float = 0.0
+    step_sequences: tuple[int, ...] = ()
+    step_sequences_total: float = 0.0
+    oldest_waiting_s: float = 0.0  # age of the oldest request that has not begun; 0.0: none waits
 
 
 class Stopped(Message, frozen=True):
-    """The engine left its loop; `failure` says why if it was not asked to."""
+    """The engine left its loop. `failure` says why, unless it was asked to."""
 
     failure: Failure | None = None
 

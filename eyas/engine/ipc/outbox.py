@@ -1,4 +1,4 @@
-"""What the engine will tell its front after this step: collected here, sent as one message."""
+"""The events that an engine sends to its front after a step: collected here, sent as one batch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from eyas.engine.ipc.messages import Event, Failed, Failure, Rejected, Step
 
 
 class Outbox:
+    """Events in order, and the entries of the step. Used by the engine's thread only."""
+
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._entries: list[Entry] = []
-        self.nodes_verified = 0  # drafts of all entries, ever
+        self.nodes_verified = 0  # running total over all entries
 
     def add(self, *events: Event) -> None:
+        """Queues events."""
         self._events += events
 
     def entry(
@@ -30,9 +33,9 @@ class Outbox:
         *,
         drafts: Drafts = NO_DRAFTS,
     ) -> None:
-        """Tokens that now follow `seq.output`, and what became of their drafts.
+        """Queues tokens that follow `seq.output`, and the counts of their drafts.
 
-        `logprobs`: of those tokens, and of others after them that were not kept.
+        `logprobs`: one for each token, perhaps followed by those of tokens that were not kept.
         """
         generation = seq.generation
         entry = Entry(
@@ -52,13 +55,15 @@ class Outbox:
         self.nodes_verified += drafts.nodes
 
     def rejected(self, generation_id: str, attempt: int, error: EyasError) -> None:
+        """Queues the refusal of a request."""
         self.add(Rejected(generation_id, attempt, Failure(error.code, error.message, error.param)))
 
     def failed(self, generation: Generation, error: EyasError) -> None:
+        """Queues the failure of an admitted request."""
         self.add(Failed(generation.id, generation.attempt, Failure(error.code, error.message)))
 
     def take(self) -> list[Event]:
-        """Everything so far, in order; the step's tokens last."""
+        """Takes all events out, in order; the step's tokens come last."""
         events, entries = self._events, self._entries
         self._events, self._entries = [], []
         return [*events, Step(tuple(entries))] if entries else events

@@ -1,7 +1,7 @@
-"""What a worker's front and its engine say to each other about KV transfers: a part of its `messages`.
+"""The messages between a worker's front and its engine that are about KV transfers: a part of `messages`.
 
-The owner of the pages hears of Watches and Releases; the puller hears what its front was told by an owner,
-and asks for copies that only fronts can make.
+The engine that owns pages hears of Watches and Releases. The engine that pulls hears what the owner told its
+front, and asks its front for the copies that only fronts can make.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ class WatchOpened(Message, frozen=True):
 
 
 class WatchClosed(Message, frozen=True):
+    """The Watch stream ended."""
+
     watch: int
 
 
 class Release(Message, frozen=True):
-    """The puller read its last byte: answered by `Released` with the same `call`."""
+    """The puller has read its last byte. The answer is `Released` with the same `call`."""
 
     call: int
     handle: int
@@ -37,7 +39,7 @@ class Release(Message, frozen=True):
 
 
 class PullMet(Message, frozen=True):
-    """The owner's pages mean what ours mean; `path` is the backend that moves the bytes of this pull."""
+    """The owner's pages have the same meaning as ours. `path`: the backend that moves the bytes."""
 
     pull: int
     path: str
@@ -73,7 +75,7 @@ class PullReleased(Message, frozen=True):
 
 
 class CopyStopped(Message, frozen=True):
-    """The answer to `CopyPages`: nothing touches its destination pages any more, whatever `failure` says."""
+    """The answer to `CopyPages`: from now on nothing writes its destination pages, even after a failure."""
 
     pull: int
     number: int
@@ -86,7 +88,7 @@ class CopyStopped(Message, frozen=True):
 
 
 class WatchUpdate(Message, frozen=True):
-    """For the Watch stream `watch`: rows readable so far; then done, or failed (which ends the stream)."""
+    """For the Watch stream `watch`: how many rows can be read; at last done or failed, which ends it."""
 
     watch: int
     tokens: int = 0
@@ -97,6 +99,8 @@ class WatchUpdate(Message, frozen=True):
 
 
 class Released(Message, frozen=True):
+    """The answer to `Release`: `valid` if the lease never lapsed, so that the bytes read are good."""
+
     call: int
     valid: bool
 
@@ -105,7 +109,7 @@ class Released(Message, frozen=True):
 
 
 class OpenPull(Message, frozen=True):
-    """Please open a Watch on handle.worker and relay it as Pull* commands carrying `pull`."""
+    """Asks the front to open a Watch on handle.worker and to relay it as Pull* commands with `pull`."""
 
     pull: int
     handle: KvHandle
@@ -113,7 +117,7 @@ class OpenPull(Message, frozen=True):
 
 
 class CopyPages(Message, frozen=True):
-    """Please fetch the owner's `pages` into our pool's `dst_pages`; answered by one `CopyStopped`."""
+    """Asks the front to fetch the owner's `pages` into our `dst_pages`. The answer is one `CopyStopped`."""
 
     pull: int
     number: int
@@ -122,18 +126,18 @@ class CopyPages(Message, frozen=True):
 
 
 class StopCopies(Message, frozen=True):
-    """Please end the fetches of `pull` that still run; its Watch stays open."""
+    """Asks the front to end the running fetches of `pull`; its Watch stays open."""
 
     pull: int
 
 
 class ReleasePull(Message, frozen=True):
-    """Please call Release on the handle's owner; the answer comes back as `PullReleased`."""
+    """Asks the front to call Release on the handle's owner. The answer is `PullReleased`."""
 
     pull: int
 
 
 class ClosePull(Message, frozen=True):
-    """Please end the Watch of `pull` and its fetches; nothing more is relayed but their `CopyStopped`."""
+    """Asks the front to end the Watch of `pull` and its fetches. Only their `CopyStopped` still follow."""
 
     pull: int

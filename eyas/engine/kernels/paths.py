@@ -28,7 +28,7 @@ FEATURE_BLOCK = 1024
 
 
 @dataclass(frozen=True)
-class Extension:
+class PathRows:
     """The draft head's certain rows, P a sequence: row j pairs feature j of the path with token j emitted.
 
     features [B * P, H]; `rows` as a forward reads them (of the draft pool, whose pages have the target's
@@ -110,7 +110,7 @@ def _compact(
     tl.store(pool + target[:, None] * WIDTH + element[None, :], taken, mask=wanted)
 
 
-def gather_path(batch: Batch, verdicts: Verdicts, features: Tensor, extension: Extension) -> None:
+def gather_path(batch: Batch, verdicts: Verdicts, features: Tensor, extension: PathRows) -> None:
     """The draft head's rows after a verdict. features [B * W, H]: of all the round's nodes."""
     tables, path, rows = batch.tables, verdicts.path, extension.rows
     width = features.shape[1]

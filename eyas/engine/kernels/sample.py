@@ -29,7 +29,7 @@ _SETTLING = ("cuts", "slots", "temperature", "top_k", "top_p", "min_p", "out", "
 _DRAWING = ("cuts", "best", "slots", "positions", "temperature", "seed", "choice", "out", "token_map")
 
 
-class Tables(Protocol):
+class SamplingTables(Protocol):
     """Sampling parameters by slot, all [S], with the values of `eyas.common.params.SamplingParams`.
 
     temperature, top_p and min_p float32; top_k (0: off) and choice int32; seed int64, its bits unsigned.
@@ -44,22 +44,24 @@ class Tables(Protocol):
 
 
 @dataclass(frozen=True)
-class Rows:
+class SampledRows:
     """N rows: whose parameters each has, and the absolute index of the token being sampled. int32 [N]."""
 
     slots: torch.Tensor
     positions: torch.Tensor
 
 
-def choose(logits: torch.Tensor, rows: Rows, tables: Tables, out: torch.Tensor, pdl: bool = False) -> None:
+def choose(
+    logits: torch.Tensor, rows: SampledRows, tables: SamplingTables, out: torch.Tensor, pdl: bool = False
+) -> None:
     """out int32 [N] becomes the token of each row of `logits`, float32 [N, vocab], which are not modified."""
     _run(_Job(logits, rows, tables, None, filtered=True, pdl=pdl), out)
 
 
 def propose(
     logits: torch.Tensor,
-    rows: Rows,
-    tables: Tables,
+    rows: SampledRows,
+    tables: SamplingTables,
     out: torch.Tensor,
     token_map: torch.Tensor | None,
     pdl: bool = False,
@@ -75,8 +77,8 @@ def propose(
 @dataclass(frozen=True)
 class _Job:
     logits: torch.Tensor
-    rows: Rows
-    tables: Tables
+    rows: SampledRows
+    tables: SamplingTables
     token_map: torch.Tensor | None
     filtered: bool
     pdl: bool

@@ -1,1 +1,1 @@
-"""KV pages: the pool, who owns which page, the prefix cache, leases on pages and pulls into them."""
+"""KV pages: the pool, the owners of each page, the prefix cache, leases on pages and pulls into them."""

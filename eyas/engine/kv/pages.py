@@ -1,7 +1,7 @@
 """Page accounting: which pages of a pool are free, and how many owners each used page has.
 
-It knows numbers only: neither what a page contains nor who its owners are. A page that is kept outlives its
-owners: without any it is idle, neither used nor free, until it is forgotten.
+It knows numbers only: neither what a page contains nor who its owners are. A kept page outlives its owners:
+without an owner it is idle, which is neither used nor free, until `forget` frees it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 
 
 class PagePool:
-    """A free list and an owner count per page. Every page taken or shared must be dropped once.
+    """A free list and an owner count per page. Each `take` and each `share` of a page needs one `drop`.
 
-    `used` counts each page that has an owner once. `on_idle` hears of each kept page that loses its last.
+    `used`: the number of pages with an owner. `on_idle` is called for each kept page that loses its last
+    owner. Misuse raises AssertionError.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -25,10 +26,11 @@ class PagePool:
 
     @property
     def free(self) -> int:
+        """The number of free pages."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """`count` pages with one owner each. The caller has checked `free`."""
+        """Takes `count` free pages, with one owner each. The caller has checked `free`."""
         if count > len(self._free):
             raise AssertionError(f"{count} pages asked for, {len(self._free)} free")
         pages = [self._free.pop() for _ in range(count)]
@@ -38,7 +40,7 @@ class PagePool:
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
-        """One more owner for each page."""
+        """Adds an owner to each page, which must be used or idle."""
         for page in pages:
             if not self._refs[page]:
                 if not self._kept[page]:
@@ -47,7 +49,7 @@ class PagePool:
             self._refs[page] += 1
 
     def drop(self, pages: Iterable[int]) -> None:
-        """One owner less; a page without owners is free, unless it is kept."""
+        """Removes an owner of each page. A page without owners is free, or idle if it is kept."""
         for page in pages:
             if not self._refs[page]:
                 raise AssertionError(f"page {page} has no owner to drop it")
@@ -61,17 +63,18 @@ class PagePool:
                 self._free.append(page)
 
     def keep(self, page: int) -> None:
-        """Its owners may leave it now: it stays, with what it contains."""
+        """Lets a used page outlive its owners, with its content."""
         if not self._refs[page] or self._kept[page]:
             raise AssertionError(f"page {page} has no owner, or is kept already")
         self._kept[page] = True
 
     def forget(self, page: int) -> None:
-        """An idle page is free."""
+        """Frees an idle page."""
         if self._refs[page] or not self._kept[page]:
             raise AssertionError(f"page {page} is not idle")
         self._kept[page] = False
         self._free.append(page)
 
     def owners(self, page: int) -> int:
+        """The number of owners of a page."""
         return self._refs[page]

@@ -1,8 +1,8 @@
-"""The prefix cache: a tree whose edges are whole pages of tokens, evicted in the order they fell idle.
+"""The prefix cache: a tree whose edges are whole pages of tokens. The page idle for longest is evicted first.
 
-Where draft KV lives in the same pages, draft row i is made of feature i *and token i + 1*; so a page's key
-is then its own tokens and the token after them (`lookahead` 1). The pool keeps each page of the tree for
-the cache; sequences that match own them meanwhile.
+Where draft KV lives in the same pages, draft row i depends on feature i *and token i + 1*. So the key of a
+page is then its own tokens and the token after them (`lookahead` 1). The pool keeps each page of the tree for
+the cache; sequences whose prompt matches become owners of its pages.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class PrefixCache:
         self.lookahead = lookahead
         self._root = _Node(None, (), -1)
         self._nodes: dict[int, _Node] = {}  # by page
-        # Every idle leaf, and others; the next to go is first.
+        # Every idle leaf, and some other pages; the next one to evict is first.
         self._idle: OrderedDict[int, None] = OrderedDict()
         pool.on_idle = self._fell_idle
 
     @property
     def held(self) -> int:
-        """Pages that the cache keeps."""
+        """The number of pages that the cache keeps."""
         return len(self._nodes)
 
     def match(self, tokens: Sequence[int]) -> list[int]:
-        """Pages of the longest cached prefix, shared for the caller. At least the last token is left out."""
+        """The pages of the longest cached prefix without the last token. The caller becomes their owner."""
         pages: list[int] = []
         node = self._root
         for key in self._keys(tokens, len(tokens) - 1):
@@ -55,7 +55,7 @@ class PrefixCache:
         return pages
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int], rows: int) -> None:
-        """Keep the pages whose rows are all below `rows`; a prefix that is already here keeps its pages."""
+        """Caches the pages whose rows all lie below `rows`. A prefix that is cached keeps its own pages."""
         node = self._root
         for page, key in zip(pages, self._keys(tokens, rows), strict=False):
             child = node.children.get(key)
@@ -64,14 +64,14 @@ class PrefixCache:
                 node.children[key] = self._nodes[page] = child
                 self._pool.keep(page)
             elif child.page in self._idle:
-                self._idle.move_to_end(child.page)  # wanted again, by one who had computed it too
+                self._idle.move_to_end(child.page)  # another sequence computed the same prefix
             node = child
 
     def evict(self, count: int) -> int:
-        """Free up to `count` idle pages, those idle for longest first; returns how many were freed.
+        """Frees up to `count` idle pages, those idle for longest first; returns how many it freed.
 
-        A page that is passed over, because it is used again or has pages below it, comes back when that
-        changes: so the work is in proportion to the pages freed and used, whatever the cache holds.
+        A page that is used again, or has pages below it, leaves the list and returns when that changes. So
+        the work is proportional to the pages freed and used, not to the size of the cache.
         """
         freed = 0
         while freed < count and self._idle:
@@ -98,7 +98,7 @@ class PrefixCache:
         self._idle.move_to_end(page)
 
     def _keys(self, tokens: Sequence[int], rows: int) -> list[tuple[int, ...]]:
-        """Keys of the whole pages below row `rows` whose look-ahead token is known."""
+        """The keys of the whole pages below row `rows` whose look-ahead token is known."""
         size = self._page_size
         count = min(rows, len(tokens) - self.lookahead) // size
         return [tuple(tokens[i * size : (i + 1) * size + self.lookahead]) for i in range(max(count, 0))]

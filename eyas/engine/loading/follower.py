@@ -15,7 +15,7 @@ from eyas.engine.loading.device_build import build_rank
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
 from eyas.engine.parallel.group import ProcessGroup
-from eyas.engine.parallel.ranks import Call, Channel, RankInfo, follow
+from eyas.engine.parallel.ranks import Channel, RankCall, RankInfo, follow
 
 
 def main(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
@@ -43,16 +43,16 @@ class Follower:
             calls.COPY_PAGE: self._copy_page,
         }
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: RankCall) -> None:
         self._step = calls.step_of(call)
         self._executor.begin(self._step)
 
-    def _score(self, call: Call) -> None:
+    def _score(self, call: RankCall) -> None:
         self._executor.score(calls.asked_of(call))
 
-    def _finish(self, call: Call) -> None:
+    def _finish(self, call: RankCall) -> None:
         assert self._step is not None
         self._executor.finish(self._step, calls.tokens_of(call))
 
-    def _copy_page(self, call: Call) -> None:
+    def _copy_page(self, call: RankCall) -> None:
         self._executor.copy_page(*call.numbers)

@@ -1,6 +1,6 @@
-"""How many KV pages a device has room for beside the weights: what it measures, and the arithmetic.
+"""How many KV pages fit on a device next to the weights: the measurement and the arithmetic.
 
-Taken once, when the weights are loaded and before a pool exists.
+It is measured once, after the weights are loaded and before a pool exists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FEWEST_PAGES = 64
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of one device: all, those that nobody uses, those that this process holds (the weights)."""
+    """Bytes of one device: in total, free, and held by this process (the weights)."""
 
     total: int
     free: int
@@ -25,7 +25,7 @@ class DeviceMemory:
 
     @classmethod
     def measure(cls, device: str) -> DeviceMemory:
-        """What is true of a GPU now; waits for it."""
+        """The state of a GPU now. Waits for its queued work and empties torch's cache."""
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
@@ -34,8 +34,10 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Demand:
-    """What the pages are for. `page_bytes`: of one page in all pools together. `reserve`: bytes that CUDA
-    graphs and activations will need. `rows_ahead`: rows that a request may write beyond its last token.
+    """What the pages must hold, and what must stay free.
+
+    `page_bytes`: one page in all pools together. `page_size`, `context_length`: tokens. `rows_ahead`: rows
+    that a request may write beyond its last token. `reserve`: bytes for CUDA graphs and activations.
     """
 
     page_bytes: int
@@ -46,14 +48,14 @@ class Demand:
 
     @property
     def longest(self) -> int:
-        """Pages of one request that fills the context."""
+        """Pages of a request that fills the context."""
         return pages_for(self.context_length + self.rows_ahead, self.page_size)
 
 
 def pool_pages(memory: DeviceMemory, fraction: float, demand: Demand) -> int:
     """Pages that fit into `fraction` of the device with the weights, and leave the reserve free.
 
-    Raises ConfigError if one request of full length would not fit, or next to nothing does.
+    Raises ConfigError if fewer than FEWEST_PAGES fit, or fewer than a request of full length needs.
     """
     room = min(int(memory.total * fraction) - memory.held, memory.free - demand.reserve)
     pages = max(room, 0) // demand.page_bytes
@@ -69,7 +71,7 @@ def _too_few(pages: int, memory: DeviceMemory, fraction: float, demand: Demand) 
         f"beside {held} GiB of weights"
     )
     if pages < FEWEST_PAGES:
-        advice = f"{FEWEST_PAGES} are the least: raise --mem-fraction-static or share the model (--tp)"
+        advice = f"{FEWEST_PAGES} is the minimum: raise --mem-fraction-static or share the model (--tp)"
         return ConfigError(f"{found}; {advice}", param="mem-fraction-static")
     fits = pages * demand.page_size - demand.rows_ahead
     return ConfigError(

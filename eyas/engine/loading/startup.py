@@ -1,6 +1,6 @@
-"""A start: where its time goes, and the kernels that other processes compile meanwhile.
+"""An engine's start: where its time goes, and the kernels that other processes compile meanwhile.
 
-It loads without torch, so that it can begin before that is imported.
+This module loads without torch, so that the start can begin before torch is imported.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import psutil
 from eyas.common.config import EngineConfig
 from eyas.engine.kernels.warm import Warmup, capability_of
 
-SHOWN_S = 0.05  # less rounds to 0.0
+SHOWN_S = 0.05  # a shorter time would be shown as 0.0
 
 
 class Phases:
-    """A stopwatch for a start: `with phases("weights"): ...`; times of the same name add up.
+    """A stopwatch for a start: `with phases("weights"): ...`. Times under the same name add up.
 
-    "import" is what passed from the start of this process until the stopwatch was made.
+    "import" is the time from the start of this process until the stopwatch was made.
     """
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
-        """`now`: seconds on the clock that process start times are given in."""
+        """`now`: seconds, on the same clock as the start times of processes."""
         self._now = now
         self._began = psutil.Process().create_time()
         self._seconds = {"import": now() - self._began}
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Times a phase, also one that fails. Phases do not nest."""
+        """Measures a phase, even if it fails. Phases do not nest."""
         began = self._now()
         try:
             yield
@@ -43,7 +43,7 @@ class Phases:
             self._seconds[name] = self._seconds.get(name, 0.0) + self._now() - began
 
     def summary(self) -> str:
-        """Such as "ready in 31.2 s: import 6.1, weights 4.2, other 0.9"; phases in the order they came in."""
+        """For example "ready in 31.2 s: import 6.1, weights 4.2, other 0.9", in the order of the phases."""
         total = self._now() - self._began
         other = total - sum(self._seconds.values())
         phases = self._seconds | ({"other": other} if other >= SHOWN_S else {})
@@ -52,26 +52,26 @@ class Phases:
 
 @dataclass(frozen=True)
 class Start:
-    """`phases`: its stopwatch. `warmup`: the kernels, being compiled; None: each is at its first launch."""
+    """`phases`: the stopwatch. `warmup`: the kernels being compiled; None: each compiles at its first use."""
 
     phases: Phases = field(default_factory=Phases)
     warmup: Warmup | None = None
 
     @classmethod
     def of(cls, config: EngineConfig) -> Start:
-        """Begins it. The kernels of a GPU take as long as everything else together: they go first."""
+        """Begins a start. A GPU's kernels come first: they take as long to compile as all else together."""
         phases = Phases()
         if config.device == "cpu" or config.attention_backend != "triton":
             return cls(phases)
         try:
             capability = capability_of(config.device)
-        except (FileNotFoundError, subprocess.CalledProcessError):  # no GPU, or one that cannot be asked
+        except (FileNotFoundError, subprocess.CalledProcessError):  # no GPU, or its driver does not answer
             return cls(phases)
         nowhere = dataclasses.replace(config, worker="", num_pages=1)
         recipe, processes = "eyas.engine.loading.recipe:launches", len(os.sched_getaffinity(0))
         return cls(phases, Warmup(recipe, (nowhere,), capability, processes))
 
     def wait_for_kernels(self) -> None:
-        """Raises RuntimeError if one does not compile."""
+        """Returns once all kernels are compiled. Raises RuntimeError if one does not compile."""
         if self.warmup is not None:
             self.warmup.wait()

@@ -54,6 +54,7 @@ from eyas.engine.loop.overlapped import OverlappedLoop
 from eyas.engine.loop.patience import Patience
 from eyas.engine.loop.plain import PlainLoop
 from eyas.engine.loop.plain_runner import Runner
+from eyas.engine.loop.step_counts import StepCounts
 from eyas.engine.scheduling.requests import Admission, Requests
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
@@ -94,6 +95,7 @@ class Engine:
         self._remote = parts.drafter if isinstance(parts.drafter, RemoteDrafter) else None
         self._outbox = parts.outbox
         self._patience = Patience()
+        self._counts = StepCounts()
         config = parts.config
         admission = Admission(
             context_length=parts.ready.context_length,
@@ -138,9 +140,16 @@ class Engine:
         scheduler, leases, outbox = parts.scheduler, parts.leases, parts.outbox
         if isinstance(parts.runner, DeviceRunner):
             ahead = parts.config.overlap_schedule
-            return rounds, OverlappedLoop(rounds, parts.runner, ahead)
+            return rounds, OverlappedLoop(rounds, parts.runner, self._counts, ahead)
         return rounds, PlainLoop(
-            scheduler, parts.runner, rounds, leases, outbox, self._patience, self._stop_drafting
+            scheduler,
+            parts.runner,
+            rounds,
+            leases,
+            outbox,
+            self._patience,
+            self._stop_drafting,
+            self._counts,
         )
 
     def _routes(self) -> dict[type, Callable[..., None]]:
@@ -221,13 +230,23 @@ class Engine:
         now = time.monotonic()
         if load != told or now - told_at > LOAD_S:
             self._loaded = (now, load)
-            events.append(self._stamped(load))
+            events.append(self._stamped(load, now))
         self._link.send(events)
 
-    def _stamped(self, load: Load) -> Load:
+    def _stamped(self, load: Load, now: float) -> Load:
         """With what every loop changes, which alone is no news."""
-        counts = {"heard": self._heard, "nodes_verified": self._outbox.nodes_verified}
-        return msgspec.structs.replace(load, progress=self._progress, **counts)
+        seconds, sequences = self._counts.seconds, self._counts.sequences
+        return msgspec.structs.replace(
+            load,
+            progress=self._progress,
+            heard=self._heard,
+            nodes_verified=self._outbox.nodes_verified,
+            step_seconds=tuple(seconds.counts),
+            step_seconds_total=seconds.total,
+            step_sequences=tuple(sequences.counts),
+            step_sequences_total=sequences.total,
+            oldest_waiting_s=self._requests.oldest_waiting_s(now),
+        )
 
     def _load(self) -> Load:
         scheduler = self._scheduler

@@ -16,6 +16,7 @@ from eyas.engine.device.flight import Flight, Landed
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.step_clock import StepClock
+from eyas.engine.loop.step_counts import StepCounts
 from eyas.engine.scheduling.scheduler import Scheduler
 
 
@@ -25,6 +26,7 @@ class OverlappedLoop:
 
     plain: Committer
     runner: DeviceRunner
+    counts: StepCounts
     ahead: bool = True  # False: every step lands before the next is composed
     _flight: Flight | None = field(default=None, init=False)
     _clock: StepClock = field(default_factory=StepClock, init=False)
@@ -78,7 +80,9 @@ class OverlappedLoop:
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        for landed in flight.land():
+        found = flight.land()
+        self.counts.landed(len(flight.works), time.monotonic() - flight.launched)
+        for landed in found:
             landed.seq.in_flight -= 1
             if landed.seq in landed.seq.generation.sequences:  # else it was cancelled meanwhile
                 self._commit(landed)

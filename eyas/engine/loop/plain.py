@@ -13,6 +13,7 @@ from eyas.engine.kv.leases import Leases
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.patience import Patience
 from eyas.engine.loop.plain_runner import Runner
+from eyas.engine.loop.step_counts import StepCounts
 from eyas.engine.scheduling.scheduler import Scheduler
 
 
@@ -27,6 +28,7 @@ class PlainLoop:
     outbox: Outbox
     patience: Patience
     stop_drafting: Callable[[Sequence], None]
+    counts: StepCounts
 
     @property
     def spare_s(self) -> float:
@@ -45,7 +47,9 @@ class PlainLoop:
         for work in works:
             self._begin(work, began)
         outputs = self.runner.run(works)
-        self.patience.stepped(outputs, time.monotonic() - began)
+        took = time.monotonic() - began
+        self.patience.stepped(outputs, took)
+        self.counts.landed(len(works), took)
         self.rounds.commit(outputs)
         return True
 

@@ -1,1 +1,1 @@
-"""Models: one file each, built from the shared blocks of `eyas.engine.layers`."""
+"""Models and draft heads: a file for each family, a line in a table, and a decoder that runs them all."""

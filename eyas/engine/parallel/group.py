@@ -1,21 +1,19 @@
-"""The ranks of one engine as a group: tensors summed and joined across their devices, hosts that wait for
-each other.
+"""The ranks of one engine as a process group: collectives across their devices, barriers between their hosts.
 
-It knows PyTorch's collectives and the kernel for small sums; what is computed between two of them, and why,
-the model knows. A group of one rank holds nothing and costs nothing.
+It knows PyTorch's collectives and the kernel for small sums. It does not know what the model computes between
+them. A group of one rank holds nothing and costs nothing.
 
-**Same bits everywhere.** A sum comes out equal to the bit on every rank, so ranks that sample from the same
-joined logits with the same keyed noise agree on every token without exchanging one.
+**Same bits everywhere.** Every rank receives the same sum to the bit. So ranks that sample from the same
+gathered logits with the same keyed noise agree on every token without exchanging one.
 
-**CUDA graphs.** Sums and joins may be captured. NCCL makes its communicators and buffers at the first call of
-a kind, which a capture does not allow: run what will be captured once before, on every rank, then
-synchronise. NCCL's own threads look at events meanwhile, so capture with
-`capture_error_mode="thread_local"`. All ranks capture and replay the same graphs in the same order, and drop
-them before `close`.
+**CUDA graphs.** Sums and gathers may be captured. NCCL creates its communicators and buffers at the first
+call of each kind, which a capture does not allow. So run what will be captured once before on every rank, and
+synchronise. NCCL's own threads query events meanwhile, so capture with `capture_error_mode="thread_local"`.
+All ranks capture and replay the same graphs in the same order, and drop them before `close`.
 
-**Deadlines.** Setting up, `least` and `barrier` raise EngineError after `timeout_s`. A captured NCCL
-collective whose peer is gone waits for ever on the device, unseen by NCCL's watchdog: whoever waits for a
-step's result looks after `Followers.check` meanwhile, and the end of rank 0 ends every follower.
+**Deadlines.** Construction, `least` and `barrier` raise EngineError after `timeout_s`. A captured NCCL
+collective whose peer is gone waits for ever on the device, and NCCL's watchdog does not see it. So the caller
+that waits for a step's result must call `Followers.check` meanwhile; the end of rank 0 ends every follower.
 """
 
 from __future__ import annotations
@@ -33,15 +31,15 @@ from eyas.engine.parallel.one_shot import OneShot
 from eyas.engine.parallel.peer_memory import PeerMemory
 from eyas.engine.parallel.ranks import RankInfo
 
-LOOK_S = 0.002  # while a host waits for the others, it looks for them so often
+LOOK_S = 0.002  # a host that waits for the others polls the store at this interval
 
 
 class ProcessGroup:
-    """One rank's membership; made on all ranks at about the same time, by the thread that runs the steps.
+    """One rank's membership. All ranks construct it at about the same time, on the thread of their steps.
 
     `device`: "cpu" (gloo) or "cuda:N" (NCCL; becomes the current device). `check` is called while this host
-    waits for the others in `least` and `barrier`, and raises if one is gone. Raises EngineError if a rank has
-    not come within `timeout_s`.
+    waits for the others in `least` and `barrier`; it raises if one is gone. Raises EngineError if a rank does
+    not join within `timeout_s`.
     """
 
     def __init__(
@@ -81,14 +79,14 @@ class ProcessGroup:
         )
 
     def _open_one_shot(self) -> None:
-        """Small sums go through memory that all ranks map, where the devices can reach each other."""
+        """Sends small sums through memory that all ranks map, if the devices can reach each other."""
         self._memory = PeerMemory.share(OneShot.buffer_bytes(self.ranks), self._device)
         if self._memory is not None:
             pdl = torch.cuda.get_device_capability(self._device) >= (9, 0)
             self._one_shot = OneShot(self.rank, self._memory.addresses, pdl=pdl)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Replaces tensor (contiguous, any shape, floating point) by its sum over all ranks."""
+        """Replaces `tensor` (contiguous, any shape, floating point) by its sum over all ranks."""
         if self.ranks == 1:
             return
         if self._one_shot is not None and self._one_shot.takes(tensor):
@@ -97,14 +95,14 @@ class ProcessGroup:
             self._collective(tensor)
 
     def _collective(self, tensor: torch.Tensor) -> None:
-        """A sum that the kernel for small ones does not take."""
+        """The sum of a tensor that the kernel for small sums does not take."""
         dist.all_reduce(tensor)
 
     def all_reduce_add(self, tensor: torch.Tensor, residual: torch.Tensor, sums: torch.Tensor) -> None:
         """tensor [m, n] = its sum over all ranks + residual [m, n], m <= 128.
 
-        `sums` float32 [sum_parts(n), 128] receives parts of the rows' sums of squares, as on one rank
-        `eyas.engine.kernels.skinny.linear` leaves them.
+        `sums` float32 [sum_parts(n), 128] receives parts of the rows' sums of squares, in the form in which
+        `eyas.engine.kernels.skinny.linear` leaves them on one rank.
         """
         if self._one_shot is not None and self._one_shot.takes(tensor) and OneShot.parts(tensor.shape[1]):
             self._one_shot(tensor, residual, sums)
@@ -112,18 +110,18 @@ class ProcessGroup:
         self.all_reduce(tensor)
         tensor.add_(residual)
         sums.zero_()
-        # Into its place, not copied there: in a graph, launches that depend on a copy cannot be early.
+        # Written in place, not copied: in a graph, a launch that depends on a copy cannot start early.
         torch.sum(tensor.float().square(), dim=1, out=sums[0, : tensor.shape[0]])
 
     @staticmethod
     def sum_parts(columns: int) -> int:
-        """Rows of `sums` in `all_reduce_add` for tensors of so many columns."""
+        """The number of rows of `sums` in `all_reduce_add`, for tensors of `columns` columns."""
         return OneShot.parts(columns) or 1
 
     def all_gather_columns(self, tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """tensor [m, n] of every rank -> [m, ranks * n], columns in the order of the ranks.
+        """Joins every rank's tensor [m, n] into [m, ranks * n], in the order of the ranks.
 
-        Several ranks' are put into `out`, if it is given; one rank's are `tensor` itself.
+        The result is written to `out` if that is given. A group of one rank returns `tensor` itself.
         """
         if self.ranks == 1:
             return tensor
@@ -140,14 +138,14 @@ class ProcessGroup:
         return tensor.chunk(self.ranks)[self.rank]
 
     def barrier(self) -> None:
-        """Waits on the host until every rank's host is here; devices may still be busy.
+        """Blocks until every rank's host has arrived; devices may still be busy.
 
         Raises EngineError if one is missing after the group's timeout.
         """
         self.least(0)
 
     def least(self, number: int) -> int:
-        """The smallest of the ranks' numbers; waits on the host until every rank's host has told its own.
+        """The smallest of the ranks' numbers. Blocks until every rank's host has given its own.
 
         Raises EngineError if one is missing after the group's timeout.
         """
@@ -166,9 +164,9 @@ class ProcessGroup:
             return min(int(self._store.get(name)) for name in names)
 
     def close(self) -> None:
-        """Leaves the group, on all ranks together, after their last step. Twice is once.
+        """Leaves the group. All ranks call it together, after their last step; a second call does nothing.
 
-        For a group that is whole: one that has lost a rank is left by ending its processes.
+        Only for a complete group: if a rank is lost, end the processes instead.
         """
         if self.ranks == 1 or not dist.is_initialized():
             return

@@ -1,16 +1,17 @@
 """The sum of a small tensor over all ranks in one kernel, through memory that every rank maps.
 
-A small all-reduce is all latency: NCCL takes 10 to 15 microseconds for what crosses the link in one. Here
-every rank writes its tensor into every rank's inbox, each 32 bits of data beside a 32-bit turn number in one
-8-byte store. Whoever sees the turn it waits for has the data too, so there is no flag to wait for and no
-fence (the idea of NCCL's LL protocol). The price is twice the bytes on the link: for small tensors only.
+The cost of a small all-reduce is latency: NCCL takes 10 to 15 microseconds for what crosses the link in one.
+Here every rank writes its tensor into every rank's inbox: each 8-byte store holds 32 bits of data and a
+32-bit turn number. A reader that sees the awaited turn has the data too, so it needs neither a flag nor a
+fence (the idea of NCCL's LL protocol). The price is twice the bytes on the link, so it suits small tensors.
 
-Every program owns the same place in all inboxes and a turn counter of its own, so neither the size of a
-tensor nor a graph's replay needs the host. Two inboxes alternate: who finishes turn t + 1 has seen turn t + 1
-of every rank, and a rank sends that only after reading turn t, whose inbox turn t + 2 then overwrites.
+Every program owns the same place in all inboxes and has its own turn counter, so neither a change of size nor
+the replay of a graph needs the host. Two inboxes alternate. A rank sends turn t + 1 only after it has read
+turn t, and a program finishes turn t + 1 only after it has seen that turn of every rank. So turn t + 2 may
+overwrite the inbox of turn t.
 
-It knows addresses and numbers; who maps what is `PeerMemory`'s. All ranks call it in the same order, each
-from one stream.
+This file knows addresses and numbers; `PeerMemory` maps the memory. All ranks call the kernel in the same
+order, each from one stream.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ import triton.language as tl
 from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
 
 BLOCK = 256
-"""Words (32 bits) a program, which is one warp: it waits without shared memory. A row of 4096 takes eight."""
+"""Words (32 bits) per program. A program is one warp, so it waits without shared memory."""
 GRAIN = tl.constexpr(16)
-"""Tensors are whole grains, so many words each: their loads and stores are wide."""
+"""Words per grain. Tensors consist of whole grains, so that loads and stores are wide."""
 CAPACITY = 256 * 1024
-"""Words of the largest tensor: 128 rows of 4096 values."""
+"""Words of the largest tensor: 128 rows of 4096 values of 16 bits."""
 SUMS_ROWS = SUMS_WIDTH.value
-"""Columns of a tensor of sums of squares, as the products read it."""
+"""Columns of the tensor of sums of squares that the next product reads."""
 INBOXES = 2
 SLOT_BYTES = 8
 DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 PATIENCE = tl.constexpr(1 << 26)
-"""Looks at an inbox before a peer counts as gone: the better part of a minute."""
+"""How often a program reads an inbox before the peer counts as gone: most of a minute."""
 
 
 @triton.jit
@@ -50,7 +51,7 @@ def _bits(value, DTYPE: tl.constexpr):
 
 @triton.jit
 def _arrived(slots, mask, turn):
-    """Waits until every slot (int64: turn, data) carries `turn`; their data, int32."""
+    """Waits until every slot (int64: turn, data) carries `turn`; returns their data, int32."""
     looks = 0
     missing = 1
     data = tl.zeros(mask.shape, tl.int32)
@@ -60,7 +61,7 @@ def _arrived(slots, mask, turn):
         missing = tl.max(late.to(tl.int32), axis=0)
         data = slot.to(tl.int32)
         looks += 1
-    if missing != 0:  # an error that the host meets at its next synchronisation, instead of a wrong sum
+    if missing != 0:  # the host gets an error at its next synchronisation instead of a wrong sum
         tl.inline_asm_elementwise("trap; mov.b32 $0, $1;", "=r,r", [missing], tl.int32, False, 1)
     return data
 
@@ -92,7 +93,7 @@ def _sum_over_ranks(
     word = tl.load(tensor + index, mask=inside, other=0)
     slot = (turn.to(tl.int64) << 32) | (word.to(tl.int64) & 0xFFFFFFFF)
     inbox = (turn & 1) * (RANKS * CAPACITY)
-    for peer in tl.static_range(RANKS):  # itself too: every rank then adds the same things in the same order
+    for peer in tl.static_range(RANKS):  # itself too: then every rank adds the same values in the same order
         theirs = tl.multiple_of(tl.load(addresses + peer).to(tl.pointer_type(tl.int64)), 16)
         tl.store(theirs + inbox + rank * CAPACITY + index, slot, mask=inside)
 
@@ -119,9 +120,10 @@ def _sum_over_ranks(
 
 
 class OneShot:
-    """`addresses`: int64 [ranks] on the device, where this rank sees every rank's `buffer_bytes`, zeroed.
+    """The kernel, bound to one rank and to the buffers of all ranks.
 
-    `pdl`: programmatic dependent launch, which a GPU knows from compute capability 9.0 on.
+    `addresses` int64 [ranks], on the device: where this rank sees each rank's `buffer_bytes`, zeroed.
+    `pdl`: use programmatic dependent launch, which needs compute capability 9.0.
     """
 
     def __init__(self, rank: int, addresses: torch.Tensor, *, pdl: bool = False) -> None:
@@ -132,18 +134,18 @@ class OneShot:
 
     @staticmethod
     def buffer_bytes(ranks: int) -> int:
-        """What every rank must share for a group of `ranks`."""
+        """Bytes that each rank must share in a group of `ranks`."""
         return INBOXES * ranks * CAPACITY * SLOT_BYTES
 
     @staticmethod
     def takes(tensor: torch.Tensor) -> bool:
-        """Whether the tensor is small enough, and of 16-bit floats with rows of whole 64 bytes."""
+        """Whether the tensor is small enough and has 16-bit floats in rows of whole 64-byte blocks."""
         small = tensor.numel() <= 2 * CAPACITY
         return tensor.dtype in DTYPES and small and tensor.shape[-1] % (2 * GRAIN.value) == 0
 
     @staticmethod
     def parts(columns: int) -> int:
-        """How many parts it leaves of a row's sum of squares; 0: it leaves none for such rows."""
+        """In how many parts it leaves a row's sum of squares. 0: rows of this width get none."""
         return 0 if columns % (2 * BLOCK) else columns // (2 * BLOCK)
 
     def __call__(
@@ -151,8 +153,8 @@ class OneShot:
     ) -> None:
         """tensor [m, n] = its sum over all ranks (+ residual [m, n]), added in float32 and rounded once.
 
-        All are contiguous; see `takes`. `sums` float32 [parts(n), 128] receives each row's sums of squares,
-        of what was rounded.
+        All are contiguous; `takes` must be true. `sums` float32 [parts(n), 128] receives the sums of squares
+        of each row, computed from the rounded values.
         """
         words = tensor.view(torch.int32)
         _sum_over_ranks[(triton.cdiv(words.numel(), BLOCK),)](

@@ -1,7 +1,7 @@
-"""Device memory that every rank of a group maps: one buffer a rank, known to all by its address.
+"""Device memory that every rank of a group maps: one buffer per rank, whose address all ranks know.
 
-Plain CUDA memory and its inter-process handles (CUDA driver API, "Memory Management": cuIpcGetMemHandle), no
-multicast. It knows allocation and exchange; what the bytes mean is the kernels' affair.
+It uses plain CUDA memory and its inter-process handles (CUDA driver API, "Memory Management":
+cuIpcGetMemHandle), no multicast. It knows allocation and exchange; kernels know what the bytes mean.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ class _Handle(ctypes.Structure):
 
 
 class _DriverError(Exception):
-    """A call of the CUDA driver did not work."""
+    """A call of the CUDA driver failed."""
 
 
 class PeerMemory:
-    """`addresses`: int64 [ranks] on the device: where this process sees rank r's buffer. Zeroed at first."""
+    """This rank's buffer and its mappings of the others', until `close`.
+
+    `addresses` int64 [ranks], on the device: where this process sees each rank's buffer. They start zeroed.
+    """
 
     def __init__(self, size: int, device: torch.device) -> None:
         """Allocates this rank's own buffer; `share` completes the object."""
@@ -45,7 +48,7 @@ class PeerMemory:
 
     @classmethod
     def share(cls, size: int, device: torch.device) -> Self | None:
-        """`size` bytes a rank, over the default process group; None on every rank if any cannot map them."""
+        """Shares `size` bytes per rank over the default process group. None on all ranks if one cannot."""
         memory, failure = None, ""
         handle = torch.zeros(HANDLE_BYTES, dtype=torch.uint8, device=device)
         try:
@@ -60,14 +63,14 @@ class PeerMemory:
                 memory._map([bytes(each.tolist()) for each in handles])
             except _DriverError as error:
                 failure = str(error)
-        if _everyone(not failure, device):
+        if _on_every_rank(not failure, device):
             return memory
         logging.getLogger("eyas.engine").warning("small sums go through NCCL: %s", failure or "a peer cannot")
         _release(memory, device)
         return None
 
     def close(self) -> None:
-        """Unmaps the peers' buffers and frees this rank's own, on all ranks, when no kernel uses them."""
+        """Unmaps the peers' buffers and frees the own one. All ranks call it, when no kernel uses them."""
         _release(self, self._device)
 
     def _handle(self) -> torch.Tensor:
@@ -76,7 +79,7 @@ class PeerMemory:
         return torch.tensor(list(handle.bytes), dtype=torch.uint8)
 
     def _map(self, handles: list[bytes]) -> None:
-        """The buffers behind `handles` ([ranks]) become `addresses`."""
+        """Maps the buffers behind `handles` [ranks] and sets `addresses`."""
         addresses = []
         for rank, handle in enumerate(handles):
             address = ctypes.c_uint64(self._own)
@@ -102,15 +105,15 @@ class PeerMemory:
             raise _DriverError(f"{name} answered {code}")
 
 
-def _everyone(fine: bool, device: torch.device) -> bool:
-    """Whether every rank is fine."""
+def _on_every_rank(fine: bool, device: torch.device) -> bool:
+    """Whether `fine` is true on every rank."""
     votes = torch.tensor([int(fine)], device=device)
     dist.all_reduce(votes, dist.ReduceOp.MIN)
     return bool(votes.item())
 
 
 def _release(memory: PeerMemory | None, device: torch.device) -> None:
-    """Gives back what this rank has, if anything; a buffer is freed only when nobody maps it any more."""
+    """Gives back what this rank holds. Buffers are freed only after every rank has unmapped them."""
     if memory is not None:
         memory._unmap()
     dist.barrier(device_ids=[device.index])

@@ -1,10 +1,10 @@
-"""The processes of an engine with several ranks: rank 0 speaks, the others do as told.
+"""The processes of an engine with several ranks: rank 0 leads, the other ranks follow.
 
-Rank 0 lives in the engine process and schedules; ranks 1 .. n-1 are processes of their own that run the same
-device work in the same order. It knows processes, pipes and deadlines, neither tensors nor what a call means.
-An engine of one rank has no followers and uses nothing of this file but `RankInfo`.
+Rank 0 lives in the engine process and schedules. Ranks 1 .. n-1 are separate processes that run the same
+device work in the same order. This file knows processes, pipes and deadlines. It knows neither tensors nor
+what a call means. An engine of one rank has no followers and uses only `RankInfo` from here.
 
-The group lives and dies together: a follower that ends is an EngineError at rank 0's next call, the end of
+The group lives and dies together: when a follower ends, rank 0's next call raises EngineError. The end of
 rank 0 kills its followers, also those that wait on a device for ever.
 """
 
@@ -30,14 +30,14 @@ import msgspec
 from eyas.common.errors import EngineError
 
 PR_SET_PDEATHSIG = 1
-SEND_S = 10.0  # a follower that takes no message for so long is stuck
-LEAVE_S = 5.0  # a follower may take so long to leave; then it is killed
+SEND_S = 10.0  # a follower that takes no message within this time is stuck
+LEAVE_S = 5.0  # a follower that does not leave within this time is killed
 LENGTH_BYTES = 4
-POLL_S = 0.2  # while a pipe is silent, the process behind it is looked at so often
+POLL_S = 0.2  # while a pipe is silent, its process is checked at this interval
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True):
-    """One message: what to do, integers (a step's shape), and bytes (its array). Nothing is pickled."""
+class RankCall(msgspec.Struct, frozen=True, array_like=True):
+    """One message: what to do, integers (a step's shape, say), and an array's bytes. Nothing is pickled."""
 
     kind: str
     numbers: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ FAILED = "failed"
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One rank's place in a group. `meeting`: a path at which no file exists yet, the same for all ranks."""
+    """One rank's place in a group. `meeting`: a path without a file yet, the same for all ranks."""
 
     rank: int = 0
     ranks: int = 1
@@ -58,18 +58,18 @@ class RankInfo:
 
 
 class Channel:
-    """A follower's end of its pipe to rank 0. Iterating gives every call until rank 0 closes its end."""
+    """A follower's end of its pipe to rank 0. Iterating yields every call until rank 0 closes its end."""
 
     def __init__(self, pipe: socket.socket) -> None:
         self._pipe = pipe
         self._reader = pipe.makefile("rb")
-        self._decoder = msgspec.msgpack.Decoder(Call)
+        self._decoder = msgspec.msgpack.Decoder(RankCall)
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[RankCall]:
         while (call := self.read()) is not None:
             yield call
 
-    def read(self) -> Call | None:
+    def read(self) -> RankCall | None:
         """The next call; None once the other end is closed."""
         with contextlib.suppress(ConnectionResetError):
             length = self._reader.read(LENGTH_BYTES)
@@ -79,35 +79,36 @@ class Channel:
         return None
 
     def ready(self) -> None:
-        """Tells rank 0, which is in `Followers.wait_ready`, that this rank is loaded."""
-        self._pipe.sendall(_framed(Call(READY)))
+        """Tells rank 0, which waits in `Followers.wait_ready`, that this rank is loaded."""
+        self._pipe.sendall(_framed(RankCall(READY)))
 
     def failed(self, reason: str) -> None:
+        """Tells rank 0 why this rank ends; does nothing if rank 0 is gone."""
         with contextlib.suppress(OSError):  # rank 0 may be gone too
-            self._pipe.sendall(_framed(Call(FAILED, data=reason.encode())))
+            self._pipe.sendall(_framed(RankCall(FAILED, data=reason.encode())))
 
 
-def follow(channel: Channel, calls: Mapping[str, Callable[[Call], None]]) -> None:
-    """A follower's life: does what rank 0 says, by the call's kind, until rank 0 closes the channel."""
+def follow(channel: Channel, calls: Mapping[str, Callable[[RankCall], None]]) -> None:
+    """The main loop of a follower: runs the function for each call's kind until rank 0 closes the channel."""
     for call in channel:
         calls[call.kind](call)
 
 
 FollowerMain = Callable[[RankInfo, Channel], None]
-"""What a follower runs: it loads, says ready, joins its group, follows. It must be picklable."""
+"""What a follower's process runs: it loads, says ready, joins its group, follows. It must be picklable."""
 
 
 class Followers:
-    """Ranks 1 .. ranks-1 of rank 0's group: started when made, ended by `close`. `rank_info` is rank 0's own.
+    """Ranks 1 .. ranks-1: the constructor starts them, `close` ends them. `rank_info` is that of rank 0.
 
-    Used by one thread; a follower is killed when that thread ends.
+    One thread makes and uses it; when that thread ends, the followers are killed.
     """
 
     def __init__(self, main: FollowerMain, ranks: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="eyas-ranks-", ignore_cleanup_errors=True)
         self.rank_info = RankInfo(0, ranks, f"{self._folder.name}/meeting")
-        seats = [RankInfo(rank, ranks, self.rank_info.meeting) for rank in range(1, ranks)]
-        self._followers = [_Follower(main, rank_info) for rank_info in seats]
+        others = [RankInfo(rank, ranks, self.rank_info.meeting) for rank in range(1, ranks)]
+        self._followers = [_Follower(main, rank_info) for rank_info in others]
 
     def __enter__(self) -> Self:
         return self
@@ -122,12 +123,12 @@ class Followers:
             follower.wait_ready(deadline)
 
     def check(self) -> None:
-        """Raises EngineError, in the follower's own words if it left any, if one has ended."""
+        """Raises EngineError if a follower has ended, with the reason that it gave."""
         for follower in self._followers:
             follower.check()
 
-    def broadcast(self, call: Call) -> None:
-        """Hands `call` to every follower, one write each.
+    def broadcast(self, call: RankCall) -> None:
+        """Sends `call` to every follower, with one write each.
 
         Raises EngineError if one has ended, or takes nothing for SEND_S.
         """
@@ -137,15 +138,15 @@ class Followers:
             follower.send(payload)
 
     def dismiss(self) -> None:
-        """Lets every follower leave once it has done what it was told; no call follows.
+        """Lets every follower leave after the calls that it has received; no call may follow.
 
-        Whoever shares a `ProcessGroup` with them closes it now, as they do, then calls `close`.
+        If the caller shares a `ProcessGroup` with them, it closes that now, as they do, then calls `close`.
         """
         for follower in self._followers:
             follower.dismiss()
 
     def close(self) -> None:
-        """Dismisses the followers, and kills those that have not left after LEAVE_S. Twice is once."""
+        """Dismisses the followers and kills those left after LEAVE_S. A second call does nothing."""
         self.dismiss()
         deadline = time.monotonic() + LEAVE_S
         for follower in self._followers:
@@ -201,7 +202,7 @@ class _Follower:
             self._process.join()
 
     def _reason(self) -> str:
-        """The last words of a process that has ended; without any, how it ended."""
+        """Why a process has ended: its last message, or else its exit code."""
         return _words(Channel(self._pipe).read()) or self._exit()
 
     def _exit(self) -> str:
@@ -211,18 +212,18 @@ class _Follower:
         return f"exit code {code}"
 
 
-def _words(call: Call | None) -> str:
+def _words(call: RankCall | None) -> str:
     return call.data.decode() if call is not None else ""
 
 
-def _framed(call: Call) -> bytes:
+def _framed(call: RankCall) -> bytes:
     payload = msgspec.msgpack.encode(call)
     return len(payload).to_bytes(LENGTH_BYTES, "little") + payload
 
 
 def _run(main: FollowerMain, rank_info: RankInfo, pipe: socket.socket, parent: int) -> None:
-    """A follower's process from its first line to its last."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's; rank 0 closes the channel
+    """The main function of a follower's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front handles Ctrl-C; rank 0 closes the channel
     _die_with(parent)
     channel = Channel(pipe)
     try:
@@ -233,7 +234,7 @@ def _run(main: FollowerMain, rank_info: RankInfo, pipe: socket.socket, parent: i
 
 
 def _die_with(parent: int) -> None:
-    """SIGKILL when rank 0 ends: a process that waits on its device for a lost peer hears nothing less."""
+    """Asks for SIGKILL when rank 0 ends: a process that waits on its device ignores any other signal."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""How a decoder of the Llama family is divided among the ranks of a group (Megatron-LM, section 3).
+"""How a decoder is divided among the ranks of a group (Megatron-LM, section 3).
 
 | tensor | each rank holds | then |
 | --- | --- | --- |
@@ -10,9 +10,9 @@
 | lm_head | its rows of the vocabulary | logits joined by columns |
 
 So a layer has two sums, and a rank's KV pool holds the rank's heads only. A draft head is one layer of the
-same kind; its fc is whole on every rank. Biases: those of q, k and v go with their rows; one of o is rank 0's
-to add, and so once in the sum. It knows sizes;
-tensors are divided by `eyas.engine.checkpoint.weights`, sums and joins are `ProcessGroup`'s.
+same kind; every rank holds all of its fc. Biases of q, k and v are divided like their rows; only rank 0 adds
+the bias of o, so that the sum has it once. This file knows sizes only: `eyas.engine.checkpoint.weights`
+divides the tensors, and `ProcessGroup` does the sums and joins.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eyas.engine.checkpoint.config import LayerSpec, ModelConfig
 def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
     """The same decoder with one rank's heads and feed-forward width; hidden size and vocabulary stay whole.
 
-    Raises ConfigError, naming the flag and the size, if the ranks cannot divide it: no head is held twice.
+    Raises ConfigError, which names the flag and the size, if a size is not divisible: no rank shares a head.
     """
     sizes = {"vocabulary rows": config.vocab_size}
     for layer in config.layers:

@@ -1,8 +1,8 @@
 """Temperature, and the filters that decide which ids survive: top-k, then top-p, then min-p.
 
-A filtered id is -inf. Each filter sees the distribution that the one before left, renormalised. All of
-them keep ids from the most probable downwards and, among equals, the lowest ids first. Reductions run
-along one row, in an order that its neighbours cannot change.
+A filtered id gets -inf. Each filter sees the distribution that the filter before it left, renormalised. All
+filters keep ids from the most probable downwards and, among equals, the lowest ids first. Reductions run
+along one row, in an order that the other rows cannot change.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from torch import Tensor
 
 from eyas.common.params import SamplingParams
 
-# Most nuclei are small: look among this many best ids before sorting a whole row.
+# Most nuclei are small: the search tries these numbers of best ids before it sorts a whole row.
 NUCLEUS_WINDOWS = (64, 1024)
 
 
 def tempered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """log p up to a constant a row: logits [R, V] less their maximum, over each row's temperature (> 0).
+    """log p up to a constant per row: logits [R, V] minus their maximum, divided by the row's temperature.
 
-    The most probable id stands at 0, so that no temperature overflows and the noise keeps its precision.
+    Temperatures are above 0. The most probable id gets 0, so that no temperature overflows and the noise
+    keeps its precision.
     """
     temperature = logits.new_tensor([p.temperature for p in params]).unsqueeze(1)
     temperature.clamp_(min=torch.finfo(logits.dtype).tiny)
@@ -30,10 +31,10 @@ def tempered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def survivors(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """`tempered` scores [R, V] with the ids that a row's filters drop at -inf (in place)."""
+    """Sets the ids that a row's filters drop to -inf in the `tempered` scores [R, V], which it returns."""
     by_count = [i for i, p in enumerate(params) if p.top_k > 0]
     if by_count:
-        sizes = [min(params[i].top_k, scores.shape[1]) for i in by_count]  # a caller's number may be huge
+        sizes = [min(params[i].top_k, scores.shape[1]) for i in by_count]  # callers may send huge numbers
         count = torch.tensor(sizes, device=scores.device)
         scores[by_count] = keep_best(scores[by_count], count)
     by_mass = [i for i, p in enumerate(params) if p.top_p < 1.0]
@@ -50,13 +51,16 @@ def survivors(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def keep_best(scores: Tensor, count: Tensor) -> Tensor:
-    """Scores [R, V] with all but each row's count[r] >= 1 highest at -inf; ties keep the lowest ids."""
+    """A copy of scores [R, V] with -inf for all but the count[r] >= 1 best ids of each row r.
+
+    Of equal scores the lowest ids are kept.
+    """
     count = count.clamp(max=scores.shape[1])
     best = scores.topk(min(int(count.max()) + 1, scores.shape[1])).values
     threshold = best.gather(-1, count.unsqueeze(1) - 1)
     runner_up = best.gather(-1, count.clamp(max=best.shape[1] - 1).unsqueeze(1))
     kept = scores >= threshold
-    if bool((runner_up == threshold).any()):  # a tie across the cut: the lowest ids have the room
+    if bool((runner_up == threshold).any()):  # a tie across the cut: the lowest ids are kept
         above, level = scores > threshold, scores == threshold
         room = count.unsqueeze(1) - above.sum(-1, keepdim=True)
         kept = above | (level & (level.cumsum(-1) <= room))
@@ -64,10 +68,10 @@ def keep_best(scores: Tensor, count: Tensor) -> Tensor:
 
 
 def _nucleus_size(scores: Tensor, mass: Tensor) -> Tensor:
-    """How many of each row's most probable ids it takes to reach `mass` (float64 [R], below 1): int64 [R].
+    """How many of each row's most probable ids together reach `mass` (float64 [R], below 1): int64 [R].
 
-    The id that crosses counts. Sums run from the best id down, so a window that suffices gives what the
-    whole row would.
+    The id that reaches it is counted. Sums run from the best id down, so a window that is large enough gives
+    the same result as the whole row.
     """
     p = scores.softmax(-1)
     vocab_size = p.shape[1]

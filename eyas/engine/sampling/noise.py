@@ -1,4 +1,4 @@
-"""Keyed Gumbel noise: the number G(seed, position, choice, id), read at random, never stepped through.
+"""Keyed Gumbel noise: the number G(seed, position, choice, id), a pure function with random access.
 
 Philox4x32-10 turns the key (the 64-bit seed, low word first) and the counter
 (id div 4, position, choice, 0) into four 32-bit words; x is word `id mod 4`, and
@@ -7,8 +7,8 @@ Philox4x32-10 turns the key (the 64-bit seed, low word first) and the counter
 
 with every operation rounded to float32. w is never 0 nor 1, so G lies between -2.9 and 22.9: always finite.
 
-Both logarithms are taken in float64 and rounded once, so that an element's bits depend neither on its
-place in a tensor nor on the vector width of the host's mathematical library. The file knows nothing of
+Both logarithms are computed in float64 and rounded once, so that an element's bits depend neither on its
+place in a tensor nor on the vector width of the host's mathematical library. This file knows nothing of
 probabilities or requests.
 """
 
@@ -37,15 +37,15 @@ def streams(draws: Iterable[tuple[int, int, int]], device: torch.device | str = 
 
 
 def gumbel_rows(stream: Tensor, vocab_size: int) -> Tensor:
-    """G of every id below `vocab_size`: streams [R, 4] -> float32 [R, vocab_size]."""
+    """G for every id below `vocab_size`: streams [R, 4] -> float32 [R, vocab_size]."""
     blocks = torch.arange((vocab_size + 3) // 4, device=stream.device).unsqueeze(0)
     return _gumbel(_philox(stream, blocks).flatten(1)[:, :vocab_size])
 
 
 def gumbel_at(stream: Tensor, ids: Tensor) -> Tensor:
-    """G of chosen ids: streams [R, 4], ids int64 [R, K] or [1, K] -> float32 [R, K].
+    """G for chosen ids: streams [R, 4], ids int64 [R, K] or [1, K] -> float32 [R, K].
 
-    Bit-equal to the same elements of `gumbel_rows`; costs four times as much an id.
+    Bit-equal to the same elements of `gumbel_rows`, at four times the cost per id.
     """
     words = _philox(stream, ids // 4)
     lane = (ids % 4).expand(words.shape[:-1]).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""What changes logits before the temperature: bias, then penalties, then bans, each for the rows that ask.
+"""Changes logits before the temperature: bias, then penalties, then bans, each for the rows that ask for it.
 
 Every operation is elementwise within a row, so a row's result does not depend on its neighbours.
 """
@@ -15,7 +15,7 @@ from eyas.engine.sampling.row import Row
 
 
 def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Logits [R, V] after bias, penalties and bans; `logits` itself, never modified, if no row asks."""
+    """Logits [R, V] after bias, penalties and bans: a copy, or `logits` itself if no row asks for any."""
     biased = [i for i, row in enumerate(rows) if row.params.logit_bias]
     penalised = [i for i, row in enumerate(rows) if _penalises(row.params)]
     banned = [(i, token) for i, row in enumerate(rows) for token in _banned(row)]
@@ -34,8 +34,9 @@ def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _banned(row: Row) -> list[int]:
-    """The row's banned ids, and the last ids of bad words whose other ids its output ends with; a node's
-    ancestors count as output.
+    """The row's banned ids, and the last id of every bad word whose other ids are the end of the output.
+
+    The ancestors of a tree node count as output.
     """
     words = row.params.bad_words
     if not words:
@@ -46,7 +47,7 @@ def _banned(row: Row) -> list[int]:
 
 
 def _ends_with(ids: Sequence[int], run: Sequence[int]) -> bool:
-    if not run or not ids or ids[-1] != run[-1]:  # nearly always says it all
+    if not run or not ids or ids[-1] != run[-1]:  # this nearly always decides
         return not run
     return len(run) <= len(ids) and ids[len(ids) - len(run) :] == run
 
@@ -58,9 +59,11 @@ def _penalises(params: SamplingParams) -> bool:
 
 
 def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Repetition divides positive and multiplies negative logits of ids in the prompt or the output;
-    presence subtracts once, frequency once per occurrence, for ids in the output. A node's ancestors
-    count as output.
+    """Logits [R, V] after the penalties.
+
+    Repetition divides positive logits, and multiplies negative ones, of ids in the prompt or the output.
+    For ids in the output, presence is subtracted once and frequency once per occurrence. The ancestors of a
+    tree node count as output.
     """
     params = [row.params for row in rows]
     repetition = _column(logits, [p.repetition_penalty for p in params])
@@ -73,7 +76,7 @@ def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _history(logits: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-    """How often each id stands in the prompt, and in the output with the ancestors: two [R, V] counts."""
+    """How often each id occurs in the prompt, and in the output with the ancestors: two counts [R, V]."""
     counts: dict[int, Tensor] = {}
 
     def count(ids: Sequence[int]) -> Tensor:

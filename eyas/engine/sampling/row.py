@@ -1,4 +1,4 @@
-"""The one noun of sampling: everything about a distribution that is not its logits. No torch."""
+"""The row: everything that sampling needs to know of a distribution besides its logits. No torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Row:
     """One distribution to sample from: a plain row, a prompt's last row, or one node of a verify tree.
 
     `position` is the absolute index of the token being sampled. `ancestors` are the draft tokens between
-    the output and this node, root left out. `banned` ids must not be chosen here, nor what would complete one
-    of the parameters' bad words. Rows of one tree should share their `prompt` and `output` objects: history
-    is counted once for each pair.
+    the output and this node, without the root. `banned` ids must not be chosen here, and neither must an id
+    that completes one of the parameters' bad words. Rows of one tree should share their `prompt` and `output`
+    objects, because history is counted once per pair of objects.
     """
 
     params: SamplingParams

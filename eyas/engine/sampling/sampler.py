@@ -1,8 +1,8 @@
-"""Chooses tokens: argmax over the surviving ids of log p + G, one per row; temperature 0 is plain argmax.
+"""Chooses one token per row: the argmax over the surviving ids of log p + G, or of p at temperature 0.
 
 p is the model's distribution after bias, penalties, bans, temperature, top-k, top-p and min-p, in that
-order; the filters' rules for ties are in `filters`. log p is used up to a constant a row, which moves no
-argmax. Ties go to the lowest id. A row's token and logprobs are the same to the bit whatever other rows
+order; `filters` defines how filters treat ties. log p is used up to a constant per row, which does not change
+the argmax. Ties go to the lowest id. A row's token and logprobs are the same to the bit whatever other rows
 share the call, and a node of a draft tree is a row like any other.
 """
 
@@ -23,22 +23,22 @@ from eyas.engine.sampling.scores import score
 
 __all__ = ["Row", "Sampled", "draft_probabilities", "perturbed", "sample"]
 
-# Noise at chosen ids costs this many times what an id of a whole row does.
+# Noise at chosen ids costs this many times as much per id as noise for a whole row.
 SPARSE_COST = 4
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """One entry a row; a logprob is None where the row's parameters ask for none."""
+    """One entry per row; a logprob is None where the row's parameters ask for none."""
 
     tokens: list[int]
     logprobs: list[TokenLogprob | None]
 
 
 def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
-    """The token of each row. `logits`: the model's own, float32 [R, V], not modified.
+    """The token of each row. `logits` float32 [R, V] come from the model and are not modified.
 
-    Logprobs are the raw model's log-softmax, before any processor; `top` is sorted, best first.
+    Logprobs are the log-softmax of `logits`, before any processor; `top` is sorted, best first.
     """
     scores = adjusted(logits, rows)
     tokens = scores.argmax(-1)
@@ -53,11 +53,11 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
 
 
 def perturbed(draft_logits: Tensor, rows: Sequence[Row], token_map: Tensor | None) -> Tensor:
-    """What a drafter that knows the seed should maximise: log q + G at the target's ids, [R, Vd].
+    """The scores of which a drafter that knows the seed should take the argmax: log q + G, [R, Vd].
 
-    `token_map` int64 [Vd] gives the target id of each draft id (None: the same). A row of temperature 0
-    keeps its logits. Only parameters, choice and position of `rows` are read: draft logits see no
-    processors or filters, since drafts are advice.
+    G is taken at the target's ids: `token_map` int64 [Vd] gives the target id of each draft id (None: the
+    same). A row of temperature 0 keeps its logits. Only parameters, choice and position of `rows` are read:
+    drafts are advice, so their logits need no processors or filters.
     """
     warm = [i for i, row in enumerate(rows) if not row.params.greedy]
     if not warm:
@@ -73,12 +73,12 @@ def perturbed(draft_logits: Tensor, rows: Sequence[Row], token_map: Tensor | Non
 
 
 def draft_probabilities(draft_logits: Tensor) -> Tensor:
-    """What a tree's scores are made of: softmax over the draft head's own ids, [R, Vd]. No noise."""
+    """The probabilities that score a draft tree: softmax over the draft head's ids, [R, Vd]. No noise."""
     return draft_logits.softmax(-1)
 
 
 def _with_noise(scores: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Scores + G; G is computed for the survivors only, wherever that is less work."""
+    """scores + G. G is computed for the survivors only where that is less work."""
     stream = _streams(rows, scores)
     alive = scores > -torch.inf
     if SPARSE_COST * int(alive.count_nonzero()) > alive.numel():

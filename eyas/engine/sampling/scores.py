@@ -1,7 +1,7 @@
-"""How probable given tokens are: log-softmax of the model's own logits, before any processor.
+"""Log-probabilities of given tokens: the log-softmax of the model's logits, before any processor.
 
-A row's numbers are the same to the bit whatever other rows share the call. Among equals the lowest id is
-first. The logits of many rows are made and dropped slice by slice, so that memory does not grow with them.
+A row's numbers are the same to the bit whatever other rows share the call. Of equal ids the lowest comes
+first. The logits of many rows are computed and dropped slice by slice, so that memory does not grow.
 """
 
 from __future__ import annotations
@@ -15,35 +15,39 @@ from torch import Tensor
 from eyas.common.types import PromptLogprobs, TokenLogprob
 
 SLICE = 64
-"""Rows whose logits are there at once."""
+"""Rows whose logits exist at the same time."""
 
 SLICE_BYTES = 40
-"""What a slice takes for each row and id, at most."""
+"""The most bytes that a slice takes per row and id."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of N rows: `own` float32 [N], and of the most probable ids `ids` int32 and `best` float32 [N, top]."""
+    """Log-probabilities for N rows: `own` float32 [N] of the given tokens, and the `top` most probable
+    ids (`ids` int32 [N, top]) with theirs (`best` float32 [N, top]), best first.
+    """
 
     own: Tensor
     ids: Tensor
     best: Tensor
 
     def to_host(self) -> Scores:
-        """Valid once the device has passed what it was given before."""
+        """A copy on the host, valid once the device has finished the work queued so far."""
         return Scores(*(part.to("cpu", non_blocking=True) for part in (self.own, self.ids, self.best)))
 
     def packed(self) -> PromptLogprobs:
+        """The same as bytes, for messages. Waits for the device."""
         own, ids, best = (part.cpu().numpy().tobytes() for part in (self.own, self.ids, self.best))
         return PromptLogprobs(self.ids.shape[1], own, ids, best)
 
     def rows(self) -> list[TokenLogprob]:
+        """One entry per row. Waits for the device."""
         rows = zip(self.own.tolist(), self.ids.tolist(), self.best.tolist(), strict=True)
         return [TokenLogprob(own, tuple(zip(ids, best, strict=True))) for own, ids, best in rows]
 
 
 def score(logits: Tensor, tokens: Tensor, top: int) -> Scores:
-    """Of each row of `logits` float32 [N, V]: its token's, int64 [N], and its `top` best ids'."""
+    """The scores of `tokens` int64 [N] and of the `top` best ids, for each row of `logits` float32 [N, V]."""
     logprobs = logits.log_softmax(-1)
     ids = _best_ids(logprobs, min(top, logits.shape[1]))
     own = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
@@ -51,7 +55,7 @@ def score(logits: Tensor, tokens: Tensor, top: int) -> Scores:
 
 
 def score_slices(rows: Tensor, tokens: Tensor, top: int, logits: Callable[[Tensor], Tensor]) -> Scores:
-    """`score` of `rows` [N], at least one, of which `logits` gives up to SLICE at a time."""
+    """`score` for the rows numbered `rows` [N], N >= 1. `logits` maps up to SLICE row numbers to logits."""
     slices = zip(rows.split(SLICE), tokens.split(SLICE), strict=True)
     parts = [score(logits(some), theirs, top) for some, theirs in slices]
     own, ids, best = zip(*((part.own, part.ids, part.best) for part in parts), strict=True)
@@ -59,7 +63,10 @@ def score_slices(rows: Tensor, tokens: Tensor, top: int, logits: Callable[[Tenso
 
 
 def _best_ids(logprobs: Tensor, count: int) -> Tensor:
-    """Of each row, best first: int64 [N, count]. No two keys are equal: all devices give the same order."""
+    """The `count` best ids of each row, best first: int64 [N, count].
+
+    The sort keys are distinct, so every device gives the same order.
+    """
     bits = logprobs.view(torch.int32)
     level = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     last = logprobs.shape[1] - 1

@@ -1,1 +1,1 @@
-"""Who runs in the next step, whose turn it is, and the life of a request. Without torch."""
+"""Which sequences run in the next step, the order of the queue, and the life of a request. Without torch."""

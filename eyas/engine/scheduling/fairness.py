@@ -1,8 +1,8 @@
-"""Whose turn it is: fair between callers, then between the calls of one caller, then in order of arrival.
+"""The order of the queue: fair between callers, then between the calls of one caller, then by arrival.
 
-A share is what one call has: its sequences that run, those whose pages are here or coming, and those that
-slots are kept for. It knows counts and times only: neither slots nor pages, nor how a sequence gives its
-place up.
+The share of a call is a number of sequences: those that run, those whose pages are here or coming, and those
+for which slots are reserved. This file knows counts and times only. It does not know slots, pages, or how a
+sequence gives up its place.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from eyas.engine.batch.sequence import Generation, Sequence
 
 Call = tuple[str, str]  # caller, call
 Turn = tuple[int, int, bool, float]  # smaller: earlier
-Entry = tuple[bool, float, int, Sequence]  # smaller: earlier in its call; no two have the same number
+Entry = tuple[bool, float, int, Sequence]  # smaller: earlier in its call; the int is unique
 
 
 class Shares:
-    """Sequences by caller and by call."""
+    """The number of sequences per caller and per call."""
 
     def __init__(self) -> None:
         self._calls: dict[Call, int] = {}
         self._callers: dict[str, int] = {}
 
     def plus(self, others: Iterable[Generation]) -> Shares:
-        """These, and one sequence more for each of `others`, in counts of their own."""
+        """A copy of these counts with one more sequence for each of `others`."""
         shares = Shares()
         shares._calls, shares._callers = dict(self._calls), dict(self._callers)
         for generation in others:
@@ -34,6 +34,7 @@ class Shares:
         return shares
 
     def add(self, generation: Generation, count: int = 1) -> None:
+        """Adds `count` sequences (negative: removes them) to the generation's call and caller."""
         call = generation.share
         calls = self._calls[call] = self._calls.get(call, 0) + count
         callers = self._callers[call[0]] = self._callers.get(call[0], 0) + count
@@ -43,19 +44,19 @@ class Shares:
             del self._callers[call[0]]
 
     def held(self, call: Call) -> tuple[int, int]:
-        """Sequences of its caller, and its own."""
+        """How many sequences the call's caller has, and how many the call itself has."""
         return self._callers.get(call[0], 0), self._calls.get(call, 0)
 
     def turn(self, generation: Generation) -> Turn:
-        """Who has least comes first; then who has begun; then who came first."""
+        """The sort key: the smallest share first, then generations that have begun, then the oldest."""
         return *self.held(generation.share), not generation.has_begun, generation.arrived
 
     def owing(self, claimant: Generation, gain: int) -> set[Call]:
-        """Calls that, with one place less, would hold no less than the claimant with `gain` places more.
+        """Calls that, after losing one place, still hold at least as much as the claimant with `gain` more.
 
-        Callers are compared with callers, and calls with calls of the same caller. So with every sequence
-        that changes hands the sum of squares of the callers' shares falls, or it stays while that of the
-        calls' falls: nothing is handed back.
+        Callers are compared with callers, and calls with calls of the same caller. Each transfer lowers the
+        sum of squares of the callers' shares, or keeps that sum and lowers the one of the calls' shares: so
+        no place is ever handed back.
         """
         own, (caller_has, call_has) = claimant.share[0], self.held(claimant.share)
         richer = {caller for caller, count in self._callers.items() if count > caller_has + gain} - {own}
@@ -67,10 +68,10 @@ class Shares:
 
 
 class Queue:
-    """Sequences that wait, in a line for each call: so a look at who is next is a look at each call.
+    """Sequences that wait, in one sorted line per call: finding the next one costs one look per call.
 
-    A prompt of n tokens that has not begun lets shorter ones go first that come within
-    n / `yield_tokens_per_s` seconds (0: no prompt yields).
+    A prompt of n tokens that has not begun yields to shorter prompts that arrive within
+    n / `yield_tokens_per_s` seconds after it (0: no prompt yields).
     """
 
     def __init__(self, yield_tokens_per_s: float) -> None:
@@ -89,6 +90,7 @@ class Queue:
         return seq in self._entries
 
     def add(self, seq: Sequence) -> None:
+        """Puts a sequence into the line of its call."""
         generation = seq.generation
         begun = generation.has_begun
         delay = 0.0 if begun or not self._rate else len(seq.prompt) / self._rate
@@ -96,6 +98,7 @@ class Queue:
         insort(self._lines.setdefault(generation.share, []), entry)
 
     def remove(self, seq: Sequence) -> None:
+        """Takes a sequence that waits out of its line. Raises KeyError if it does not wait."""
         call = seq.generation.share
         line = self._lines[call]
         line.remove(self._entries.pop(seq))
@@ -103,6 +106,6 @@ class Queue:
             del self._lines[call]
 
     def first(self, shares: Shares) -> Sequence:
-        """Whose turn it is; one at least waits."""
+        """The sequence whose turn it is. At least one sequence must wait."""
         *_, entry = min((*shares.held(call), line[0]) for call, line in self._lines.items())
         return entry[-1]

@@ -1,6 +1,6 @@
-"""The table of accepted requests: what arrives, what is refused, what is cancelled, what runs out of time.
+"""The table of accepted requests: it admits, refuses, cancels and expires them.
 
-It turns commands into sequences for the scheduler and tells the front about every request's fate. It knows
+It turns commands into sequences for the scheduler and tells the front what became of every request. It knows
 neither tensors nor how tokens are chosen.
 """
 
@@ -39,18 +39,21 @@ _log = logging.getLogger("eyas.engine")
 
 @dataclass(frozen=True)
 class Admission:
-    """What a worker accepts."""
+    """The limits within which a worker accepts requests."""
 
-    context_length: int
+    context_length: int  # tokens of prompt and output together
     vocab_size: int
-    max_waiting: int
-    transfer_policy: str  # "recompute" or "fail": what becomes of a request whose pages did not arrive
-    travels: bool = True  # can KV pages leave this worker, or come here?
+    max_waiting: int  # requests
+    transfer_policy: str  # what happens if a request's pages do not arrive: "recompute" or "fail"
+    travels: bool = True  # whether KV pages can move to and from this worker
 
 
 @dataclass
 class Requests:
-    """Owns every generation from its admission to its last token. `stop_drafting` forgets a sequence."""
+    """Owns every generation from its admission to its last token. Only the engine's thread uses it.
+
+    `stop_drafting` ends the drafting for a sequence. `copy_page` (source, target) copies a KV page.
+    """
 
     scheduler: Scheduler
     leases: Leases
@@ -58,46 +61,54 @@ class Requests:
     outbox: Outbox
     admission: Admission
     stop_drafting: Callable[[Sequence], None]
-    on_join: Callable[[Sequence, Arrival], None]  # a sequence whose prompt was pulled starts decoding
+    on_join: Callable[[Sequence, Arrival], None]  # called when a pulled sequence starts to decode
     copy_page: Callable[[int, int], None]
     table: dict[str, Generation] = field(default_factory=dict)
     draining: bool = False
-    _arrivals: dict[Sequence, Arrival] = field(default_factory=dict)  # of joining sequences
+    _arrivals: dict[Sequence, Arrival] = field(default_factory=dict)  # for joining sequences
     _uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_uid(self) -> int:
+        """A number that no other sequence of this engine has."""
         return next(self._uids)
 
     @property
     def waiting(self) -> int:
-        """Sequences that do not run. A request of which none exists yet is one, however many it will have."""
+        """Sequences that do not run. A request counts as one as long as it has no sequences."""
         sequences = sum(len(generation.sequences) or 1 for generation in self.table.values())
         return sequences - len(self.scheduler.running)
 
     @property
     def queued(self) -> int:
-        """Requests of which nothing runs."""
+        """Requests without a running sequence."""
         return sum(all(seq.slot < 0 for seq in generation.sequences) for generation in self.table.values())
+
+    def oldest_waiting_s(self, now: float) -> float:
+        """Seconds since the arrival of the oldest request that has not begun; 0.0 if all have."""
+        arrived = next((g.arrived for g in self.table.values() if not g.began), now)
+        return now - arrived
 
     # --- commands ------------------------------------------------------------------------------------
 
     def submit(self, command: Submit) -> None:
+        """Admits a request to be decoded here, or rejects it."""
         kind = Kind.ATTACH if command.attach else Kind.LOCAL
         generation = self._accept(command.request, command.attempt, kind)
         if generation is not None and kind is Kind.LOCAL:
             self._enqueue(generation, command.request.choices)
 
     def prefill(self, command: Prefill) -> None:
+        """Admits a prompt whose KV is computed here and decoded elsewhere, or rejects it."""
         generation = self._accept(command.request, command.attempt, Kind.PREFILL)
         if generation is not None:
             generation.offer_draft = command.offer_draft
             self._enqueue(generation, command.request.choices)
 
     def attach(self, command: Attach) -> None:
-        """Handles: pull them. None: compute the prompt here, after the tokens that were already delivered."""
+        """Pulls the handles. Without handles: computes the prompt here and continues `first_tokens`."""
         generation = self.table.get(command.id)
         if generation is not None and command.attempt == generation.attached:
-            return  # said twice: what the first one named is being pulled, or in use
+            return  # a repetition: the handles of the first one are being pulled, or in use
         if generation is None or command.attempt < generation.attempt or generation.sequences:
             for handle in command.handles:
                 self.pulls.refuse(handle, command.attempt)
@@ -110,6 +121,7 @@ class Requests:
             self._compute_here(generation, command.first_tokens)
 
     def cancel(self, command: Cancel) -> None:
+        """Ends one choice of a request, or all of it; frees what they hold."""
         generation = self.table.get(command.id)
         if generation is None:
             self.leases.abandon(command.id)
@@ -121,56 +133,59 @@ class Requests:
         generation.request = msgspec.structs.replace(generation.request, choices=wanted)
         for seq in list(generation.sequences):
             left = [choice for choice in (seq.choice, *seq.forks) if choice != command.choice]
-            if left:  # another choice of the same prompt leads, if the leader itself is not wanted
+            if left:  # if the leader is cancelled, another choice of the same prompt leads
                 seq.choice, seq.forks = left[0], tuple(left[1:])
             else:
                 self.end(seq)
 
     def drain(self, _: Drain) -> None:
-        """Accept nothing more. A prompt for elsewhere that has not begun is sent away at once: another worker
-        can have it. What decodes here, or waits for it, runs to its end.
+        """Accepts nothing more. Prompts for other workers that are not offered yet fail at once, so that
+        another worker takes them. Requests that decode here, or wait to, run to their end.
         """
         self.draining = True
         for generation in list(self.table.values()):
             if generation.kind is Kind.PREFILL and not self.leases.is_offered(generation):
                 self.fail(generation, _draining())
 
-    # --- what becomes of them ------------------------------------------------------------------------
+    # --- ends ----------------------------------------------------------------------------------------
 
     def end(self, seq: Sequence) -> None:
-        """A sequence finished (or is not wanted any more): everything it held is free."""
+        """Frees what a finished or cancelled sequence held. The last one of a request drops the request."""
         self._free(seq)
         if not seq.generation.sequences:
             self._drop(seq.generation)
 
     def fail(self, generation: Generation, error: EyasError) -> None:
+        """Tells the front that the request failed, and drops it."""
         self.outbox.failed(generation, error)
         self._drop(generation)
 
     def expire(self, now: float) -> None:
+        """Fails every request whose deadline is before `now` (monotonic seconds)."""
         for generation in [g for g in self.table.values() if now > g.deadline]:
             self.fail(generation, DeadlineExceeded("the request's deadline passed while it was running"))
 
     def join(self) -> None:
-        """Sequences whose KV is here take slots as they become free."""
+        """Gives free slots to the sequences whose KV has arrived."""
         while (seq := self.scheduler.join()) is not None:
             self._joined(seq, self._arrivals.pop(seq))
 
     def pulls_waiting(self) -> list[Generation]:
-        """Requests that wait for pages to pull into."""
+        """Requests that wait for destination pages."""
         return _generations(self.pulls.owners(State.WAITING))
 
     def pulls_running(self) -> list[Generation]:
-        """Requests that were given such pages."""
+        """Requests that have destination pages and pull into them."""
         return _generations(self.pulls.owners(State.PULLING, State.VALIDATING))
 
     # --- the destination of pulls (`eyas.engine.kv.pulls.Destination`) ----------------------------------
 
     def first(self, owners: list[Hashable]) -> Hashable:
+        """Which of these requests gets pages first."""
         return self.scheduler.first(_generations(owners))
 
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
-        """All pages of the prompt at once, or none. Those that the prefix cache holds are not moved."""
+        """All pages of the prompt and how many of them are cached (those are not moved); None: no room."""
         assert isinstance(owner, Generation)
         found = self.scheduler.lend(owner, handle.tokens)
         if found is not None:
@@ -179,7 +194,7 @@ class Requests:
         return found
 
     def arrived(self, owner: Hashable, arrival: Arrival) -> None:
-        """The prompt's KV is here: every unfinished choice becomes a sequence and repeats its token 0."""
+        """The prompt's KV has arrived: every unfinished choice becomes a sequence and repeats its token 0."""
         assert isinstance(owner, Generation)
         owner.transfer_ms, owner.transfer_bytes = 1e3 * arrival.seconds, arrival.bytes
         owner.transfer_path = arrival.path
@@ -209,14 +224,15 @@ class Requests:
             self.outbox.add(Lost(owner.id, owner.attempt))
 
     def pages_free(self, pages: list[int]) -> None:
+        """Takes back the destination pages of a pull that ended early, once no copy writes them."""
         self.scheduler.pool.drop(pages)
 
     # --- inside --------------------------------------------------------------------------------------
 
     def _begin(self, generation: Generation, first: FirstToken) -> Sequence:
-        """A choice whose token 0 is known; without output if that token finished it."""
+        """The sequence of a choice whose token 0 is known; its output is empty if that token finished it."""
         seq = Sequence(self.new_uid(), generation, first.choice, generation.request.prompt_ids, [])
-        if first.prompt is not None:  # all that was asked
+        if first.prompt is not None:  # every prompt score that was asked for
             generation.scores = PromptScores(seq.prompt, len(seq.prompt), first.prompt)
         wanted = generation.request.params.max_tokens
         self.outbox.entry(seq, [first.token][:wanted], [first.logprob], first.finish)
@@ -225,7 +241,7 @@ class Requests:
         return seq
 
     def _seat(self, sequences: list[Sequence], arrival: Arrival) -> None:
-        """The first choice takes the pulled pages, the others share them."""
+        """The first choice takes the pulled pages; the other choices share them."""
         leader, *others = sequences
         rows = len(leader.prompt)
         leader.pages, leader.kv_len = arrival.pages, rows
@@ -255,7 +271,7 @@ class Requests:
         self.pulls.open(generation, target, generation.attempt, generation.deadline)
 
     def _compute_here(self, generation: Generation, first_tokens: tuple[FirstToken, ...]) -> None:
-        """No pages will come: every choice goes on from its token 0, if it was already delivered."""
+        """No pages will arrive: every choice is computed here, after its token 0 if that was delivered."""
         if not all(self._is_token(first.token) for first in first_tokens):
             message = "first_tokens has a token id outside the vocabulary"
             self.fail(generation, InvalidRequest(message, param="first_tokens"))
@@ -272,13 +288,13 @@ class Requests:
             self._drop(generation)
 
     def _forget_handles(self, generation: Generation) -> None:
-        """No attempt of this generation pulls any more; unclaimed handles go back to their owner."""
+        """Ends the pulls of all attempts of this generation; unclaimed handles go back to their owner."""
         self.pulls.cancel(generation)
         self._return_draft_handle(generation)
         generation.draft_handle, generation.draft_claimed = None, False
 
     def _return_draft_handle(self, generation: Generation) -> None:
-        """A draft handle that no drafter was given goes back to its owner."""
+        """Gives a draft handle back to its owner unless a drafter was given it."""
         if generation.draft_handle is not None and not generation.draft_claimed:
             self.pulls.refuse(generation.draft_handle, generation.attempt)
             generation.draft_handle = None
@@ -308,7 +324,7 @@ class Requests:
             raise InvalidRequest("KV pages of this worker cannot travel: it takes whole requests only")
         if n == 0:
             raise InvalidRequest("prompt must have at least one token", param="prompt")
-        if n + params.max_tokens > limits.context_length:  # before any id is looked at
+        if n + params.max_tokens > limits.context_length:  # checked before any id is read
             message = (
                 f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context length of "
             )
@@ -322,7 +338,7 @@ class Requests:
         if not 0.0 < request.timeout_s < math.inf:
             raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
         params.validate(limits.vocab_size)
-        rows = n if kind is Kind.PREFILL else n + params.max_tokens  # a prompt for elsewhere grows there
+        rows = n if kind is Kind.PREFILL else n + params.max_tokens  # such a prompt grows elsewhere
         if not self.scheduler.fits(rows):
             message = "prompt and max_tokens need more KV pages than this worker has"
             raise InvalidRequest(message, param="max_tokens")
@@ -330,7 +346,9 @@ class Requests:
             raise Overloaded("this worker's queue is full")
 
     def _check_choices(self, choices: tuple[Choice, ...], most: int) -> None:
-        """Each must have fewer than `most` tokens: with that many it has ended, or it is begun elsewhere."""
+        """Raises InvalidRequest unless each choice has fewer than `most` output ids: with `most` it has
+        ended, or was begun elsewhere.
+        """
         indices = {choice.index for choice in choices}
         if not choices or len(indices) < len(choices) or min(indices) < 0:
             raise InvalidRequest("choices must have distinct indices from 0 up, at least one", param="n")
@@ -344,7 +362,7 @@ class Requests:
         return 0 <= token < self.admission.vocab_size
 
     def _enqueue(self, generation: Generation, choices: tuple[Choice, ...]) -> None:
-        """Fresh choices share one prompt: the first leads, the others fork from it."""
+        """Queues the choices. Those without output share one prompt: the first leads, the others fork."""
         prompt = generation.request.prompt_ids
         fresh = [c.index for c in choices if not c.output_ids]
         begun = [c for c in choices if c.output_ids]

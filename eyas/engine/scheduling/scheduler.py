@@ -1,11 +1,11 @@
-"""The scheduler: who runs in the next step, and who owns which pages. Torch-free, deterministic.
+"""The scheduler: which sequences run in the next step, and which pages they own. Torch-free, deterministic.
 
 It composes every step as a list of `Work`: decode rows and verify trees of the running sequences first,
-then prompt chunks under a token budget. Pages come from one pool, shared with the prefix cache; when they
-run out a sequence goes back to the queue and is recomputed later: the last admitted one of the call that has
-most. So does one of a call that has more than its share while another waits (`fairness`, beside this file).
-The sequence that has run longest never does, so one always comes to its end. It knows nothing of tensors,
-transports or time.
+then prompt chunks under a token budget. Pages come from one pool, which the prefix cache shares. When pages
+run out, the scheduler preempts the last admitted sequence of the call with the largest share: the sequence
+goes back to the queue and is recomputed later. A call with more than its share also loses a sequence while
+another call waits (`fairness`, beside this file). The sequence that has run longest is never preempted, so at
+least one always finishes. This file knows nothing of tensors, transports or time.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from eyas.engine.scheduling.fairness import Queue, Shares
 from kv_transfer.layout import pages_for
 
 MANY_CHUNKS = 6
-"""So many chunks as go beside one sequence wait, and prompts go ahead of the pace of the running ones."""
+"""When more prompt tokens wait than this many small chunks, prompts take precedence over decoding speed."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes that bound a step. `round_rows`: rows the widest verify or draft round may write.
+    """Sizes that bound a step.
 
-    `rounds_ahead`: for how many rounds a running sequence has pages, this one included: one more where the
-    next round is launched before this one's result is known. `mixed_prefill_budget`: prompt rows beside a
-    number of decoding sequences, while few prompt tokens wait or (True) many (None: as many as in a step of
-    prompts alone).
-    `yield_tokens_per_s`: a prompt of n tokens lets shorter ones go first that come within
-    n / yield_tokens_per_s seconds (0: nobody yields).
+    `page_size`: rows per page. `max_running`: sequences per step. `chunk_tokens`: prompt rows per step.
+    `round_rows`: rows that the widest verify or draft round may write.
+    `rounds_ahead`: the number of rounds, the current one included, for which a running sequence reserves
+    pages. It is larger where the next round is launched before the result of the current one is known.
+    `mixed_prefill_budget`: (number of decoding sequences, whether many prompt tokens wait) -> prompt rows
+    that may run in the same step. None: `chunk_tokens`.
+    `yield_tokens_per_s`: a prompt of n tokens yields to shorter prompts that arrive within
+    n / yield_tokens_per_s seconds after it (0: no prompt yields).
     """
 
     page_size: int
@@ -47,40 +49,48 @@ class Limits:
 
     @property
     def rows_ahead(self) -> int:
+        """Rows past its computed ones for which a running sequence reserves pages."""
         return self.rounds_ahead * self.round_rows
 
     def most_rows(self, pages: int) -> int:
-        """Rows of the longest sequence that `pages` pages can hold."""
+        """The length, in rows, of the longest sequence that `pages` pages can hold."""
         return pages * self.page_size - self.rows_ahead
 
 
 class Scheduler:
+    """Owns the slots, the queue and the pages of all sequences. One thread uses it.
+
+    The caller sets `reclaim`, `pulls_waiting` and `pulls_running` where pages can also be pulled from other
+    workers, and empties `preempted` after each step.
+    """
+
     def __init__(self, pool: PagePool, cache: PrefixCache, limits: Limits) -> None:
         self.pool = pool
         self.cache = cache
         self.limits = limits
         self.waiting = Queue(limits.yield_tokens_per_s)
         self.running: list[Sequence] = []  # in order of admission
-        self.joining: list[Sequence] = []  # whose KV is here: they wait for a slot and for nothing else
-        self.preempted: list[Sequence] = []  # since the caller last looked
-        self.prompt_tokens = 0  # of all allocations so far, and how many of them were cached
-        self.cached_tokens = 0
+        self.joining: list[Sequence] = []  # their KV is here: they wait for nothing but a slot
+        self.preempted: list[Sequence] = []  # since the caller last emptied it
+        self.prompt_tokens = 0  # running total over all allocations
+        self.cached_tokens = 0  # how many of `prompt_tokens` came from the prefix cache
         self.preemptions = 0
-        self.reclaim: Callable[[], bool] = lambda: False  # take pages back from a pull, now or soon
-        self.pulls_waiting: Callable[[], list[Generation]] = list  # for pages
-        self.pulls_running: Callable[[], list[Generation]] = list  # into pages that they were given
-        self._slots = list(range(limits.max_running - 1, -1, -1))  # free ones
+        self.reclaim: Callable[[], bool] = lambda: False  # takes pages from a pull; True: now or soon
+        self.pulls_waiting: Callable[[], list[Generation]] = list  # pulls that wait for pages
+        self.pulls_running: Callable[[], list[Generation]] = list  # pulls that have pages
+        self._slots = list(range(limits.max_running - 1, -1, -1))  # the free slots
         self._occupancies = itertools.count()
         self._running_shares = Shares()
-        self._starved = False  # a running sequence waits for such pages: nobody else may take them
+        self._starved = False  # a running sequence waits for reclaimed pages: no other may take them
 
     # --- sequences come and go -----------------------------------------------------------------------
 
     def enqueue(self, seq: Sequence) -> None:
+        """Puts a sequence into the queue, to be admitted when its turn comes."""
         self.waiting.add(seq)
 
     def remove(self, seq: Sequence) -> None:
-        """The sequence ended or was cancelled: its computed pages stay in the cache, unreferenced."""
+        """Frees all that an ended or cancelled sequence holds. Its computed pages stay in the cache."""
         if seq in self.running:
             self._vacate(seq)
         elif seq in self.joining:
@@ -90,7 +100,7 @@ class Scheduler:
         self._give_back(seq)
 
     def join(self) -> Sequence | None:
-        """One of those whose KV is already here takes a slot; None: none waits, or none is free."""
+        """Gives a slot to one of the `joining` sequences and returns it. None: nothing joins now."""
         if not self.joining:
             return None
         shares = self._shares()
@@ -102,10 +112,10 @@ class Scheduler:
         return seq
 
     def fork(self, leader: Sequence, follower: Sequence) -> tuple[int, int] | None:
-        """Give `follower` the leader's prompt rows: whole pages shared, the page of the last row copied.
+        """Gives `follower` the leader's prompt rows: whole pages shared, the page of the last row copied.
 
-        Returns (source page, copy), to be copied by the caller before the next step; or None if there is no
-        page or slot, and then the follower waits and computes its rows itself, but for those in the cache.
+        Returns (source page, target page), which the caller copies before the next step. None: there is no
+        page or no slot, and the follower is queued; it will compute the rows that the cache does not hold.
         """
         rows, size = len(leader.prompt), self.limits.page_size
         boundary = (rows - 1) // size
@@ -125,9 +135,9 @@ class Scheduler:
     # --- pages ---------------------------------------------------------------------------------------
 
     def lend(self, generation: Generation, rows: int) -> tuple[list[int], int] | None:
-        """Pages for a pulled prompt of `rows` rows, as `_allocate` gives them.
+        """Pages for a pulled prompt of `rows` rows: (pages, how many of them came from the cache).
 
-        None: no room, or it is the turn of one that waits to be computed here (preempted, say).
+        None: there is no room, or a sequence that waits to be computed here (a preempted one, say) is first.
         """
         shares = self._shares()
         if self.waiting:
@@ -137,7 +147,7 @@ class Scheduler:
         return self._allocate(generation, generation.request.prompt_ids, rows, shares)
 
     def first(self, generations: SequenceOf[Generation]) -> Generation:
-        """Whose turn it is."""
+        """The generation whose turn it is."""
         return min(generations, key=self._shares().turn)
 
     def _allocate(
@@ -148,9 +158,9 @@ class Scheduler:
         shares: Shares,
         computed: int | None = None,
     ) -> tuple[list[int], int] | None:
-        """Pages for `rows` rows of `tokens`: (pages, how many of them came from the cache); None: no room.
+        """Pages for `rows` rows of `tokens`: (pages, how many of them came from the cache). None: no room.
 
-        No page with row `computed`, or one after it, comes from the cache.
+        Pages that hold row `computed` or a later one are never taken from the cache.
         """
         while not self._starved:
             cached = self.cache.match(tokens if computed is None else tokens[: computed + 1])
@@ -165,18 +175,18 @@ class Scheduler:
         return None
 
     def fits(self, rows: int) -> bool:
-        """Could a sequence of `rows` rows ever run, alone?"""
+        """Whether a sequence of `rows` rows could run if it were alone."""
         return rows <= self.limits.most_rows(self.pool.num_pages)
 
     def remember(self, seq: Sequence) -> None:
-        """Cache the sequence's whole pages: those that have draft KV too, where that lives in the pages."""
+        """Caches the sequence's complete pages. Where pages also hold draft KV, that must be complete too."""
         rows = min(seq.kv_len, seq.draft_len) if self.cache.lookahead else seq.kv_len
         self.cache.insert(seq.all_tokens(), seq.pages, rows)
 
     # --- one step ------------------------------------------------------------------------------------
 
     def schedule(self) -> list[Work]:
-        """The next step. Empty when nothing can run."""
+        """Composes the next step. Empty when nothing can run."""
         self._starved, preempted = False, len(self.preempted)
         works = [self._decode(seq) for seq in list(self.running) if self._may_decode(seq)]
         budget = self._chunk_budget(len(works))
@@ -185,12 +195,12 @@ class Scheduler:
                 works.append(self._chunk(seq, budget))
                 budget -= len(works[-1].tokens)
         admitted = self._admissions(budget) if self.waiting else []
-        if lost := self.preempted[preempted:]:  # some of them after their work was composed
+        if lost := self.preempted[preempted:]:  # some were preempted after their work was composed
             works = [work for work in works if work.seq not in lost]
         return works + admitted
 
     def _admissions(self, budget: int) -> list[Work]:
-        """First chunks of those who are admitted now, of `budget` rows together."""
+        """Admits waiting sequences and gives their first chunks, at most `budget` rows in total."""
         works: list[Work] = []
         shares = self._shares()
         while budget > 0 and self.waiting and self._admit(seq := self.waiting.first(shares), shares):
@@ -206,7 +216,7 @@ class Scheduler:
         if seq.missing > 1 or not seq.pages:
             return False
         if seq.in_flight and len(seq.output) + seq.in_flight >= seq.generation.request.params.max_tokens:
-            return False  # what is in flight ends it
+            return False  # the steps in flight reach its last token
         return seq.generation.kind is Kind.PREFILL or self._reserve(seq)
 
     def _decode(self, seq: Sequence) -> Work:
@@ -221,10 +231,10 @@ class Scheduler:
         return Work(seq, seq.kv_len, seq.tokens(seq.kv_len, stop), None, sample=stop == len(seq))
 
     def _admit(self, seq: Sequence, shares: Shares) -> bool:
-        """Give a waiting sequence pages for all its rows, if there is a slot for it.
+        """Gives a waiting sequence pages for all its rows. False: it must go on waiting.
 
-        Slots are kept for its forks as far as there are any, unless these begin elsewhere. The others wait,
-        and compute what the cache does not have of their prompt.
+        Free slots are reserved for its forks, unless these decode on another worker. Forks without a reserved
+        slot wait, and compute the part of their prompt that the cache does not hold.
         """
         generation = seq.generation
         if seq.in_flight or self._starved:
@@ -251,7 +261,7 @@ class Scheduler:
         return True
 
     def _reserve(self, seq: Sequence) -> bool:
-        """Pages for all rows that rounds may write meanwhile; may preempt other sequences."""
+        """Takes pages for all rows that the coming rounds may write; may preempt sequences, also this one."""
         rows = seq.kv_len + self.limits.rows_ahead
         need = pages_for(rows, self.limits.page_size) - len(seq.pages)
         while need > 0 and not self._make_room(need):
@@ -269,7 +279,7 @@ class Scheduler:
         return True
 
     def _chunk_budget(self, decoding: int) -> int:
-        """Prompt rows of this step. Beside decode rows a few, unless many prompt tokens wait."""
+        """Prompt rows of this step: few when it also decodes, unless many prompt tokens wait."""
         limits = self.limits
         if not decoding or limits.mixed_prefill_budget is None:
             return limits.chunk_tokens
@@ -284,7 +294,7 @@ class Scheduler:
                 return limits.mixed_prefill_budget(decoding, True)
         return few
 
-    # --- whose share is how large ----------------------------------------------------------------------
+    # --- shares ----------------------------------------------------------------------------------------
 
     def _shares(self) -> Shares:
         joining = (seq.generation for seq in self.joining)
@@ -295,9 +305,9 @@ class Scheduler:
         return shares
 
     def _take_from_richer(self, claimant: Generation, shares: Shares, gain: int) -> bool:
-        """A call with so much that the claimant may have it gives up a slot; False: no call has.
+        """Takes a slot from a call that holds more than the claimant would. False: no call does.
 
-        First one that is only kept, then that of a sequence, which is preempted.
+        Reserved slots are taken first; then a running sequence is preempted.
         """
         owing = shares.owing(claimant, gain)
         if not owing:
@@ -316,7 +326,7 @@ class Scheduler:
 
     @property
     def _movable(self) -> list[Sequence]:
-        """Running sequences whose pages are under no lease, in order of admission."""
+        """Running sequences without leased pages, in order of admission."""
         return [seq for seq in self.running if seq.generation.kind is not Kind.PREFILL]
 
     @staticmethod
@@ -327,12 +337,12 @@ class Scheduler:
 
     @property
     def _free_slots(self) -> int:
-        """Slots that are neither taken, nor kept for the choices of a prompt that is being computed."""
+        """The number of slots that are neither taken nor reserved for forks of a running sequence."""
         free = self.limits.max_running - len(self.running)
         return free and free - sum(seq.keeps for seq in self.running if seq.forks)
 
     def _occupy(self, seq: Sequence) -> None:
-        """Into the running batch, on a slot of its own."""
+        """Adds the sequence to the running batch, in a slot of its own."""
         self.running.append(seq)
         self._running_shares.add(seq.generation)
         seq.slot, seq.occupancy = self._slots.pop(), next(self._occupancies)

@@ -1,0 +1,1 @@
+"""Speculation: drafters, the trees that they grow, and the verdict on them."""

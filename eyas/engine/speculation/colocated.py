@@ -1,4 +1,4 @@
-"""The drafter that lives in the decode engine: same pages as the target, so same cache and same lifetime."""
+"""The drafter inside the decode engine. Its KV has the target's page numbers, so their cache and lifetime."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 
 
 class ColocatedDrafter(Drafter):
-    """Extends and proposes at once, inside `post`; draft KV sits at the target's own page numbers."""
+    """Extends and proposes inside `post`, so no proposal is ever outstanding."""
 
     def __init__(self, runner: DraftRunner, spec: SpeculationConfig) -> None:
         self._runner = runner

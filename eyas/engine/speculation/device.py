@@ -94,10 +94,10 @@ class DeviceDrafter:
         if slots.shape[0]:
             self._propose(_picked(drafted, last), slots)
 
-    def _extension(self, batch: round_kernels.Batch, features: torch.Tensor) -> paths.Extension:
+    def _extension(self, batch: round_kernels.Batch, features: torch.Tensor) -> paths.PathRows:
         count = batch.size * self.path_rows
         rows, last = _round_rows(batch.slots, count), batch.slots.new_empty(batch.size)
-        return paths.Extension(features.new_empty(count, features.shape[1]), rows, last)
+        return paths.PathRows(features.new_empty(count, features.shape[1]), rows, last)
 
     def _propose(self, last: Drafted, slots: torch.Tensor) -> None:
         """Drafts for each slot; `last` is what its newest row gave."""
@@ -112,7 +112,7 @@ class DeviceDrafter:
         places = self._tables.length.index_select(0, batch.slots)
         for step in range(self._spec.steps):
             best = batch.slots.new_empty(batch.size)
-            who = sample.Rows(batch.slots, places + (1 + step))
+            who = sample.SampledRows(batch.slots, places + (1 + step))
             sample.propose(
                 self._head.logits(last.rows), who, self._tables, best, self._head.token_map, pdl=self._pdl
             )

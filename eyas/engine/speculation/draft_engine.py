@@ -1,8 +1,8 @@
-"""The engine of a draft worker: takes commits of many decode engines, answers with proposals, whole batches.
+"""The engine of a draft worker: it answers the commits of many decode engines with proposals, in batches.
 
-One loop, like the target engine's: receive, extend and propose for everyone who asked, tell. A sequence's
-draft KV comes by a handle (pulled once, shared by all choices of a request) or starts with its first commit.
-Nothing here can change a token: what is missing, full or late ends in `DraftClosed` or silence.
+One loop, like the target engine's: receive, extend and propose for all sequences with commits, send. Draft KV
+of a sequence is pulled by a handle (once for all choices of a request) or starts with its first commit.
+Nothing here can change a token: whatever is missing, full or late leads to `DraftClosed` or to no answer.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, EngineConfig, SpeculationConfig
 from eyas.common.errors import EyasError, InvalidRequest
+from eyas.common.histogram import STEP_SECONDS, STEP_SEQUENCES, Histogram
 from eyas.common.types import KvHandle
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
@@ -52,7 +53,7 @@ COPYING_S = 0.001
 LOAD_S = 0.5
 STOP_S = 5.0
 NO_PAGES = "the draft worker has no free pages"
-PULL_S = 30.0  # a draft KV pull that takes longer is worth nothing any more
+PULL_S = 30.0  # draft KV that takes longer to arrive is of no use any more
 
 _log = logging.getLogger("eyas.engine")
 
@@ -61,15 +62,15 @@ Key = tuple[int, int]  # (peer, its number for the sequence)
 
 @dataclass(eq=False)
 class _Prompt:
-    """Draft KV of a prompt: being pulled, or here. Freed when no sequence needs it."""
+    """The draft KV of a prompt, being pulled or here. Freed when no sequence needs it."""
 
     users: list[Key] = field(default_factory=list)
     pages: list[int] | None = None  # None: still being pulled
 
 
 @dataclass(eq=False)
-class _Followed:
-    """One sequence. `first` is the position of its row 0: 0 with a handle, else where its window starts."""
+class _DraftedSequence:
+    """A sequence that is followed. `first`: the position of its row 0; above 0 if it starts from a window."""
 
     open: DraftOpen
     first: int
@@ -93,19 +94,23 @@ class DraftParts:
 
 
 class DraftEngine:
+    """Built from `DraftParts`; `run` blocks until `Drain` or `Shutdown`. Owns the pages of its sequences."""
+
     def __init__(self, parts: DraftParts, link: EngineLink) -> None:
         self._parts = parts
         self._link = link
         self._pool = parts.pool
         self._page_size = parts.config.page_size
         self._width = parts.ready.draft_width
-        self._followed: dict[Key, _Followed] = {}
+        self._followed: dict[Key, _DraftedSequence] = {}
         self._prompts: dict[tuple[str, int, int], _Prompt] = {}
         self._replies: dict[int, tuple[list[Proposal], list[DraftClosed]]] = defaultdict(lambda: ([], []))
         self._stopping = False
         self._progress = 0
-        self._heard = 0  # commands
+        self._heard = 0  # commands carried out
         self._told_at = 0.0
+        self._step_seconds = Histogram(STEP_SECONDS)
+        self._step_sequences = Histogram(STEP_SEQUENCES)
         parts.pulls.destination = self
         self._handlers = {
             DraftUp: self._up,
@@ -116,13 +121,14 @@ class DraftEngine:
             PullFailed: parts.pulls.told,
             PullReleased: parts.pulls.told,
             CopyStopped: parts.pulls.told,
-            Drain: self._shut_down,  # drafts are advice: decode goes on without
+            Drain: self._shut_down,  # drafts are advice: decoding goes on without them
             Shutdown: self._shut_down,
         }
 
     # --- the loop ------------------------------------------------------------------------------------
 
     def run(self) -> None:
+        """The loop: receives, drafts and sends until it is told to stop."""
         self._link.send([self._parts.ready])
         try:
             while not self._stopping:
@@ -139,16 +145,19 @@ class DraftEngine:
 
     @torch.inference_mode()
     def _step(self) -> None:
-        """Extend everyone whose commits came, then propose for them, grouped by what they want."""
-        wanted: dict[SpeculationConfig, list[tuple[Key, _Followed]]] = defaultdict(list)
+        """Extends the sequences with commits and proposes for them, grouped by the shape they ask for."""
+        wanted: dict[SpeculationConfig, list[tuple[Key, _DraftedSequence]]] = defaultdict(list)
         for key, followed in list(self._followed.items()):
             if followed.commits and self._is_here(followed) and self._reserve(key, followed):
                 last = followed.commits[-1]
                 wanted[SpeculationConfig(last.steps, last.topk, last.draft_tokens)].append((key, followed))
         for spec, group in wanted.items():
+            began = time.monotonic()
             self._draft(spec, group)
+            self._step_seconds.add(time.monotonic() - began)
+            self._step_sequences.add(len(group))
 
-    def _draft(self, spec: SpeculationConfig, group: list[tuple[Key, _Followed]]) -> None:
+    def _draft(self, spec: SpeculationConfig, group: list[tuple[Key, _DraftedSequence]]) -> None:
         extensions = [self._extension(followed) for _, followed in group]
         drafted = self._parts.runner.extend(extensions)
         requests = [
@@ -161,8 +170,8 @@ class DraftEngine:
             proposal = Proposal(seq, followed.open.generation, base, tuple(tree.tokens), tuple(tree.parents))
             self._replies[peer][0].append(proposal)
 
-    def _extension(self, followed: _Followed) -> Extension:
-        """All waiting commits of a sequence as one run of rows; they were checked to be contiguous."""
+    def _extension(self, followed: _DraftedSequence) -> Extension:
+        """All waiting commits of a sequence as one run of rows; `_commit` has checked that they join."""
         commits, followed.commits = followed.commits, []
         base = commits[0].base_len - followed.first
         tokens = [t for commit in commits for t in commit.tokens]
@@ -192,7 +201,7 @@ class DraftEngine:
             if handle is not None and _name(handle) not in self._prompts:
                 self._parts.pulls.refuse(handle, message.attempt)
         elif handle is None:
-            self._followed[key] = _Followed(message, first=message.base_len, prompt=None)
+            self._followed[key] = _DraftedSequence(message, first=message.base_len, prompt=None)
         else:
             self._open_with_handle(key, message, handle)
 
@@ -204,7 +213,7 @@ class DraftEngine:
         if prompt is None:
             prompt = self._prompts[name] = _Prompt()
         prompt.users.append(key)
-        self._followed[key] = _Followed(message, first=0, prompt=prompt)
+        self._followed[key] = _DraftedSequence(message, first=0, prompt=prompt)
         if new:
             self._parts.pulls.open(name, handle, message.attempt, time.monotonic() + PULL_S)
         elif prompt.pages is not None:
@@ -226,7 +235,7 @@ class DraftEngine:
         return None
 
     def _commit(self, key: Key, commit: DraftCommit) -> None:
-        """Queue a commit, if it continues what is here; a gap ends the sequence."""
+        """Queues a commit that continues the rows here; any other commit ends the sequence."""
         followed = self._followed.get(key)
         if followed is None or followed.open.generation != commit.generation:
             reason = "the draft worker does not know this sequence"
@@ -289,7 +298,7 @@ class DraftEngine:
         self._pool.drop(pages)
 
     def _take_prompt(self, key: Key, pages: list[int]) -> None:
-        """Whole pages are shared; the one that its first commit writes to is copied."""
+        """Shares the whole pages with the sequence, and copies the page that its first commit writes to."""
         followed = self._followed[key]
         rows = followed.open.base_len
         whole = rows // self._page_size
@@ -304,7 +313,7 @@ class DraftEngine:
         followed.rows = rows
 
     def _leave(self, owner: Hashable) -> None:
-        """Drop a prompt that is here and that nobody uses."""
+        """Drops a prompt without users: frees its pages, or ends its pull."""
         prompt = self._prompts.get(owner)  # type: ignore[call-overload]
         if prompt is None or prompt.users:
             return
@@ -316,11 +325,11 @@ class DraftEngine:
 
     # --- pages ---------------------------------------------------------------------------------------
 
-    def _is_here(self, followed: _Followed) -> bool:
+    def _is_here(self, followed: _DraftedSequence) -> bool:
         return followed.prompt is None or followed.prompt.pages is not None
 
-    def _reserve(self, key: Key, followed: _Followed) -> bool:
-        """Pages for the waiting commits and the rows that drafting writes after them."""
+    def _reserve(self, key: Key, followed: _DraftedSequence) -> bool:
+        """Takes pages for the waiting commits and for the rows that drafting writes after them."""
         last = followed.commits[-1]
         rows = last.base_len + len(last.tokens) - followed.first + last.steps * max(1, last.topk)
         need = pages_for(rows, self._page_size) - len(followed.pages)
@@ -346,7 +355,7 @@ class DraftEngine:
             followed.prompt.users.remove(key)
             self._leave(_name(handle))
 
-    # --- telling, and the end ------------------------------------------------------------------------
+    # --- answers, and the end ------------------------------------------------------------------------
 
     def _tell(self) -> None:
         self._progress += 1
@@ -370,6 +379,10 @@ class DraftEngine:
                 moved=dict(pulls.moved),
                 pulls_failed=pulls.failed,
                 heard=self._heard,
+                step_seconds=tuple(self._step_seconds.counts),
+                step_seconds_total=self._step_seconds.total,
+                step_sequences=tuple(self._step_sequences.counts),
+                step_sequences_total=self._step_sequences.total,
             )
             events.append(load)
         self._link.send(events)
@@ -380,5 +393,5 @@ class DraftEngine:
 
 
 def _name(handle: KvHandle) -> tuple[str, int, int]:
-    """By which all choices of a request know their prompt."""
+    """The key of a prompt, the same for all choices of a request."""
     return handle.worker, handle.epoch, handle.id

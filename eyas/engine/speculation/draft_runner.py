@@ -1,7 +1,7 @@
 """Runs a draft head over paged draft KV: extends sequences by certain rows, then proposes from the last one.
 
-Used alike by the colocated drafter and by the draft service. It knows pages, features and tokens; it does
-not know where they came from, nor which kind of head it is.
+The colocated drafter and the draft service both use it. It knows pages, features and tokens, but neither
+where they come from nor which kind of head it is.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from eyas.engine.speculation.expansion import TreeExpansion
 
 @dataclass(frozen=True)
 class Extension:
-    """Certain rows of one sequence: tokens[j] stands at position base + j + 1. features [n, width].
+    """Certain rows of one sequence: `tokens` [n], where tokens[j] is at position base + j + 1, and
+    `features` [n, width].
 
-    A sequence that starts from a window counts its rows from `offset`, the position of its first one.
+    `offset` is the position of the sequence's row 0; it is above 0 for a sequence that starts from a window.
     """
 
     pages: SequenceOf[int]
@@ -39,7 +40,10 @@ class Extension:
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """A proposal wanted below row `base` (the root token's); `last` is what row base - 1 gave."""
+    """Asks for a proposal below row `base`, the root token's. `last`: what row base - 1 gave.
+
+    `params` and `choice` key the noise; `offset` as in `Extension`.
+    """
 
     pages: SequenceOf[int]
     base: int
@@ -50,6 +54,8 @@ class DraftRequest:
 
 
 class DraftRunner:
+    """A draft head with its KV pool and attention backend. Whole batches; one thread."""
+
     def __init__(self, head: DraftModel[ForwardBatch], pool: KvPool, backend: AttentionBackend) -> None:
         self._head = head
         self._pool = pool
@@ -57,10 +63,11 @@ class DraftRunner:
 
     @property
     def pool(self) -> KvPool:
+        """The pool of the draft KV."""
         return self._pool
 
     def extend(self, extensions: SequenceOf[Extension]) -> list[Drafted]:
-        """Write the draft KV of the rows; what the head gave for each sequence's last row."""
+        """Writes the draft KV of the rows; returns what the head gave for each sequence's last row."""
         spans = [Span(e.pages, e.base, len(e.tokens), offset=e.offset) for e in extensions]
         tokens = [t for e in extensions for t in e.tokens]
         drafted = self._forward(spans, tokens, torch.cat([e.features for e in extensions]))
@@ -68,7 +75,7 @@ class DraftRunner:
         return [Drafted(*last) for last in zip(drafted.rows[ends], drafted.features[ends], strict=True)]
 
     def propose(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
-        """One draft a wish: a chain of spec.steps tokens, or a tree of spec.draft_tokens - 1 nodes."""
+        """One draft per request: a chain of spec.steps tokens, or a tree of spec.draft_tokens - 1 nodes."""
         return self._trees(requests, spec) if spec.topk > 1 else self._chains(requests, spec.steps)
 
     def _chains(self, requests: SequenceOf[DraftRequest], steps: int) -> list[DraftTree]:
@@ -86,7 +93,7 @@ class DraftRunner:
         return [DraftTree(list(tokens), parents) for tokens in zip(*drafted, strict=True)]
 
     def _trees(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
-        """EAGLE-2: every level runs the k best nodes of each sequence, k rows a sequence."""
+        """EAGLE-2: every level runs the k best nodes of each sequence, so k rows per sequence."""
         growing = [TreeExpansion(spec.topk, spec.draft_tokens) for _ in requests]
         last = _stacked(requests)  # rows of sequences (x k)
         for level in range(spec.steps):
@@ -124,7 +131,7 @@ class DraftRunner:
         return self._head.forward(features, batch.tokens, batch, self._pool)
 
     def _targets(self, ids: torch.Tensor) -> torch.Tensor:
-        """Draft-vocabulary ids to target ids."""
+        """The target's ids of these ids of the draft vocabulary."""
         return ids if self._head.token_map is None else self._head.token_map[ids]
 
 

@@ -1,7 +1,7 @@
-"""The drafter's interface: a mailbox that takes commits and gives proposals, and never blocks a step.
+"""The drafter's interface: a mailbox that takes commits, gives proposals, and never blocks a step.
 
-Who drafts (this engine, or a draft service behind a transport) is a matter of which implementation was
-built. Proposals are advice: a missing, late or wrong one costs speed, never a token.
+One implementation drafts in this engine, another talks to a draft service. Proposals are advice: a missing,
+late or wrong one costs speed, never a token.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from eyas.engine.batch.tree import DraftTree
 
 @dataclass(frozen=True)
 class Commit:
-    """Row j pairs the feature of position base + j with the token at base + j + 1.
+    """Rows that became certain. Row j pairs the feature of position base + j with the token at base + j + 1.
 
-    `features`: [len(tokens), head width]. `propose`: the last row is the newest, a proposal is wanted.
+    `features`: [len(tokens), head width]. `propose`: the last row is the newest and needs a proposal.
     """
 
     seq: Sequence
@@ -41,30 +41,32 @@ class Draft:
 
 
 class Drafter(ABC):
+    """Drafts for the sequences that it follows. Used by the engine's thread only."""
+
     @property
     @abstractmethod
     def local_kv(self) -> bool:
-        """Does draft KV live in this engine's pages (and so in its prefix cache and its offers)?"""
+        """Whether draft KV lives in this engine's pages, and so in its prefix cache and its offers."""
 
     @abstractmethod
     def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> bool:
-        """Follow a sequence from row `base` on; rows below come by `handle`, or do not exist.
+        """Follows a sequence from row `base` on. The rows below are pulled by `handle`, or do not exist.
 
-        False: nobody can draft at the moment.
+        False: no drafter is available at the moment.
         """
 
     @abstractmethod
     def post(self, commits: SequenceOf[Commit]) -> None:
-        """Rows that became certain in this step, whole batch."""
+        """Takes the rows that became certain in this step, for the whole batch."""
 
     @abstractmethod
     def take(self) -> list[Draft]:
-        """Proposals that arrived since the last call."""
+        """The proposals that arrived since the last call."""
 
     @abstractmethod
     def owed(self) -> bool:
-        """Is a proposal outstanding that is worth waiting for?"""
+        """Whether a proposal is outstanding that is worth waiting for."""
 
     @abstractmethod
     def close(self, seq: Sequence) -> None:
-        """Stop following a sequence (unknown ones are no-ops)."""
+        """Stops following a sequence; does nothing for an unknown one."""

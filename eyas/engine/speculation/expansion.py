@@ -1,6 +1,6 @@
 """How EAGLE-2 grows a draft tree from a draft head's probabilities (EAGLE-2, section 3).
 
-Plain numbers, no torch. What a token is worth is not known here, only what the drafter thought of it.
+Plain numbers, no torch. This file knows the drafter's probability of a token, not the target's.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from eyas.engine.batch.tree import ROOT, DraftTree
 class FrontierNode:
     """A candidate that the draft head runs next.
 
-    `candidate` is its flat index in the pool and `parent_slot` its parent's place in the frontier before.
-    With k nodes a level, slot g of level l is draft row l * k + g: `rows` lists those of the node's path,
-    its own last.
+    `candidate` is its flat index among all candidates, and `parent_slot` the place of its parent in the
+    previous frontier. With k nodes per level, slot g of level l is draft row l * k + g; `rows` lists the rows
+    of the node's path, its own last.
     """
 
     candidate: int
@@ -28,11 +28,11 @@ class FrontierNode:
 
 
 class TreeExpansion:
-    """Grows one EAGLE-2 tree: every level's k best candidates are expanded, the best of all are kept.
+    """Grows one EAGLE-2 tree: the k best candidates of each level are expanded, the best of all are kept.
 
-    A candidate's score is the product of the draft probabilities on its path. Equal scores go to the lower
-    flat index; a child never scores above its parent and always has a higher index, so whenever a node is
-    kept its parent is kept as well.
+    A candidate's score is the product of the draft probabilities on its path. Of equal scores the lower flat
+    index wins. A child never scores above its parent and always has a higher index, so the parent of a kept
+    node is always kept too.
     """
 
     def __init__(self, topk: int, draft_tokens: int) -> None:
@@ -46,7 +46,7 @@ class TreeExpansion:
         self._level = 0
 
     def grow(self, tokens: Sequence[Sequence[int]], probabilities: Sequence[Sequence[float]]) -> None:
-        """Add the children of each frontier node, best first: both [1, k] at first, [k, k] afterwards."""
+        """Adds the children of each frontier node, best first. Both are [1, k] at first, then [k, k]."""
         first = len(self._tokens)
         slots = []
         for slot, parent in enumerate(self._frontier):
@@ -64,7 +64,7 @@ class TreeExpansion:
         return self._frontier
 
     def select(self) -> DraftTree:
-        """The best candidates of all levels as a tree, in the order of their flat indices."""
+        """The tree of the best candidates of all levels, in the order of their flat indices."""
         kept = sorted(self._best(range(len(self._tokens)), self._draft_tokens - 1))
         place = {ROOT: ROOT} | {q: i for i, q in enumerate(kept)}
         return DraftTree([self._tokens[q] for q in kept], [place[self._parents[q]] for q in kept])
@@ -78,5 +78,5 @@ class TreeExpansion:
 
 
 def _sane(probability: float) -> float:
-    """Within 0 .. 1, NaN as 0: rounding (or a broken head) must not lift a child above its parent."""
+    """Clamped to 0 .. 1, NaN to 0: rounding (or a broken head) must not lift a child above its parent."""
     return min(probability, 1.0) if probability > 0.0 else 0.0

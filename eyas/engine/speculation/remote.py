@@ -1,7 +1,7 @@
-"""The drafter behind a draft service: turns commits into mailbox messages and proposals into drafts.
+"""The drafter that uses a draft service: turns commits into mailbox messages, and proposals into drafts.
 
-It picks one draft worker a sequence, of those that it has heard are there, and never waits: what is late is
-trimmed by the engine, what is lost is plain decoding.
+It picks one draft worker per sequence from those that are connected, and never waits: the engine trims late
+proposals, and decodes plainly where one is lost.
 """
 
 from __future__ import annotations
@@ -28,39 +28,45 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 
-BACKOFF_S = 0.5  # a worker that dropped a sequence gets no new one for so long
-LATE_ROUNDS = 8  # after so many late rounds in a row a sequence is not waited for
+BACKOFF_S = 0.5  # a worker that dropped a sequence gets no new one during this time
+LATE_ROUNDS = 8  # the engine stops waiting for a sequence after this many late rounds in a row
 
 
 @dataclass
 class _Followed:
+    """A sequence and the draft worker that drafts for it."""
+
     seq: Sequence
     worker: str
     generation: int
-    handle: KvHandle | None  # of its prompt's draft KV, until it is certain that the worker has pulled that
+    handle: KvHandle | None  # of its prompt's draft KV, until the worker has certainly pulled that
     asked: int = -1  # base of the newest commit
     answered: int = -1  # base of the newest proposal
-    late: int = 0
+    late: int = 0  # late rounds in a row
 
 
 @dataclass
 class _Outbox:
+    """The messages to one draft worker since `outgoing` was last called."""
+
     opens: list[DraftOpen] = field(default_factory=list)
     commits: list[DraftCommit] = field(default_factory=list)
     closes: list[DraftClose] = field(default_factory=list)
 
 
 class RemoteDrafter(Drafter):
+    """Commits wait in a mailbox for `outgoing`; `deliver` takes what draft workers send back."""
+
     def __init__(self, spec: SpeculationConfig, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._workers: list[str] = []  # that are there
+        self._workers: list[str] = []  # addresses of the connected draft workers
         self._spec = spec
         self._followed: dict[int, _Followed] = {}
         self._outbox: dict[str, _Outbox] = defaultdict(_Outbox)
         self._drafts: list[Draft] = []
         self._down_until: dict[str, float] = defaultdict(float)  # monotonic seconds
         self._generations = 0
-        self.late_rounds = 0  # of all sequences, ever
+        self.late_rounds = 0  # running total over all sequences
 
     @property
     def local_kv(self) -> bool:
@@ -116,10 +122,11 @@ class RemoteDrafter(Drafter):
         )
 
     def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
-        """What a draft worker sent: proposals, and sequences it dropped. Nothing at all: it is there.
+        """Takes a message of a draft worker: proposals, and sequences that it dropped.
 
-        Sequence 0 stands for all of that worker's: it is no longer there. Gives the handles, and the attempts
-        of their requests, that no drafter will pull now, as far as is known here.
+        An empty message says that the worker is connected; a dropped sequence 0 says that it is gone. Returns
+        the handles that no drafter will pull now, as far as is known here, with the attempts of their
+        requests.
         """
         if not down.proposals and not down.closed and down.worker not in self._workers:
             self._workers.append(down.worker)
@@ -138,7 +145,7 @@ class RemoteDrafter(Drafter):
         return list(unpulled.values())
 
     def _tree(self, proposal: Proposal) -> DraftTree | None:
-        """A proposal as a tree; None if it is none, is larger than asked, or names ids that do not exist."""
+        """A proposal as a tree; None if it is no tree, is larger than asked, or has unknown ids."""
         if len(proposal.tokens) > max(self._spec.steps, self._spec.draft_tokens):
             return None
         if not all(0 <= token < self._vocab_size for token in proposal.tokens):
@@ -149,17 +156,17 @@ class RemoteDrafter(Drafter):
             return None
 
     def _drop(self, closed: DraftClosed, worker: str) -> list[_Followed]:
-        everyone = closed.seq == 0
+        all_of_them = closed.seq == 0
         uids = [
             uid
             for uid, followed in self._followed.items()
             if followed.worker == worker
-            and (everyone or (uid, followed.generation) == (closed.seq, closed.generation))
+            and (all_of_them or (uid, followed.generation) == (closed.seq, closed.generation))
         ]
         dropped = [self._followed.pop(uid) for uid in uids]
         for followed in dropped:
             followed.seq.drafting = False
-        if everyone:
+        if all_of_them:
             self._workers = [w for w in self._workers if w != worker]
             self._down_until.pop(worker, None)
         elif dropped:

@@ -1,7 +1,7 @@
-"""Synthetic acceptance: how often a benchmark's drafts are accepted, whatever the models say.
+"""Synthetic acceptance: how often drafts are accepted in a benchmark, whatever the models say.
 
-The names and meanings are vLLM's (`rejection_sample_method: synthetic`). Plain numbers; the draws are made
-by the verdict's kernel.
+The names and meanings are vLLM's (`rejection_sample_method: synthetic`). Plain numbers; the kernel of the
+verdict makes the draws.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ RATES, LENGTH = "synthetic_acceptance_rates", "synthetic_acceptance_length"
 
 
 def resolve(steps: int, rates: Sequence[float], length: float | None) -> tuple[float, ...]:
-    """For each of `steps` drafts in a row: the chance that it is accepted if those before it were.
+    """For each of `steps` drafts in a row: the chance that it is accepted if the ones before it were.
 
-    Exactly one is given. `rates`: entry i is the chance that the first i + 1 drafts are all accepted.
-    `length`: mean tokens a round, bonus included; rounds then differ by one token at most. Raises
-    ConfigError.
+    Exactly one of the other two is given. `rates`: entry i is the chance that the first i + 1 drafts are all
+    accepted. `length`: mean tokens per round, the model's own included; rounds then differ by at most one
+    token. Raises ConfigError, which names the option, for values that make no sense.
     """
     if bool(rates) == (length is not None):
         raise ConfigError(f"synthetic acceptance takes either {RATES} or {LENGTH}")
@@ -39,7 +39,7 @@ def _checked(steps: int, rates: Sequence[float]) -> Sequence[float]:
 
 
 def _of_length(steps: int, length: float) -> Sequence[float]:
-    """1, .., 1, a fraction, 0, ..: of all schedules with this mean the one with the least variance."""
+    """1, .., 1, a fraction, 0, ..: the schedule with this mean that has the least variance."""
     if not 1.0 <= length <= steps + 1:
         raise ConfigError(f"{LENGTH} is {length}: {steps} drafts in a row give 1 .. {steps + 1} tokens")
     return [min(max(length - 1 - i, 0.0), 1.0) for i in range(steps)]

@@ -1,7 +1,7 @@
 """The verdict on a draft: which nodes the target agrees with, and which tokens a round emits.
 
-The target's own token at every node is already chosen when this file is reached; accepting is only a walk.
-So a draft can shorten the work and never change the output. No torch, no probabilities.
+The target's own token at every node is chosen before, so accepting is only a walk down the tree. So a draft
+can shorten the work and never change the output. No torch, no probabilities.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from eyas.engine.batch.tree import ROOT, DraftTree
 
 @dataclass(frozen=True)
 class Verdict:
-    """`path`: the accepted nodes, top down. `tokens`: theirs, and the one the target chose after them."""
+    """`path`: the accepted nodes, top down. `tokens`: their tokens, and the target's choice after them."""
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
 
 
 def walk(tree: DraftTree | None, chosen: Sequence[int]) -> Verdict:
-    """Follow the target's choices down `tree` (None: a plain row).
+    """Follows the target's choices down `tree` (None: a plain row).
 
     chosen[0] is the target's token at the root, chosen[1 + i] at node i. A child is accepted if it equals
-    the token chosen at its parent; of equal siblings the first. Children stand after their parents, so
-    one pass over the nodes meets the whole path in order.
+    the token chosen at its parent; of equal siblings, the first is. Children come after their parents, so one
+    pass over the nodes meets the whole path in order.
     """
     node = ROOT
     path, tokens = [], [chosen[0]]

@@ -17,7 +17,7 @@ Drawn = tuple[dict[str, object], list[Step]]
 
 
 @dataclass(frozen=True)
-class Shape:
+class ProblemShape:
     """One kind of problem with `count` calculation steps."""
 
     count: int
@@ -94,7 +94,7 @@ def _half(context: Context) -> Drawn:
 
 
 SHAPES = (
-    Shape(1, Phrasings(
+    ProblemShape(1, Phrasings(
         train=(
             "{n} has {a} {x} with {b} {o} in each. How many {o} are there in total?",
             "There are {a} {x}. Each holds {b} {o}. How many {o} are there altogether?",
@@ -122,7 +122,7 @@ SHAPES = (
             "Each of {a} children has {b} {o}. How many {o} do the children have?",
         ),
     ), "The total is {r}.", _product),
-    Shape(1, Phrasings(
+    ProblemShape(1, Phrasings(
         train=(
             "One ticket costs {b} dollars. How much do {a} tickets cost?",
             "{n} buys {a} {o} at {b} dollars each. How much does {he} pay?",
@@ -138,7 +138,7 @@ SHAPES = (
         ),
         held=("What must {n} pay for {a} {o} if each one costs {b} dollars?",),
     ), "The amount is {r} dollars.", _product),
-    Shape(1, Phrasings(
+    ProblemShape(1, Phrasings(
         train=(
             "{n} rides {b} km every hour. How far does {he} ride in {a} hours?",
             "A bus drives {b} km each day. How many km does it drive in {a} days?",
@@ -152,7 +152,7 @@ SHAPES = (
         ),
         held=("Each hour {n} swims {b} laps. How many laps does {he} swim in {a} hours?",),
     ), "The result is {r}.", _product),
-    Shape(1, Phrasings(
+    ProblemShape(1, Phrasings(
         train=(
             "{n} shares {a} {o} equally among {b} friends. How many {o} does each friend get?",
             "{a} {o} are put into {b} {x} equally. How many {o} are in each?",
@@ -175,7 +175,7 @@ SHAPES = (
             "If {b} friends share {a} {o} fairly, how many does each of them receive?",
         ),
     ), "The answer is {r} each.", _quotient),
-    Shape(1, Phrasings(
+    ProblemShape(1, Phrasings(
         train=(
             "{n} has {a} {o} and {m} has {b} {o}. How many {o} do they have together?",
             "There are {a} red {o} and {b} blue {o}. How many {o} are there in total?",
@@ -199,7 +199,7 @@ SHAPES = (
             "{n} baked {a} {o}, and {m} baked {b}. What is the total number of {o}?",
         ),
     ), "The total is {r}.", _sum),
-    Shape(1, Phrasings(
+    ProblemShape(1, Phrasings(
         train=(
             "{n} has {a} {o} and {m} has {b}. How many more {o} does {n} have?",
             "There are {a} {o} on the table and {b} are removed. How many remain?",
@@ -225,7 +225,7 @@ SHAPES = (
             "The way is {a} km long and {n} has walked {b} km. How many km remain?",
         ),
     ), "The answer is {r}.", _difference),
-    Shape(2, Phrasings(
+    ProblemShape(2, Phrasings(
         train=(
             "{n} has {a} {x} with {b} {o} in each and {c} more {o}. How many {o} does {he} have?",
             "There are {a} {x} of {b} {o} each, and {c} loose {o}. How many {o} are there in total?",
@@ -239,7 +239,7 @@ SHAPES = (
         ),
         held=("{n} filled {a} {x} with {b} {o} each, and {m} gave {he2} {c} more. How many {o} are there?",),
     ), "The total is {r}.", _product_plus),
-    Shape(2, Phrasings(
+    ProblemShape(2, Phrasings(
         train=(
             "{n} has {a} {x} with {b} {o} in each. {He} gives away {c} {o}. How many are left?",
             "There are {a} {x} with {b} {o} each. {c} of the {o} are bad. How many are good?",
@@ -253,7 +253,7 @@ SHAPES = (
         ),
         held=("{n} fills {a} {x} with {b} {o} each, but {m} eats {c}. How many {o} remain?",),
     ), "There are {r} left.", _product_minus),
-    Shape(2, Phrasings(
+    ProblemShape(2, Phrasings(
         train=(
             "{n} has {a} {o} and {m} has {b}. They share them equally among {c} people. How many does each get?",
             "{n} picks {a} {o} and then {b} more. {He} puts them into {c} {x} equally. How many are in each?",
@@ -264,7 +264,7 @@ SHAPES = (
         ),
         held=("{n} found {a} {o} and {m} found {b}. They fill {c} {x} evenly. How many go in each?",),
     ), "The answer is {r} each.", _sum_shared),
-    Shape(2, Phrasings(
+    ProblemShape(2, Phrasings(
         train=(
             "{n} has {a} {o}. {He} keeps {b} and shares the rest equally among {c} friends. How many does each get?",
             "A shop has {a} {o}. It sells {b} and packs the rest into {c} {x} equally. How many are in each?",
@@ -275,7 +275,7 @@ SHAPES = (
         ),
         held=("{n} eats {b} of {a} {o} and divides what is left between {c} children. How many does each receive?",),
     ), "The answer is {r} each.", _left_shared),
-    Shape(2, Phrasings(
+    ProblemShape(2, Phrasings(
         train=(
             "{n} buys {a} {o} at {b} dollars each and pays with {c} dollars. How much change does {he} get?",
             "{n} has {c} dollars and buys {a} tickets for {b} dollars each. How many dollars are left?",
@@ -285,7 +285,7 @@ SHAPES = (
         ),
         held=("With {c} dollars, {n} pays for {a} {o} that cost {b} dollars each. What does {he} get back?",),
     ), "That leaves {r} dollars.", _change),
-    Shape(2, Phrasings(
+    ProblemShape(2, Phrasings(
         train=(
             "{n} has {a} {o}. {m} has {b} more than {n}. How many {o} do they have together?",
             "{m} has {b} more {o} than {n}, who has {a}. How many {o} do both have?",
@@ -295,7 +295,7 @@ SHAPES = (
         ),
         held=("{n} owns {a} {o}, and {m} owns {b} more than that. How many do they own in total?",),
     ), "Together that is {r}.", _more_than),
-    Shape(2, Phrasings(
+    ProblemShape(2, Phrasings(
         train=(
             "{n} has {a} {o}. {m} has {k} as many. How many {o} do they have together?",
             "{m} has {k} as many {o} as {n}, who has {a}. How many is that in total?",
@@ -305,7 +305,7 @@ SHAPES = (
         ),
         held=("{n} found {a} {o} and {m} found {k} as many. How many did they find in all?",),
     ), "Together that is {r}.", _twice),
-    Shape(2, Phrasings(
+    ProblemShape(2, Phrasings(
         train=(
             "{n} sold {a} {o} in April and half as many in May. How many {o} did {he} sell altogether?",
             "{n} has {a} {o}. {m} has half as many. How many {o} do they have together?",

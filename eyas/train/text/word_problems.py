@@ -12,7 +12,7 @@ from eyas.train.text.core import Context, Exchange, casual, one
 from eyas.train.text.happenings import QUESTIONS, gain, loss, scene, start
 from eyas.train.text.numbers import LIMIT, allowed, apply, operand, worked
 from eyas.train.text.people import BOXES, THINGS, two_people
-from eyas.train.text.problem_shapes import SHAPES, Shape
+from eyas.train.text.problem_shapes import SHAPES, ProblemShape
 
 HINTS = (
     "",
@@ -69,7 +69,7 @@ def _changes(context: Context, count: int) -> Problem | None:
     return Problem(" ".join([*parts, question]), tuple(steps), "\n".join(lines), value)
 
 
-def _shaped(context: Context, shapes: tuple[Shape, ...]) -> Problem:
+def _shaped(context: Context, shapes: tuple[ProblemShape, ...]) -> Problem:
     """A ready-made shape, filled in."""
     shape = context.pick(shapes)
     fields = _fields(context)

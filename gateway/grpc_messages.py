@@ -1,0 +1,171 @@
+"""The messages of `eyas.v1.Eyas` and what the gateway makes of them: options read, answers written.
+
+It knows every field of the public contract. It refuses to know calls: who asks, and when what is sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from eyas.common.errors import InvalidRequest
+from eyas.common.types import Finish, GenerationRequest, PromptLogprobs, TokenLogprob
+from gateway.admission import GenerationOptions, ServedModel
+from gateway.schema import MAX_BAD_WORDS, MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
+from gateway.text import Delta, TextRules, Usage
+from gateway.timings import LegObject, TimingsObject
+from protos import eyas_pb2
+
+_ROLES = {
+    eyas_pb2.CHAT_ROLE_SYSTEM: "system",
+    eyas_pb2.CHAT_ROLE_USER: "user",
+    eyas_pb2.CHAT_ROLE_ASSISTANT: "assistant",
+}
+_FINISH = {
+    None: eyas_pb2.FINISH_REASON_UNSPECIFIED,
+    Finish.STOP: eyas_pb2.FINISH_REASON_STOP,
+    Finish.LENGTH: eyas_pb2.FINISH_REASON_LENGTH,
+}
+_WORKER_ROLES = {"prefill": eyas_pb2.WORKER_ROLE_PREFILL, "decode": eyas_pb2.WORKER_ROLE_DECODE}
+_SAMPLING = (
+    "min_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty "
+    "ignore_eos logprobs prompt_logprobs prompt_logprobs_start"
+).split()
+
+
+# --- what is asked -----------------------------------------------------------------------------------
+
+
+def chat_messages(request: eyas_pb2.ChatRequest) -> list[dict[str, str]]:
+    """The chat as templates read it. Raises InvalidRequest naming the message that is wrong."""
+    if not request.messages:
+        raise InvalidRequest("messages is empty", param="messages")
+    for i, message in enumerate(request.messages):
+        if message.role not in _ROLES:
+            field, names = f"messages[{i}].role", ", ".join(map(eyas_pb2.ChatRole.Name, _ROLES))
+            raise InvalidRequest(f"{field} must be one of {names}", param=field)
+    return [{"role": _ROLES[message.role], "content": message.content} for message in request.messages]
+
+
+def text_rules(options: eyas_pb2.GenerateOptions, *, continues_prompt: bool) -> TextRules:
+    """Raises InvalidRequest for stop strings that are too many, empty or too long."""
+    stops = tuple(options.stop)
+    if len(stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
+        raise InvalidRequest(
+            f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters", param="stop"
+        )
+    return TextRules(
+        stops,
+        continues_prompt=continues_prompt,
+        skip_special_tokens=_given(options, "skip_special_tokens", True),
+        include_stop=options.include_stop_str_in_output,
+    )
+
+
+def bad_words(options: eyas_pb2.GenerateOptions) -> tuple[str, ...]:
+    """Raises InvalidRequest for words that are too many, blank or too long."""
+    words = tuple(options.bad_words)
+    if len(words) > MAX_BAD_WORDS or not all(w.strip() and len(w) <= MAX_STOP_LENGTH for w in words):
+        raise InvalidRequest(
+            f"bad_words must be at most {MAX_BAD_WORDS} strings of 1 to {MAX_STOP_LENGTH} characters, "
+            "not all of them spaces",
+            param="bad_words",
+        )
+    return words
+
+
+def generation_options(
+    model: ServedModel, options: eyas_pb2.GenerateOptions, bad_words: tuple[tuple[int, ...], ...]
+) -> GenerationOptions:
+    """`bad_words` in ids. Raises InvalidRequest for what is not checked with the sampling parameters."""
+    given = {name: getattr(options, name) for name in _SAMPLING if options.HasField(name)}
+    params = model.params(
+        **given,
+        logit_bias=dict(options.logit_bias),
+        stop_token_ids=tuple(options.stop_token_ids),
+        bad_words=bad_words,
+    )
+    n = _given(options, "n", 1)
+    if not 1 <= n <= MAX_CHOICES:
+        raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}", param="n")
+    kept = _given(options, "truncate_prompt_tokens", None)
+    if kept is not None and kept != -1 and kept < 1:
+        raise InvalidRequest(
+            "truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens"
+        )
+    return GenerationOptions(
+        params,
+        max_tokens=_given(options, "max_tokens", None),
+        seed=_given(options, "seed", None),
+        n=n,
+        speculative=_given(options, "speculative", True),
+        truncate_prompt=kept,
+    )
+
+
+def _given(options: eyas_pb2.GenerateOptions, name: str, default: Any) -> Any:
+    return getattr(options, name) if options.HasField(name) else default
+
+
+# --- what is answered --------------------------------------------------------------------------------
+
+
+def started_to_pb(model: ServedModel, request: GenerationRequest) -> eyas_pb2.Started:
+    return eyas_pb2.Started(
+        request_id=request.id, model=model.id, system_fingerprint=model.system_fingerprint
+    )
+
+
+def delta_to_pb(delta: Delta) -> eyas_pb2.Delta:
+    return eyas_pb2.Delta(
+        choice=delta.choice,
+        text=delta.text,
+        tokens=delta.tokens,
+        logprobs=[_logprob_to_pb(logprob) for logprob in delta.logprobs],
+        finish_reason=_FINISH[delta.finish],
+    )
+
+
+def prompt_to_pb(request: GenerationRequest, prompt: PromptLogprobs) -> eyas_pb2.PromptLogprobs:
+    start = request.params.prompt_logprobs_start + 1
+    logprobs, top_tokens, top_logprobs = prompt.columns()
+    return eyas_pb2.PromptLogprobs(
+        start=start,
+        tokens=request.prompt_ids[start:],
+        logprobs=logprobs,
+        top=prompt.top,
+        top_tokens=top_tokens,
+        top_logprobs=top_logprobs,
+    )
+
+
+def finished_to_pb(usage: Usage, timings: TimingsObject) -> eyas_pb2.Finished:
+    return eyas_pb2.Finished(
+        usage=eyas_pb2.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            accepted_prediction_tokens=usage.accepted,
+            rejected_prediction_tokens=usage.rejected,
+            verify_steps=usage.verify_steps,
+            cached_tokens=usage.cached_tokens,
+        ),
+        timings=eyas_pb2.Timings(
+            first_token_ms=timings.first_token_ms,
+            first_decode_ms=timings.first_decode_ms,
+            total_ms=timings.total_ms,
+            workers=[_worker_to_pb(leg) for leg in timings.legs],
+        ),
+    )
+
+
+def _logprob_to_pb(logprob: TokenLogprob) -> eyas_pb2.TokenLogprob:
+    top = [eyas_pb2.TopLogprob(token=token, logprob=value) for token, value in logprob.top]
+    return eyas_pb2.TokenLogprob(logprob=logprob.logprob, top=top)
+
+
+def _worker_to_pb(leg: LegObject) -> eyas_pb2.WorkerTimings:
+    fields = {
+        name: value for name, value in msgspec.structs.asdict(leg).items() if value is not msgspec.UNSET
+    }
+    return eyas_pb2.WorkerTimings(**fields | {"role": _WORKER_ROLES.get(leg.role)})

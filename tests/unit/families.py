@@ -1,0 +1,109 @@
+"""Random-weight models of each family as transformers builds and stores them: small, all specials on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB = 131
+WINDOW = 40  # less than a block of keys, and less than the prompts
+
+
+@dataclass(frozen=True)
+class Sample:
+    """`gain`: the mean of the stored norm gains. `changes`: to the sizes and defaults below."""
+
+    model: str
+    config: str
+    gain: float = 1.0
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "eos_token_id": None,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+GEMMA = {"sliding_window": WINDOW, "query_pre_attn_scalar": 24, "pad_token_id": None, "bos_token_id": 1}
+LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention"] * 2
+
+
+def _llama(**rope: Any) -> Sample:
+    return Sample("LlamaForCausalLM", "LlamaConfig", changes={"rope_parameters": rope} if rope else {})
+
+
+SAMPLES = {
+    "llama": _llama(),
+    "llama_biases": Sample("LlamaForCausalLM", "LlamaConfig", changes={"attention_bias": True}),
+    "llama_linear": _llama(rope_type="linear", rope_theta=10000.0, factor=4.0),
+    "llama_llama3": _llama(**LLAMA3),
+    "llama_yarn": _llama(**YARN),
+    "llama_yarn_scaled": _llama(**YARN, mscale=1.0, mscale_all_dim=0.7, beta_fast=16.0, truncate=False),
+    "mistral": Sample("MistralForCausalLM", "MistralConfig", changes={"sliding_window": WINDOW}),
+    "mistral_no_window": Sample("MistralForCausalLM", "MistralConfig", changes={"sliding_window": None}),
+    "qwen2": Sample("Qwen2ForCausalLM", "Qwen2Config"),
+    "qwen2_windows": Sample(
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        changes={"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    ),
+    "qwen3": Sample("Qwen3ForCausalLM", "Qwen3Config"),
+    "gemma2": Sample(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        0.0,
+        GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
+    ),
+    "gemma3": Sample(
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        0.0,
+        GEMMA | {"layer_types": LOCAL_AND_GLOBAL, "final_logit_softcapping": 5.0},
+    ),
+    "gemma3_linear": Sample(
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        0.0,
+        GEMMA
+        | {
+            "num_hidden_layers": 7,  # the pattern of six
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
+}
+
+
+def write_family(folder: Path, name: str, **changes: Any) -> Any:
+    """Stores the sample, with `changes` to its configuration; gives transformers' model, float32, eager."""
+    sample = SAMPLES[name]
+    config = getattr(transformers, sample.config)(**(SIZES | sample.changes | changes))
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = getattr(transformers, sample.model)(config).eval()
+    with torch.no_grad():
+        for tensor, weight in model.named_parameters():
+            weight.normal_(mean=sample.gain if "norm" in tensor else 0.0, std=0.2)
+    model.save_pretrained(folder)
+    return model

@@ -1,0 +1,142 @@
+"""Every family against transformers: whole prompts, chunks and decode steps; and that each special counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eyas.common.errors import ConfigError
+from eyas.engine.batch.spans import Span
+from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, Rope
+from eyas.engine.models.table import MODELS, read_model
+from tests.unit.families import SAMPLES, VOCAB, write_family
+from tests.unit.model_rig import Rig
+
+LENGTH = 150
+CLOSE = 1e-4
+"""Logits are a few units wide and both sides add up in float32, in other orders."""
+
+
+def prompt(length: int = LENGTH) -> list[int]:
+    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+def wanted(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0]
+
+
+def whole(rig: Rig, tokens: list[int]) -> torch.Tensor:
+    return rig.logits([Span(rig.table(len(tokens)), 0, len(tokens))], tokens)
+
+
+def test_every_architecture_has_a_sample() -> None:
+    assert {sample.model for sample in SAMPLES.values()} == set(MODELS)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
+    """A whole prompt; the same in chunks; and its last rows one at a time."""
+    model = write_family(tmp_path, name)
+    tokens = prompt()
+    expected = wanted(model, tokens)
+    rig = Rig(tmp_path)
+    assert (whole(rig, tokens) - expected).abs().max() < CLOSE
+    assert expected.std() > 0.1
+
+    table, parts = rig.table(LENGTH), []
+    cuts = [0, 5, 69, 140, *range(141, LENGTH + 1)]
+    for start, end in zip(cuts, cuts[1:], strict=False):
+        parts.append(rig.logits([Span(table, start, end - start)], tokens[start:end]))
+    assert (torch.cat(parts) - expected).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize("length", [60, 64, 100, 128])
+def test_dynamic_rope_is_transformers_for_a_sequence_that_fills_the_context(
+    tmp_path: Path, length: int
+) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    model = write_family(tmp_path, "llama", rope_parameters=rope, max_position_embeddings=64)
+    tokens = prompt(length)
+    config = read_model(tmp_path)
+    assert config.context_length == 128
+    expected = wanted(model, tokens)
+    assert (whole(Rig(tmp_path, config.limited_to(length)), tokens) - expected).abs().max() < CLOSE
+    if length > 64:  # power check
+        plain = whole(Rig(tmp_path, config.limited_to(64)), tokens)
+        assert (plain - expected).abs().max() > 100 * CLOSE
+
+
+Change = Callable[[ModelConfig], ModelConfig]
+
+
+def attention(**fields: Any) -> Change:
+    def layer(spec: LayerSpec) -> LayerSpec:
+        return dataclasses.replace(spec, attention=dataclasses.replace(spec.attention, **fields))
+
+    return lambda config: dataclasses.replace(config, layers=tuple(layer(spec) for spec in config.layers))
+
+
+def feed_forward(**fields: Any) -> Change:
+    def layer(spec: LayerSpec) -> LayerSpec:
+        return dataclasses.replace(spec, feed_forward=dataclasses.replace(spec.feed_forward, **fields))
+
+    return lambda config: dataclasses.replace(config, layers=tuple(layer(spec) for spec in config.layers))
+
+
+def norms(**fields: Any) -> Change:
+    def layer(spec: LayerSpec) -> LayerSpec:
+        return dataclasses.replace(spec, norms=dataclasses.replace(spec.norms, **fields))
+
+    return lambda config: dataclasses.replace(config, layers=tuple(layer(spec) for spec in config.layers))
+
+
+def common(**fields: Any) -> Change:
+    return lambda config: dataclasses.replace(config, **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("mistral", attention(window=0)),
+        ("mistral", attention(window=41)),
+        ("mistral", attention(window=39)),
+        ("qwen2", attention(qkv_bias=False)),
+        ("qwen2_windows", attention(window=0)),
+        ("qwen3", attention(head_norms=False)),
+        ("llama_biases", attention(output_bias=False)),
+        ("llama_yarn", attention(rope=Rope(10000.0))),
+        ("gemma2", attention(soft_cap=0.0)),
+        ("gemma2", common(logit_soft_cap=0.0)),
+        ("gemma3", attention(window=0)),
+        ("gemma3", attention(scale=0.25)),
+        ("gemma3", attention(rope=Rope(1000000.0))),
+        ("gemma3", attention(rope=Rope(10000.0))),
+        ("gemma3", feed_forward(activation="silu")),
+        ("gemma3", norms(after_attention="")),
+        ("gemma3", norms(after_feed_forward="")),
+        ("gemma3", common(norm_offset=0.0)),
+        ("gemma3", common(embedding_scale=1.0)),
+    ],
+)
+def test_without_its_special_a_family_is_another_model(tmp_path: Path, name: str, change: Change) -> None:
+    """Power check: what the comparison above would say of a decoder that left this out."""
+    model = write_family(tmp_path, name)
+    tokens = prompt()
+    rig = Rig(tmp_path, change(read_model(tmp_path)))
+    assert (whole(rig, tokens) - wanted(model, tokens)).abs().max() > 100 * CLOSE
+
+
+def test_layers_that_cannot_share_a_pool_are_refused_by_name(tmp_path: Path) -> None:
+    write_family(tmp_path, "llama")
+    config = read_model(tmp_path)
+    first, *rest = config.layers
+    for field, name in (("num_kv_heads", "num_key_value_heads"), ("head_dim", "head_dim")):
+        odd = dataclasses.replace(first, attention=dataclasses.replace(first.attention, **{field: 4}))
+        with pytest.raises(ConfigError, match=f"{name} differs between layers: 4 and "):
+            dataclasses.replace(config, layers=(odd, *rest))
