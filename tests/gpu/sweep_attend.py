@@ -20,7 +20,8 @@ from typing import Any
 import torch
 import triton
 
-from eyas.engine.kernels.attend import Launch, Tiling, attend, most_parts, tiling_of
+from eyas.engine.kernels.attend import Launch, attend
+from eyas.engine.kernels.attend_tiles import Tiling, most_parts, tiling_of
 from eyas.engine.kernels.prefill import ChunkTiling, attend_chunks, chunk_tiling, tile_rows
 from tests.gpu.attend_bench import (
     BATCH,

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eyas.engine.kernels.attend import Launch, Queries, Tiling, attend, tiling_of
+from eyas.engine.kernels.attend import Launch, Queries, attend
+from eyas.engine.kernels.attend_tiles import Tiling, tiling_of
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import ChunkTiling, attend_chunks, tile_rows
 from eyas.engine.kernels.scores import Scores

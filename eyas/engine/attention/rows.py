@@ -34,7 +34,7 @@ class PagedAttention:
     """Of `heads` query heads, over the sequences of `tables` int32 [slots, most pages].
 
     `prompts` attends the chunks of planned rows, in layers whose scores it computes; all others the tile
-    kernel does. `firsts` int32 [slots]: each slot's first row that may be seen (None: all rows may).
+    kernel does.
     """
 
     def __init__(
@@ -46,18 +46,16 @@ class PagedAttention:
         *,
         pdl: bool,
         prompts: PromptAttention | None = None,
-        firsts: torch.Tensor | None = None,
     ) -> None:
         self._tables = tables
-        self._prompts = prompts if firsts is None else None
-        self._firsts = firsts
+        self._prompts = prompts
         sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
         self._launch = Launch.on(PagedKv(sample, tables), heads, most.batch, most.width, pdl)
         self._side = torch.cuda.Stream() if sample.is_cuda else None
 
     def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim], by `scores` -> [m, heads * dim]."""
-        kv, out = PagedKv(layer, self._tables, scores, self._firsts), empty_padded(*q.shape, like=q)
+        kv, out = PagedKv(layer, self._tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
         if rows.rounds is None:
             self._chunks(q, kv, rows, out)
         elif rows.tiles is None:
@@ -86,7 +84,8 @@ class PagedAttention:
         attend(q, kv, queries, self._launch, out=out)
 
     def _chunks(self, q: torch.Tensor, kv: PagedKv, rows: Rows, out: torch.Tensor) -> None:
-        if rows.planned and self._prompts is not None and self._prompts.scores == kv.scores:
-            self._prompts.run(q, kv.pool, out)
+        prompts = self._prompts if rows.planned and rows.firsts is None else None
+        if prompts is not None and prompts.scores == kv.scores:
+            prompts.run(q, kv.pool, out)
         elif rows.tiles is not None:
             attend_chunks(q, kv, rows.tiles, out=out)

@@ -15,13 +15,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from eyas.engine.kernels.paged import PagedKv, keys_at_a_time, pages_of
+from eyas.engine.kernels.attend_tiles import Tiling, most_parts, tiling_of
+from eyas.engine.kernels.paged import PagedKv, pages_of
 from eyas.engine.kernels.scores import lowest_row, tanh
 
-# For up to so many programs of few rows: into how many parts each is cut. Measured on an H200, the longest
-# sequences first: parts let the others help with those; adding them up costs more where rows are more.
-_PARTS = ((16, 16), (160, 8), (224, 6), (384, 4), (512, 3))
-_PROGRAMS = 512  # of more than 8 rows, about four for each of 132 multiprocessors
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
 
@@ -44,42 +41,6 @@ class Queries:
     width: int
     mask: torch.Tensor | None = None
     extent: int | None = None
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """How a launch is cut: a program takes `rows` rows (queries times heads of one key head) and goes through
-    its keys `keys` at a time; at most `parts` programs share a sequence's keys.
-
-    Programs start in the order of the sequences: with the longest first none is left alone at the end.
-    """
-
-    rows: int
-    keys: int
-    parts: int
-    warps: int
-    stages: int
-
-
-def tiling_of(batch: int, rows: int, kv_heads: int, key_bytes: int = 256) -> Tiling:
-    """For `batch` sequences of `rows` = width * group rows a key head, with keys of `key_bytes` bytes."""
-    most_keys = keys_at_a_time(key_bytes)
-    if rows <= 16:
-        programs = batch * kv_heads
-        parts = next((parts for most, parts in _PARTS if programs <= most), 2)
-        if rows > 8:
-            parts = min(parts, max(2, triton.cdiv(_PROGRAMS, programs)))
-        return Tiling(16, min(32, most_keys), parts, 2, 3)
-    tile = 32 if rows <= 32 else 64 if batch * triton.cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
-    programs = batch * kv_heads * triton.cdiv(rows, tile)
-    parts = min(most_parts(tile), triton.next_power_of_2(triton.cdiv(_PROGRAMS, programs)))
-    keys = min(32 if tile == 128 else 64, most_keys)
-    return Tiling(tile, keys, parts, 8 if tile == 128 else 4, 3 if most_keys > 16 else 2)
-
-
-def most_parts(tile: int) -> int:
-    """The more rows a program has, the fewer parts: adding up should cost the last one the same."""
-    return max(4, 256 // tile)
 
 
 @dataclass(frozen=True)
@@ -177,28 +138,10 @@ def attend(
 
     Raises ValueError for a tree that does not fit into the layer's window.
     """
-    batch, heads, rule = queries.slots.shape[0], q.shape[1], kv.rule
-    extent = queries.extent or queries.width
-    if queries.mask is not None and 0 < rule.window < extent:
-        raise ValueError(f"a tree of {extent} rows does not fit into a window of {rule.window}")
+    batch, heads = queries.slots.shape[0], q.shape[1]
     rows = queries.width * heads // kv.kv_heads
     tiling = tiling or tiling_of(batch, rows, kv.kv_heads, kv.dim * kv.pool.element_size())
-    layout = _Layout(
-        width=queries.width,
-        extent=extent,
-        tree=queries.mask is not None,
-        heads=heads,
-        kv_heads=kv.kv_heads,
-        dim=kv.dim,
-        page_size=kv.page_size,
-        page_stride=kv.pool.stride(0),
-        tile=tiling.rows,
-        keys=tiling.keys,
-        pdl=launch.pdl,
-        window=rule.window,
-        bounded=kv.firsts is not None,
-        ceiling=rule.ceiling,
-    )
+    layout = _layout(heads, kv, queries, tiling, launch.pdl)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     args = (
@@ -216,7 +159,7 @@ def attend(
         launch.parts,
         launch.lses,
         launch.tickets,
-        rule.factor,
+        kv.rule.factor,
         layout,
     )
     grid = (kv.kv_heads * layout.tiles, tiling.parts, batch)
@@ -226,6 +169,28 @@ def attend(
     else:
         _attend[grid](*args, **options)
     return out
+
+
+def _layout(heads: int, kv: PagedKv, queries: Queries, tiling: Tiling, pdl: bool) -> _Layout:
+    rule, extent = kv.rule, queries.extent or queries.width
+    if queries.mask is not None and 0 < rule.window < extent:
+        raise ValueError(f"a tree of {extent} rows does not fit into a window of {rule.window}")
+    return _Layout(
+        width=queries.width,
+        extent=extent,
+        tree=queries.mask is not None,
+        heads=heads,
+        kv_heads=kv.kv_heads,
+        dim=kv.dim,
+        page_size=kv.page_size,
+        page_stride=kv.pool.stride(0),
+        tile=tiling.rows,
+        keys=tiling.keys,
+        pdl=pdl,
+        window=rule.window,
+        bounded=kv.firsts is not None,
+        ceiling=rule.ceiling,
+    )
 
 
 @triton.jit(do_not_specialize=["tables", "table_stride", "slots", "starts", "firsts", "masks", "tickets"])

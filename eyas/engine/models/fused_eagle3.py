@@ -72,11 +72,9 @@ class FusedEagle3Draft:
         step, pdl = Forward(rows, self._context), self._context.launch.pdl
         joined = join(tokens, self._embedding, features, self._eps, pdl)
         if rows.count <= self._layer.narrow_rows:
-            source, residual = skinny.Source(joined), NarrowRows(features)
-            x = self._layer.narrow(source, residual, pool.layer(0), step).x
+            x = self._layer.narrow(skinny.Source(joined), NarrowRows(features), pool.layer(0), step).x
         else:
-            residual = self._layer.wide(joined, features.clone(), pool.layer(0), step)
-            x = residual.settled(self._eps, pdl)
+            x = self._layer.wide(joined, features.clone(), pool.layer(0), step).settled(self._eps, pdl)
         return Drafted(x, x)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:

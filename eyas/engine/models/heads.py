@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
+from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.folder import read_config
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.models.base import DraftModel, FeatureTap
 from eyas.engine.models.decoder import EmbeddingAndHead
+from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.fused_layer import LayerContext
 from eyas.engine.models.keys import Raw
-
-if TYPE_CHECKING:  # a CPU engine loads no kernels
-    from eyas.engine.batch.rows import Rows
-    from eyas.engine.models.fused import FusedDecoder
-    from eyas.engine.models.fused_layer import LayerContext
 
 HEADS = {"eagle3": "fused_eagle3"}
 """The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they are asked; and the
