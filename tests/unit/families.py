@@ -79,6 +79,7 @@ SAMPLES = {
         0.0,
         GEMMA | {"layer_types": LOCAL_AND_GLOBAL, "final_logit_softcapping": 5.0},
     ),
+    "gemma3_with_eyes": Sample("Gemma3ForConditionalGeneration", "Gemma3Config", 0.0, GEMMA),
     "gemma3_linear": Sample(
         "Gemma3ForCausalLM",
         "Gemma3TextConfig",
@@ -95,10 +96,24 @@ SAMPLES = {
 }
 
 
+SEEING = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
 def write_family(folder: Path, name: str, **changes: Any) -> Any:
     """Stores the sample, with `changes` to its configuration; gives transformers' model, float32, eager."""
     sample = SAMPLES[name]
-    config = getattr(transformers, sample.config)(**(SIZES | sample.changes | changes))
+    sizes = SIZES | sample.changes | changes
+    if sample.config == "Gemma3Config":
+        config = transformers.Gemma3Config(text_config=sizes, vision_config=SEEING, mm_tokens_per_image=4)
+    else:
+        config = getattr(transformers, sample.config)(**sizes)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = getattr(transformers, sample.model)(config).eval()

@@ -34,7 +34,7 @@ class Rig:
         self.pool = KvPool(shape)
         self.pool.tensor.fill_(float("nan"))
         self.backend = TorchAttention.of(self.config, shape)
-        with FolderWeights(folder) as weights:
+        with FolderWeights(folder, self.config.spelling) as weights:
             self.model = Decoder(self.config, weights, self.backend)
         order = torch.randperm(pages, generator=torch.Generator().manual_seed(7))
         self._free = order.tolist()

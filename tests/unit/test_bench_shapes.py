@@ -79,7 +79,7 @@ def test_the_8b_shape_is_the_published_one(tmp_path: Path) -> None:
     shapes.write_head(shape, tmp_path)
     head = read_head(tmp_path, config, "dummy")
     assert (head.draft_vocab_size, head.decoder.vocab_size, head.decoder.num_layers) == (32000, 128256, 1)
-    assert (head.decoder.hidden_size, head.decoder.intermediate_size) == (4096, 14336)
+    assert (head.decoder.hidden_size, head.decoder.layers[0].feed_forward.width) == (4096, 14336)
 
 
 def test_a_server_takes_the_folders(folders: tuple[Path, Path]) -> None:
@@ -97,7 +97,7 @@ def test_a_dummy_model_and_its_head_are_built(folders: tuple[Path, Path]) -> Non
     target = read_model(folders[0], "dummy")
     draft = read_head(folders[1], target, "dummy")
     shape = PoolShape(target.kv_format, 8, 16)
-    backend = TorchAttention(target.num_heads, shape)
+    backend = TorchAttention.of(target, shape)
     model = Decoder(target, DummyWeights(), backend)
     weights = DummyWeights(optional=draft.dummy_tensors)
     Eagle3Tap(draft, weights)

@@ -58,7 +58,7 @@ LLAMA3 = {
     ],
 )
 def test_rope_in_either_spelling(folder: Path, changes: dict[str, Any], rope: Rope) -> None:
-    assert read_model(edit(folder, **changes)).rope == rope
+    assert read_model(edit(folder, **changes)).layers[0].attention.rope == rope
 
 
 def test_defaults_that_old_configs_leave_out(folder: Path) -> None:

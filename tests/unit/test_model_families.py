@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import Span
@@ -36,7 +37,9 @@ def whole(rig: Rig, tokens: list[int]) -> torch.Tensor:
 
 
 def test_every_architecture_has_a_sample() -> None:
-    assert {sample.model for sample in SAMPLES.values()} == set(MODELS)
+    """Of those that transformers has; the others state their equations in a test of their own."""
+    known = {name for name in MODELS if hasattr(transformers, name)}
+    assert {sample.model for sample in SAMPLES.values()} == known
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -250,7 +250,7 @@ def _logits(config: ModelConfig, group: ProcessGroup) -> torch.Tensor:
     """Logits of one decoder layer over seven rows, with one rank's part of every matrix."""
     weights = DummyWeights(placement=Placement(rank=group.rank, ranks=group.ranks))
     mine = config_of_rank(config, group.ranks)
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    hidden, inner, dim = config.hidden_size, config.layers[0].feed_forward.width, config.head_dim
     q, kv = config.num_heads * dim, config.num_kv_heads * dim
     x = matrix(7, hidden, 3, 0)
     qkv = x @ weights.stack_rows(["q", "k", "v"], [q, kv, kv], hidden).t()
@@ -263,7 +263,7 @@ def _logits(config: ModelConfig, group: ProcessGroup) -> torch.Tensor:
     group.all_reduce(added)
     x = x + added
     gate, up = (x @ weights.stack_rows(["gate", "up"], [inner, inner], hidden).t()).chunk(2, dim=1)
-    assert gate.shape[1] == mine.intermediate_size
+    assert gate.shape[1] == mine.layers[0].feed_forward.width
     added = (F.silu(gate) * up) @ weights.take_columns("down", (hidden, inner)).t()
     group.all_reduce(added)
     return group.all_gather_columns((x + added) @ weights.take_rows("head", (config.vocab_size, hidden)).t())

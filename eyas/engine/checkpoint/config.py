@@ -107,8 +107,9 @@ class ModelConfig:
     """A decoder. `context_length` is in tokens; sizes are element counts.
 
     `norm_offset`: what is added to a stored gain. `embedding_scale` multiplies embedded tokens.
-    `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not). Raises ConfigError if its
-    layers cannot share a KV pool, or their sizes do not fit each other.
+    `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not). `renamed`: parts of tensor
+    names, (as stored, as the decoder calls them), replaced in this order. Raises ConfigError if its layers
+    cannot share a KV pool, or their sizes do not fit each other.
     """
 
     folder: Path
@@ -122,6 +123,7 @@ class ModelConfig:
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
     logit_soft_cap: float = 0.0
+    renamed: tuple[tuple[str, str], ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     load_format: str = "auto"  # "dummy": weight files are neither needed nor read
 
@@ -148,6 +150,12 @@ class ModelConfig:
             raise ConfigError(f"{asked} of {self.folder}", param="context-length")
         layers = tuple(_without_idle_window(layer, context_length) for layer in self.layers)
         return dataclasses.replace(self, context_length=context_length, layers=layers)
+
+    def spelling(self, stored: str) -> str:
+        """The name by which a decoder asks for the tensor that is stored under this one."""
+        for there, here in self.renamed:
+            stored = stored.replace(there, here)
+        return stored
 
     @property
     def kv_format(self) -> KvFormat:

@@ -72,7 +72,7 @@ class EngineSpec:
         if self.config.load_format == "dummy":
             yield DummyWeights(placement=self.placement, optional=head.dummy_tensors if head else frozenset())
             return
-        spelling = head_family(head.algorithm).spelling if head else str
+        spelling = head_family(head.algorithm).spelling if head else self.target.spelling
         with FolderWeights(self.decoder(group).folder, spelling, self.placement) as weights:
             yield weights
 

@@ -1,4 +1,7 @@
-"""Gemma 3, text: Gemma 2 with head norms, one global layer in six, and a RoPE of their own for each kind."""
+"""Gemma 3, text: Gemma 2 with head norms, one global layer in six, and a RoPE of their own for each kind.
+
+Of a checkpoint that also reads images the language model is served, under its own names.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,18 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ModelConfig, Rope
 from eyas.engine.models import gemma2, keys
 
+RENAMED = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
+    if "text_config" in raw:
+        within = dict(raw["text_config"]) | {"architectures": raw["architectures"]}
+        return dataclasses.replace(describe(within, folder), renamed=RENAMED)
     if raw.get("use_bidirectional_attention"):
         raise ConfigError(f"config.json of {folder}: use_bidirectional_attention is not supported")
     raw = {"sliding_window": 4096, "head_dim": 256} | dict(raw)
