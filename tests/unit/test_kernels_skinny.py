@@ -253,7 +253,7 @@ def recipe() -> None:
     source, kv = skinny.Source(x, sums, EPS), skinny.KvRows(pool[:, 1], integers)
     rotation = skinny.Rotation(angles, angles, integers)
     for cut in HOPPER_CUTS:
-        tiles = {(kind, 64, k, k): cut for kind in ("linear", "gated", "qkv")}
+        tiles = {(kind, 64, k, k): cut for kind in ("linear", "gated", "qkv", "heads")}
         shared = replace(skinny.Launch.on("meta", pdl=True), tiles=tiles)
         left = torch.empty(k // cut.columns, 128, device="meta")
         skinny.linear(skinny.Source(x), weight, out, shared, out, left)
@@ -261,6 +261,10 @@ def recipe() -> None:
         skinny.gated(source, weight, inner, shared)
         q_out = torch.empty(m, 2, dim, dtype=x.dtype, device="meta")
         skinny.qkv_rope(source, skinny.QkvWeights(weight), q_out, rotation, kv, shared)
+        bias, gains = (torch.empty(*sizes, dtype=x.dtype, device="meta") for sizes in ((k,), (2, dim)))
+        heads = skinny.QkvWeights(weight, bias, skinny.HeadNorms(gains, EPS))
+        skinny.qkv_rope(source, heads, q_out, rotation, kv, shared)
+        skinny.gated(source, weight, inner, shared, gelu=True)
 
 
 @pytest.mark.slow
@@ -271,12 +275,12 @@ def test_all_compiles_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     compiled = Warmup("tests.unit.test_kernels_skinny:recipe", (), 90, processes=2).wait()
     codes = [path.read_text() for path in tmp_path.rglob("*.ptx")]
-    assert compiled.kernels == len(codes) == 3 * len(HOPPER_CUTS)
+    assert compiled.kernels == len(codes) == 5 * len(HOPPER_CUTS)
     for code in codes:
         assert "griddepcontrol.wait" in code and "griddepcontrol.launch_dependents" in code
         assert "cp.async.bulk.tensor" in code
-    assert sum("prefetch.global.L2" in code for code in codes) == 3
-    assert sum("wgmma" in code for code in codes) == 8  # two blocks of 32 rows are too small for it
+    assert sum("prefetch.global.L2" in code for code in codes) == 5
+    assert sum("wgmma" in code for code in codes) == 13  # two blocks of 32 rows are too small for it
 
 
 @pytest.mark.parametrize("kind", ["linear", "gated", "qkv"])
