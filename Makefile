@@ -29,7 +29,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest tests/unit/test_architecture.py tests/unit/test_protos_fresh.py
+	$(BIN)/python -m pytest tests/unit/test_architecture.py tests/unit/test_protos.py tests/unit/test_protos_fresh.py
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest tests/gpu -s

@@ -14,7 +14,7 @@ import msgspec
 
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
-from eyas.common.errors import EyasError, InvalidRequest, Overloaded, from_code
+from eyas.common.errors import EyasError, InvalidRequest, Overloaded
 from eyas.common.types import Entry, WorkerInfo
 from eyas.engine.ipc.client import EngineClient, engine_id, wire_id
 from eyas.engine.ipc.messages import (
@@ -23,7 +23,6 @@ from eyas.engine.ipc.messages import (
     Cancel,
     Event,
     Failed,
-    Failure,
     Lost,
     Rejected,
     Step,
@@ -176,7 +175,7 @@ class _Session:
                 self.buffer.put(decode_pb2.DecodeServiceSessionResponse(admitted=admitted))
             case Rejected(id, attempt, failure):
                 self._forget(id, None)
-                self._reject(wire_id(id), attempt, _error(failure))
+                self._reject(wire_id(id), attempt, failure.error())
             case Lost(id, attempt):
                 self.buffer.put(
                     decode_pb2.DecodeServiceSessionResponse(
@@ -185,18 +184,14 @@ class _Session:
                 )
             case Failed(id, attempt, failure, choice):
                 self._forget(id, choice)
-                status = convert.error_to_pb(_error(failure))
+                status = convert.error_to_pb(failure.error())
                 failed = decode_pb2.Failed(id=wire_id(id), attempt=attempt, choice=choice, status=status)
                 self.buffer.put(decode_pb2.DecodeServiceSessionResponse(failed=failed))
             case Stopped(failure):
-                self.buffer.end(_error(failure))
+                self.buffer.end(failure.error())
 
     def _step(self, entries: tuple[Entry, ...]) -> decode_pb2.DecodeServiceSessionResponse:
         for entry in entries:
             if entry.finish is not None:
                 self._forget(entry.id, entry.choice)
         return decode_pb2.DecodeServiceSessionResponse(step=convert.step_to_pb(entries, wire_id))
-
-
-def _error(failure: Failure) -> EyasError:
-    return from_code(failure.code, failure.message, failure.param)

@@ -1,4 +1,4 @@
-"""Ends with 0 if a service says that it serves: HOST:PORT is asked by gRPC health v1, a URL by HTTP."""
+"""Exits with 0 if a service says that it serves: asks HOST:PORT by gRPC health v1, a URL by HTTP."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ TIMEOUT_S = 3.0
 
 
 def serves(target: str) -> bool:
+    """Whether the service at `target` (HOST:PORT or URL) says within TIMEOUT_S that it serves."""
     try:
         if target.startswith("http://"):
             with urllib.request.urlopen(target, timeout=TIMEOUT_S) as reply:

@@ -12,7 +12,6 @@ import grpc
 
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
-from eyas.common.errors import from_code
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     DraftClose,
@@ -52,7 +51,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             await context.send_initial_metadata(((PEER_KEY, str(peer)),))
             while (event := await buffer.get()) is not None:
                 if isinstance(event, Stopped):
-                    raise from_code(event.failure.code, event.failure.message)
+                    raise event.failure.error()
                 yield _down_to_pb(event)
         finally:
             reader.cancel()

@@ -1,8 +1,8 @@
-"""The `eyas` command: flags in, one call out.
+"""The `eyas` command: it turns flags into configurations, and runs one command.
 
-It knows the commands and what their flags (`eyas.flags`) mean together; what a command does is imported when
-it runs, so `eyas --help` is quick and loads no torch. A flag or folder that cannot work ends
-the command with one line on standard error and a non-zero code.
+It knows the commands and what their flags (`eyas.flags`) mean together. The code of a command is imported
+when the command runs, so `eyas --help` is quick and loads no torch. A flag or folder that cannot work ends
+the command with one line on standard error and a non-zero exit code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; gives the process's exit code."""
+    """Runs one command; returns the process's exit code. `argv` None: the process's own arguments."""
     args, unknown = _parser().parse_known_args(argv)
     if unknown:
         args.parser.error(f"unknown: {' '.join(unknown)}")
@@ -99,7 +99,7 @@ class _Version(argparse.Action):
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """What the engine flags say. Without --draft, the embedded model has its head and no other has one."""
+    """The configuration from the engine's flags. Without --draft, only the embedded model has a head."""
     draft = args.draft or (str(NANO_HEAD) if is_nano(args.model) else "none")
     return resolve_engine(
         args.device,
@@ -145,15 +145,17 @@ def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
 
 
 def is_nano(model: str) -> bool:
+    """Whether the folder is that of the embedded model."""
     return Path(model).resolve() == NANO
 
 
 def served_model(model: str) -> str:
-    """What a folder is called in the API."""
+    """The name in the API of the model in a folder."""
     return GatewayConfig.served_model if is_nano(model) else Path(model).resolve().name
 
 
 def worker_config(args: argparse.Namespace) -> WorkerConfig:
+    """The configuration from the flags of `eyas worker`. Raises ConfigError for flags that do not fit."""
     if is_unspecified(args.host) and not args.advertise:
         message = f"--host: {args.host} is no address that others can dial: name one with --advertise HOST"
         raise ConfigError(message, param="host")
@@ -176,6 +178,7 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
 
 
 def gateway_config(args: argparse.Namespace, registry: str = "static:") -> GatewayConfig:
+    """The configuration from the gateway's flags, with the members of `registry`."""
     return GatewayConfig(
         host=args.host,
         port=args.port,
@@ -191,7 +194,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
 
 
 def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
-    """Those of a flag, else those of the environment."""
+    """The keys from a flag, else those from the environment."""
     if args.api_key_file is not None:
         return api_keys.from_file(args.api_key_file)
     if args.api_key is not None:
@@ -200,11 +203,12 @@ def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _key(args: argparse.Namespace) -> str | None:
-    """The key that a client command sends: the flag's, else the first of the environment."""
+    """The key that a client command sends: the one from the flag, else the first one of the environment."""
     return args.api_key or next(iter(api_keys.from_environment()), None)
 
 
 def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfig:
+    """The configuration of a local cluster, from the flags of its engines and its layout."""
     engine = engine_config(args)
     return ServeConfig(
         gateway=gateway,
@@ -217,7 +221,7 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
 
 
 def own_config(args: argparse.Namespace) -> ServeConfig:
-    """A cluster for one command, on ports that nobody uses."""
+    """The configuration of a cluster for one command, on free ports."""
     from eyas.worker.ports import free_ports
 
     with contextlib.closing(free_ports()) as ports:
@@ -226,7 +230,7 @@ def own_config(args: argparse.Namespace) -> ServeConfig:
             grpc_port=next(ports),
             model=args.model,
             served_model=served_model(args.model),
-            drain_s=0.0,  # its one client ends with it
+            drain_s=0.0,  # its only client is the command
         )
     return serve_config(args, gateway)
 
@@ -248,7 +252,7 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         return run_on_screen(serve_config(args, gateway_config(args)), until_stopped)
     except KeyboardInterrupt:
-        return 0  # how a server is meant to end
+        return 0  # the normal end of a server
 
 
 def _worker(args: argparse.Namespace) -> int:

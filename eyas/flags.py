@@ -1,7 +1,7 @@
-"""The flags of the `eyas` command: their names, their defaults and which values they take.
+"""The flags of the `eyas` command: their names, their defaults and the values that they take.
 
-Every default is read from `eyas.common.config`; a flag that another server's users know by another name
-takes that name too. What flags mean together is said where they become a configuration.
+Every default is read from `eyas.common.config`. A flag that users of other servers know under another name
+has that name too. What flags mean together is decided in `eyas.cli`, where they become a configuration.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REGISTRY = "redis://HOST:PORT/DB|static:HOST:PORT,..."
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    """What an engine loads, how much it may hold, how it computes, how far it looks ahead."""
+    """The flags of an engine: model, limits, computing and speculation."""
     _add_model(parser)
     _add_limits(parser)
     _add_computing(parser)
@@ -57,7 +57,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help=f"GPUs that share the model ({engine.tensor_parallel_size})",
     )
     add("--dtype", choices=["auto", *DTYPES], help=f"of weights and KV ({_either('dtype')})")
-    add("--context-length", type=positive, metavar="N", help="tokens a request may have (the model's)")
+    add("--context-length", type=positive, metavar="N", help="tokens per request (the model's)")
     add("--log-format", choices=FORMATS, default=engine.log_format, help=f"({engine.log_format})")
 
 
@@ -70,7 +70,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=fraction,
         default=engine.mem_fraction_static,
         metavar="F",
-        help=f"of a GPU's memory, for weights and KV pages ({engine.mem_fraction_static})",
+        help=f"part of a GPU's memory for weights and KV pages ({engine.mem_fraction_static})",
     )
     add(
         "--max-running-requests",
@@ -78,7 +78,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         dest="max_running",
         type=positive,
         metavar="N",
-        help=f"sequences in a step ({_either('max_running')})",
+        help=f"sequences per step ({_either('max_running')})",
     )
     add(
         "--max-queued-requests",
@@ -87,7 +87,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=engine.max_waiting,
         metavar="N",
-        help=f"requests that may wait in a worker; one more is refused with 429 ({engine.max_waiting})",
+        help=f"requests that may wait in a worker; further ones get a 429 ({engine.max_waiting})",
     )
     add(
         "--chunked-prefill-size",
@@ -95,16 +95,23 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         dest="chunk_tokens",
         type=positive,
         metavar="N",
-        help=f"tokens of a step that computes prompts ({_either('chunk_tokens')})",
+        help=f"tokens per step that computes prompts ({_either('chunk_tokens')})",
     )
     add(
         "--mixed-step-tokens",
         dest="mixed_tokens",
         type=whole,
         metavar="N",
-        help=f"tokens of a step that computes prompts and decodes; 0: as in any ({_either('mixed_tokens')})",
+        help="tokens per step that computes prompts and also decodes; "
+        f"0: the chunked prefill size ({_either('mixed_tokens')})",
     )
-    add("--lease-s", type=positive, default=engine.lease_s, help=f"({engine.lease_s:g})")
+    add(
+        "--lease-s",
+        type=positive,
+        default=engine.lease_s,
+        metavar="S",
+        help=f"seconds for which offered KV pages are kept without a sign of life ({engine.lease_s:g})",
+    )
     add("--transfer", default=engine.transfer, choices=["auto", *Route], help="how KV moves (auto)")
 
 
@@ -114,7 +121,7 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             f"--{name}-backend",
             choices=["auto", *ATTENTION_BACKENDS],
-            help=f"of {rows} ({_either(f'{name}_backend'.replace('-', '_'))})",
+            help=f"for {rows} ({_either(f'{name}_backend'.replace('-', '_'))})",
         )
     graphs = group.add_mutually_exclusive_group()
     graphs.add_argument(
@@ -129,11 +136,11 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="N",
-        help="the batches with a CUDA graph",
+        help="the batch sizes with a CUDA graph",
     )
-    graphs.add_argument("--disable-cuda-graph", action="store_true", help="launch every kernel by itself")
+    graphs.add_argument("--disable-cuda-graph", action="store_true", help="launch kernels one by one")
     group.add_argument(
-        "--disable-overlap-schedule", action="store_true", help="plan a step after the one before it"
+        "--disable-overlap-schedule", action="store_true", help="plan each step after the previous one ended"
     )
 
 
@@ -161,13 +168,13 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         "--speculative-num-draft-tokens",
         type=positive,
         metavar="N",
-        help="nodes verified, the root too (steps + 1)",
+        help="nodes verified, with the root (steps + 1)",
     )
     add(
         "--rejection-sample-method",
         choices=["standard", "synthetic"],
         default="standard",
-        help="synthetic: drafts count as accepted by chance, for benchmarks (standard)",
+        help="synthetic: drafts are accepted by chance, for benchmarks (standard)",
     )
     add(
         "--synthetic-acceptance-rates",
@@ -175,13 +182,13 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="P",
-        help="for each step, the chance that drafts are accepted as far as there",
+        help="for each step, the chance that all drafts up to it are accepted",
     )
-    add("--synthetic-acceptance-length", type=float, metavar="L", help="or: tokens a round in the mean")
+    add("--synthetic-acceptance-length", type=float, metavar="L", help="or: mean tokens per round")
 
 
 def _either(field: str) -> str:
-    """A field's two defaults, as a help text says them."""
+    """A field's two defaults, for a help text."""
     return f"{getattr(EngineConfig(), field)}; on a GPU {getattr(GPU_DEFAULTS, field)}"
 
 
@@ -189,34 +196,42 @@ def _either(field: str) -> str:
 
 
 def add_layout(parser: argparse.ArgumentParser) -> None:
+    """The flags of a local cluster: which workers it has."""
     add = parser.add_argument_group("layout").add_argument
     add("--layout", choices=["unified", "split"], help="(split on cpu, unified on a GPU)")
     add("--prefill", type=positive, default=ServeConfig.prefill, metavar="N", help="prefill workers")
     add("--decode", type=positive, default=ServeConfig.decode, metavar="N", help="decode workers")
-    add("--draft-workers", type=positive, default=ServeConfig.draft_workers, metavar="N")
+    add(
+        "--draft-workers",
+        type=positive,
+        default=ServeConfig.draft_workers,
+        metavar="N",
+        help="draft workers",
+    )
 
 
 def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeConfig.gateway) -> None:
+    """The flags of a gateway; `gateway` has the default drain time."""
     add = parser.add_argument_group("gateway").add_argument
     add("--host", default=GatewayConfig.host, help=f"({GatewayConfig.host})")
     add("--port", type=port, default=GatewayConfig.port, help=f"HTTP ({GatewayConfig.port})")
     add("--grpc-port", type=port, default=GatewayConfig.grpc_port, help=f"({GatewayConfig.grpc_port})")
     add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
     _add_keys(parser)
-    add("--cors-origin", type=names, default=(), metavar="URL,...", help="whose pages may call (nobody's)")
+    add("--cors-origin", type=names, default=(), metavar="URL,...", help="sites whose pages may call (none)")
     _add_drain(parser, gateway.drain_s)
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
-    text = f"what callers must send as a bearer token (nothing); without a flag those in {api_keys.VARIABLE}"
+    text = f"what callers must send as a bearer token; without a flag, the keys in {api_keys.VARIABLE} (none)"
     group = parser.add_argument_group("keys", text)
     add = group.add_mutually_exclusive_group().add_argument
-    add("--api-key-file", metavar="PATH", help="a key per line; lines that begin with # say nothing")
+    add("--api-key-file", metavar="PATH", help="one key per line; lines that begin with # are comments")
     add("--api-key", metavar="K", help="a single key, which other users of this machine can read")
 
 
 def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
-    """What a gateway must be told that has no engine's flags beside its own."""
+    """The flags of `eyas gateway`, which has no engine's flags next to its own."""
     parser.add_argument("--registry", required=True, metavar=REGISTRY)
     parser.add_argument("--model", default=GatewayConfig.model, metavar="DIR", help="tokenizer and limits")
     add_gateway(parser, GatewayConfig())
@@ -225,6 +240,7 @@ def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
 
 
 def add_worker(parser: argparse.ArgumentParser) -> None:
+    """The flags of `eyas worker`, except those of its engine."""
     worker = WorkerConfig()
     add = parser.add_argument
     add("--roles", type=roles, default=worker.engine.roles, metavar="prefill,decode,draft")
@@ -234,7 +250,7 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
         "--advertise",
         type=reachable,
         metavar="HOST[:PORT]",
-        help="the address that others reach it by (where it listens)",
+        help="the address at which others reach it (where it listens)",
     )
     add("--metrics-port", type=port, default=worker.metrics_port, help="0: any free one")
     add("--registry", default=worker.registry, metavar=REGISTRY, help="the workers of its cluster (none)")
@@ -250,18 +266,20 @@ def _add_drain(parser: argparse.ArgumentParser, drain_s: float) -> None:
 
 
 def _add_supervised(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--supervised", action="store_true", help="end when standard input ends")
+    parser.add_argument("--supervised", action="store_true", help="leave when standard input ends")
 
 
 # --- tools ---------------------------------------------------------------------------------------------
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
+    """The flags of `eyas chat`."""
     add_server(parser)
     parser.add_argument("--temperature", type=float, default=0.0, help="(0)")
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
+    """The flags of `eyas bench`, except those of a cluster of its own."""
     from eyas.bench.cases import CASES, DEFAULT_CASES
 
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -270,18 +288,20 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("cases", nargs="*", default=default, metavar="CASE", help=f"({' '.join(default)})")
     add_server(parser, url=None)
     parser.add_argument("--served-model", metavar="ID", help="the model's name there (the first it lists)")
-    parser.add_argument("--both", action="store_true", help="every case also without speculation")
-    parser.add_argument("--vocab-size", type=positive, default=4096, help="of random prompts (4096)")
+    parser.add_argument("--both", action="store_true", help="run every case also without speculation")
+    parser.add_argument("--vocab-size", type=positive, default=4096, help="for random prompts (4096)")
     parser.add_argument("--out", metavar="FILE", help="append the JSON lines to this file")
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
+    """The flags of `eyas train`."""
     parser.add_argument("what", choices=["nano"])
     parser.add_argument("--out", required=True, metavar="DIR")
     parser.add_argument("--seed", type=int, default=0, help="(0)")
 
 
 def add_evals(parser: argparse.ArgumentParser) -> None:
+    """The flags of `eyas evals`."""
     parser.add_argument(
         "what", choices=["nano"], help="nano: held-out questions of the embedded model's kind"
     )
@@ -293,7 +313,7 @@ def add_evals(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server(parser: argparse.ArgumentParser, url: str | None = DEFAULT_URL) -> None:
-    """Which running server a command is for. `url` None: a cluster of its own, unless one is named."""
+    """The flags that name a running server. `url` None: without one, the command starts its own cluster."""
     default = url or "a cluster of its own"
     parser.add_argument(
         "--url", default=url, type=http_url, help=f"a running server's HTTP address ({default})"
@@ -301,22 +321,25 @@ def add_server(parser: argparse.ArgumentParser, url: str | None = DEFAULT_URL) -
     parser.add_argument("--api-key", metavar="K", help="its key ($EYAS_API_KEY)")
 
 
-# --- values --------------------------------------------------------------------------------------------
+# --- values: each function parses a flag's text, and raises ArgumentTypeError if it is not valid ----------
 
 
 def positive(text: str) -> int:
+    """A whole number above 0."""
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
 
 
 def whole(text: str) -> int:
+    """A whole number, 0 included."""
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
 
 
 def fraction(text: str) -> float:
+    """A number above 0 and at most 1."""
     try:
         value = float(text)
     except ValueError:
@@ -327,18 +350,21 @@ def fraction(text: str) -> float:
 
 
 def port(text: str) -> int:
+    """A port; 0: any free one."""
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port")
     return int(text)
 
 
 def http_url(text: str) -> str:
+    """An http or https URL, without a slash at its end."""
     if urlsplit(text).scheme not in ("http", "https") or not urlsplit(text).hostname:
         raise argparse.ArgumentTypeError(f"{text!r} is not an address like {DEFAULT_URL}")
     return text.rstrip("/")
 
 
 def reachable(text: str) -> str:
+    """HOST or HOST:PORT that others can dial."""
     host = text.rpartition(":")[0] if is_address(text) else text
     if not is_host(host):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT that others can dial")
@@ -346,6 +372,7 @@ def reachable(text: str) -> str:
 
 
 def roles(text: str) -> tuple[Role, ...]:
+    """Distinct roles, separated by commas."""
     try:
         return tuple(dict.fromkeys(Role(name) for name in text.split(",")))
     except ValueError as error:
@@ -353,4 +380,5 @@ def roles(text: str) -> tuple[Role, ...]:
 
 
 def names(text: str) -> tuple[str, ...]:
+    """Names, separated by commas."""
     return tuple(item for part in text.split(",") if (item := part.strip()))

@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 
 import msgspec
 
-from eyas.common.clients import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected
 from eyas.common.errors import Cancelled, DeadlineExceeded, EyasError, Overloaded, Unavailable
+from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected
 from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Role, Timings, WorkerInfo
 from gateway import router
 from gateway.admission import is_synthetic
@@ -168,7 +168,7 @@ class Generation:
         match event:
             case PrefillStarted():
                 self._attach()
-            case PrefillDone(choices, timings):
+            case PrefillDone(choices=choices, timings=timings):
                 self._first_tokens = tuple(msgspec.structs.replace(first, prompt=None) for first in choices)
                 named = msgspec.structs.replace(timings, worker=leg.worker, role=Role.PREFILL)
                 self._deliver_first(choices, named)
@@ -184,7 +184,9 @@ class Generation:
                 self._recompute(leg)
             case Draining():
                 await self._move_on(leg)
-            case Rejected(error=error) | Failed(error=error) | Ended(error=error):
+            case Rejected(failure=failure) | Failed(failure=failure):
+                await self._replace_decode(leg, failure.error())
+            case Ended(error):
                 await self._replace_decode(leg, error)
 
     def _is_admitted(self) -> bool:

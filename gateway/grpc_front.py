@@ -145,7 +145,7 @@ class GrpcFront:
         servicer = EyasServicer(config, backend, tokenizer, metrics)
         self._server = rpc.server(grpc_door.Door(SERVICE, servicer.keys), grpc_door.limits(config))
         eyas_pb2_grpc.add_EyasServicer_to_server(servicer, self._server)
-        self._health = rpc.Health(self._server, [SERVICE])
+        self._health = rpc.HealthService(self._server, [SERVICE])
         self.port = rpc.bind(self._server, config.host, config.grpc_port)
         self._watch: asyncio.Task[None] | None = None
 

@@ -12,8 +12,9 @@ from typing import Protocol
 
 import msgspec
 
-from eyas.common.clients import Admitted, PrefillAdmitted, PrefillEvent, PrefillStarted, Reply
+from eyas.common.clients import PrefillEvent, Reply
 from eyas.common.errors import EyasError, Unavailable
+from eyas.common.replies import Admitted, PrefillStarted
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle
 from gateway.cluster import Cluster
 
@@ -127,9 +128,9 @@ class PrefillLeg:
         try:
             async for event in client.prefill(request, attempt, offer_draft):
                 match event:
-                    case PrefillAdmitted():
+                    case Admitted():
                         self.admitted = True
-                    case PrefillStarted(handles):
+                    case PrefillStarted(handles=handles):
                         self.admitted, self.handles = True, handles
                 self._owner.on_event(self, event)
         except EyasError as caught:

@@ -10,8 +10,9 @@ import asyncio
 import logging
 from typing import Protocol
 
-from eyas.common.clients import DecodeSession, DecodeSessionClient, Heartbeat, Reply, Step
+from eyas.common.clients import DecodeSession, DecodeSessionClient, Heartbeat, Reply
 from eyas.common.errors import EyasError, Unavailable
+from eyas.common.replies import Step
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle
 
 SILENCE_S = 5.0  # a live worker sends a heartbeat at once, and then every second

@@ -69,7 +69,7 @@ class Complete:
 
 
 @dataclass(frozen=True)
-class Lost:
+class Incomplete:
     """The pages will not come by this attempt. Said at once, even while copies still run."""
 
     error: EyasError
@@ -82,7 +82,7 @@ class PagesFree:
     pages: tuple[int, ...]
 
 
-Action: TypeAlias = OpenWatch | CloseWatch | SendRelease | Copy | Complete | Lost | PagesFree
+Action: TypeAlias = OpenWatch | CloseWatch | SendRelease | Copy | Complete | Incomplete | PagesFree
 
 
 @dataclass
@@ -249,7 +249,7 @@ class Pull:
         self._actions.append(job)
 
     def _lose(self, error: EyasError, now: float) -> None:
-        self._actions.append(Lost(error))
+        self._actions.append(Incomplete(error))
         self._give_up(now)
 
     def _give_up(self, now: float) -> None:

@@ -13,7 +13,6 @@ import msgspec
 
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
-from eyas.common.errors import from_code
 from eyas.engine.ipc.client import EngineClient, engine_id
 from eyas.engine.ipc.messages import (
     Admitted,
@@ -75,5 +74,5 @@ def _to_pb(event: Event) -> prefill_pb2.PrefillResponse:
             )
             return prefill_pb2.PrefillResponse(done=done)
         case Rejected(failure=failure) | Failed(failure=failure) | Stopped(failure=failure):
-            raise from_code(failure.code, failure.message, failure.param)
+            raise failure.error()
     raise TypeError(f"a prompt's stream got {type(event).__name__}")

@@ -43,8 +43,8 @@ class AsyncStream:
 
     Iteration raises EyasError if the call fails. `request_id`, the call's name in the server's logs, is empty
     until the server has admitted the call; `prompt_logprobs` come before the first delta, if they were asked
-    for; `usage` and `timings` are all zeros until the call has ended. A call that the server could not take is
-    made anew, `retries` times and within its timeout, but never after its first delta.
+    for; `usage` and `timings` are all zeros until the call has ended. A call that the server could not take
+    is made anew, `retries` times and within its timeout, but never after its first delta.
     """
 
     def __init__(self, call: Callable[[float], Call], timeout_s: float, retries: int) -> None:

@@ -13,9 +13,11 @@ import grpc
 import msgspec
 
 from eyas.common import convert, rpc
-from eyas.common.errors import EyasError
-from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle, Timings, WorkerInfo
+from eyas.common.message import Failure
+from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, Step
+from eyas.common.types import FirstToken, GenerationRequest, KvHandle, WorkerInfo
 from protos import (
+    common_pb2,
     decode_pb2,
     decode_pb2_grpc,
     prefill_pb2,
@@ -24,39 +26,10 @@ from protos import (
     worker_pb2_grpc,
 )
 
-# --- what a decode Session says ------------------------------------------------------------------------
-
-
-class Admitted(msgspec.Struct, frozen=True):
-    """The request has a queue place."""
-
-    id: str
-    attempt: int
-
-
-class Rejected(msgspec.Struct, frozen=True):
-    id: str
-    attempt: int
-    error: EyasError
-
-
-class Lost(msgspec.Struct, frozen=True):
-    """The pages of this attempt did not arrive; the request waits for another Attach."""
-
-    id: str
-    attempt: int
-
-
-class Failed(msgspec.Struct, frozen=True):
-    """An admitted request (or one choice of it) ended without its tokens."""
-
-    id: str
-    attempt: int
-    choice: int | None
-    error: EyasError
-
 
 class Heartbeat(msgspec.Struct, frozen=True):
+    """A worker's load, as it says every second. Sequences and pages."""
+
     running: int
     waiting: int
     pages_used: int
@@ -64,14 +37,9 @@ class Heartbeat(msgspec.Struct, frozen=True):
     draining: bool = False
 
 
-class Step(msgspec.Struct, frozen=True):
-    """What one engine step produced for all requests of the Session."""
-
-    entries: tuple[Entry, ...]
-
-
 Reply = Admitted | Rejected | Lost | Failed
 SessionEvent = Reply | Heartbeat | Step
+PrefillEvent = Admitted | PrefillStarted | PrefillDone
 
 
 class DecodeSession:
@@ -140,37 +108,18 @@ def _session_event(message: decode_pb2.DecodeServiceSessionResponse) -> SessionE
             return Admitted(message.admitted.id, message.admitted.attempt)
         case "rejected":
             rejected = message.rejected
-            return Rejected(rejected.id, rejected.attempt, convert.error_from_pb(rejected.status))
+            return Rejected(rejected.id, rejected.attempt, _failure(rejected.status))
         case "lost":
             return Lost(message.lost.id, message.lost.attempt)
         case "failed":
             failed = message.failed
             choice = failed.choice if failed.HasField("choice") else None
-            return Failed(failed.id, failed.attempt, choice, convert.error_from_pb(failed.status))
+            return Failed(failed.id, failed.attempt, _failure(failed.status), choice)
     return None
 
 
-# --- what a Prefill says -------------------------------------------------------------------------------
-
-
-class PrefillAdmitted(msgspec.Struct, frozen=True):
-    """The prompt has a queue place."""
-
-
-class PrefillStarted(msgspec.Struct, frozen=True):
-    """Pages are allocated and filling."""
-
-    handles: tuple[KvHandle, ...]
-
-
-class PrefillDone(msgspec.Struct, frozen=True):
-    """The prompt is computed: token 0 of every choice."""
-
-    choices: tuple[FirstToken, ...]
-    timings: Timings
-
-
-PrefillEvent = PrefillAdmitted | PrefillStarted | PrefillDone
+def _failure(status: common_pb2.Status) -> Failure:
+    return Failure.of(convert.error_from_pb(status))
 
 
 # --- the clients ---------------------------------------------------------------------------------------
@@ -208,12 +157,14 @@ class PrefillClient:
             async for event in call:
                 match event.WhichOneof("event"):
                     case "admitted":
-                        yield PrefillAdmitted()
+                        yield Admitted(request.id, attempt)
                     case "started":
-                        yield PrefillStarted(convert.handles_from_pb(event.started.handles))
+                        handles = convert.handles_from_pb(event.started.handles)
+                        yield PrefillStarted(request.id, attempt, handles)
                     case "done":
                         first = convert.first_tokens_from_pb(event.done.choices)
-                        yield PrefillDone(first, convert.timings_from_pb(event.done.timings))
+                        timings = convert.timings_from_pb(event.done.timings)
+                        yield PrefillDone(request.id, attempt, first, timings)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
         finally:

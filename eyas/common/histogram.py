@@ -1,4 +1,4 @@
-"""Counts in buckets that only grow, and the bounds that who counts and who exports them agree on."""
+"""Counts in buckets that only grow, and the bounds that engines and fronts share."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Histogram:
-    """`counts[i]`: values above bounds[i - 1], up to and with bounds[i]; the last: those above all bounds.
+    """`counts[i]`: the values above bounds[i - 1] and up to bounds[i]; the last one: those above all bounds.
 
-    `total` is the sum of all values.
+    `total`: the sum of all values.
     """
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -26,5 +26,6 @@ class Histogram:
         self.total = 0.0
 
     def add(self, value: float) -> None:
+        """Counts a value."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value

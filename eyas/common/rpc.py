@@ -277,7 +277,7 @@ def map_rpc_error(error: grpc.aio.AioRpcError) -> EyasError:
 # --- health and reflection ---------------------------------------------------------------------------
 
 
-class Health:
+class HealthService:
     """gRPC health v1 of one server: every service, and the server itself (""), share one verdict."""
 
     def __init__(self, target: grpc.aio.Server, services: Sequence[str]) -> None:

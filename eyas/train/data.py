@@ -1,7 +1,7 @@
-"""Dialogues as packed rows of tokens, made by worker processes while the device trains.
+"""Dialogues as packed rows of tokens, which other processes make while the device trains.
 
-Shard i is a function of (seed, i) alone and shards come in order, so a run can be repeated. Knows
-packing and processes; knows no model.
+Shard i depends on (seed, i) alone and shards come in order, so a run can be repeated. This file knows packing
+and processes; it knows no model.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from eyas.train.tokenizer import ANSWER_BIT, encode_chat, encode_plain, load_tok
 
 Made = TypeVar("Made")
 IDS = ANSWER_BIT - 1
-PLAIN_SHARE = 30  # one passage without markup for this many dialogues
+PLAIN_SHARE = 30  # dialogues per passage without markup
 
 
 @dataclass(frozen=True)
 class Packing:
-    """What a shard is made of."""
+    """The content of a shard: the tokenizer's folder, the seed of the text, and the number of dialogues."""
 
     tokenizer: Path
     seed: int
@@ -36,7 +36,7 @@ class Packing:
 
 
 def make_shard(job: tuple[Packing, int]) -> np.ndarray:
-    """The texts of one shard, end to end, as uint16 ids with their answer bits."""
+    """The texts of one shard, concatenated: uint16 ids [tokens] with their answer bits."""
     packing, shard = job
     tokenizer = load_tokenizer(packing.tokenizer)
     rows = []
@@ -48,7 +48,7 @@ def make_shard(job: tuple[Packing, int]) -> np.ndarray:
 
 
 def make_prompts(job: tuple[Packing, int]) -> list[np.ndarray]:
-    """The dialogues of one shard without their last answer, up to where the assistant begins to speak."""
+    """The dialogues of one shard up to the begin of their last answer: uint16 ids, one array per dialogue."""
     packing, shard = job
     tokenizer = load_tokenizer(packing.tokenizer)
     turn = tokenizer.encode(render([], True), add_special_tokens=False).ids[1:]
@@ -63,7 +63,7 @@ def make_prompts(job: tuple[Packing, int]) -> list[np.ndarray]:
 def shards(
     make: Callable[[tuple[Packing, int]], Made], packing: Packing, numbers: range, processes: int
 ) -> Iterator[Iterator[Made]]:
-    """These shards in order; with no processes they are made here, each when it is needed."""
+    """Yields the numbered shards in order. With 0 processes, each is made here when it is needed."""
     jobs = [(packing, number) for number in numbers]
     if processes == 0:
         yield map(make, jobs)
@@ -73,7 +73,7 @@ def shards(
 
 
 def batches(stream: Iterator[np.ndarray], rows: int, length: int) -> Iterator[Tensor]:
-    """Packed batches [rows, length + 1] of int32; the stream's end that fills no batch is dropped."""
+    """Packed batches, int32 [rows, length + 1]. The rest of the stream that fills no batch is dropped."""
     need = rows * (length + 1)
     held: list[np.ndarray] = []
     size = 0
@@ -87,5 +87,5 @@ def batches(stream: Iterator[np.ndarray], rows: int, length: int) -> Iterator[Te
 
 
 def split_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids (int64) and whether each is part of an answer."""
+    """Ids (int64), and whether each is part of an answer (bool)."""
     return (packed & IDS).long(), (packed & ANSWER_BIT) > 0

@@ -1,8 +1,8 @@
-"""The EAGLE-3 head and its training: training-time test over seven self-fed steps.
+"""The EAGLE-3 head and its training: a training-time test over seven steps that feed themselves.
 
-The pair at position i is (feature of token i, embedding of token i + 1), its rotary position is i,
-the embedding comes first, and the hidden state handed to the next step is taken before the norm.
-Knows the head and its loss; knows no serving, no tree and no file.
+The pair at position i is (feature of token i, embedding of token i + 1). Its rotary position is i, the
+embedding comes first, and the next step receives the hidden state before the norm. This file knows the head
+and its loss; it knows no serving, no tree and no file.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Step = Callable[..., tuple[Tensor, tuple[Tensor, Tensor], Tensor]]
 
 
 def head_config(target: NanoConfig) -> NanoConfig:
-    """The head's shape for a target."""
+    """The shape of the head for a target."""
     return replace(target, layers=1, intermediate=HEAD_INTERMEDIATE * target.hidden // 256)
 
 
 class MidLayer(nn.Module):
-    """A decoder layer whose attention reads the embedding beside the hidden state."""
+    """A decoder layer whose attention reads the embedding and the hidden state, concatenated."""
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
@@ -45,15 +45,19 @@ class MidLayer(nn.Module):
         self.mlp = Mlp(config.hidden, config.intermediate)
 
     def forward(self, embeds: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """One step; `attend` knows which rows each query sees."""
+        """One step: embeds, hidden [batch, rows, hidden] -> [batch, rows, hidden].
+
+        `attend` decides which rows each query sees.
+        """
         both = torch.cat((self.input_layernorm(embeds), self.hidden_norm(hidden)), -1)
         q, k, v = self.self_attn.project(both, rope)
         hidden = hidden + self.self_attn.join(attend(q, k, v))
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        fed: Tensor = self.mlp(self.post_attention_layernorm(hidden))
+        return hidden + fed
 
 
 class EagleHead(nn.Module):
-    """The draft head; it embeds with the target's table, which it does not own."""
+    """The draft head. Its caller embeds with the target's table, which the head does not own."""
 
     def __init__(self, target: Nano) -> None:
         super().__init__()
@@ -70,21 +74,23 @@ class EagleHead(nn.Module):
             self.norm.weight.copy_(target.norm.weight)
 
     def forward(self, embeds: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The next hidden state of each pair, before the norm."""
+        """The next hidden state of each pair, before the norm: [batch, rows, hidden]."""
         cos, sin = rope_table(self.config, positions)
-        return self.midlayer(embeds, hidden, (cos[:, None], sin[:, None]), attend)
+        state: Tensor = self.midlayer(embeds, hidden, (cos[:, None], sin[:, None]), attend)
+        return state
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every token in float32."""
-        return self.lm_head(self.norm(hidden)).float()
+        """The scores of all tokens: float32 [..., vocab]."""
+        scores: Tensor = self.lm_head(self.norm(hidden))
+        return scores.float()
 
 
 @dataclass(frozen=True)
 class Unrolled:
-    """Rows of the training-time test so far: the true ones, and those of the self-fed steps.
+    """Keys and values of the training-time test so far: the true rows, and those of the self-fed steps.
 
-    `own_keys` and `own_values` are [batch, heads, rows, UNROLL - 2, dim]; `used` [UNROLL - 2] tells which
-    of them exist, so that every later step has the same shape and is compiled once.
+    `keys`, `values`: [batch, heads, rows, dim]. `own_keys`, `own_values`: [batch, heads, rows, UNROLL - 2,
+    dim]. `used` [UNROLL - 2] says which of them exist: so all later steps have one shape and compile once.
     """
 
     keys: Tensor
@@ -95,7 +101,7 @@ class Unrolled:
 
     @staticmethod
     def of(steps: list[tuple[Tensor, Tensor]]) -> Unrolled:
-        """Gather the keys and values of the steps so far; the first of them is the true one."""
+        """Gathers the keys and values of the steps so far; the first step has the true rows."""
         (keys, values), own = steps[0], steps[1:]
         blank = [torch.zeros_like(keys)] * (UNROLL - 2 - len(own))
         used = torch.arange(UNROLL - 2, device=keys.device) < len(own)
@@ -104,7 +110,7 @@ class Unrolled:
 
 
 def unrolled_attention(q: Tensor, k: Tensor, v: Tensor, past: Unrolled) -> Tensor:
-    """Attention of a self-fed step: true rows up to t, then the self-made rows of t itself."""
+    """Attention of a self-fed step: row t sees the true rows up to t, then its own rows of earlier steps."""
     length = q.shape[2]
     causal = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
     scores = (q @ past.keys.transpose(-1, -2)).masked_fill(~causal, -torch.inf)
@@ -112,12 +118,17 @@ def unrolled_attention(q: Tensor, k: Tensor, v: Tensor, past: Unrolled) -> Tenso
     itself = (q * k).sum(-1, keepdim=True)
     weights = (torch.cat((scores, own, itself), -1).float() * q.shape[-1] ** -0.5).softmax(-1).to(v.dtype)
     split = weights.split((length, UNROLL - 2, 1), -1)
-    return split[0] @ past.values + (split[1][..., None] * past.own_values).sum(3) + split[2] * v
+    seen: Tensor = split[0] @ past.values + (split[1][..., None] * past.own_values).sum(3) + split[2] * v
+    return seen
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What one step is given and must learn: embeddings, positions, the target's scores, which rows count."""
+    """The inputs of one step and what it must learn.
+
+    `embeds` [batch, rows, hidden], `positions` [1, rows], `wanted` [batch, rows, vocab]: the target's scores,
+    `learnt` bool [batch, rows]: which rows count.
+    """
 
     embeds: Tensor
     positions: Tensor
@@ -128,7 +139,7 @@ class Lesson:
 def unrolled_step(
     head: EagleHead, state: Tensor, lesson: Lesson, past: Unrolled | None
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
-    """One step: the next state, this step's keys and values, and its loss."""
+    """One step; returns the next state, the step's keys and values, and its loss."""
     made: list[tuple[Tensor, Tensor]] = []
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -147,7 +158,7 @@ def unrolled_step(
 
 
 def unrolled_loss(head: EagleHead, target: Nano, packed: Tensor, step_of: Step = unrolled_step) -> Tensor:
-    """Soft cross-entropy against the target's distribution, summed over the unrolled steps."""
+    """The soft cross-entropy against the target's distribution, summed over the unrolled steps."""
     ids, answer = split_bits(packed)
     rows = ids.shape[1] - UNROLL - 1
     with torch.no_grad():
@@ -168,7 +179,7 @@ def unrolled_loss(head: EagleHead, target: Nano, packed: Tensor, step_of: Step =
 
 
 def train_head(head: EagleHead, target: Nano, stream: Iterator[Tensor], recipe: Recipe) -> None:
-    """Train the head in place; the target is frozen."""
+    """Trains the head in place; freezes the target."""
     device = head.fc.weight.device
     target.requires_grad_(False)
     opts = optimisers(head, recipe, frozenset({"lm_head.weight"}))

@@ -1,6 +1,6 @@
-"""Reading and writing the model and its head as Hugging Face folders.
+"""Reads and writes the model and its head as Hugging Face folders.
 
-Knows names, shapes and configs; knows no training.
+This file knows names, shapes and configs; it knows no training.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _save(module: nn.Module, prefix: str, folder: Path) -> None:
 
 
 def save_target(model: Nano, folder: Path) -> None:
-    """Write config.json, generation_config.json and the weights in bfloat16."""
+    """Writes config.json, generation_config.json and the weights in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     architecture = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True}
     _write_json(folder / "config.json", {**architecture, **_shape(model.config)})
@@ -61,7 +61,7 @@ def save_target(model: Nano, folder: Path) -> None:
 
 
 def save_head(head: EagleHead, folder: Path) -> None:
-    """Write the draft head's config.json and weights in bfloat16."""
+    """Writes the draft head's config.json and its weights in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     architecture = {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -74,7 +74,7 @@ def save_head(head: EagleHead, folder: Path) -> None:
 
 
 def read_config(folder: Path) -> NanoConfig:
-    """The shape written in config.json."""
+    """The shape that config.json describes."""
     raw = json.loads((folder / "config.json").read_text())
     return NanoConfig(
         hidden=raw["hidden_size"],
@@ -91,7 +91,7 @@ def read_config(folder: Path) -> NanoConfig:
 
 
 def load_target(folder: Path, device: str) -> Nano:
-    """The target, its weights in float32."""
+    """The target, with float32 weights on `device`."""
     model = Nano(read_config(folder))
     tensors = load_file(str(folder / "model.safetensors"))
     model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()})
@@ -99,7 +99,10 @@ def load_target(folder: Path, device: str) -> Nano:
 
 
 def load_head(folder: Path, target: Nano) -> EagleHead:
-    """The head of a target, its weights in float32, on the target's device."""
+    """The head of a target, with float32 weights on the target's device.
+
+    Raises ValueError if it does not fit the target.
+    """
     head = EagleHead(target)
     head.load_state_dict(load_file(str(folder / "model.safetensors")))
     if read_config(folder) != head_config(target.config):

@@ -1,6 +1,6 @@
-"""Batched generation with a plain key-value cache, and the plain speculative loop of one chat.
+"""Batched generation with a plain key-value cache, and a plain speculative loop for one chat.
 
-The yardsticks of this folder: no pages, no graphs, no scheduler. Knows ids only, no text.
+They are the references of this folder: no pages, no graphs, no scheduler. This file knows ids, no text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMPACT_EVERY = 16
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How tokens are chosen, and when a row ends."""
+    """How tokens are chosen, and when a row ends: at a `stop` id or after `max_new` tokens."""
 
     stop: tuple[int, ...]
     max_new: int
@@ -28,7 +28,7 @@ class SamplingOptions:
 
 
 def choose(logits: Tensor, sampling: SamplingOptions, noise: torch.Generator) -> Tensor:
-    """One token a row."""
+    """One token per row of `logits` [rows, vocab]."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
     uniform = torch.rand(logits.shape, generator=noise, device=logits.device).clamp(1e-9, 1 - 1e-7)
@@ -37,9 +37,9 @@ def choose(logits: Tensor, sampling: SamplingOptions, noise: torch.Generator) ->
 
 @torch.inference_mode()
 def generate(model: Nano, prompts: list[list[int]], sampling: SamplingOptions) -> list[list[int]]:
-    """Continue all prompts together, padded on the left; an answer keeps its stop token.
+    """Continues all prompts in one batch, padded on the left; an answer keeps its stop token.
 
-    Rows that have ended leave the batch now and then, so that a few long answers do not cost much.
+    Rows that have ended are removed from the batch from time to time, so that long answers cost little.
     """
     device = model.embed_tokens.weight.device
     width = max(map(len, prompts))
@@ -67,7 +67,7 @@ def generate(model: Nano, prompts: list[list[int]], sampling: SamplingOptions) -
 
 
 def _view(cache: Cache, start: int, count: int, pad: Tensor) -> tuple[CacheView, Tensor]:
-    """Where the next rows go, what they see (themselves at least), and their positions."""
+    """Where the next rows are written, what they see (themselves at least), and their positions."""
     rows = torch.arange(start, start + count, device=pad.device)
     seen = torch.arange(start + count, device=pad.device)
     mask = (seen <= rows[:, None])[None] & (seen >= pad[:, None])[:, None] | (seen == rows[:, None])[None]
@@ -83,7 +83,7 @@ class Acceptance:
     by_depth: list[int] = field(default_factory=lambda: [0] * CHAIN)
 
     def add(self, accepted: int, made: int) -> None:
-        """Count one round; tokens after a stop are not counted."""
+        """Counts one round; tokens after a stop are not counted."""
         self.rounds += 1
         self.tokens += made
         for depth in range(accepted):
@@ -91,30 +91,30 @@ class Acceptance:
 
     @property
     def length(self) -> float:
-        """Tokens a verify step, the bonus included."""
+        """Tokens per verify step, the model's own included."""
         return self.tokens / max(1, self.rounds)
 
 
 def until_stop(tokens: list[int], stop: tuple[int, ...]) -> list[int]:
-    """The tokens up to and with the first stop token."""
+    """The tokens up to the first stop token, which is included."""
     ends = [index for index, token in enumerate(tokens) if token in stop]
     return tokens[: ends[0] + 1] if ends else tokens
 
 
 class HeadRows:
-    """The draft head's keys and values: true rows, then the rows of the running chain."""
+    """The draft head's keys and values: true rows, then the rows of the current chain."""
 
     def __init__(self) -> None:
         self.key: Tensor | None = None
         self.value: Tensor | None = None
 
     def cut(self, rows: int) -> None:
-        """Forget everything after the true rows."""
+        """Drops all rows after the first `rows`, which are the true ones."""
         if self.key is not None and self.value is not None:
             self.key, self.value = self.key[:, :, :rows], self.value[:, :, :rows]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Append these rows and attend causally."""
+        """Appends these rows and attends causally."""
         self.key = k if self.key is None else torch.cat((self.key, k), 2)
         self.value = v if self.value is None else torch.cat((self.value, v), 2)
         new, seen = q.shape[2], self.key.shape[2]
@@ -125,7 +125,7 @@ class HeadRows:
 def draft_chain(
     head: EagleHead, target: Nano, rows: HeadRows, features: Tensor, tokens: list[int], base: int
 ) -> list[int]:
-    """Extend the head over the true pairs from position `base`, then chain its own guesses."""
+    """Extends the head over the true pairs from position `base` on, then drafts a chain of CHAIN tokens."""
     device = features.device
     position = torch.arange(base, base + len(tokens), device=device)[None]
     embeds = target.embed_tokens(torch.tensor([tokens], device=device))
@@ -144,7 +144,7 @@ def draft_chain(
 def speculate(
     target: Nano, head: EagleHead, prompt: list[int], sampling: SamplingOptions, counts: Acceptance
 ) -> list[int]:
-    """Greedy chain speculation of one chat; the target is recomputed in full each round."""
+    """Greedy chain speculation for one chat; every round recomputes the target in full."""
     device = target.embed_tokens.weight.device
     hidden, features = target(torch.tensor([prompt], device=device))
     ids = [*prompt, int(target.logits(hidden[:, -1]).argmax())]

@@ -1,7 +1,7 @@
 """The embedded model as it is trained: a compact Llama on PyTorch's own operations.
 
-The forward pass is exactly that of Hugging Face's LlamaForCausalLM, which a test asserts. Knows its
-shape and how to run, with or without a key-value cache; knows no data, no optimiser and no file.
+The forward pass is exactly that of Hugging Face's LlamaForCausalLM, which a test asserts. This file knows the
+model's shape and its forward pass, with or without a key-value cache; it knows no data, optimiser or file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class NanoConfig:
-    """The shape of the model; the defaults are the embedded one."""
+    """The shape of the model; the defaults are those of the embedded one."""
 
     hidden: int = 256
     layers: int = 8
@@ -35,14 +35,14 @@ class NanoConfig:
 
 
 def rope_table(config: NanoConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [..., head_dim] of these positions, in float32."""
+    """Cosines and sines for these positions: float32 [..., head_dim]."""
     half = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32)
     angles = positions[..., None].float() / config.rope_theta ** (half / config.head_dim)
     return torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
 
 
 def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding of [batch, heads, length, head_dim], halves convention."""
+    """The rotary embedding of x [batch, heads, length, head_dim], in the halves convention."""
     low, high = x.chunk(2, -1)
     return (x * rope[0] + torch.cat((-high, low), -1) * rope[1]).to(x.dtype)
 
@@ -56,12 +56,12 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
+        """Normalises the last dimension."""
         return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(x.dtype)
 
 
 class Cache:
-    """Keys and values of every layer, written at given columns of a fixed length."""
+    """Keys and values of every layer: [layers, batch, kv_heads, length, head_dim]."""
 
     def __init__(self, config: NanoConfig, batch: int, length: int, like: Tensor) -> None:
         shape = (config.layers, batch, config.kv_heads, length, config.head_dim)
@@ -69,11 +69,11 @@ class Cache:
         self.values = torch.zeros_like(self.keys)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows of the batch only."""
+        """Keeps only these rows of the batch."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
 
     def write(self, layer: int, start: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store rows start.. and return all rows so far."""
+        """Stores keys and values from column `start` on; returns all columns up to the last one stored."""
         stop = start + key.shape[2]
         self.keys[layer, :, :, start:stop] = key
         self.values[layer, :, :, start:stop] = value
@@ -82,7 +82,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class CacheView:
-    """Where one forward pass writes its rows, and which columns each of them sees."""
+    """Where one forward pass writes its rows, and which columns each row sees."""
 
     cache: Cache
     start: int
@@ -90,9 +90,9 @@ class CacheView:
 
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attention of [batch, heads, rows, dim] queries over [batch, kv_heads, columns, dim], without copies.
+    """Attention of q [batch, heads, rows, dim] over k, v [batch, kv_heads, columns, dim], without copies.
 
-    The mask, [batch or 1, rows, columns], is true where a row may look.
+    `mask` bool [batch or 1, rows, columns] is true where a row sees a column.
     """
     batch, heads, rows, dim = q.shape
     groups = heads // k.shape[1]
@@ -100,11 +100,12 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = (q @ k.transpose(-1, -2)).float() * dim**-0.5
     scores = scores.unflatten(2, (groups, rows)).masked_fill(~mask[:, None, None], -torch.inf)
     weights = scores.softmax(-1).to(v.dtype).flatten(2, 3)
-    return (weights @ v).view(batch, heads, rows, dim)
+    weighted: Tensor = weights @ v
+    return weighted.view(batch, heads, rows, dim)
 
 
 class GroupedAttention(nn.Module):
-    """Grouped-query attention; `width` is the input's width, which a draft head doubles."""
+    """Grouped-query attention. `width`: the width of the input, which is doubled in a draft head."""
 
     def __init__(self, config: NanoConfig, width: int) -> None:
         super().__init__()
@@ -115,7 +116,7 @@ class GroupedAttention(nn.Module):
         self.o_proj = nn.Linear(config.heads * config.head_dim, config.hidden, bias=False)
 
     def project(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values, each [batch, heads, length, head_dim]."""
+        """Rotated queries, rotated keys, and values, each [batch, its heads, length, head_dim]."""
         batch, length = x.shape[:2]
         q, k, v = (
             layer(x).view(batch, length, -1, self.config.head_dim).transpose(1, 2)
@@ -124,11 +125,12 @@ class GroupedAttention(nn.Module):
         return rotate(q, rope), rotate(k, rope), v
 
     def join(self, x: Tensor) -> Tensor:
-        """Heads back to one vector, and the output projection."""
-        return self.o_proj(x.transpose(1, 2).flatten(2))
+        """Concatenates the heads and applies the output projection: [batch, length, hidden]."""
+        joined: Tensor = self.o_proj(x.transpose(1, 2).flatten(2))
+        return joined
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layer: int, view: CacheView | None) -> Tensor:
-        """Causal attention over the sequence, or over the cache's columns that the view shows."""
+        """Causal attention over the sequence, or over the columns of the cache that `view` shows."""
         q, k, v = self.project(x, rope)
         if view is None:
             return self.join(F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
@@ -137,7 +139,7 @@ class GroupedAttention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """SwiGLU."""
+    """A SwiGLU feed-forward block."""
 
     def __init__(self, hidden: int, intermediate: int) -> None:
         super().__init__()
@@ -146,8 +148,9 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(intermediate, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Gate, lift, lower."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        """x [..., hidden] -> [..., hidden]."""
+        lowered: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return lowered
 
 
 class Block(nn.Module):
@@ -163,11 +166,12 @@ class Block(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layer: int, view: CacheView | None) -> Tensor:
         """Attention and MLP on the residual stream."""
         x = x + self.self_attn(self.input_layernorm(x), rope, layer, view)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        fed: Tensor = self.mlp(self.post_attention_layernorm(x))
+        return x + fed
 
 
 class Nano(nn.Module):
-    """The target model; its head is the transposed embedding."""
+    """The target model. Its output matrix is the embedding."""
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
@@ -184,7 +188,9 @@ class Nano(nn.Module):
     def forward(
         self, ids: Tensor, positions: Tensor | None = None, view: CacheView | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The last hidden state (before the final norm) and the captured features, 3 x hidden wide."""
+        """ids [batch, length] -> the last hidden state before the final norm [batch, length, hidden], and
+        the captured features [batch, length, 3 * hidden].
+        """
         if positions is None:
             positions = torch.arange(ids.shape[1], device=ids.device)[None]
         cos, sin = rope_table(self.config, positions)
@@ -198,5 +204,5 @@ class Nano(nn.Module):
         return x, torch.cat(features, -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every token in float32."""
+        """The scores of all tokens: float32 [..., vocab]."""
         return F.linear(self.norm(hidden), self.embed_tokens.weight).float()

@@ -1,7 +1,7 @@
 """`eyas train nano`: text, tokenizer, target, regenerated answers, EAGLE-3 head, in this order.
 
-The composition root of this folder. A stage whose result already lies in the output folder is
-skipped, so a run can be continued. Knows the sizes of a full run; knows no layer and no topic.
+The composition root of this folder. A stage whose result is in the output folder already is skipped, so a run
+can be continued. This file knows the sizes of a full run; it knows no layer and no topic.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ logger = logging.getLogger(__name__)
 TOKENS_PER_DIALOGUE = 150  # a low estimate; it decides how many shards are made
 REGENERATED_FROM = 1 << 30  # shards whose dialogues target training never reaches
 LONGEST_PROMPT = 400
-TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)  # greedy mostly, as the head is used
+TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)  # mostly greedy, because the head is mostly used so
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a run is."""
+    """The sizes of a run."""
 
     target: Recipe
     head: Recipe
@@ -70,7 +70,7 @@ TINY = Scale(
 
 @dataclass(frozen=True)
 class Run:
-    """Where one run writes, and what it is seeded with."""
+    """Where one run writes, and its seed."""
 
     out: Path
     scale: Scale
@@ -89,17 +89,17 @@ class Run:
 
     @property
     def processes(self) -> int:
-        """Processes that make text; none on a CPU run, which is a smoke test."""
+        """How many processes make text; 0 on a CPU, where a run is only a smoke test."""
         return max(1, (os.cpu_count() or 2) - 1) if self.device == "cuda" else 0
 
     def shards_for(self, recipe: Recipe, share: float = 1.0) -> tuple[Packing, int]:
-        """The packing, and how many shards hold the share of a recipe's tokens."""
+        """The packing, and how many shards hold this share of a recipe's tokens."""
         packing = Packing(self.nano, self.seed)
         return packing, int(share * recipe.tokens / (packing.dialogues * TOKENS_PER_DIALOGUE)) + 1
 
 
 def make_target(run: Run) -> None:
-    """Train and save the target."""
+    """Trains and saves the target."""
     recipe = run.scale.target
     model = Nano(run.scale.model).to(run.device)
     packing, count = run.shards_for(recipe)
@@ -109,7 +109,7 @@ def make_target(run: Run) -> None:
 
 
 def regenerate(run: Run, target: Nano, tokenizer: Tokenizer) -> list[np.ndarray]:
-    """Dialogues whose last answer the target has written itself."""
+    """Dialogues whose last answer comes from the target: uint16 ids with answer bits."""
     packing = Packing(run.nano, run.seed, dialogues=min(2000, run.scale.regenerated))
     numbers = range(REGENERATED_FROM, REGENERATED_FROM + run.scale.regenerated // packing.dialogues)
     with shards(make_prompts, packing, numbers, run.processes) as stream:
@@ -131,7 +131,7 @@ def regenerate(run: Run, target: Nano, tokenizer: Tokenizer) -> list[np.ndarray]
 
 
 def _mixed(own: list[np.ndarray], written: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """The target's own answers, over and over, two thirds of the time; the written text else."""
+    """Two thirds of the tokens are the target's own answers, repeated; the rest is the generated text."""
     joined = np.concatenate(own)
     at = 0
     for shard in written:
@@ -144,7 +144,7 @@ def _mixed(own: list[np.ndarray], written: Iterator[np.ndarray]) -> Iterator[np.
 
 
 def make_head(run: Run) -> None:
-    """Let the target write its own answers, then train and save the head."""
+    """Makes the target write answers, then trains and saves the head."""
     recipe = run.scale.head
     target = load_target(run.nano, run.device)
     own = regenerate(run, load_target(run.nano, run.device).to(torch.bfloat16), load_tokenizer(run.nano))
@@ -157,7 +157,7 @@ def make_head(run: Run) -> None:
 
 
 def train_nano(out: Path, *, scale: Scale = FULL, device: str = "cuda", seed: int = 0) -> None:
-    """Make the embedded model under `out`: `nano/` and `nano-eagle3/`."""
+    """Makes the embedded model under `out`: `nano/` and `nano-eagle3/`."""
     run = Run(out, scale, device, seed)
     torch.manual_seed(seed)
     torch.set_float32_matmul_precision("high")

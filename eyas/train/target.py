@@ -1,6 +1,6 @@
 """Training of the target model: Muon for the matrices, AdamW for the rest, linear cooldown.
 
-Knows the optimisers, the schedule and the loss; knows nothing of how text is made or stored.
+This file knows the optimisers, the schedule and the loss; it does not know how text is made or stored.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from eyas.train.model import Nano
 
 logger = logging.getLogger(__name__)
 REPORT_EVERY = 50
-USER_WEIGHT = 0.1  # what users type is learnt too, but matters less than the answers
+USER_WEIGHT = 0.1  # the weight of tokens that users type; those of answers have weight 1
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How long and how fast to train."""
+    """How long and how fast to train.
+
+    `rows`, `length`: the shape of a batch in tokens. `rate`: the peak learning rate. `warmup`, `cooldown`:
+    shares of the steps. `decay`: the weight decay. `clip`: the largest gradient norm.
+    """
 
     steps: int
     rows: int
@@ -38,7 +42,7 @@ class Recipe:
 
     @property
     def tokens(self) -> int:
-        """Tokens the whole run consumes."""
+        """Tokens that the whole run consumes."""
         return self.steps * self.rows * (self.length + 1)
 
     def scale(self, step: int) -> float:
@@ -48,7 +52,7 @@ class Recipe:
 
 
 def optimisers(model: nn.Module, recipe: Recipe, head: frozenset[str]) -> list[torch.optim.Optimizer]:
-    """Muon for hidden matrices; AdamW for norms and for the parameters named as heads or embeddings."""
+    """Muon for hidden matrices; AdamW for norms and for the parameters named in `head`."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name not in head]
     rest = [p for name, p in model.named_parameters() if p.ndim != 2 or name in head]
     muon = torch.optim.Muon(
@@ -60,7 +64,7 @@ def optimisers(model: nn.Module, recipe: Recipe, head: frozenset[str]) -> list[t
 def descend(
     model: nn.Module, loss: Tensor, opts: list[torch.optim.Optimizer], recipe: Recipe, step: int
 ) -> None:
-    """One optimiser step of this loss at the schedule's rate."""
+    """One optimiser step for this loss, at the rate of the schedule."""
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
     for opt in opts:
@@ -71,7 +75,7 @@ def descend(
 
 
 def progress(title: str) -> Progress:
-    """A progress bar that also shows the loss and the tokens a second."""
+    """A progress bar that also shows the loss and the tokens per second."""
     return Progress(
         TextColumn(title), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(),
         TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
@@ -79,7 +83,7 @@ def progress(title: str) -> Progress:
 
 
 def report(title: str, step: int, loss: Tensor, begun: float, recipe: Recipe) -> str:
-    """Log how the run stands; the line is also what the bar shows."""
+    """Logs the state of the run; returns the line for the progress bar."""
     spent = time.time() - begun
     rate = (step + 1) * recipe.rows * recipe.length / spent / 1e6
     line = f"loss {loss.item():.4f} {rate:.2f}M tokens/s"
@@ -88,7 +92,7 @@ def report(title: str, step: int, loss: Tensor, begun: float, recipe: Recipe) ->
 
 
 def next_token_loss(model: Nano, packed: Tensor) -> Tensor:
-    """Weighted cross-entropy of one packed batch."""
+    """The weighted cross-entropy of one packed batch [rows, length + 1]."""
     ids, answer = split_bits(packed)
     hidden, _ = model(ids[:, :-1])
     loss = F.cross_entropy(model.logits(hidden).flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
@@ -97,7 +101,7 @@ def next_token_loss(model: Nano, packed: Tensor) -> Tensor:
 
 
 def train_target(model: Nano, stream: Iterator[Tensor], recipe: Recipe) -> None:
-    """Train in place until the recipe's steps or the stream end."""
+    """Trains in place until the recipe's steps are done or the stream ends."""
     device = model.embed_tokens.weight.device
     opts = optimisers(model, recipe, frozenset({"embed_tokens.weight"}))
     objective = torch.compile(next_token_loss) if device.type == "cuda" else next_token_loss

@@ -1,7 +1,7 @@
 """The byte-level BPE tokenizer of the embedded model, its chat markup and its folder.
 
-Every digit is a token of its own and all 256 bytes are covered, so any text round-trips. Knows
-tokens and markup; knows no topic and no model.
+Every digit is a token of its own and all 256 bytes are covered, so any text round-trips. This file knows
+tokens and markup; it knows no topic and no model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (END_OF_TEXT, IM_START, IM_END)
 END_OF_TEXT_ID, IM_START_ID, IM_END_ID = range(3)
 CONTEXT = 2048
-# The bit that marks a token as an answer's; ids need only the lower twelve.
+# The bit that marks a token as part of an answer; ids need only the lower twelve bits.
 ANSWER_BIT = 1 << 15
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -31,13 +31,13 @@ CHAT_TEMPLATE = (
 
 
 def render(messages: list[Message], add_generation_prompt: bool = False) -> str:
-    """The chat template in plain Python; a test holds it equal to the template."""
+    """The chat template in plain Python; a test checks that both give the same text."""
     turns = "".join(f"{IM_START}{m['role']}\n{m['content']}{IM_END}\n" for m in messages)
     return END_OF_TEXT + turns + (f"{IM_START}assistant\n" if add_generation_prompt else "")
 
 
 def training_text(seed: int, count: int) -> Iterator[str]:
-    """Text to learn the merges from: dialogues without their markup, and plain passages."""
+    """Text from which the merges are learnt: dialogues without their markup, and plain passages."""
     for index in range(count):
         for message in dialogue(seed, index, Split.TRAIN):
             yield f"{message['role']}\n{message['content']}\n"
@@ -46,7 +46,7 @@ def training_text(seed: int, count: int) -> Iterator[str]:
 
 
 def train_tokenizer(seed: int, dialogues: int) -> Tokenizer:
-    """Learn the merges; the vocabulary has exactly `VOCAB_SIZE` entries."""
+    """Learns the merges. Raises ValueError unless the vocabulary has exactly `VOCAB_SIZE` entries."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -66,7 +66,7 @@ def train_tokenizer(seed: int, dialogues: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json as Hugging Face reads them."""
+    """Writes tokenizer.json and tokenizer_config.json in Hugging Face's format."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
@@ -82,17 +82,17 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Read tokenizer.json back."""
+    """Reads tokenizer.json back."""
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def encode_chat(tokenizer: Tokenizer, messages: list[Message]) -> np.ndarray:
-    """A dialogue as uint16 ids; what the assistant says, its end of turn included, carries the answer bit."""
+    """A dialogue as uint16 ids. The assistant's tokens, with their end of turn, carry the answer bit."""
     pieces, answers = [END_OF_TEXT], [False]
     for message in messages:
         pieces += [f"{IM_START}{message['role']}\n", f"{message['content']}{IM_END}", "\n"]
         answers += [False, message["role"] == "assistant", False]
-    # One by one: a batch would start threads of its own in each of the processes that make text.
+    # One by one: a batch would start threads in each of the processes that make text.
     encodings = [tokenizer.encode(piece, add_special_tokens=False) for piece in pieces]
     rows = [
         np.array(encoding.ids, dtype=np.uint16) | np.uint16(ANSWER_BIT if answer else 0)
@@ -102,7 +102,7 @@ def encode_chat(tokenizer: Tokenizer, messages: list[Message]) -> np.ndarray:
 
 
 def encode_plain(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """A passage as uint16 ids, all of it to be learnt; it ends where the next text begins."""
+    """A passage as uint16 ids, all with the answer bit; it ends where the next text begins."""
     ids = tokenizer.encode(END_OF_TEXT + text, add_special_tokens=False).ids
     row = np.array(ids, dtype=np.uint16) | np.uint16(ANSWER_BIT)
     row[0] = END_OF_TEXT_ID

@@ -1,6 +1,6 @@
-"""One supervised process: started in its own process group, its log lines forwarded, ended in time.
+"""One supervised process: it runs in its own process group, its log lines are forwarded, it ends in time.
 
-It knows an argument list and a name. When to start again, and in which order to stop, the cluster decides.
+It knows an argument list and a name. The cluster decides when to restart it, and the order of stopping.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LogLine = Callable[[str, str], None]  # (name of the process, line)
 class Child:
     """A child process in its own session, so that Ctrl-C reaches the supervisor only.
 
-    The pipe on its standard input is its lifeline: the child ends when our end closes, whoever closes it.
+    The pipe on its standard input is its lifeline: the child ends when our end closes for any reason.
     """
 
     def __init__(
@@ -57,25 +57,27 @@ class Child:
 
     @property
     def pid(self) -> int | None:
+        """The process id of the latest start; None if it was never started."""
         return self._process.pid if self._process else None
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs or was never started; negative for a signal."""
+        """None while it runs, or if it was never started; negative if a signal ended it."""
         return self._process.poll() if self._process else None
 
     @property
     def running(self) -> bool:
+        """Whether the process itself runs."""
         return self._process is not None and self._process.poll() is None
 
     async def exited(self) -> int:
-        """Waits for the process itself (a grandchild may keep its log pipe open); gives its return code."""
+        """Waits for the process itself (a grandchild may keep its log pipe open); returns its exit code."""
         while self.running:
             await asyncio.sleep(POLL_S)
         return self.returncode or 0
 
     async def stop(self, grace_s: float, word: signal.Signals = signal.SIGTERM) -> None:
-        """The `word`, `grace_s` seconds to finish, then SIGKILL for whatever is left of its process group."""
+        """Sends the signal `word`, waits up to `grace_s` seconds, then kills what is left of the group."""
         if self._process is None:
             return
         if self.running:
@@ -87,13 +89,13 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, reaped, its pipes closed. A no-op for a process that never started."""
+        """Kills the whole group, reaps the process and closes its pipes. Does nothing if it never started."""
         if self._process is None:
             return
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # nobody is left in the group
+            pass  # the group is empty
         self._process.wait(timeout=5)
         if self._process.stdin:
             self._process.stdin.close()

@@ -1,4 +1,4 @@
-"""`make demo`: one question to a cluster of our own, answered as it comes, with what it cost."""
+"""`make demo`: asks a cluster of its own one question and shows the streamed answer and its figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_TOKENS = 128
 
 
 def demo(config: ServeConfig) -> int:
-    """0 if an answer came."""
+    """Runs the demo; returns the exit code: 0 if an answer came, else 1."""
 
     async def ask(cluster: Cluster) -> int:
         async with AsyncClient(cluster.grpc_address) as client:
@@ -33,7 +33,7 @@ def demo(config: ServeConfig) -> int:
 
 
 async def _warm_up(client: AsyncClient, *, drafts: bool) -> None:
-    """Connections between services open on first use: asks something else until drafts arrive, unseen."""
+    """Sends other requests until drafts arrive, because services connect to each other on first use."""
     deadline = time.monotonic() + WARM_UP_S
     while time.monotonic() < deadline:
         greeting = [Message(role="user", content=WARM_UP)]

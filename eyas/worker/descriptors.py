@@ -1,14 +1,14 @@
-"""How many files and connections this process may have open at a time. It knows the system's limit only."""
+"""How many files and connections this process may have open at a time: the system's limit."""
 
 from __future__ import annotations
 
 import resource
 
-MOST = 65536  # more would not be used
+MOST = 65536  # a process needs no more
 
 
 def raise_limit() -> int:
-    """Raises the soft limit on open files to the hard one; gives what it is then."""
+    """Raises the soft limit on open files to the hard one, at most to MOST; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(MOST, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,6 +1,6 @@
-"""`eyas doctor`: reaches every worker of a running cluster, sends one request through it, says what it saw.
+"""`eyas doctor`: asks every worker of a running cluster, sends one request through it, and reports.
 
-It knows the gateway's HTTP API and the workers' description of themselves. It changes nothing.
+It knows the gateway's HTTP API and the workers' own descriptions. It changes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUEST = {
 
 
 def examine(url: str, api_key: str | None) -> int:
-    """Prints what there is; 0 if all of it is well, 1 if something is not."""
+    """Prints a report; returns the exit code: 0 without problems, else 1."""
     problems = asyncio.run(_examine(url, api_key))
     for problem in problems:
         print(f"problem: {problem}")
@@ -38,7 +38,7 @@ def examine(url: str, api_key: str | None) -> int:
 
 
 async def _examine(url: str, api_key: str | None) -> list[str]:
-    """Every problem there is, in the order of the steps that found them."""
+    """All problems, in the order in which they were found."""
     problems: list[str] = []
     async with httpx.AsyncClient(
         base_url=url, headers=bearer(api_key), timeout=2 * TIMEOUT_S, trust_env=False
@@ -60,9 +60,9 @@ async def _examine(url: str, api_key: str | None) -> list[str]:
 
 @contextlib.contextmanager
 def _step(failure: str, problems: list[str]) -> Iterator[None]:
-    """Whatever ends the step early is one more problem, and takes none of those found before with it.
+    """A step of the examination: an exception in it becomes one more problem, and the others are kept.
 
-    Every exception counts: a peer of another version may answer what the doctor cannot read.
+    This includes every exception: a peer of another version may send what the doctor cannot read.
     """
     try:
         yield
@@ -73,13 +73,13 @@ def _step(failure: str, problems: list[str]) -> Iterator[None]:
 
 
 async def _ask(http: httpx.AsyncClient, method: str, path: str) -> Any:
-    """The JSON that the gateway answers with. Raises EyasError if it refuses, or says nothing."""
+    """The JSON of the gateway's answer. Raises EyasError if it refuses or does not answer."""
     try:
         reply = await http.request(method, path, json=REQUEST if method == "POST" else None)
     except httpx.ConnectError as error:
         raise nothing_listens(str(http.base_url).rstrip("/")) from error
     except httpx.HTTPError as error:
-        reason = str(error) or type(error).__name__  # a timeout says nothing of itself
+        reason = str(error) or type(error).__name__  # a timeout has no text
         raise EyasError(f"{http.base_url} does not answer {path}: {reason}") from error
     if reply.status_code != 200:
         raise EyasError(f"{path}: HTTP {reply.status_code}: {reply.text[:300]}")
@@ -87,7 +87,7 @@ async def _ask(http: httpx.AsyncClient, method: str, path: str) -> Any:
 
 
 async def _visit(worker: dict[str, Any]) -> list[str]:
-    """What is wrong with one worker, asked directly; its line of the report is printed."""
+    """Asks one worker directly, prints its line of the report, and returns its problems."""
     address, roles = worker["worker"], ",".join(worker["roles"])
     problems: list[str] = []
     async with rpc.channel(address) as channel:
@@ -107,7 +107,7 @@ async def _visit(worker: dict[str, Any]) -> list[str]:
 
 
 def _trace(answer: dict[str, Any], workers: list[dict[str, Any]]) -> list[str]:
-    """Prints which way a request went; what it had to do without."""
+    """Prints the path of a request; returns the problems that it shows."""
     meta = answer["meta_info"]
     timings = meta["timings"]
     for leg in timings["legs"]:

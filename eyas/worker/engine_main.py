@@ -1,4 +1,4 @@
-"""The engine process of a worker: one engine, alone with its link, living no longer than its front."""
+"""The engine process of a worker: one engine with its link to the front, which it does not outlive."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def main(config: EngineConfig, endpoint: str) -> None:
     try:
         serve(lambda link: _run(config, link), endpoint)
     finally:
-        remove_pools(Path(config.pool_dir), os.getpid())  # of a start that was broken off
+        remove_pools(Path(config.pool_dir), os.getpid())  # those of a start that did not finish
 
 
 def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
-    """Runs `engine` in this process; what it raises is the last thing that the front hears."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # what a terminal sends is the front's; it says Shutdown
+    """Runs `engine` in this process. An exception becomes a last `Stopped` event, and exit code 1."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # the front handles a terminal's signals: it sends Shutdown
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwinds, so that the pools are unlinked
     signal_on_parent_death(signal.SIGTERM)
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:
-        sys.exit(1)  # it died before we could ask for the signal
+        sys.exit(1)  # the parent ended before we asked for the signal
     link = ZmqEngine(endpoint)
     try:
         engine(link)

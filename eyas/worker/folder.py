@@ -1,7 +1,6 @@
-"""Is this folder a model that can be served? Answered before any process starts, in one plain sentence.
+"""Checks that a folder is a model that can be served, before any process starts.
 
-It looks at file names and at the small files only; whether the architecture is one that the engine can run is
-the engine's to say.
+It reads file names and small files only. The engine decides whether it can run the architecture.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from gateway.tokenizer_files import load_chat_template
 
 
 def check_model(folder: str, load_format: str = "auto") -> None:
-    """Raises ConfigError unless `folder` holds config.json, tokenizer.json and (not "dummy") safetensors.
+    """Raises ConfigError unless `folder` has config.json, tokenizer.json and, unless "dummy", safetensors.
 
-    Its chat template, if there is one, must compile, and its sampling defaults must make sense.
+    Its chat template, if there is one, must compile, and its sampling defaults must be valid.
     """
     _check(folder, "model", ["config.json", "tokenizer.json", *_weights(load_format)])
     load_chat_template(Path(folder))
@@ -25,7 +24,7 @@ def check_model(folder: str, load_format: str = "auto") -> None:
 
 
 def check_draft(folder: str | None, load_format: str = "auto") -> None:
-    """Raises ConfigError unless `folder` is None (no drafting) or holds a draft head."""
+    """Raises ConfigError unless `folder` is None (no drafting) or has the files of a draft head."""
     if folder is not None:
         _check(folder, "draft", ["config.json", *_weights(load_format)])
 

@@ -1,7 +1,7 @@
-"""The front half of a worker: gRPC server, streams, health and metrics around an engine behind a link.
+"""The front half of a worker: gRPC server, streams, health and metrics. Its engine is behind a link.
 
-It chooses the servicers for the worker's roles, and judges the engine by its progress. It computes nothing
-and owns no page; torch is never loaded here.
+It chooses the servicers for the worker's roles, and judges the engine by its progress. It computes nothing,
+owns no pages, and never loads torch.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _log = logging.getLogger("eyas.front")
 
 
 class Front:
-    """`start` listens (NOT_SERVING), `run` relays until the engine leaves, `drain` lets it leave when what it
-    has accepted is done, `stop` ends all streams.
+    """`start` listens (NOT_SERVING); `run` relays until the engine leaves; `drain` lets the engine leave when
+    all accepted requests have ended; `stop` ends all streams.
 
     `ready` resolves to the engine's description once it is loaded.
     """
@@ -55,8 +55,8 @@ class Front:
         self._metrics = WorkerMetrics(self._registry)
         self._liveness = Liveness()
         self._load = Load(progress=0, pending=False, running=0, waiting=0, pages_used=0)
-        self._open = False  # streams are served
-        self._serving = False  # and new requests are taken
+        self._open = False  # whether streams are served
+        self._serving = False  # whether new requests are accepted too
         self._draining = False
         self._leaving = False
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
@@ -72,11 +72,11 @@ class Front:
     # --- life -------------------------------------------------------------------------------------------
 
     async def start(self) -> str:
-        """Binds both ports and listens; gives the worker's address. Raises ConfigError for a taken port."""
+        """Binds both ports and listens; returns the worker's address. Raises ConfigError for a taken port."""
         config, host = self._config, self._config.host
         self._server = rpc.server()
         services = self._add_services()
-        self._health = rpc.Health(self._server, services)
+        self._health = rpc.HealthService(self._server, services)
         await self._health.set(False)
         self._address = config.reached_at(rpc.bind(self._server, host, config.port))
         try:
@@ -89,7 +89,7 @@ class Front:
         return self._address
 
     async def run(self) -> None:
-        """Until the engine leaves. Raises what it failed with."""
+        """Relays until the engine leaves. Raises the error that it failed with, if it did."""
         async with asyncio.TaskGroup() as tasks:
             relays = [tasks.create_task(part()) for part in (self._relay, self._tick, self._follow)]
             stopped = await self._stopped
@@ -99,13 +99,13 @@ class Front:
             raise from_code(stopped.failure.code, stopped.failure.message)
 
     async def drain(self) -> None:
-        """NOT_SERVING, new requests are refused with UNAVAILABLE; `run` ends when the others have ended."""
+        """NOT_SERVING: new requests are refused with UNAVAILABLE. `run` ends when the others have ended."""
         self._draining = True
         self._send([Drain()])
         await self._refresh()
 
     async def stop(self) -> None:
-        """NOT_SERVING, streams end with UNAVAILABLE (go elsewhere), the engine is asked to leave."""
+        """NOT_SERVING: streams end with UNAVAILABLE, and the engine is told to leave."""
         self._leaving = True
         await self._refresh()
         self._send([Shutdown()])
@@ -123,7 +123,7 @@ class Front:
             services.append((transfer.SERVICE, transfer.TransferServicer(self._engine)))
         if Role.DECODE in roles:
             services.append((decode.SERVICE, decode.DecodeServicer(self._engine, self.describe)))
-        if set(roles) == {Role.DRAFT}:  # with other roles the engine drafts for itself alone
+        if set(roles) == {Role.DRAFT}:  # an engine with other roles drafts for itself only
             services.append((draft.SERVICE, draft.DraftServicer(self._engine)))
         for _, service in services:
             service.register(self._server)
@@ -132,9 +132,8 @@ class Front:
     # --- relay ------------------------------------------------------------------------------------------
 
     def describe(self) -> WorkerInfo:
-        """Before the engine is loaded: that it is starting, and in which roles."""
-        ready = self._engine.ready
-        if ready is None:
+        """The worker as others see it. Until the engine is loaded: its roles, and that it is starting."""
+        if not self._engine.is_loaded:
             return WorkerInfo(
                 worker=self._address,
                 roles=self._config.engine.roles,
@@ -148,6 +147,7 @@ class Front:
                 serving=False,
                 starting=True,
             )
+        ready = self._engine.ready
         return WorkerInfo(
             worker=self._address,
             roles=self._config.engine.roles,
@@ -181,16 +181,16 @@ class Front:
             self._show()
 
     async def _follow(self) -> None:
-        """Streams to draft workers and lines to owners of pages lead to members of the cluster only."""
+        """Keeps the streams to draft workers and the channels to owners of pages up with the members."""
         while True:
             self._drafts.follow(self._membership.drafters())
             await self._pulls.follow(self._membership.addresses())
             await asyncio.sleep(FOLLOW_S)
 
     async def _refresh(self) -> None:
-        """Health and admission follow the engine: the one place that turns either."""
+        """Updates health and admission from the engine's state: the only place that changes them."""
         stalled = self._liveness.stalled(time.monotonic())
-        self._turn(self._engine.ready is not None and not stalled and not self._leaving, stalled)
+        self._turn(self._engine.is_loaded and not stalled and not self._leaving, stalled)
         serving = self._open and not self._draining
         if serving != self._serving:
             self._serving = serving
@@ -200,7 +200,7 @@ class Front:
             await self._health.set(serving)
 
     def _turn(self, open: bool, stalled: bool) -> None:
-        """Streams are let in, or ended."""
+        """Lets streams in, or ends them."""
         if open == self._open:
             return
         self._open = open
@@ -226,7 +226,7 @@ class Front:
         self._liveness.saw(load, time.monotonic())
 
     def _show(self) -> None:
-        """The load on the metrics page: it changes with every step, and nobody looks so often."""
+        """Copies the load to the metrics page. Once per tick is enough: the page is read rarely."""
         load = self._load
         self._metrics.running.set(load.running)
         self._metrics.waiting.set(load.waiting)

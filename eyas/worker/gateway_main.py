@@ -1,6 +1,6 @@
-"""The gateway process: everything of a gateway put together on one event loop, and taken apart again.
+"""The gateway process: builds all parts of a gateway on one event loop, and closes them again.
 
-HTTP and gRPC are two fronts of one backend. It loads no torch and knows nothing of requests.
+HTTP and gRPC are two fronts of one backend. This file loads no torch and knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _log = logging.getLogger("eyas.gateway")
 
 
 def run_gateway(config: GatewayConfig) -> None:
-    """Serves until SIGTERM or SIGINT, and open requests until `drain_s` after that.
+    """Serves until SIGTERM or SIGINT; then open requests have `drain_s` seconds to finish.
 
     A second signal, or SIGHUP, ends it at once. Raises ConfigError for a bad port, registry or tokenizer.
     """
     eyas_logging.setup("gateway", config.log_format)
     files = raise_limit()
-    connections = min(config.max_connections, files // 3)  # of each front; the rest is the gateway's own
+    connections = min(config.max_connections, files // 3)  # per front; the gateway itself uses the rest
     if connections < config.max_connections:
         _log.warning("only %d files may be open: at most %d connections per front", files, connections)
     uvloop.run(_run(dataclasses.replace(config, max_connections=connections)))
@@ -79,7 +79,7 @@ async def _run(config: GatewayConfig) -> None:
 
 
 def _registry() -> CollectorRegistry:
-    """A registry that has the process's own figures already."""
+    """A registry that already has the figures of the process."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -90,7 +90,7 @@ def _registry() -> CollectorRegistry:
 async def fronts(
     config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
 ) -> AsyncIterator[None]:
-    """Both fronts of `backend`, listening, which they say. At the end answers get seconds to be written."""
+    """Starts both fronts of `backend` and prints their addresses. At the end, answers get time to leave."""
     grpc = GrpcFront(config, backend, tokenizer, metrics)
     config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one
     app = create_app(config, backend, tokenizer, metrics)

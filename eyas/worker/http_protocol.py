@@ -1,7 +1,7 @@
-"""HTTP/1.1 as strangers may speak it: uvicorn's protocol, with a bound on all that a client can stretch.
+"""HTTP/1.1 for untrusted clients: uvicorn's protocol with bounds on everything that a client can stretch.
 
-It knows the size and the time of headers, idle and stalled connections, and how many there are. A body is
-the application's to read and to bound; what is asked and answered is not known here.
+It bounds the size and the time of headers, idle and stalled connections, and the number of connections. The
+application reads and bounds bodies. This file does not know what is asked or answered.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from eyas.common.errors import EyasError, HeadersTooLarge, InvalidRequest, Reque
 from eyas.common.logging import Rarely
 from gateway.openai_reply import error_body
 
-_CHUNK_LINES = 16  # bytes around a chunk of a body: its length and two ends of lines
+_CHUNK_LINES = 16  # bytes around a chunk of a body: its length and two line ends
 _log = logging.getLogger("eyas.gateway")
 
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """What a client may take of the server; times in seconds."""
+    """What a client may use of the server; times in seconds."""
 
     connections: int = 4096
     header_bytes: int = 64 * 1024  # the request's line and all headers
     headers: int = 100
     header_s: float = 10.0  # from a request's first byte, or the connection's start, to the last header
     idle_s: float = 75.0  # between two requests
-    rest_s: float = 5.0  # for what is still to be sent or taken after the answer
-    stalled_s: float = 60.0  # for which a client may take nothing of its answer
+    rest_s: float = 5.0  # after the answer, to send or take the remaining bytes
+    stalled_s: float = 60.0  # a client that takes nothing of its answer for this long is cut off
     pipelined: int = 16  # requests sent ahead of their answers
 
 
 class Connections:
-    """The open connections of a server. One too many takes the place of the one that has waited longest."""
+    """The open connections of a server. When it is full, a new one replaces the one that is idle longest."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
         self._open: set[HttpProtocol] = set()
-        self._waiting: dict[HttpProtocol, None] = {}  # for (the rest of) a request; the longest comes first
+        self._waiting: dict[HttpProtocol, None] = {}  # they wait for a request; the one idle longest is first
         self._alarm = Rarely(_log)
 
     def protocol(self, **given: Any) -> HttpProtocol:
-        """What uvicorn makes for each connection."""
+        """The factory that uvicorn calls for each connection."""
         return HttpProtocol(self, **given)
 
     def enter(self, connection: HttpProtocol) -> None:
-        """Raises Unavailable if every place is taken by a connection that is at work."""
+        """Registers a connection. Raises Unavailable if the server is full and no connection is idle."""
         if len(self._open) >= self.limits.connections:
             self._alarm.warning("%d HTTP connections are open: new ones replace idle ones", len(self._open))
             if not self._waiting:
@@ -62,27 +62,33 @@ class Connections:
         self._open.add(connection)
 
     def waits(self, connection: HttpProtocol) -> None:
+        """The connection waits for a request, or for the rest of one: it may be replaced."""
         self.works(connection)
         if connection in self._open:
             self._waiting[connection] = None
 
     def works(self, connection: HttpProtocol) -> None:
+        """The connection answers a request: it may not be replaced."""
         self._waiting.pop(connection, None)
 
     def leave(self, connection: HttpProtocol) -> None:
+        """The connection is closed."""
         self.works(connection)
         self._open.discard(connection)
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. It has one timer, for what it waits for now, and none while a request is answered."""
+    """One connection. It has one timer, for the event that it waits for, and none while it answers.
+
+    Its methods are callbacks of asyncio, uvicorn and the HTTP parser.
+    """
 
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
         self._connections = connections
         self._limits = connections.limits
-        self._header_bytes = 0  # of this request: of complete headers
-        self._loose_bytes = 0  # of this request: all but its body
+        self._header_bytes = 0  # of this request, in complete headers
+        self._loose_bytes = 0  # of this request, except its body
         self._in_header = True
         self._in_body = False
         self._refused = False
@@ -118,7 +124,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._watch()  # it is closed when the client has taken all: that has an end, too
+        self._watch()  # it closes when the client has taken everything; that has a time limit too
 
     # --- a request -------------------------------------------------------------------------------------
 
@@ -131,7 +137,7 @@ class HttpProtocol(HttpToolsProtocol):
             if self._loose_bytes > self._limits.header_bytes:
                 raise self._too_large()
         except httptools.HttpParserUpgrade:
-            pass  # to what is not spoken here: the request is answered as it stands
+            pass  # no other protocol is spoken here: the request is answered as it is
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._refuse(cause if isinstance(cause, EyasError) else InvalidRequest("this is no HTTP request"))
@@ -181,7 +187,7 @@ class HttpProtocol(HttpToolsProtocol):
     # --- limits ----------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Sets the timer for what is waited for now."""
+        """Sets the timer for the next event."""
         self._unset_keepalive_if_required()
         ending = self._refused or self.transport.is_closing()
         if self._answering and not ending:
@@ -203,7 +209,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _late(self) -> None:
-        """The header did not come in time. A client that said nothing at all is not answered."""
+        """The header did not arrive in time. A client that has sent nothing gets no answer."""
         if self._loose_bytes == 0:
             self.transport.close()
         else:
@@ -216,16 +222,17 @@ class HttpProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, error: EyasError) -> None:
-        """Answers `error` and ends the connection; what comes meanwhile is thrown away.
+        """Answers with `error` and ends the connection; what arrives meanwhile is discarded.
 
-        Closed at once, it would be reset, and a client that still sends would not see the answer.
+        It does not close at once: that would reset the connection, and a client that still sends would not
+        see the answer.
         """
         self._refused = True
         if self._answering:
             if not self._in_body or self.pipeline or self.cycle.response_started:
-                self.transport.abort()  # another answer is due first: there is no place for this one
+                self.transport.abort()  # another answer is due first, so this one cannot be sent
                 return
-            self.cycle.disconnected = True  # this is the answer: the application's has nowhere to go
+            self.cycle.disconnected = True  # this is the answer: the application's is dropped
             self.cycle.waiting_for_100_continue = False  # nothing more is written before the end
             self.cycle.message_event.set()
         body = error_body(error)

@@ -1,4 +1,4 @@
-"""uvicorn inside someone else's event loop: it serves an application and leaves signals alone."""
+"""uvicorn inside an event loop that is not its own: it serves an application and leaves signals alone."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from starlette.types import ASGIApp
 from eyas.worker.http_protocol import Connections, HttpLimits
 from eyas.worker.ports import listen
 
-GRACE_S = 3  # how long the last bytes of answers may take to leave after `aclose`
+GRACE_S = 3  # after `aclose`, the last bytes of answers have this long to leave
 
 
 class HttpServer:
-    """Serves `app` from `start` to `aclose`. Binds at once: raises ConfigError if the address is no good."""
+    """Serves `app` from `start` to `aclose`. Binds at once. Raises ConfigError for an unusable address."""
 
     def __init__(self, app: ASGIApp, host: str, port: int, limits: HttpLimits) -> None:
         self._listener = listen(host, port, "port")
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=Connections(limits).protocol,  # type: ignore[arg-type]  # all that is asked of a class
+                http=Connections(limits).protocol,  # type: ignore[arg-type]  # uvicorn only calls it
                 ws="none",
                 lifespan="off",
                 access_log=False,
@@ -35,14 +35,15 @@ class HttpServer:
 
     @property
     def port(self) -> int:
+        """The port that it listens on."""
         return int(self._listener.getsockname()[1])
 
     async def start(self) -> None:
-        """From here on requests are accepted (the socket has been listening since it was made)."""
+        """Accepts requests from now on (the socket has listened since the construction)."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]), name="http")
 
     async def aclose(self) -> None:
-        """Accepts nothing more, gives what is still being written GRACE_S, then cancels it."""
+        """Accepts nothing more, gives open answers GRACE_S to be written, then cancels them."""
         self._server.should_exit = True
         await self._task
 

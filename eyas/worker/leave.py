@@ -1,7 +1,8 @@
-"""How long a process that was asked to leave may go on: what signals mean to a worker, a gateway, a cluster.
+"""What signals mean to a worker and a gateway: leave after draining, or leave now.
 
-SIGTERM or SIGINT asks: what runs may end, within the process's drain time. A second one, or SIGHUP (the
-terminal or the supervisor is gone), means now. It knows signals and clocks; how to leave is its owner's.
+SIGTERM or SIGINT asks the process to leave: open requests may end, within its drain time. A second one, or
+SIGHUP (the terminal or the supervisor is gone), means now. This file knows signals and clocks; its owner
+knows how to leave.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 
 
 class Leave:
-    """`asked` and `now` are set as signals come. Made on the event loop of the main thread."""
+    """Signals set `asked` and `now`. Construct it on the event loop of the main thread."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -24,7 +25,7 @@ class Leave:
             loop.add_signal_handler(signal.SIGHUP, self._hurry)
 
     async def within(self, seconds: float) -> None:
-        """Until `seconds` have passed, or until `now`."""
+        """Waits until `seconds` have passed, or until `now`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.now.wait()

@@ -1,8 +1,9 @@
-"""A supervised process must not outlive its supervisor, however that one ends.
+"""Ends a supervised process when its supervisor ends, for whatever reason.
 
-Two independent ropes, because each alone has a gap: the kernel's parent-death signal (immediate, Linux only,
-silent if the parent died before it was asked for) and end-of-file on standard input, whose other end the
-supervisor holds open. It knows nothing of what the process does; it only asks it to end, then makes it.
+It uses two independent means, because each alone has a gap: the kernel's parent-death signal (immediate,
+Linux only, not sent if the parent died before it was asked for), and end-of-file on standard input, whose
+other end the supervisor holds open. This file does not know what the process does: it asks the process to
+end, and then kills it.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ GRACE_S = 8.0
 
 
 def die_with_parent(grace_s: float = GRACE_S) -> None:
-    """Call once, early, in a process whose parent holds a pipe open on its standard input.
+    """Call it once, early, in a process whose parent holds a pipe open on its standard input.
 
-    When the parent goes, this process gets SIGHUP: end now, there is no client left to wait for. If it is
-    still there `grace_s` seconds later it gets SIGKILL together with its process group (when it leads one).
+    When the parent ends, this process gets SIGHUP, which means: leave now. If it still runs `grace_s` seconds
+    later, it gets SIGKILL, together with its process group if it leads one.
     """
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a supervisor under nohup ignores it, and so would we
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, the supervisor and so this process ignore it
     signal_on_parent_death(signal.SIGHUP)
     threading.Thread(target=_watch_stdin, args=(grace_s,), name="lifeline", daemon=True).start()
 
 
 def signal_on_parent_death(number: signal.Signals) -> None:
-    """From here on the kernel sends it when the thread that started this process ends (Linux only)."""
+    """Makes the kernel send the signal when the thread that started this process ends (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 

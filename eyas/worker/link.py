@@ -1,9 +1,9 @@
 """The link between a front and its engine: batches of commands down, batches of events up.
 
-Two transports, one interface (`FrontLink` above, `eyas.engine.ipc.link.EngineLink` below): `ZmqFront` and
-`ZmqEngine` join two processes, `LocalFront` and `LocalEngine` two threads of one (tests). Knows how batches
-travel, not what they mean. Neither `send` ever waits: what is in flight is bounded by admission above and by
-the front's watch over the engine's progress.
+There are two transports with one interface (`FrontLink`, and `eyas.engine.ipc.link.EngineLink`): `ZmqFront`
+and `ZmqEngine` join two processes; `LocalFront` and `LocalEngine` join two threads of one process, in tests.
+This file knows how batches travel, not what they mean. `send` never waits on either side: admission bounds
+the requests in flight, and the front watches the engine's progress.
 """
 
 from __future__ import annotations
@@ -32,38 +32,42 @@ _EVENTS = msgspec.msgpack.Decoder(list[Event])
 class FrontLink(Protocol):
     """The front's end. All calls come from the front's event loop."""
 
-    def send(self, commands: Sequence[Command]) -> None: ...
+    def send(self, commands: Sequence[Command]) -> None:
+        """Sends one batch; never waits."""
+        ...
 
-    async def recv(self) -> list[Event]: ...
+    async def recv(self) -> list[Event]:
+        """Waits for the next batch."""
+        ...
 
 
-def _socket(context: zmq.Context) -> zmq.Socket:
+def _socket(context: zmq.SyncContext) -> zmq.SyncSocket:
     socket = context.socket(zmq.PAIR)
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
-    socket.set(zmq.LINGER, 500)  # ms: a last `Stopped` or `Shutdown` still leaves
+    socket.set(zmq.LINGER, 500)  # ms: time for a last `Stopped` or `Shutdown` to leave
     return socket
 
 
 def new_endpoint() -> str:
-    """An address that is in no folder (a socket in Linux's abstract namespace): it ends with its owner."""
+    """A new address in Linux's abstract namespace, so without a file: it disappears with its owner."""
     return f"ipc://@eyas-{secrets.token_hex(16)}"
 
 
 class ZmqFront:
-    """Binds `endpoint`, where processes of this user alone are heard.
+    """Binds `endpoint`, to which only processes of this user can connect.
 
-    The event loop watches the socket's descriptor: zmq's own asyncio layer would cost more than all else that
-    the front does for a step.
+    The event loop watches the socket's descriptor: zmq's own asyncio layer would cost more than everything
+    else that the front does per step.
     """
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
         self._socket = _socket(self._context)
-        self._socket.set(zmq.IPC_FILTER_UID, os.getuid())  # an abstract name has no permissions of its own
+        self._socket.set(zmq.IPC_FILTER_UID, os.getuid())  # abstract names have no permissions
         self._socket.bind(endpoint)
         self._encoder = msgspec.msgpack.Encoder()
-        self._unsent: deque[bytes] = deque()  # there is no engine yet: nothing else makes a send wait
+        self._unsent: deque[bytes] = deque()  # batches wait here only until the engine has connected
         self._events: asyncio.Queue[list[Event]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.FD, self._look)
@@ -76,14 +80,17 @@ class ZmqFront:
         return await self._events.get()
 
     def close(self) -> None:
+        """Closes the socket; batches that have not left get half a second."""
         self._loop.remove_reader(self._socket.FD)
         self._socket.close()
         self._context.term()
 
     def _look(self) -> None:
-        """Sends and takes all that it can: only from there on does the descriptor tell of a change."""
-        while ready := self._socket.get(zmq.EVENTS) & (zmq.POLLIN | (zmq.POLLOUT if self._unsent else 0)):
-            with contextlib.suppress(zmq.Again):  # the engine has just gone
+        """Sends and takes everything that it can: the descriptor tells only of changes after that."""
+        while ready := int(self._socket.get(zmq.EVENTS)) & (
+            zmq.POLLIN | (zmq.POLLOUT if self._unsent else 0)
+        ):
+            with contextlib.suppress(zmq.Again):  # the engine has just ended
                 if ready & zmq.POLLOUT:
                     self._socket.send(self._unsent[0], zmq.NOBLOCK)
                     self._unsent.popleft()
@@ -92,8 +99,9 @@ class ZmqFront:
 
 
 class ZmqEngine(EngineLink):
-    """Connects to the front's `endpoint`, which is bound already, and to no later one: fronts do not return,
-    and whatever took the name of one that died would hear the engine's last words.
+    """Connects to the front's `endpoint`, which is bound already, and never reconnects.
+
+    Fronts do not return, and a process that took the name of a dead one must not hear the engine.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -115,12 +123,13 @@ class ZmqEngine(EngineLink):
             self._socket.send(self._encoder.encode(events))
 
     def close(self) -> None:
+        """Closes the socket; events that have not left get half a second."""
         self._socket.close()
         self._context.term()
 
 
 class LocalFront:
-    """The front's end of an in-process link; made on the front's event loop, before its engine thread."""
+    """The front's end of an in-process link. Construct it on the front's event loop, before the engine."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -134,7 +143,7 @@ class LocalFront:
         return await self._events.get()
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Called by the engine's thread."""
+        """Hands a batch to the front. The engine's thread calls it."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._events.put_nowait, list(events))
 

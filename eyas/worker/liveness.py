@@ -1,4 +1,4 @@
-"""Is the engine alive? Alive is what makes progress: pure arithmetic on its stamps, no clock of its own."""
+"""Whether the engine is alive, which means that it makes progress: arithmetic on its stamps, no clock."""
 
 from __future__ import annotations
 
@@ -11,37 +11,41 @@ STEPS_OF_SILENCE = 4.0
 
 
 class Liveness:
-    """Times are monotonic seconds, given by the caller. An engine without work is never stalled.
+    """The engine's last progress. The caller gives the times, in monotonic seconds.
 
-    Work is what a `Load` calls pending, and every command that none has counted yet: a `Load` that left
-    before a command came knows nothing of it. Nothing is expected before the engine is `loaded`.
+    An engine without work is never stalled. It has work while its last `Load` says `pending`, and while that
+    has not counted every command sent: a `Load` that left before a command arrived does not know of it.
+    Nothing is expected before `loaded` is called.
     """
 
     def __init__(self) -> None:
         self.limit_s = math.inf
         self._progress = -1
         self._pending = False
-        self._sent = 0  # commands, ever; and how many of them the engine has counted
-        self._heard = 0
-        self._since = 0.0  # the last time it moved, or had nothing to do
+        self._sent = 0  # commands sent so far
+        self._heard = 0  # commands that the engine has counted
+        self._since = 0.0  # when it last made progress or had no work
 
     def loaded(self, slowest_step_s: float, now: float) -> None:
+        """The engine is loaded: from now on it may be silent for a few of its slowest steps."""
         self.limit_s = max(MIN_SILENCE_S, STEPS_OF_SILENCE * slowest_step_s)
         self._since = now
 
     def sent(self, commands: int, now: float) -> None:
-        """Commands went down: from here the engine owes progress."""
+        """`commands` commands were sent: from now on the engine must make progress."""
         if not self._owed:
             self._since = now
         self._sent += commands
 
     def saw(self, load: Load, now: float) -> None:
+        """A `Load` arrived."""
         moved = load.progress != self._progress
         self._progress, self._pending, self._heard = load.progress, load.pending, load.heard
         if moved or not self._owed:
             self._since = now
 
     def stalled(self, now: float) -> bool:
+        """Whether the engine has had work without progress for longer than `limit_s`."""
         return self._owed and now - self._since > self.limit_s
 
     @property

@@ -1,7 +1,7 @@
-"""A worker's place in its cluster: its own key in the registry, and which other workers it may dial.
+"""A worker's place in its cluster: its own key in the registry, and the other workers that it may dial.
 
-Addresses come from the registry, which the command line names, and never from a request. It knows which draft
-workers fit this worker; what is said to them is `decode_svc.drafts`', and to owners of pages `watches`'.
+Addresses come from the registry, which the command line names, and never from a request. This file knows
+which draft workers fit this worker; `decode_svc.drafts` talks to them, and `watches` to the owners of pages.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from eyas.common.discovery import Presence, registry
 from eyas.common.errors import TransferFailed
 from eyas.common.types import Role, WorkerInfo
 
-NEWS_S = 3.0  # from a worker's start to its being known everywhere
+NEWS_S = 3.0  # after this time, every member knows a new worker
 LOOK_S = 0.1
 
 _log = logging.getLogger("eyas.membership")
 
 
 class Membership:
-    """From `start` to `close` this worker can be found, and knows the others if it has a use for them.
+    """From `start` to `close`, others can find this worker, and it knows the others if it needs them.
 
     Raises ConfigError for a bad registry.
     """
@@ -40,31 +40,33 @@ class Membership:
         return self._config.registry == WorkerConfig.registry
 
     async def start(self) -> None:
+        """Publishes this worker (redis only) and starts to follow the other members."""
         roles = set(self._config.engine.roles)
         if self._presence:
             self._presence.start()
-        if roles != {Role.PREFILL}:  # which pulls no pages
+        if roles != {Role.PREFILL}:  # a prefill worker pulls no pages
             await self._members.start()
             if self._alone and Role.PREFILL not in roles:
                 _log.warning("no --registry names others: this worker pulls no KV pages, and has no drafter")
 
     async def close(self) -> None:
+        """Withdraws this worker and stops following the others."""
         if self._presence:
             await self._presence.aclose()
         await self._members.aclose()
 
     def addresses(self) -> set[str]:
-        """Where all members are that answer."""
+        """The addresses of all members that answer."""
         return {info.worker for info in self._members.workers()}
 
     def drafters(self) -> list[str]:
-        """Where the workers are that may draft for this one."""
+        """The addresses of the workers that may draft for this one."""
         if self._config.engine.roles != (Role.DECODE,) or not self._config.engine.draft:
             return []
         return [info.worker for info in self._members.workers() if self._may_draft(info)]
 
     async def find(self, name: str) -> str:
-        """The address of the member that calls itself `name`; one that is new is waited for.
+        """The address of the member that calls itself `name`. Waits up to NEWS_S for a new one.
 
         Raises TransferFailed if there is none.
         """
@@ -78,7 +80,7 @@ class Membership:
         return address
 
     def _may_draft(self, info: WorkerInfo) -> bool:
-        """A worker that does nothing else (others draft for themselves alone), with our model and head."""
+        """Whether the worker only drafts (others draft for themselves only) and has our model and head."""
         own = self._describe()
         models = own.fingerprint, own.draft_fingerprint
         return info.roles == (Role.DRAFT,) and (info.fingerprint, info.draft_fingerprint) == models

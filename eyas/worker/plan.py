@@ -1,6 +1,6 @@
-"""Which processes a local cluster is made of, and the command line of each.
+"""The processes of a local cluster, and the command line of each.
 
-It knows the two layouts; all addresses are known to everybody. It starts nothing and asks the system nothing.
+It knows the two layouts; every process gets all addresses. It starts nothing and asks the system nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class ClusterPlan:
 
 
 def plan(config: ServeConfig, ports: Iterator[int], cores: int) -> ClusterPlan:
-    """The processes for `config`; CPU engines share the `cores` but one, at least one thread each.
+    """The processes for `config`. CPU engines share all `cores` but one, with at least one thread each.
 
-    A core stays free for the fronts and the gateway: an engine whose threads outnumber the free cores waits
-    at every barrier for the one that was pushed aside (8 times slower on two cores).
+    One core stays free for the fronts and the gateway: an engine with more threads than free cores waits at
+    every barrier for the thread without a core (8 times slower on two cores).
     """
     workers = _unified(config, ports) if config.layout == "unified" else _split(config, ports)
     threads = max(1, (cores - 1) // len(workers))
@@ -59,9 +59,9 @@ def _with(worker: WorkerConfig, /, **changes: object) -> WorkerConfig:
 
 
 def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
-    """The command line of `worker`; `eyas.cli` parses it back to an equal config.
+    """The command line of `worker`. `eyas.cli` parses it to an equal config.
 
-    (Synthetic rates are equal up to rounding: the flags take their products.)
+    (Synthetic rates are equal up to rounding, because the flags take their products.)
     """
     flags = {
         "roles": ",".join(worker.engine.roles),
@@ -129,9 +129,9 @@ def _speculation_flags(spec: SpeculationConfig) -> dict[str, object]:
 
 
 def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
-    """The command line of `gateway`; `eyas.cli` parses it back to an equal config.
+    """The command line of `gateway`. `eyas.cli` parses it to an equal config, except for the keys.
 
-    (But for its keys, which never stand in a command line: they are handed over in the environment.)
+    Keys are never part of a command line: they are passed in the environment.
     """
     flags: dict[str, object] = {
         "registry": gateway.registry,
@@ -149,7 +149,7 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
 
 
 def _command_line(flags: dict[str, object]) -> list[str]:
-    """True is a flag by itself, a tuple a flag of several values."""
+    """The arguments for `flags`: True gives a flag without a value, a tuple a flag with several values."""
     words: list[str] = []
     for name, value in flags.items():
         if value is True:

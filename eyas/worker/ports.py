@@ -1,4 +1,4 @@
-"""Listening sockets: free ones for workers, and a named one or a clear refusal."""
+"""Listening sockets: free ports for workers, and a given port or a clear error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eyas.common.errors import ConfigError
 
 
 def free_ports() -> Generator[int, None, None]:
-    """Ports that are free now, each given once. Held until the iterator is closed, so that none repeats."""
+    """Yields ports that are free now. They are held until the iterator is closed, so that none repeats."""
     with contextlib.ExitStack() as held:
         while True:
             listener = held.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -18,7 +18,7 @@ def free_ports() -> Generator[int, None, None]:
 
 
 def listen(host: str, port: int, flag: str) -> socket.socket:
-    """A listening socket, owned by the caller. Raises ConfigError naming `flag` if there can be none."""
+    """A listening socket, which the caller owns. Raises ConfigError, which names `flag`, if that fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)

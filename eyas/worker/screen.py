@@ -1,7 +1,7 @@
 """What a person sees of a cluster: a line while it starts, its addresses when it is ready, its logs.
 
-The addresses go to standard output, everything else to standard error. On a terminal the starting line
-moves; elsewhere it is printed once.
+The addresses go to standard output, everything else to standard error. On a terminal the starting line is
+updated; elsewhere it is printed once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from eyas.worker.serve import Cluster, Work, run_cluster
 
 
 def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False) -> int:
-    """`run_cluster` with a person watching: its start, its addresses, its end, and (not `quiet`) its logs."""
+    """`run_cluster`, with start, addresses, end and (unless `quiet`) logs shown to a person."""
     screen = Screen(quiet=quiet)
     cluster = Cluster(config, screen.log, screen.progress)
 
@@ -28,7 +28,7 @@ def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False) -> in
 
 
 class Screen:
-    """`log` and `progress` are what `Cluster` asks for. `quiet` keeps the logs back."""
+    """Prints what happens to a cluster. `log` and `progress` are callbacks of `Cluster`. `quiet`: no logs."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -37,12 +37,12 @@ class Screen:
         self._began = False
 
     def log(self, name: str, line: str) -> None:
-        """One line of a process's log. Called from any thread."""
+        """Prints one line of a process's log. Any thread may call it."""
         if not self._quiet:
             self._console.print(f"[{name}] {line}", markup=False)
 
     def progress(self, silent: list[str], waited_s: float) -> None:
-        """How far the start is: the processes that do not listen yet."""
+        """Shows how far the start is: the processes that are not ready yet."""
         if self._console.is_terminal:
             self._status.start()
             self._status.update(f"starting {', '.join(silent) or 'up'} ({waited_s:.0f} s)")
@@ -51,17 +51,17 @@ class Screen:
         self._began = True
 
     def stopping(self, drain_s: float) -> None:
-        """It was asked to stop, and that may take a while."""
+        """Says that the cluster stops, and how long that may take."""
         self.close()
         wait = f" (open requests may finish within {drain_s:g} s)" if drain_s else ""
         self._console.print(f"stopping{wait}; Ctrl-C again to stop now", markup=False)
 
     def close(self) -> None:
-        """Ends the starting line, for better or worse."""
+        """Removes the starting line."""
         self._status.stop()
 
     def ready(self, cluster: Cluster) -> None:
-        """The addresses of a cluster that answers."""
+        """Prints the addresses of a cluster that is ready."""
         self.close()
         print(f"{cluster.model} is ready after {cluster.start_s:.1f} s: {', '.join(cluster.pids)}")
         print(f"  OpenAI API  {cluster.url}/v1")

@@ -1,7 +1,7 @@
-"""A cluster on one machine: starting its processes, keeping them alive, ending them all.
+"""A cluster on one machine: starts its processes, restarts them when they die, and ends them all.
 
-Ready means that every worker's gRPC health says SERVING and the gateway's /health says 200; nothing here
-knows what a worker does. What the processes are is `plan`'s to say; how one is held is `child`'s.
+Ready means that every worker's gRPC health says SERVING and the gateway's /health answers 200. This file does
+not know what a worker does: `plan` describes the processes, and `child` runs each one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from eyas.worker.ports import free_ports, listen
 START_S = 180.0  # from the first process to a gateway that would answer
 POLL_S = 0.1
 PROBE_S = 1.0
-BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before the first, second, ... restart; the last one stays
-STEADY_S = 60.0  # a run this long forgives the deaths before it
+BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before the first, second, ... restart, and all later ones
+STEADY_S = 60.0  # after a run of this length, earlier deaths no longer count
 GATEWAY_GRACE_S = 7.0  # after its drain time
 WORKER_GRACE_S = 10.0
 
@@ -42,10 +42,10 @@ Progress = Callable[[list[str], float], None]  # (processes that are not ready y
 
 
 class Cluster:
-    """`async with Cluster(config, log) as cluster:` is a cluster that answers, and afterwards nothing at all.
+    """`async with Cluster(config, log) as cluster:` gives a cluster that is ready, and ends all of it after.
 
-    Raises ConfigError for a configuration that cannot work (before any process starts, or when one refuses
-    it) and DeadlineExceeded if it is not ready in time.
+    Raises ConfigError for a configuration that cannot work (before any process starts, or when a process
+    refuses it) and DeadlineExceeded if the cluster is not ready in time.
     """
 
     def __init__(self, config: ServeConfig, log: LogLine, progress: Progress | None = None) -> None:
@@ -59,40 +59,43 @@ class Cluster:
         with contextlib.closing(free_ports()) as ports:
             self._plan = plan(config, ports, len(os.sched_getaffinity(0)))
         self._children: dict[str, Child] = {}
-        self._loading: list[str] = []  # by name, while it starts
+        self._loading: list[str] = []  # the names of the processes that are not ready yet
         self._keepers: list[asyncio.Task[None]] = []
-        self.start_s = 0.0  # what the start took
+        self.start_s = 0.0  # seconds that the start took
 
     @property
     def url(self) -> str:
+        """The gateway's HTTP address, as clients on this machine reach it."""
         return f"http://{join(self._reachable, self._plan.gateway.port)}"
 
     @property
     def grpc_address(self) -> str:
+        """The gateway's gRPC address, as clients on this machine reach it."""
         return join(self._reachable, self._plan.gateway.grpc_port)
 
     @property
     def model(self) -> str:
+        """The model's name in the API."""
         return self._plan.gateway.served_model
 
     @property
     def drain_s(self) -> float:
-        """For how long open requests may go on once the cluster is to stop."""
+        """Seconds that open requests have to finish when the cluster stops."""
         return self._plan.gateway.drain_s
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by name, of the processes that run now."""
+        """Name -> process id, for the processes that run now."""
         return {name: child.pid for name, child in self._children.items() if child.pid and child.running}
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where each worker listens, by name: the same again after a restart."""
+        """Name -> address of each worker; a restart does not change it."""
         return {name: worker.address for name, worker in self._plan.workers.items()}
 
     @property
     def pool_folder(self) -> Path:
-        """The folder of all KV pools, while the cluster runs."""
+        """The folder of all KV pools; it exists while the cluster runs."""
         return self._pools.path
 
     async def __aenter__(self) -> Cluster:
@@ -145,7 +148,7 @@ class Cluster:
         return worker_argv(dataclasses.replace(worker, engine=engine))
 
     async def _ready(self, http: httpx.AsyncClient) -> bool:
-        """Every worker says SERVING, and then the gateway says that a request would succeed."""
+        """Whether every worker says SERVING and the gateway says that a request would succeed."""
         for name in [name for name in self._loading if name != GATEWAY]:
             async with rpc.channel(self._plan.workers[name].address) as channel:
                 if await rpc.is_serving(channel, PROBE_S):
@@ -160,7 +163,7 @@ class Cluster:
     def _refuse_early_death(self) -> None:
         for child in self._children.values():
             if child.returncode is not None:
-                child.kill()  # ends its log, so that the last line is there to be shown
+                child.kill()  # ends its log, so that its last line is complete
                 said = child.tail[-1].removeprefix("eyas: ") if child.tail else "it said nothing"
                 raise ConfigError(f"{child.name} ended with code {child.returncode} at start: {said}")
 
@@ -175,14 +178,14 @@ class Cluster:
     # --- keep and stop ---------------------------------------------------------------------------------
 
     async def _keep(self, name: str) -> None:
-        """Starts the process again whenever it dies, later and later while it keeps dying."""
+        """Restarts the process whenever it dies, after longer and longer pauses while it keeps dying."""
         child, deaths = self._children[name], 0
         while True:
             code = await child.exited()
             deaths = 1 if time.monotonic() - child.started_at > STEADY_S else deaths + 1
             pause = BACKOFF_S[min(deaths, len(BACKOFF_S)) - 1]
             self._log(name, f"ended with code {code}; starting it again in {pause:g} s")
-            child.kill()  # what is left of its group holds its port and its pool
+            child.kill()  # the rest of its group would keep its port and its pool
             await asyncio.sleep(pause)
             child.start()
 
@@ -193,7 +196,7 @@ class Cluster:
         children = dict(self._children)
         if gateway := children.pop(GATEWAY, None):
             await gateway.stop(self.drain_s + GATEWAY_GRACE_S)
-        # The gateway is gone, and with it every request: hanging up spares them their drain time.
+        # Without the gateway there are no requests: SIGHUP makes the workers leave without draining.
         await asyncio.gather(*(worker.stop(WORKER_GRACE_S, signal.SIGHUP) for worker in children.values()))
         self._pools.leave()
 
@@ -202,10 +205,10 @@ Work = Callable[[Cluster], Awaitable[int]]
 
 
 def run_cluster(cluster: Cluster, work: Work, stopping: Callable[[], None]) -> int:
-    """Starts a cluster, runs `work` on it, stops it; gives what `work` gives.
+    """Starts a cluster, runs `work` on it, stops it; returns what `work` returns.
 
-    The first Ctrl-C (or SIGTERM, or hang-up) calls `stopping`, stops in order and raises KeyboardInterrupt; a
-    second one kills.
+    The first Ctrl-C, SIGTERM or SIGHUP calls `stopping`, stops the cluster in order and raises
+    KeyboardInterrupt. A second one kills all processes.
     """
     return asyncio.run(_run_cluster(cluster, work, stopping))
 

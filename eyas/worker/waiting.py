@@ -1,6 +1,6 @@
-"""Why a gateway cannot serve yet: one log line after some seconds, and again ever more rarely.
+"""Logs why a gateway cannot serve yet: one line after some seconds, then more and more rarely.
 
-It knows who does not answer and what health says. It changes nothing.
+It knows which workers do not answer, and what health says. It changes nothing.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from eyas.common.discovery import Registry
 from gateway.backend import Health
 
 LOOK_S = 0.5
-FIRST_S = 5.0  # before that a cluster is merely starting
+FIRST_S = 5.0  # a cluster that starts may take this long
 RAREST_S = 300.0
 
 _log = logging.getLogger("eyas.gateway")
 
 
 async def tell_waiting(health: Callable[[], Health], registry: Registry) -> None:
-    """Until cancelled."""
+    """Logs until it is cancelled."""
     clock = asyncio.get_running_loop().time
     pause_s, due = FIRST_S, clock() + FIRST_S
     while True:
@@ -37,5 +37,5 @@ async def tell_waiting(health: Callable[[], Health], registry: Registry) -> None
 
 
 def _end(reason: str) -> str:
-    """What gRPC says of a failed connection begins with everything that it tried."""
+    """The last part of gRPC's message about a failed connection, which lists all attempts first."""
     return reason.rpartition(": ")[2]

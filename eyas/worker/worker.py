@@ -1,7 +1,7 @@
-"""A worker: a front in this process, its engine in another. They live and die together.
+"""A worker: a front in this process and its engine in another. They live and die together.
 
-The composition root of `eyas worker`. It knows processes and signals; what the halves say to each other is
-theirs.
+The composition root of `eyas worker`. It knows processes and signals, but not what the two halves say to each
+other.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from eyas.worker.pool_folder import living_in, remove_pools
 
 START_S = 600.0  # from the spawn to a loaded, warmed-up engine
 LEAVE_S = 5.0  # from Shutdown to SIGKILL
-LAST_WORDS_S = 0.5  # a dead engine's last message may still be on its way
+LAST_MESSAGE_S = 0.5  # time for a dead engine's last message to arrive
 
 EngineMain = Callable[[EngineConfig, str], None]
 
 
 def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> None:
-    """Serves until SIGINT or SIGTERM, and what it has accepted until `drain_s` after that.
+    """Serves until SIGINT or SIGTERM; then accepted requests have `drain_s` seconds to finish.
 
     A second signal, or SIGHUP, ends it at once. Raises EyasError if the engine could not start, or died.
 
-    `engine` is what the engine process runs: (its config, the link's endpoint).
+    `engine` is the function that the engine process runs, with its config and the link's endpoint.
     """
     eyas_logging.setup("worker", config.engine.log_format)
     raise_limit()
@@ -51,7 +51,7 @@ def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> N
 
 async def _run(config: WorkerConfig, engine: EngineMain) -> None:
     began = time.monotonic()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the engine: Ctrl-C is for the front alone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine inherits it: only the front handles Ctrl-C
     with living_in(Path(config.engine.pool_dir)):
         endpoint = new_endpoint()
         link = ZmqFront(endpoint)
@@ -78,7 +78,7 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
 
 
 async def _asked_to_leave(front: Front, drain_s: float) -> None:
-    """Until the worker must end. It ends before that if its engine, told to drain, has nothing left."""
+    """Returns when the worker must end. (An engine that has drained earlier ends the worker first.)"""
     leave = Leave()
     await leave.asked.wait()
     if front.ready.done() and not leave.now.is_set():
@@ -87,7 +87,7 @@ async def _asked_to_leave(front: Front, drain_s: float) -> None:
 
 
 async def _load(front: Front, halves: list[asyncio.Task[None]]) -> None:
-    """Until the engine is ready, or one of `halves` ended before it was."""
+    """Waits until the engine is ready or one of `halves` has ended. Raises DeadlineExceeded after START_S."""
     try:
         async with asyncio.timeout(START_S):
             await _first([front.ready, *halves])
@@ -96,7 +96,7 @@ async def _load(front: Front, halves: list[asyncio.Task[None]]) -> None:
 
 
 async def _first(parts: Sequence[asyncio.Future[Any]]) -> None:
-    """Until one of them ends; raises its error."""
+    """Waits until one of them ends; raises its error."""
     done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
     for part in done:
         part.result()
@@ -125,18 +125,18 @@ class _EngineProcess:
         self._ended.set()
 
     async def died(self) -> None:
-        """Raises Unavailable once the process is gone; what it said last is heard before."""
+        """Waits for the end of the process and of its last message; then raises Unavailable."""
         await self._ended.wait()
-        await asyncio.sleep(LAST_WORDS_S)
+        await asyncio.sleep(LAST_MESSAGE_S)
         self._process.join()
         raise Unavailable(f"the engine process ended with code {self._process.exitcode}")
 
     async def leave(self) -> None:
-        """It was asked to leave: gives it time, then kills it, and its pools with it."""
+        """Waits for a process that was told to leave, then kills it; removes its pools."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self._ended.wait()
-        self._process.kill()  # a no-op for one that left
+        self._process.kill()  # does nothing if it has left
         self._process.join()
         assert self._process.pid is not None
         remove_pools(self._pool_dir, self._process.pid)

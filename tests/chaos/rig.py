@@ -14,10 +14,11 @@ from pathlib import Path
 
 from eyas.client import AsyncClient
 from eyas.common import rpc
-from eyas.common.clients import InfoClient, PrefillAdmitted, PrefillDone, PrefillStarted
+from eyas.common.clients import InfoClient
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
 from eyas.common.discovery import registry
 from eyas.common.errors import EyasError
+from eyas.common.replies import Admitted, PrefillDone, PrefillStarted
 from eyas.common.types import Entry, GenerationRequest, Role, WorkerInfo
 from eyas.worker.ports import free_ports
 from eyas.worker.serve import Cluster as Processes
@@ -56,11 +57,11 @@ class Watched(Generation):
     def on_event(self, leg: DecodeLeg | PrefillLeg, event: LegEvent) -> None:
         super().on_event(leg, event)
         phases = {
-            PrefillAdmitted: Phase.PREFILLING,
+            Admitted: Phase.PREFILLING,
             PrefillStarted: Phase.STARTED,
             PrefillDone: Phase.TRANSFER,
         }
-        if type(event) in phases:
+        if isinstance(leg, PrefillLeg) and type(event) in phases:
             self._saw(phases[type(event)], self._workers())
 
     def on_entry(self, leg: DecodeLeg, entry: Entry) -> None:

@@ -70,6 +70,10 @@ def test_both_fronts_give_the_same_answer(split: Served) -> None:
         grpc = client.chat(QUESTION, max_tokens=24, temperature=0.8, seed=11)
     assert http["choices"][0]["message"]["content"] == grpc.text
     assert http["usage"]["completion_tokens"] == grpc.usage.completion_tokens
+    prefill, decode = sorted(grpc.timings.workers, key=lambda worker: worker.role == "decode")
+    assert (prefill.role, decode.role) == ("prefill", "decode")
+    assert prefill.prefill_ms and decode.prefill_ms is None and prefill.transfer_path is None
+    assert grpc.request_id and grpc.timings.first_token_ms < grpc.timings.total_ms
 
 
 def test_bad_input_is_told_by_name(split: Served) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from eyas.common import clients, rpc
+from eyas.common import clients, replies, rpc
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.types import GenerationRequest, KvHandle, Role
 from eyas.engine.ipc.messages import Load
@@ -125,7 +125,7 @@ class Decode:
         tokens: list[int] = []
         path = ""
         while True:
-            for entry in (await self.next(clients.Step)).entries:
+            for entry in (await self.next(replies.Step)).entries:
                 tokens[entry.index :] = entry.tokens
                 path = entry.timings.transfer_path if entry.timings else path
                 if entry.finish is not None:

@@ -16,7 +16,7 @@ from test_front import next_of, tokens_of
 from test_generate_paths import DECODE, PREFILL, collect, gateway, make_request, until
 from test_worker import fallen, process
 
-from eyas.common import clients, rpc
+from eyas.common import clients, replies, rpc
 from eyas.common.errors import Unavailable
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
@@ -38,13 +38,13 @@ async def test_what_runs_finishes_and_what_is_new_goes_elsewhere() -> None:
         session = clients.DecodeSessionClient(channel, w.address).open()
         events = aiter(session)
         session.submit(request(5, tokens=LONG), attempt=1, attach=False)
-        await next_of(events, clients.Step)
+        await next_of(events, replies.Step)
         await w.front.drain()
         assert not await rpc.is_serving(channel)
         assert not (await clients.InfoClient(channel).info(timeout_s=2)).serving
         session.submit(request(6, id="new"), attempt=1, attach=False)
-        rejected = await next_of(events, clients.Rejected)
-        assert rejected.id == "new" and type(rejected.error) is Unavailable
+        rejected = await next_of(events, replies.Rejected)
+        assert rejected.id == "new" and type(rejected.failure.error()) is Unavailable
         rest = await tokens_of(events)
         assert rest[-1].index == LONG - 1 and rest[-1].tokens == (token((5,), 0, LONG - 1),)
         await ended(w)
@@ -56,7 +56,7 @@ async def test_a_draining_worker_says_so_with_its_heartbeats() -> None:
         events = aiter(session)
         assert not (await next_of(events, clients.Heartbeat)).draining
         session.submit(request(5, tokens=ENDLESS), attempt=1, attach=False)
-        await next_of(events, clients.Step)
+        await next_of(events, replies.Step)
         await w.front.drain()
         assert (await next_of(events, clients.Heartbeat)).draining
 
@@ -113,13 +113,13 @@ async def test_a_real_engine_finishes_its_requests_then_leaves(tiny, tmp_path: P
             session.submit(asked, attempt=1, attach=False)
         events = aiter(session)
         for _ in range(5):
-            await next_of(events, clients.Admitted)
+            await next_of(events, replies.Admitted)
         await w.front.drain()
         lengths: list[int] = []
         async with asyncio.timeout(30):
             while len(lengths) < 5:
                 step = await anext(events)
-                entries = step.entries if isinstance(step, clients.Step) else ()
+                entries = step.entries if isinstance(step, replies.Step) else ()
                 lengths += [entry.index + len(entry.tokens) for entry in entries if entry.finish]
         assert lengths == [24] * 5
         await ended(w)
@@ -135,7 +135,7 @@ async def test_a_signal_drains(number: signal.Signals, tmp_path: Path) -> None:
         session = clients.DecodeSessionClient(channel, p.address).open()
         session.submit(request(5, tokens=LONG), attempt=1, attach=False)
         events = aiter(session)
-        await next_of(events, clients.Step)
+        await next_of(events, replies.Step)
         p.popen.send_signal(number)
         assert (await tokens_of(events))[-1].index == LONG - 1
         code, said = await p.ended()
@@ -148,7 +148,7 @@ async def test_a_second_signal_does_not_wait(words: list[signal.Signals], tmp_pa
         session = clients.DecodeSessionClient(channel, p.address).open()
         session.submit(request(5, tokens=ENDLESS), attempt=1, attach=False)
         events = aiter(session)
-        await next_of(events, clients.Step)
+        await next_of(events, replies.Step)
         engine = p.engine
         began = time.monotonic()
         for word in words:
@@ -169,7 +169,7 @@ async def test_the_drain_time_is_an_end(tmp_path: Path) -> None:
         session = clients.DecodeSessionClient(channel, p.address).open()
         session.submit(request(5, tokens=ENDLESS), attempt=1, attach=False)
         events = aiter(session)
-        await next_of(events, clients.Step)
+        await next_of(events, replies.Step)
         began = time.monotonic()
         p.popen.terminate()
         with pytest.raises(Unavailable, match="leaving"):

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from real_worker import decoding, prefill, real_worker, tiny_config
 
-from eyas.common import clients, rpc
+from eyas.common import replies, rpc
 from eyas.common.config import EngineConfig
 from eyas.common.errors import InvalidRequest, TransferFailed
 from eyas.common.params import SamplingParams
@@ -121,9 +121,9 @@ async def test_draft_pages_come_the_same_way(
 async def test_a_route_that_cannot_be_taken_is_one_clear_error(two_hosts: Any) -> None:
     async with two_hosts(transfer="shm", transfer_policy="fail") as (a, b), decoding(b) as decode:
         decode.attach(request(), await prefill(a, request()))
-        failed = await decode.next(clients.Failed)
-        assert failed.error.code == "config_error"
-        assert "is not a file in" in failed.error.message and "transfer is shm" in failed.error.message
+        failed = await decode.next(replies.Failed)
+        assert failed.failure.code == "config_error"
+        assert "is not a file in" in failed.failure.message and "transfer is shm" in failed.failure.message
 
 
 class Slow(transfer.TransferServicer):
@@ -154,7 +154,7 @@ async def test_a_peer_that_goes_away_in_the_middle_is_lost_and_recomputed(
         decode.attach(request(), await prefill(a, request()))
         await asyncio.wait_for(slow.begun.wait(), 5)
         await a.front.stop()
-        lost = await decode.next(clients.Lost)
+        lost = await decode.next(replies.Lost)
         assert (lost.id, lost.attempt) == ("r", 2)
         decode.session.attach("r", 3, (), ())
         assert await decode.tokens() == (expected, "")
@@ -167,8 +167,8 @@ async def test_an_owner_that_sends_nothing_is_given_up(
     monkeypatch.setattr("eyas.worker.fetches.STALL_S", 0.3)
     async with two_hosts(transfer_policy="fail") as (a, b), decoding(b) as decode:
         decode.attach(request(), await prefill(a, request()))
-        failed = await decode.next(clients.Failed)
-        assert "sent nothing for 0.3 s" in failed.error.message
+        failed = await decode.next(replies.Failed)
+        assert "sent nothing for 0.3 s" in failed.failure.message
         await b.idle()
 
 

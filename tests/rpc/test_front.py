@@ -11,7 +11,7 @@ import pytest
 from fake_engine import DIE, REFUSE, SLOW, STALL, WEDGE, FakeEngine, Traits, request, token, worker
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from eyas.common import clients, convert, rpc
+from eyas.common import clients, convert, replies, rpc
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded, EyasError, Overloaded, Unavailable
 from eyas.common.types import Entry, Finish, FirstToken, Role, Timings
@@ -37,7 +37,7 @@ async def tokens_of(session: Any, ends: int = 1) -> list[Entry]:
     got: list[Any] = []
     async with asyncio.timeout(5):
         while sum(entry.finish is not None for entry in got) < ends:
-            got += (await next_of(session, clients.Step)).entries
+            got += (await next_of(session, replies.Step)).entries
     return got
 
 
@@ -46,7 +46,7 @@ async def test_a_local_generation_comes_back_in_order() -> None:
         session = clients.DecodeSessionClient(channel, w.address).open()
         session.submit(request(5, 6, choices=2), attempt=1, attach=False)
         events = aiter(session)
-        admitted = await next_of(events, clients.Admitted)
+        admitted = await next_of(events, replies.Admitted)
         assert (admitted.id, admitted.attempt) == ("r", 1)
         got = await tokens_of(events, ends=2)
         for choice in (0, 1):
@@ -72,8 +72,8 @@ async def test_a_refusal_keeps_its_class() -> None:
     async with worker(Role.DECODE, Role.PREFILL) as w, rpc.channel(w.address) as channel:
         session = clients.DecodeSessionClient(channel, w.address).open()
         session.submit(request(REFUSE), attempt=4, attach=False)
-        rejected = await next_of(aiter(session), clients.Rejected)
-        assert rejected.attempt == 4 and type(rejected.error) is Overloaded
+        rejected = await next_of(aiter(session), replies.Rejected)
+        assert rejected.attempt == 4 and type(rejected.failure.error()) is Overloaded
         with pytest.raises(Overloaded, match="the queue is full"):
             async for _ in clients.PrefillClient(channel).prefill(request(REFUSE), 1, False):
                 pass
@@ -104,9 +104,9 @@ async def test_prefill_runs_through_its_phases_and_does_not_cancel_what_is_done(
         client = clients.PrefillClient(channel)
         events = [event async for event in client.prefill(request(1, 2, choices=2), 1, True)]
         assert [type(event) for event in events] == [
-            clients.PrefillAdmitted,
-            clients.PrefillStarted,
-            clients.PrefillDone,
+            replies.Admitted,
+            replies.PrefillStarted,
+            replies.PrefillDone,
         ]
         assert events[1].handles[0].worker == w.address
         assert [first.token for first in events[2].choices] == [token((1, 2), c, 0) for c in (0, 1)]
@@ -163,7 +163,7 @@ async def test_health_follows_the_engine() -> None:
         await next_of(aiter(session), clients.Heartbeat)
         stopping = asyncio.create_task(front.stop())
         with pytest.raises(Unavailable, match="leaving"):
-            await next_of(aiter(session), clients.Step)
+            await next_of(aiter(session), replies.Step)
         await asyncio.gather(stopping, running, thread)
 
 

@@ -18,8 +18,8 @@ from test_generate_paths import (
 )
 
 from eyas.common import roster
-from eyas.common.clients import Lost
 from eyas.common.errors import DeadlineExceeded, EyasError, Overloaded, Unavailable
+from eyas.common.replies import Lost
 from eyas.common.types import Entry, Finish
 from gateway import generate, search, sessions
 from gateway.generate import Generation

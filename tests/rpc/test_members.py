@@ -17,7 +17,7 @@ from page_owner import EPOCH, handle, ready
 from test_front import next_of, tokens_of
 from test_watch import decoder_of, prefilled
 
-from eyas.common import clients, rpc
+from eyas.common import clients, replies, rpc
 from eyas.common.config import EngineConfig
 from eyas.common.types import KvHandle, Role
 from eyas.engine.ipc.client import EngineClient
@@ -82,7 +82,7 @@ async def test_a_handle_makes_nobody_dial_who_is_no_member(
             session = clients.DecodeSessionClient(channel, decode.address).open()
             session.submit(request(4, 5), attempt=1, attach=True)
             session.attach("r", 2, (at(await prefilled(prefill), foreign.address),), ())
-            lost = await next_of(aiter(session), clients.Lost)
+            lost = await next_of(aiter(session), replies.Lost)
             assert (lost.id, lost.attempt) == ("r", 2)
             (failed,) = decode.engine.of(PullFailed)
             assert failed.failure.code == "transfer_failed" and "--registry" in failed.failure.message

@@ -48,7 +48,7 @@ async def gateway(*workers: RealWorker) -> AsyncIterator[httpx.AsyncClient]:
     await cluster.start()
     await http.start()
     async with httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30, limits=httpx.HttpLimits()
+        base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30, limits=httpx.Limits()
     ) as client:
         async with asyncio.timeout(10):
             while (await client.get("/health")).status_code != 200:

@@ -41,7 +41,7 @@ async def serving(error: Exception) -> AsyncIterator[grpc.aio.Channel]:
     decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, server)
     prefill_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, server)
     InfoServicer(servicer.info).register(server)
-    rpc.Health(server, [])
+    rpc.HealthService(server, [])
     port = rpc.bind(server, "127.0.0.1", 0)
     await server.start()
     try:

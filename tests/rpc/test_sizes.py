@@ -11,7 +11,7 @@ import pytest
 from fake_engine import request, worker
 from scripted_backend import INFO
 
-from eyas.common import clients, convert, rpc
+from eyas.common import clients, convert, replies, rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.types import GenerationRequest, Role
@@ -56,9 +56,10 @@ async def test_a_session_refuses_one_request_and_lives_on() -> None:
         refused = []
         async with asyncio.timeout(5):
             async for event in session:
-                if isinstance(event, clients.Rejected):
-                    refused.append((event.attempt, type(event.error), event.error.param))
-                if isinstance(event, clients.Admitted):
+                if isinstance(event, replies.Rejected):
+                    error = event.failure.error()
+                    refused.append((event.attempt, type(error), error.param))
+                if isinstance(event, replies.Admitted):
                     break
         times = [(attempt, InvalidRequest, "timeout_s") for attempt in range(1, 5)]
         assert refused == [(0, ContextLengthExceeded, "prompt"), *times]

@@ -19,7 +19,7 @@ from fake_engine import DIE, SLOW, FakeWorker, request
 from test_draft_svc import until_up
 from test_front import next_of, tokens_of
 
-from eyas.common import clients, rpc
+from eyas.common import clients, replies, rpc
 from eyas.common.errors import Unavailable
 from eyas.common.types import KvHandle, KvKind, Role
 from eyas.common.watch import TransferClient
@@ -120,7 +120,7 @@ async def test_it_serves_then_leaves_when_asked(how: str, tmp_path: Path) -> Non
             else:
                 os.killpg(p.popen.pid, signal.SIGINT)
             with pytest.raises(Unavailable):
-                await next_of(events, clients.Step)
+                await next_of(events, replies.Step)
         code, said = await p.ended()
         assert code == 0 and "Traceback" not in said
         assert not engine.is_running()
@@ -135,7 +135,7 @@ async def test_an_engine_that_dies_takes_the_front_with_it(tmp_path: Path) -> No
             session.submit(request(DIE), attempt=1, attach=False)
             began = time.monotonic()
             with pytest.raises(Unavailable):
-                await next_of(aiter(session), clients.Step)
+                await next_of(aiter(session), replies.Step)
             assert time.monotonic() - began < 3
         code, said = await p.ended()
         assert code == 1 and "eyas: Unavailable: the engine process ended with code 3" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,30 @@ def test_no_mixins() -> None:
         if isinstance(node, ast.ClassDef) and node.name.endswith("Mixin")
     ]
     assert mixins == []
+
+
+SPEAKERS = (
+    "eyas/common/clients.py",
+    "eyas/common/message.py",
+    "eyas/common/replies.py",
+    "eyas/common/rpc.py",
+    "eyas/common/watch.py",
+    "eyas/engine/ipc/messages.py",
+    "eyas/engine/ipc/transfer_messages.py",
+    "gateway/backend.py",
+    "gateway/legs.py",
+    "kv_transfer/puller.py",
+)
+
+
+def test_what_processes_say_has_one_definition_per_name() -> None:
+    names = [
+        node.name
+        for speaker in SPEAKERS
+        for node in ast.parse((ROOT / speaker).read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert names and [name for name, count in Counter(names).items() if count > 1] == []
 
 
 MAY_READ_THE_ENVIRONMENT = (

@@ -18,7 +18,6 @@ from eyas.engine.models import llama
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.eagle3 import Eagle3Draft, Eagle3Tap
 from eyas.engine.models.heads import read_head
-from eyas.engine.models.keys import describe
 from eyas.engine.models.table import read_model
 from eyas.worker.folder import check_draft, check_model
 from gateway.tokenizer import Tokenizer
@@ -64,7 +63,7 @@ def test_a_chat_is_rendered_and_ends(folders: tuple[Path, Path]) -> None:
 def test_the_8b_shape_is_the_published_one(tmp_path: Path) -> None:
     shape = shapes.SHAPES["llama-3.1-8b"]
     raw = shapes._config(shape, "LlamaForCausalLM", shape.layers)
-    config = describe(llama, raw, tmp_path)
+    config = llama.describe(raw, tmp_path)
     rope = Rope(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
     assert config == ModelConfig(
         folder=tmp_path,

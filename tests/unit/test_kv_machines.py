@@ -19,7 +19,7 @@ from kv_transfer.puller import (
     RELEASE_S,
     CloseWatch,
     Complete,
-    Lost,
+    Incomplete,
     OpenWatch,
     PagesFree,
     Pull,
@@ -260,7 +260,7 @@ class PullUnderAnyOrder(RuleBasedStateMachine):
                     assert set(self.loan.copied) == set(self.loan.pages), "every page is there"
                     self.loan = None
             self.said.append(action)
-        for once in (OpenWatch, CloseWatch, SendRelease, Complete, Lost):
+        for once in (OpenWatch, CloseWatch, SendRelease, Complete, Incomplete):
             assert sum(isinstance(action, once) for action in self.said) <= 1
         if any(isinstance(action, CloseWatch) for action in self.said):
             assert any(isinstance(action, SendRelease) for action in self.said), "the owner is always told"

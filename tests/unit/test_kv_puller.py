@@ -12,7 +12,7 @@ from kv_transfer.puller import (
     RELEASE_S,
     CloseWatch,
     Complete,
-    Lost,
+    Incomplete,
     OpenWatch,
     PagesFree,
     Pull,
@@ -104,7 +104,7 @@ def test_an_invalid_release_loses_the_pages(pull):
     to_validating(pull)
     pull.released(False, 4.0)
     lost, closed, free = pull.take_actions()
-    assert isinstance(lost, Lost) and (closed, free) == (CloseWatch(), PagesFree(DST))
+    assert isinstance(lost, Incomplete) and (closed, free) == (CloseWatch(), PagesFree(DST))
     assert pull.state is State.FAILED and pull.over
     pull.released(True, 4.0)
     assert pull.take_actions() == [] and pull.state is State.FAILED
@@ -126,7 +126,7 @@ def test_validation_waits_for_the_slowest_shard():
 def test_a_cancelled_pull_keeps_its_pages_until_the_copy_stopped(pull):
     job = start_one_copy(pull)
     pull.cancel(3.0)
-    assert pull.take_actions() == [SendRelease(), CloseWatch()], "nobody is told Lost"
+    assert pull.take_actions() == [SendRelease(), CloseWatch()], "nobody is told Incomplete"
     assert pull.state is State.DRAINING and not pull.over
     pull.copied(moved(job), 4.0)
     assert pull.take_actions() == [PagesFree(DST)]
@@ -175,7 +175,7 @@ def test_validating_cannot_be_preempted(pull):
 def test_a_broken_watch_is_said_at_once_and_drains(pull):
     job = start_one_copy(pull)
     pull.failed(BROKEN, 3.0)
-    assert pull.take_actions() == [Lost(BROKEN), SendRelease(), CloseWatch()]
+    assert pull.take_actions() == [Incomplete(BROKEN), SendRelease(), CloseWatch()]
     pull.copied(moved(job), 4.0)
     assert pull.take_actions() == [PagesFree(DST)]
 
@@ -184,7 +184,7 @@ def test_a_broken_watch_ends_even_a_preempted_pull(pull):
     job = start_one_copy(pull)
     pull.preempt(3.0)
     pull.failed(BROKEN, 3.5)
-    assert Lost(BROKEN) in pull.take_actions()
+    assert Incomplete(BROKEN) in pull.take_actions()
     pull.copied(moved(job), 4.0)
     assert pull.state is State.FAILED and pull.over
 
@@ -200,7 +200,7 @@ def test_a_failed_copy_loses_the_attempt(pull):
     job = start_one_copy(pull)
     error = TransferFailed("The pool is gone.")
     pull.copied(CopyResult(job, "shm", 0, 0.0, error), 3.0)
-    assert pull.take_actions() == [Lost(error), SendRelease(), CloseWatch(), PagesFree(DST)]
+    assert pull.take_actions() == [Incomplete(error), SendRelease(), CloseWatch(), PagesFree(DST)]
     assert pull.over
 
 
@@ -212,14 +212,14 @@ def test_waiting_and_pulling_end_at_the_requests_deadline(pull, started):
     assert pull.take_actions() == []
     pull.sweep(DEADLINE)
     lost = pull.take_actions()[0]
-    assert isinstance(lost, Lost) and "deadline" in lost.error.message
+    assert isinstance(lost, Incomplete) and "deadline" in lost.error.message
     assert pull.over
 
 
 def test_an_owner_that_never_answers_release_is_given_up(pull):
     to_validating(pull)
     pull.released(True, 3.0 + RELEASE_S)
-    assert isinstance(pull.take_actions()[0], Lost), "an answer after the deadline comes too late"
+    assert isinstance(pull.take_actions()[0], Incomplete), "an answer after the deadline comes too late"
     assert pull.state is State.FAILED
 
 
@@ -227,7 +227,7 @@ def test_a_stuck_copy_holds_its_pages_but_not_the_attempt(pull):
     job = start_one_copy(pull)
     pull.preempt(3.0)
     pull.sweep(3.0 + DRAIN_S)
-    assert [type(a) for a in pull.take_actions()] == [Lost, SendRelease, CloseWatch]
+    assert [type(a) for a in pull.take_actions()] == [Incomplete, SendRelease, CloseWatch]
     assert pull.state is State.FAILED and not pull.over
     pull.copied(moved(job), 50.0)
     assert pull.take_actions() == [PagesFree(DST)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,30 @@ def test_dynamic_rope_is_transformers_for_a_sequence_that_fills_the_context(
     if length > 64:  # power check
         plain = whole(Rig(tmp_path, config.limited_to(64)), tokens)
         assert (plain - expected).abs().max() > 100 * CLOSE
+
+
+def test_a_published_gemma_leans_on_transformers_defaults(tmp_path: Path) -> None:
+    """The 4B configuration in its older spelling."""
+    sizes = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text = sizes | {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    raw = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "eos_token_id": [1, 106]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = read_model(tmp_path, "dummy")
+    known = transformers.Gemma3TextConfig(**json.loads(json.dumps(text)))
+    assert [layer.attention.window > 0 for layer in config.layers] == [
+        kind == "sliding_attention" for kind in known.layer_types
+    ]
+    local, everywhere = (config.layers[i].attention for i in (0, 5))
+    assert (local.window, local.rope) == (
+        1024,
+        Rope(known.rope_parameters["sliding_attention"]["rope_theta"]),
+    )
+    theta = known.rope_parameters["full_attention"]["rope_theta"]
+    assert (everywhere.window, everywhere.rope) == (0, Rope(theta, "linear", 8.0))
+    assert local.num_heads == known.num_attention_heads and local.head_dim == known.head_dim
+    assert config.kv_format.kv_heads == known.num_key_value_heads and config.vocab_size == known.vocab_size
+    assert config.context_length == known.max_position_embeddings and config.eos_token_ids == (1, 106)
+    assert config.tied_head and config.norm_eps == known.rms_norm_eps
 
 
 Change = Callable[[ModelConfig], ModelConfig]

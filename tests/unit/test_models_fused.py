@@ -230,10 +230,15 @@ class Experts:
 def test_what_no_kernel_computes_is_refused_by_name(target: Path, change: dict[str, Any], why: str) -> None:
     config = read_model(target)
     last = replace(config.layers[-1], **change)
-    assert refusal(replace(config, layers=(*config.layers[:-1], last))) == why
-    wide = replace(last.attention, head_dim=80)
-    told = refusal(replace(config, layers=(replace(last, attention=wide),)))
-    assert told == "heads of 80 (16, 32, 64, 128, 256 are served)" or change
+    assert refusal(replace(config, layers=(*config.layers[:-1], last)), 128) == why
+
+
+def test_sizes_that_no_kernel_has_are_refused_by_name(target: Path) -> None:
+    config = read_model(target)
+    assert refusal(config, 120) == "vocabulary rows 120 (a multiple of 16 is needed)"
+    (layer, _), dims = config.layers, "16, 32, 64, 128, 256"
+    wide = replace(layer, attention=replace(layer.attention, head_dim=80))
+    assert refusal(replace(config, layers=(wide,)), 128) == f"heads of 80 ({dims} are served)"
 
 
 def same_forwards(target: Path, first: int, config: ModelConfig | None = None) -> FusedDecoder:

@@ -52,6 +52,7 @@ class Generation:
 
     @property
     def id(self) -> str:
+        """The request's id inside the engine."""
         return self.request.id
 
     def scored(self, asked: Asked, found: PromptLogprobs) -> None:
@@ -137,6 +138,7 @@ class Sequence:
         return [*self.prompt[start:stop], *self.output[max(start - n, 0) : max(stop - n, 0)]]
 
     def all_tokens(self) -> SequenceOf[int]:
+        """All ids, those of the prompt first."""
         return self.tokens(0, len(self))
 
 

@@ -97,6 +97,8 @@ class Norms:
 
 @dataclasses.dataclass(frozen=True)
 class LayerSpec:
+    """One layer: attention, then the feed-forward, each added to the residual; and its norms."""
+
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
     norms: Norms = Norms()
@@ -168,6 +170,7 @@ class ModelConfig:
 
     @property
     def num_layers(self) -> int:
+        """How many layers there are."""
         return len(self.layers)
 
     @property
@@ -177,10 +180,12 @@ class ModelConfig:
 
     @property
     def num_kv_heads(self) -> int:
+        """Key and value heads of every layer."""
         return self.layers[0].attention.num_kv_heads
 
     @property
     def head_dim(self) -> int:
+        """Elements of every head."""
         return self.layers[0].attention.head_dim
 
     @cached_property
@@ -258,6 +263,7 @@ class DraftConfig:
 
     @property
     def kv_format(self) -> KvFormat:
+        """Of the head's own pool."""
         return self.decoder.kv_format
 
     @cached_property

@@ -31,6 +31,8 @@ from eyas.engine.ipc.messages import (
     WatchUpdate,
 )
 
+LOADING = "the worker is still loading"
+
 Sink = Callable[[Any], None]  # takes an event; never blocks, never raises
 
 
@@ -47,8 +49,7 @@ def wire_id(engine_id: str) -> str:
 class EngineClient:
     """Sends commands and dispatches events. Only the front's event loop uses it.
 
-    `ready` is the engine's description once it is loaded. `open` refuses streams until `accept` is called,
-    and again after `fail`.
+    `open` refuses streams until `accept` is called, and again after `fail`.
     """
 
     def __init__(self, send: Callable[[Sequence[Command]], None]) -> None:
@@ -56,8 +57,24 @@ class EngineClient:
         self._numbers = itertools.count(1)
         self._owners: dict[int, Sink] = {}
         self._handlers: dict[type, Sink] = {}
-        self._refusal: EyasError | None = Unavailable("the worker is still loading")
-        self.ready: Ready | None = None
+        self._refusal: EyasError | None = Unavailable(LOADING)
+        self._ready: Ready | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the engine has described itself."""
+        return self._ready is not None
+
+    @property
+    def ready(self) -> Ready:
+        """The engine's description. Raises Unavailable until it is loaded."""
+        if self._ready is None:
+            raise Unavailable(LOADING)
+        return self._ready
+
+    @ready.setter
+    def ready(self, ready: Ready) -> None:
+        self._ready = ready
 
     def send(self, *commands: Command) -> None:
         """Sends commands to the engine; never waits."""
@@ -72,7 +89,6 @@ class EngineClient:
     def context_length(self) -> int:
         """The most tokens that a request may have. Raises Unavailable while the engine cannot serve."""
         self.check()
-        assert self.ready is not None
         return self.ready.context_length
 
     def open(self, owner: Sink) -> int:

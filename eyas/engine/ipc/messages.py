@@ -1,16 +1,18 @@
 """The messages between a worker's front and its engine: one batch each way per step.
 
 Commands go down to the engine, events come up. The engine decides (queues, pages, leases). The front relays
-(streams, health, the deadlines of peers). Plain msgspec structs: no torch, no gRPC.
+(streams, health, the deadlines of peers); what the engine says of a request (`eyas.common.replies`) it passes
+on as it is. Plain msgspec structs: no torch, no gRPC.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from eyas.common.message import Failure, Message
 from eyas.common.params import SamplingParams
-from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle, Timings
-from eyas.engine.ipc.message import Failure, Message
+from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, Step
+from eyas.common.types import FirstToken, GenerationRequest, KvHandle
 from eyas.engine.ipc.transfer_messages import (
     ClosePull,
     CopyPages,
@@ -186,60 +188,6 @@ class Ready(Message, frozen=True):
     slowest_step_s: float
     draft_width: int = 0
     synthetic: bool = False
-
-
-class Admitted(Message, frozen=True):
-    """The request has a place in the queue."""
-
-    id: str
-    attempt: int
-
-
-class Rejected(Message, frozen=True):
-    """The request was refused; nothing of it is kept."""
-
-    id: str
-    attempt: int
-    failure: Failure
-
-
-class Lost(Message, frozen=True):
-    """The pages of this attempt did not arrive. The request keeps its place and waits for an `Attach`."""
-
-    id: str
-    attempt: int
-
-
-class Failed(Message, frozen=True):
-    """An admitted request, or one choice of it, ended without its last token."""
-
-    id: str
-    attempt: int
-    failure: Failure
-    choice: int | None = None
-
-
-class Step(Message, frozen=True):
-    """The tokens of one engine step, for all its requests."""
-
-    entries: tuple[Entry, ...]
-
-
-class PrefillStarted(Message, frozen=True):
-    """The pages of a prompt are allocated and offered; its first chunk runs."""
-
-    id: str
-    attempt: int
-    handles: tuple[KvHandle, ...]
-
-
-class PrefillDone(Message, frozen=True):
-    """The prompt is computed: token 0 of each choice."""
-
-    id: str
-    attempt: int
-    choices: tuple[FirstToken, ...]
-    timings: Timings
 
 
 class Moved(msgspec.Struct, frozen=True):

@@ -56,7 +56,7 @@ class Outbox:
 
     def rejected(self, generation_id: str, attempt: int, error: EyasError) -> None:
         """Queues the refusal of a request."""
-        self.add(Rejected(generation_id, attempt, Failure(error.code, error.message, error.param)))
+        self.add(Rejected(generation_id, attempt, Failure.of(error)))
 
     def failed(self, generation: Generation, error: EyasError) -> None:
         """Queues the failure of an admitted request."""

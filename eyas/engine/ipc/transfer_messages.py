@@ -6,8 +6,8 @@ front, and asks its front for the copies that only fronts can make.
 
 from __future__ import annotations
 
+from eyas.common.message import Failure, Message
 from eyas.common.types import FirstToken, KvHandle
-from eyas.engine.ipc.message import Failure, Message
 
 # --- commands: owner side (this worker holds the pages) ----------------------------------------------
 

@@ -1,9 +1,9 @@
 """Compiles the kernels that a recipe launches: in parallel, into Triton's cache on disk, without a GPU.
 
-A recipe calls launchers as the engine will, with tensors on the device "meta". Nothing runs: each launch is
-recorded as the variant that Triton would compile for these arguments, and the variants are compiled under the
-very keys by which the real launches look them up. This file knows Triton's compiler; which kernels there are,
-and with which shapes they are called, only recipes know.
+A recipe calls the launchers as the engine will, with tensors on the device "meta". Nothing runs. Each launch
+is recorded as the variant that Triton would compile for its arguments, and the variants are compiled under
+the keys by which the real launches look them up. This file knows Triton's compiler; only recipes know which
+kernels there are and with which shapes they are called.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Variant = Callable[[], Any]
 
 
 class NoDevice:
-    """In place of Triton's driver: a GPU of which only the capability is known."""
+    """Stands in for Triton's driver: a GPU of which only the compute capability is known."""
 
     def __init__(self, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
@@ -50,7 +50,7 @@ class NoDevice:
 
 
 def main() -> None:
-    """Reads (recipe, args, capability, processes) from stdin, pickled; writes `Compiled` to argv[1]."""
+    """Reads a pickled (recipe, args, capability, processes) from stdin; writes `Compiled` to argv[1]."""
     began = time.perf_counter()
     recipe, args, capability, processes = pickle.load(sys.stdin.buffer)
     module, _, function = recipe.partition(":")
@@ -63,23 +63,26 @@ def main() -> None:
 
 
 def record(recipe: Callable[[], None]) -> list[Variant]:
-    """For each distinct kernel that `recipe` launches, a function that compiles it. Nothing is launched."""
+    """One function for each distinct kernel that `recipe` launches; it compiles it. Nothing is launched."""
     variants: dict[tuple[JITFunction[Any], str], Variant] = {}
     compile_now = JITFunction._do_compile
 
     def compile_later(function: JITFunction[Any], key: str, *variant: Any) -> None:
         variants.setdefault((function, key), partial(compile_now, function, key, *variant))
 
-    with patch.object(JITFunction, "_do_compile", compile_later):  # without a kernel, a launch ends there
+    with patch.object(JITFunction, "_do_compile", compile_later):  # a launch without a kernel ends there
         recipe()
     return list(variants.values())
 
 
 def compile_all(variants: list[Variant], processes: int) -> None:
-    """Forked processes take the variants in turn: this one has touched no GPU, so it may fork."""
-    triton_key()  # a hash of the whole compiler, which the children then need not make
+    """Compiles the variants in forked processes. This process has touched no GPU, so it may fork.
+
+    Raises RuntimeError if one does not compile.
+    """
+    triton_key()  # hashes the whole compiler, so that the children need not
     if _has_cuda():
-        nvidia.CudaUtils()  # C code that every user of the driver loads
+        nvidia.CudaUtils()  # compiles C code that every user of the driver loads
     context = multiprocessing.get_context("fork")
     taken = context.Value("i", 0)
     children = [context.Process(target=_compile_some, args=(variants, taken)) for _ in range(processes)]
@@ -99,11 +102,11 @@ def _compile_some(variants: list[Variant], taken: Any) -> None:
             return
         kernel = variants[turn]()
         if _has_cuda():
-            nvidia.CudaLauncher(kernel.src, kernel.metadata)  # its C code goes into the cache as well
+            nvidia.CudaLauncher(kernel.src, kernel.metadata)  # puts its C code into the cache as well
 
 
 def _has_cuda() -> bool:
-    """Launchers are linked against the GPU driver's library."""
+    """Whether the GPU driver's library is there, against which launchers are linked."""
     try:
         return bool(nvidia.libcuda_dirs())
     except AssertionError:

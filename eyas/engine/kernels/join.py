@@ -1,6 +1,7 @@
-"""What an EAGLE-3 head's layer reads: [normalised token embedding ; normalised feature], one row a program.
+"""The input of an EAGLE-3 head's layer: [normalised token embedding ; normalised feature].
 
-Gains are folded into the projection that follows. Source: EAGLE-3 (arXiv 2503.01840), section 3.1.
+The gains of both norms are folded into the projection that follows. Source: EAGLE-3 (arXiv 2503.01840),
+section 3.1.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from eyas.engine.kernels.skinny import empty_padded
 def join(
     tokens: torch.Tensor, embedding: torch.Tensor, features: torch.Tensor, eps: float, pdl: bool
 ) -> torch.Tensor:
-    """tokens int32 [m], embedding [vocab, hidden], features [m, hidden] -> [m, 2 * hidden]."""
+    """tokens int32 [m], embedding [vocab, hidden], features [m, hidden] -> [m, 2 * hidden].
+
+    `eps`: of both norms. `pdl`: use programmatic dependent launch.
+    """
     rows, hidden = features.shape
     out = empty_padded(rows, 2 * hidden, like=features)
     _join[(rows, 2)](

@@ -1,6 +1,6 @@
-"""Where a sequence's rows lie in the paged pool, as attention kernels see it.
+"""Where the rows of a sequence lie in the paged pool, as attention kernels see it.
 
-It knows pages, page tables, strides and a layer's rule for scores; it knows nothing of who owns a page.
+This file knows pages, page tables, strides and a layer's rule for scores. It does not know who owns a page.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from eyas.engine.kernels.scores import Scores
 class PagedKv:
     """One layer of a pool, the page tables that lead to its rows, and how queries meet them.
 
-    `pool` [pages, 2 (K, V), page_size, kv_heads, dim] is strided between pages only (a layer's view of the
-    page-major pool); `tables` int32 [slots, most pages] holds physical pages, zeros where there is none.
+    `pool` [pages, 2 (K, V), page_size, kv_heads, dim] is one layer's view of the page-major pool: contiguous
+    except between pages. `tables` int32 [slots, most pages] holds physical pages; unused entries are 0.
     `scores`: the layer's rule (None: all rows, scaled by 1 / sqrt(dim)). `firsts` int32 [slots]: each slot's
     first row that may be seen, what lies below it being anything (None: all rows may).
     """
@@ -35,19 +35,22 @@ class PagedKv:
 
     @property
     def page_size(self) -> int:
+        """Rows per page."""
         return self.pool.shape[2]
 
     @property
     def kv_heads(self) -> int:
+        """Key and value heads on this rank."""
         return self.pool.shape[3]
 
     @property
     def dim(self) -> int:
+        """Values per head."""
         return self.pool.shape[4]
 
     @property
     def values(self) -> torch.Tensor:
-        """The same view, beginning at the first value row."""
+        """The same view, starting at the first value row."""
         return self.pool[:, 1]
 
 
@@ -58,5 +61,5 @@ def keys_at_a_time(key_bytes: int) -> int:
 
 @triton.jit
 def pages_of(table, rows, end, PAGE: tl.constexpr):
-    """The pages int64 [n, 1] of logical `rows` int32 [n]; page 0 stands in from row `end` on."""
+    """The pages, int64 [n, 1], of logical `rows` int32 [n]. Rows from `end` on get page 0."""
     return tl.load(table + rows // PAGE, mask=rows < end, other=0).to(tl.int64)[:, None]

@@ -1,7 +1,7 @@
-"""What moves along an accepted path: KV rows to where a plain sequence has them, features to the draft head.
+"""Moves data along an accepted path: KV rows to where a plain sequence has them, features to the draft head.
 
-Launched after the verdict, in the same round: length has already grown by the tokens emitted, so the round
-started at length - (a + 1). What a feature is, and whether a path was right, is not known here.
+The kernels run after the verdict of the same round. By then the length has grown by the tokens emitted, so
+the round started at length - (a + 1). This file does not know what a feature is, or why a path was accepted.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from eyas.engine.kernels.rounds import (
     store_rows,
 )
 
-ROW_BLOCK = 512  # elements of a KV row that a program moves, for all rows of a path
+ROW_BLOCK = 512  # elements of each KV row that one program moves, for all rows of a path
 FEATURE_BLOCK = 1024
 
 
 @dataclass(frozen=True)
 class PathRows:
-    """The draft head's certain rows, P a sequence: row j pairs feature j of the path with token j emitted.
+    """The draft head's certain rows, P per sequence: row j pairs feature j of the path with emitted token j.
 
-    features [B * P, H]; `rows` as a forward reads them (of the draft pool, whose pages have the target's
-    numbers); last_row int32 [B]: the newest row, whose output proposes. Rows after it hold nothing: they
-    repeat its feature.
+    `features` [B * P, H]. `rows`: as a forward reads them, in the draft pool, whose pages have the target's
+    numbers. `last_row` int32 [B]: the newest row, whose output gives the proposal. Rows after it are padding
+    and repeat its feature.
     """
 
     features: Tensor
@@ -44,8 +44,8 @@ class PathRows:
 def compact(batch: Batch, verdicts: Verdicts, pool: Tensor) -> None:
     """Moves the KV of each accepted node i from row start + path[i] to row start + i, in all layers.
 
-    pool [pages, layers, 2, page_size, kv_heads, D]. All sources are read before any row is written. A chain
-    has nothing to move.
+    `pool` [pages, layers, 2, page_size, kv_heads, D]. All sources are read before any row is written. For a
+    chain there is nothing to move.
     """
     pages, layers, _, page_size, kv_heads, head_dim = pool.shape
     width = kv_heads * head_dim
@@ -111,7 +111,7 @@ def _compact(
 
 
 def gather_path(batch: Batch, verdicts: Verdicts, features: Tensor, extension: PathRows) -> None:
-    """The draft head's rows after a verdict. features [B * W, H]: of all the round's nodes."""
+    """Writes the draft head's rows after a verdict. `features` [B * W, H]: one per node of the round."""
     tables, path, rows = batch.tables, verdicts.path, extension.rows
     width = features.shape[1]
     grid = (batch.size * path.shape[1], triton.cdiv(width, FEATURE_BLOCK))

@@ -1,8 +1,8 @@
-"""A round on the device: what its forward reads, what its verdict is, and how a chain is proposed.
+"""A round on the device: the rows that its forward reads, its verdict, and the proposal of a chain.
 
-Everything is read from and written to the tables by slot, so a round starts where the last one ended and the
-host need not know where that was. The padding slot's rows write no KV and its tables stay as they are (it is
-never speculative). How tokens are chosen and what a forward does is not known here. The specifications are
+The kernels read and write the tables by slot. So a round starts where the last one ended, and the host need
+not know where that was. Rows of the padding slot write no KV, and its tables never change (it is not
+speculative). This file does not know how tokens are chosen or what a forward does. The specifications are
 `eyas.engine.speculation.verify` (the verdict) and `eyas.engine.speculation.draft_runner` (the proposal).
 """
 
@@ -16,18 +16,20 @@ from torch import Tensor
 
 from eyas.engine.batch.tables import Tables
 
-# Tables lie at any word and have any size: one compiled kernel serves them all.
-PLAIN = ("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative", "seed")
-PLAIN += ("rows", "padding", "max_pages", "drafts_stride", "nodes_stride", "step", "level")
-LANES = 128  # rows that a program of one lane a row handles
+# Tables start at any word and have any size: not specialised, so that one compiled kernel serves all.
+PLAIN = (
+    *("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative", "seed"),
+    *("rows", "padding", "max_pages", "drafts_stride", "nodes_stride", "step", "level"),
+)
+LANES = 128  # rows per program, in kernels with one lane per row
 FACTS = 3
-"""Words of a round's result before its tokens: how many tokens, how deep its drafts were, how many drafts."""
-NOBODYS_CHOICE = tl.constexpr(-1)  # keeps synthetic draws apart from the noise of sampling
+"""Words of a round's result before its tokens: the number of tokens, the depth and the number of drafts."""
+SYNTHETIC_CHOICE = tl.constexpr(-1)  # the choice in the key of synthetic draws; no real choice has it
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The sequences of a round: slots int32 [B]. `pdl`: each kernel is launched before the last has ended."""
+    """The sequences of a round: `slots` int32 [B]. `pdl`: use programmatic dependent launch."""
 
     tables: Tables
     slots: Tensor
@@ -36,15 +38,16 @@ class Batch:
 
     @property
     def size(self) -> int:
+        """B."""
         return self.slots.shape[0]
 
 
 @dataclass(frozen=True)
 class RoundRows:
-    """What a forward reads of R = B * W rows, all int32: tokens, positions, kv_rows [R]; starts [B].
+    """What a forward reads of R = B * W rows, all int32: `tokens`, `positions`, `kv_rows` [R], `starts` [B].
 
-    Row j of sequence b stands at logical row starts[b] + j and is row b * W + j here. `kv_rows` are physical
-    rows, page * page_size + slot; -1: the row holds nothing and writes nothing, its token and position are 0.
+    Row j of sequence b is logical row starts[b] + j, and row b * W + j here. `kv_rows` are physical rows,
+    page * page_size + slot; -1: an empty row, which writes nothing; its token and position are 0.
     """
 
     tokens: Tensor
@@ -54,15 +57,16 @@ class RoundRows:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All four, in the order in which kernels take them."""
         return self.tokens, self.positions, self.kv_rows, self.starts
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """`result` int32 [B, FACTS + W]: tokens emitted (a + 1), depth and number of the drafts, the tokens.
+    """`result` int32 [B, FACTS + W]: the number of tokens emitted (a + 1), the depth and the number of the
+    drafts, then the tokens. `path` int32 [B, P]: the accepted nodes, root (0) first. Unused entries are -1.
 
-    `path` int32 [B, P] has the accepted nodes, root (0) first. Both are filled up with -1. P <= W: a walk
-    ends at depth P - 1, which is meant to be that of the deepest draft.
+    P <= W: a walk ends at depth P - 1, which should be the depth of the deepest draft.
     """
 
     result: Tensor
@@ -76,7 +80,7 @@ class Verdicts:
 
 @triton.jit
 def after_previous(PDL: tl.constexpr):
-    """Lets the next kernel be launched, and waits for the memory of the one before."""
+    """Lets the next kernel start, and waits until the memory of the previous one is written."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -84,7 +88,7 @@ def after_previous(PDL: tl.constexpr):
 
 @triton.jit
 def physical_rows(pages, slot, row, held, max_pages, PAGE_SIZE: tl.constexpr):
-    """Physical row of logical `row` of `slot`; -1 where nothing is held, or past the page table."""
+    """The physical row of logical `row` of `slot`; -1 where `held` is false, or past the page table."""
     held = held & (row < max_pages * PAGE_SIZE)
     page = tl.load(pages + slot * max_pages + row // PAGE_SIZE, mask=held, other=0)
     return tl.where(held, page * PAGE_SIZE + row % PAGE_SIZE, -1)
@@ -92,18 +96,17 @@ def physical_rows(pages, slot, row, held, max_pages, PAGE_SIZE: tl.constexpr):
 
 @triton.jit
 def store_rows(out, row, token, position, kv_row, inside):
-    """`out` as RoundRows.tensors. A row that writes nothing gets token and position 0."""
+    """Writes to `out`, which is RoundRows.tensors. An empty row (kv_row -1) gets token and position 0."""
     tl.store(out[0] + row, tl.where(kv_row >= 0, token, 0), mask=inside)
     tl.store(out[1] + row, tl.where(kv_row >= 0, position, 0), mask=inside)
     tl.store(out[2] + row, kv_row, mask=inside)
 
 
 def prepare(batch: Batch, rows: RoundRows, mask: Tensor) -> None:
-    """The rows of a round: each sequence's root, then its drafts.
+    """Writes the rows of a round: each sequence's root, then its drafts.
 
-    mask int64 [B, W] receives the tables' own: bit r of row j says that node r is visible
-    from node j. W may be less than the tables' width: a round of the first W nodes. A node without a draft
-    holds nothing.
+    `mask` int64 [B, W] receives the masks of the tables: bit r of entry j says that node j sees node r. If W
+    is less than the width of the tables, the round has the first W nodes. A node without a draft is empty.
     """
     tables = batch.tables
     width = mask.shape[1]
@@ -170,14 +173,14 @@ def _prepare(
 
 
 def verdict(batch: Batch, chosen: Tensor, verdicts: Verdicts, rates: Tensor | None = None) -> None:
-    """Walks the drafts of a round of W nodes and commits what the target agrees with.
+    """Walks the drafts of a round of W nodes and commits those that the target agrees with.
 
-    chosen int32, its first B * W entries: the target's token at each node. Length grows by a + 1, the last
-    token emitted is the new root, and the drafts are used up (-1).
+    The first B * W entries of `chosen` int32 are the target's token at each node. The length grows by a + 1,
+    the last token emitted becomes the root, and the drafts are cleared (-1).
 
-    `rates` float32 [P - 1] makes acceptance synthetic, for benchmarks only: down the first path of the tree
-    draft i is accepted with probability rates[i] if those above it were, whatever the target chose, by a draw
-    keyed by (the slot's seed, length, i). Accepted tokens are the drafts, the last one is the target's.
+    `rates` float32 [P - 1] makes acceptance synthetic, for benchmarks only. Down the first path of the tree,
+    draft i is accepted with probability rates[i] if the drafts above it were, whatever the target chose; the
+    draw is keyed by (the slot's seed, length, i). Accepted tokens are drafts; the last is the target's.
     """
     tables = batch.tables
     result, path = verdicts.result, verdicts.path
@@ -282,7 +285,7 @@ def _store_facts(out, accepted, offered, depth):
 
 @triton.jit
 def _child(node, below, draft, token, BLOCK: tl.constexpr, SYNTHETIC: tl.constexpr):
-    """The first of the nodes `below` that is `token`, or the first of all; BLOCK: none."""
+    """The first of the nodes `below` with this token (synthetic: with any token); BLOCK: there is none."""
     if not SYNTHETIC:
         below = below & (draft == token)
     return tl.min(tl.where(below, node, BLOCK))
@@ -290,19 +293,19 @@ def _child(node, below, draft, token, BLOCK: tl.constexpr, SYNTHETIC: tl.constex
 
 @triton.jit
 def _draw(seed, start, rates, PATH: tl.constexpr, BLOCK: tl.constexpr):
-    """How many drafts in a row are accepted at most: draft i if its draw is below rates[i]."""
+    """The most drafts in a row that may be accepted; draft i may if its draw is below rates[i]."""
     step = tl.arange(0, BLOCK)
     still = tl.zeros([BLOCK], tl.int32)
-    x, _, _, _ = tl.philox(seed, step, still + start, still + NOBODYS_CHOICE, still)
+    x, _, _, _ = tl.philox(seed, step, still + start, still + SYNTHETIC_CHOICE, still)
     rate = tl.load(rates + step, mask=step < PATH - 1, other=0.0)
     return tl.min(tl.where(tl.uint_to_uniform_float(x) < rate, PATH - 1, tl.minimum(step, PATH - 1)))
 
 
 def propose_rows(batch: Batch, best: Tensor, step: int, rows: RoundRows) -> None:
-    """Stores draft number `step` of each sequence, and makes the row that the draft head runs next.
+    """Stores draft number `step` of each sequence, and writes the row that the draft head runs next.
 
-    best int32 [B]: target ids. A sequence that is not speculative gets -1, and its row holds nothing. The
-    row stands at `step` rows after the root's (as its position): draft row i is (feature i, token i + 1).
+    `best` int32 [B]: target ids. A sequence that is not speculative gets -1 and an empty row. The row and
+    its position lie `step` after the root's, since draft row i is (feature i, token i + 1).
     """
     tables = batch.tables
     _propose_rows[(triton.cdiv(batch.size, LANES),)](

@@ -1,12 +1,13 @@
-"""Chooses tokens on the device: argmax over the surviving ids of log p + G, without the host.
+"""Chooses tokens on the device, without the host: the argmax over the surviving ids of log p + G.
 
-The specification is `eyas.engine.sampling.sampler`, of which this knows temperature, noise and filters; bias,
-penalties, bans and logprobs are not known here. Every comparison is of `ranking` keys and every score is
-rounded as the specification says, so a row's token depends neither on its neighbours nor on how rows are cut.
+The specification is `eyas.engine.sampling.sampler`. This file implements its temperature, noise and filters;
+it does not know bias, penalties, bans and logprobs. It compares only `ranking` keys and rounds every score as
+the specification does, so a row's token depends neither on other rows nor on how rows are cut into programs.
 
-Three kernels: `_peaks` finds the best logit of every block of ids; `_settle`, one program a row, the best of
-those, which is the token of a greedy row, and else what the filters leave; `_draw` adds the noise to that.
-Memory comes from torch and nothing waits for the host: all can be captured.
+Three kernels: `_peaks` finds the best logit of each block of ids. `_settle`, one program per row, finds the
+best of these, which is the token of a greedy row; for other rows it finds which ids survive the filters.
+`_draw` adds the noise to the survivors. Memory comes from torch and nothing waits for the host, so all of it
+can be captured.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.gumbel import gumbel_at, gumbel_from
-from eyas.engine.kernels.ranking import NOBODY, id_of, key_of, value_of
+from eyas.engine.kernels.ranking import LOWEST_KEY, id_of, key_of, value_of
 from eyas.engine.kernels.survivors import SHORTLIST, cut_of, score_of
 
-_BLOCK = 256  # ids that one peak stands for
-_FEW_ROWS = 8  # so few are cut into more programs
-# Of any alignment: one compiled kernel serves all.
+_BLOCK = 256  # ids per peak
+_FEW_ROWS = 8  # up to this many rows are cut into more programs each
+# Arguments of any alignment: not specialised, so that one compiled kernel serves all.
 _SETTLING = ("cuts", "slots", "temperature", "top_k", "top_p", "min_p", "out", "token_map")
 _DRAWING = ("cuts", "best", "slots", "positions", "temperature", "seed", "choice", "out", "token_map")
 
 
 class SamplingTables(Protocol):
-    """Sampling parameters by slot, all [S], with the values of `eyas.common.params.SamplingParams`.
+    """Sampling parameters per slot, all [S], with the values of `eyas.common.params.SamplingParams`.
 
-    temperature, top_p and min_p float32; top_k (0: off) and choice int32; seed int64, its bits unsigned.
+    temperature, top_p and min_p float32; top_k (0: off) and choice int32; seed int64 with unsigned bits.
     """
 
     temperature: torch.Tensor
@@ -45,7 +46,7 @@ class SamplingTables(Protocol):
 
 @dataclass(frozen=True)
 class SampledRows:
-    """N rows: whose parameters each has, and the absolute index of the token being sampled. int32 [N]."""
+    """N rows, both int32 [N]: the slot with each row's parameters, and the index of the token to sample."""
 
     slots: torch.Tensor
     positions: torch.Tensor
@@ -54,7 +55,7 @@ class SampledRows:
 def choose(
     logits: torch.Tensor, rows: SampledRows, tables: SamplingTables, out: torch.Tensor, pdl: bool = False
 ) -> None:
-    """out int32 [N] becomes the token of each row of `logits`, float32 [N, vocab], which are not modified."""
+    """Writes the token of each row of `logits` float32 [N, vocab] to `out` int32 [N]."""
     _run(_Job(logits, rows, tables, None, filtered=True, pdl=pdl), out)
 
 
@@ -66,16 +67,18 @@ def propose(
     token_map: torch.Tensor | None,
     pdl: bool = False,
 ) -> None:
-    """out int32 [N] becomes the target's id of each row's best draft, with the target's noise, unfiltered.
+    """Writes the target's id of each row's best draft to `out` int32 [N]: with noise, without filters.
 
-    `logits` float32 [N, draft vocab]; `token_map` int32 or int64 [draft vocab]: the target's id of each draft
-    id (None: the same). It is the argmax of `sampler.perturbed`: ties go to the lowest draft id.
+    `logits` float32 [N, draft vocab]. `token_map` int32 or int64 [draft vocab]: the target's id of each draft
+    id (None: the same). The result is the argmax of `sampler.perturbed`; ties go to the lowest draft id.
     """
     _run(_Job(logits, rows, tables, token_map, filtered=False, pdl=pdl), out)
 
 
 @dataclass(frozen=True)
 class _Job:
+    """One call of `choose` or `propose`."""
+
     logits: torch.Tensor
     rows: SampledRows
     tables: SamplingTables
@@ -85,8 +88,8 @@ class _Job:
 
     @property
     def peaks(self) -> int:
-        """Peaks a row."""
-        return triton.cdiv(self.logits.shape[1], _BLOCK)
+        """Peaks per row."""
+        return -(-self.logits.shape[1] // _BLOCK)
 
     @property
     def common(self) -> dict[str, object]:
@@ -109,9 +112,9 @@ def _run(job: _Job, out: torch.Tensor) -> None:
         BLOCK=_BLOCK,
         num_warps=4 if few else 8,
     )
-    parameters = (tables.temperature, tables.top_k, tables.top_p, tables.min_p)
+    filters = (tables.temperature, tables.top_k, tables.top_p, tables.min_p)
     _settle[(count,)](
-        *(logits, logits.stride(0), peaks, tops, cuts, shortlist, slots, *parameters, out, job.token_map),
+        *(logits, logits.stride(0), peaks, tops, cuts, shortlist, slots, *filters, out, job.token_map),
         **job.common,
         PEAKS=job.peaks,
         PEAKS_BLOCK=triton.next_power_of_2(job.peaks),
@@ -119,10 +122,10 @@ def _run(job: _Job, out: torch.Tensor) -> None:
         num_warps=16 if job.filtered else 4,
     )
     tile = 1024 if few else 2048
-    parameters = (tables.temperature, tables.seed, tables.choice)
+    noise = (tables.temperature, tables.seed, tables.choice)
     _draw[(triton.cdiv(logits.shape[1], tile), count)](
         *(logits, logits.stride(0), tops, cuts, best, tickets),
-        *(slots, job.rows.positions, *parameters, out, job.token_map),
+        *(slots, job.rows.positions, *noise, out, job.token_map),
         **job.common,
         TILE=tile,
         FILTERED=job.filtered,
@@ -132,7 +135,7 @@ def _run(job: _Job, out: torch.Tensor) -> None:
 
 @triton.jit
 def _after_previous(PDL: tl.constexpr):
-    """Lets the next kernel be launched, and waits for the memory of the one before."""
+    """Lets the next kernel start, and waits until the memory of the previous one is written."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -151,16 +154,16 @@ def _peaks(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The best key of each block of logits; and the row's best and its ticket are made ready for `_draw`."""
+    """The best key of each block of logits. Also resets the row's best key and ticket for `_draw`."""
     _after_previous(PDL)
     row = tl.program_id(1).to(tl.int64)
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     ids = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     values = tl.load(logits + row * stride + ids, mask=ids < VOCAB, other=0.0)
-    keys = tl.where(ids < VOCAB, key_of(values, ids), NOBODY)
+    keys = tl.where(ids < VOCAB, key_of(values, ids), LOWEST_KEY)
     tl.store(peaks + row * PEAKS + block, tl.max(keys, 1), mask=block < PEAKS)
     if tl.program_id(0) == 0:
-        tl.store(best + row, NOBODY)
+        tl.store(best + row, LOWEST_KEY)
         tl.store(tickets + row, 0)
 
 
@@ -185,13 +188,13 @@ def _settle(
     FILTERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The token of a greedy row; of another row the best key, and the least that survives."""
+    """The token of a greedy row; for other rows the best key, and the lowest key that survives."""
     _after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     t = tl.load(temperature + slot)
     block = tl.arange(0, PEAKS_BLOCK)
-    keys = tl.load(peaks + row * PEAKS + block, mask=block < PEAKS, other=NOBODY)
+    keys = tl.load(peaks + row * PEAKS + block, mask=block < PEAKS, other=LOWEST_KEY)
     best = tl.max(keys)
     if t == 0.0:
         tl.store(out + row, _token(best, token_map, VOCAB))
@@ -235,7 +238,7 @@ def _draw(
     FILTERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The best id of a tile after noise; the last tile of a row tells the row's. Greedy rows are done."""
+    """The best id of a tile after noise; the last tile of a row writes the row's token. Skips greedy rows."""
     _after_previous(PDL)
     row = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row)
@@ -248,23 +251,23 @@ def _draw(
         alive = ids < VOCAB
         if FILTERED:
             alive = alive & (key_of(scores, ids) >= tl.load(cuts + row))
-        if tl.max(alive.to(tl.int32)) > 0:  # with filters, most tiles hold no survivor
+        if tl.max(alive.to(tl.int32)) > 0:  # with filters, most tiles have no survivor
             stream = tl.load(seed + slot), tl.load(positions + row), tl.load(choice + slot)
             if token_map is None:
                 noise = gumbel_from(*stream, start, TILE)
             else:
                 targets = tl.load(token_map + ids, mask=ids < VOCAB, other=0).to(tl.int32)
                 noise = gumbel_at(*stream, targets)
-            keys = tl.where(alive, key_of(scores + noise, ids), NOBODY)
+            keys = tl.where(alive, key_of(scores + noise, ids), LOWEST_KEY)
             tl.atomic_max(best + row, tl.max(keys))
         if tl.atomic_add(tickets + row, 1) == tl.num_programs(0) - 1:
-            found = tl.atomic_max(best + row, NOBODY)  # changes nothing: an atomic reads what others left
+            found = tl.atomic_max(best + row, LOWEST_KEY)  # an atomic read: it sees what other tiles wrote
             tl.store(out + row, _token(found, token_map, VOCAB))
 
 
 @triton.jit
 def _token(key, token_map, VOCAB: tl.constexpr):
-    """The target's id of a key. A row without a number in it still gives some id of the vocabulary."""
+    """The target's id of a key. A row of NaN still gives an id of the vocabulary."""
     token = tl.minimum(id_of(key), VOCAB - 1)
     if token_map is not None:
         token = tl.load(token_map + token).to(tl.int32)

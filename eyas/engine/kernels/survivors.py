@@ -1,9 +1,9 @@
-"""Which ids of a row survive top-k, then top-p, then min-p: those whose `ranking` key is at least its cut.
+"""Which ids of a row survive top-k, then top-p, then min-p: those whose `ranking` key is at least the cut.
 
 The rules, ties included, are those of `eyas.engine.sampling.filters`. Filters keep a row's best ids, so one
-key says it all. It is found by search: how much do the logits from a certain value on weigh, as a count or as
-a mass of probability? Most nuclei are small, so the search runs over a short list of the best logits wherever
-that is known to hold the answer, and over the whole row otherwise. It knows nothing of noise.
+key describes the result. A search finds it: how much do the logits from a certain value on weigh, as a count
+or as a mass of probability? Most nuclei are small. So the search runs over a short list of the best logits if
+that is certain to hold the answer, and over the whole row otherwise. This file knows nothing of noise.
 """
 
 import triton
@@ -17,11 +17,11 @@ from eyas.engine.kernels.ranking import (
     value_of_order,
 )
 
-SHORTLIST = tl.constexpr(4096)  # logits that a row's short list holds
-_NEGLIGIBLE = tl.constexpr(30.0)  # nats below the best id, where no short list needs to reach
+SHORTLIST = tl.constexpr(4096)  # logits in a row's short list
+_NEGLIGIBLE = tl.constexpr(30.0)  # nats below the best id: no short list needs to reach further down
 _TINY = tl.constexpr(2.0**-126)
 _TILE = tl.constexpr(2048)
-_TILES_AT_ONCE = tl.constexpr(4)  # so many loads are in flight
+_TILES_AT_ONCE = tl.constexpr(4)  # loads in flight
 _WIDE_TILE = tl.constexpr(8192)
 
 
@@ -33,13 +33,13 @@ def score_of(logits, top, temperature):
 
 @triton.jit
 def cut_of(row, shortlist, peaks, top, temperature, k, p, min_p, VOCAB: tl.constexpr, PEAKS: tl.constexpr):
-    """The least key that survives. `peaks` [n]: the greatest logits of PEAKS parts of the row, then -inf."""
+    """The lowest key that survives. `peaks` [n]: the greatest logit of each of PEAKS parts, then -inf."""
     cut = lowest_key_of(tl.log(min_p.to(tl.float64)).to(tl.float32))
     counted = (k > 0) & (k < VOCAB)
     if counted | (p < 1.0):
         floor = _floor(peaks, top, temperature, PEAKS)
         listed, mass, all_mass = _shorten(row, shortlist, floor, top, temperature, VOCAB)
-        tl.debug_barrier()  # the list is read by other threads than wrote it
+        tl.debug_barrier()  # other threads read the list than those that wrote it
         if counted:
             short = (listed <= SHORTLIST) & (k <= listed)
             order = _search(row, shortlist, short, listed, top, temperature, k.to(tl.float64), False, VOCAB)
@@ -56,7 +56,7 @@ def cut_of(row, shortlist, peaks, top, temperature, k, p, min_p, VOCAB: tl.const
 
 @triton.jit
 def _floor(peaks, top, temperature, PEAKS: tl.constexpr):
-    """A logit above which a short list is likely to hold many ids, yet not too many: a guess, never wrong."""
+    """A logit above which many ids lie, but not too many. A guess: the result is right for any value."""
     real = tl.arange(0, peaks.shape[0]) < PEAKS
     peaks = tl.where(real, tl.maximum(peaks, top - _NEGLIGIBLE * temperature), 0.0)
     mean = tl.sum(peaks) / PEAKS
@@ -66,7 +66,7 @@ def _floor(peaks, top, temperature, PEAKS: tl.constexpr):
 
 @triton.jit
 def _shorten(row, shortlist, floor, top, temperature, VOCAB: tl.constexpr):
-    """Lists the logits from `floor` on, as far as there is room: their count, their mass, the row's mass."""
+    """Lists the logits from `floor` up, while there is room. Their count, their mass, and the row's."""
     count = 0
     mass = tl.zeros([_WIDE_TILE], tl.float32)
     all_mass = tl.zeros([_WIDE_TILE], tl.float32)
@@ -85,9 +85,9 @@ def _shorten(row, shortlist, floor, top, temperature, VOCAB: tl.constexpr):
 
 @triton.jit
 def _search(row, shortlist, short, listed, top, temperature, target, MASS: tl.constexpr, VOCAB: tl.constexpr):
-    """The greatest order such that the logits from it on weigh at least `target`; all of them if none do.
+    """The greatest order such that the logits from it up weigh at least `target`; the lowest if none does.
 
-    Each pass cuts the interval of the answer into four.
+    Each pass divides the interval of the answer by four.
     """
     values = row
     if short:
@@ -111,9 +111,9 @@ def _search(row, shortlist, short, listed, top, temperature, target, MASS: tl.co
 
 @triton.jit
 def _weights_from(values, size, a, b, c, top, temperature, MASS: tl.constexpr):
-    """What the first `size` of `values` weigh from the orders a <= b <= c on: three float64.
+    """The weights of the first `size` of `values` from the orders a <= b <= c up: three float64.
 
-    A lane adds few numbers, in float32; the lanes are added in float64, in a fixed order.
+    A lane adds few numbers, in float32. The lanes are added in float64, in a fixed order.
     """
     a = value_of_order(a.to(tl.int32))
     b = value_of_order(b.to(tl.int32))
@@ -137,7 +137,7 @@ def _weights_from(values, size, a, b, c, top, temperature, MASS: tl.constexpr):
 
 @triton.jit
 def _weights(logits, top, temperature, MASS: tl.constexpr):
-    """1 each, or the probability over the best id's; a rounding more does not matter here."""
+    """1 each, or the probability relative to the best id's; one more rounding does not matter here."""
     if MASS:
         return tl.exp((logits - top) * (1.0 / tl.maximum(temperature, _TINY)))
     else:
@@ -146,9 +146,9 @@ def _weights(logits, top, temperature, MASS: tl.constexpr):
 
 @triton.jit
 def _fill(row, order, target, top, temperature, MASS: tl.constexpr, VOCAB: tl.constexpr):
-    """The key of the last id kept, and the mass kept, if ids are kept until they weigh `target`.
+    """Keeps ids until they weigh `target`; returns the key of the last one and the mass kept.
 
-    The last one's score is that of the logit `order`. Others may have the same: the lowest ids have the room.
+    The last one has the score of the logit `order`. Of ids with equal scores, the lowest are kept.
     """
     score = score_of(value_of_order(order), top, temperature)
     above, mass_above, level = _weights_about(row, score, top, temperature, VOCAB)
@@ -166,7 +166,7 @@ def _fill(row, order, target, top, temperature, MASS: tl.constexpr, VOCAB: tl.co
 
 @triton.jit
 def _weights_about(row, score, top, temperature, VOCAB: tl.constexpr):
-    """The ids above `score`, as a count and as a mass, and the count of those at it: three float64."""
+    """The count and the mass of the ids above `score`, and the count of those at it: three float64."""
     lane = tl.arange(0, _TILE)
     above = tl.zeros([_TILE], tl.float32)
     mass = tl.zeros([_TILE], tl.float32)
@@ -184,7 +184,7 @@ def _weights_about(row, score, top, temperature, VOCAB: tl.constexpr):
 
 @triton.jit
 def _nth_at(row, score, nth, top, temperature, VOCAB: tl.constexpr):
-    """The nth (from 1) lowest id of those at `score`."""
+    """The nth lowest id (n from 1) among those at `score`."""
     seen = 0
     found = 0
     for start in range(0, VOCAB, _WIDE_TILE):

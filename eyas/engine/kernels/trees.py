@@ -1,8 +1,8 @@
-"""EAGLE-2 trees grown on the device: each level's k best candidates are expanded, the best of all are kept.
+"""EAGLE-2 trees grown on the device: the k best candidates of each level are expanded, the best of all kept.
 
-One program per sequence. `speculation.expansion.TreeExpansion` is the specification, to the bit: scores
-are products in float64, equal scores go to the lower flat index. How the draft head runs is not known here.
-(Li et al., EAGLE-2, sections 4.1 and 4.2.)
+One program per sequence. `speculation.expansion.TreeExpansion` is the specification, to the bit: scores are
+products in float64, and of equal scores the lower flat index wins. This file does not know how the draft head
+runs. (Li et al., EAGLE-2, sections 4.1 and 4.2.)
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.kernels.rounds import PLAIN, Batch, RoundRows, after_previous, physical_rows, store_rows
 
-RIVALS = tl.constexpr(16)  # candidates that all others are compared with at once
+RIVALS = tl.constexpr(16)  # candidates with which all others are compared at a time
 MASK_BITS = 64
 
 
 @dataclass(frozen=True)
 class Growth:
-    """The trees of a batch of B sequences as they grow. With k a level, C = k + (steps - 1) k^2 candidates.
+    """The growing trees of B sequences, with k = topk nodes per level and C = k + (steps - 1) k^2 candidates.
 
-    Candidates stand in the order of their flat indices: scores float64, tokens, parents int32 [B, C] (-1: the
-    root). Slot g of level l is that level's g-th best candidate, and draft row l * k + g; frontier int32 and
-    visible int64 [steps - 1, B, k]: its flat index, and the draft rows that it sees (bits, its own included),
-    so visible[l] is the level's attention mask. kept int32 [B, draft_tokens - 1]. `token_map` int64 [Vd]: the
-    target's ids, None: the same.
+    `scores` float64, `tokens`, `parents` int32 [B, C] (-1: the root): candidates in the order of their flat
+    indices. Slot g of level l is the g-th best candidate of that level, and draft row l * k + g. `frontier`
+    int32 [steps - 1, B, k]: its flat index. `visible` int64 [steps - 1, B, k]: the draft rows that it sees as
+    bits, its own included, so visible[l] is the attention mask of level l.
+    `kept` int32 [B, draft_tokens - 1]: flat indices of the nodes of the final tree. `token_map` int64 [Vd]:
+    the target's id of each draft id (None: the same).
     """
 
     spec: SpeculationConfig
@@ -45,10 +46,10 @@ class Growth:
 
 @dataclass(frozen=True)
 class Frontier:
-    """What the draft head runs next, k rows a sequence, as a forward reads them.
+    """The rows that the draft head runs next, k per sequence, as a forward reads them.
 
-    Attention starts at rows.starts = length and sees (level + 1) * k draft rows from there by
-    Growth.visible[level]. sources int32 [B * k]: the row of the forward before whose output is the feature.
+    rows.starts is the sequence's length; from there attention sees (level + 1) * k draft rows under the mask
+    Growth.visible[level]. `sources` int32 [B * k]: each feature is that row of the previous forward's output.
     """
 
     rows: RoundRows
@@ -56,12 +57,12 @@ class Frontier:
 
 
 def new_growth(spec: SpeculationConfig, batch: int, token_map: Tensor | None, device: str) -> Growth:
-    """Room for the trees of `batch` sequences. ConfigError: a 64-bit mask cannot hold such a tree."""
+    """Memory for `batch` trees. Raises ConfigError if a 64-bit mask cannot hold such a tree."""
     k, levels = spec.topk, spec.steps - 1
     if levels * k > MASK_BITS or spec.draft_tokens > MASK_BITS:
         raise ConfigError(
             f"a tree of {spec.steps} steps, top {k}, {spec.draft_tokens} tokens: draft_tokens and "
-            f"(steps - 1) * topk may be {MASK_BITS} at most"
+            f"(steps - 1) * topk may be at most {MASK_BITS}"
         )
     candidates = k + levels * k * k
 
@@ -85,8 +86,8 @@ def grow(
 ) -> None:
     """Adds the children of each frontier node, best first, and chooses the next frontier.
 
-    probabilities float32, ids int64 (the draft head's), both [B, k] at level 0 and [B * k, k] afterwards.
-    `below` is written; None at the last level, which nothing runs after.
+    `probabilities` float32 and `ids` int64 come from the draft head: [B, k] at level 0, then [B * k, k].
+    The next frontier is written to `below`, which is None at the last level.
     """
     tables, spec = batch.tables, growth.spec
     _grow[(batch.size,)](
@@ -163,7 +164,7 @@ def _grow(
     tl.store(tokens + place, token, mask=new)
     tl.store(parents + place, parent, mask=new)
     if sources is not None:
-        tl.debug_barrier()  # all threads' scores are written
+        tl.debug_barrier()  # waits until all threads have written their scores
         rank = _rank(scores + sequence * CANDIDATES + first, score, child, PARENTS * TOPK, BLOCK)
         best = new & (rank < TOPK)
         row = level * TOPK + rank
@@ -182,7 +183,7 @@ def _grow(
 
 @triton.jit
 def _children(probabilities, ids, token_map, given, new):
-    """Target ids int32, and probabilities float64 within 0 .. 1: no child may score above its parent."""
+    """Target ids int32, and probabilities float64 clamped to 0 .. 1: no child may score above its parent."""
     token = tl.load(ids + given, mask=new, other=0)
     if token_map is not None:
         token = tl.load(token_map + token, mask=new, other=0)
@@ -192,7 +193,7 @@ def _children(probabilities, ids, token_map, given, new):
 
 @triton.jit
 def _rank(scores, score, index, count, BLOCK: tl.constexpr):
-    """How many of scores[0 .. count - 1] go before `score` at `index`: higher ones, equal ones below it."""
+    """How many of scores[0 .. count - 1] are higher than `score`, or equal at a lower index."""
     rank = tl.zeros([BLOCK], tl.int32)
     for begin in range(0, count, RIVALS):
         rival = begin + tl.arange(0, RIVALS)
@@ -203,10 +204,10 @@ def _rank(scores, score, index, count, BLOCK: tl.constexpr):
 
 
 def select(batch: Batch, growth: Growth) -> None:
-    """The best draft_tokens - 1 candidates of all levels become the drafts of each sequence's next round.
+    """Makes the best draft_tokens - 1 candidates of all levels the drafts of each sequence's next round.
 
-    In the order of their flat indices, so that parents stand before their children. A sequence that is not
-    speculative gets none.
+    They are in the order of their flat indices, so that parents come before their children. A sequence that
+    is not speculative gets none.
     """
     tables, spec = batch.tables, growth.spec
     candidates = growth.scores.shape[1]
@@ -267,7 +268,7 @@ def _select(
     good = (rank < NODES) & (index < CANDIDATES)
     kept += sequence * NODES
     tl.store(kept + tl.cumsum(good.to(tl.int32), 0) - 1, index, mask=good)
-    tl.debug_barrier()  # every thread's choice is written
+    tl.debug_barrier()  # waits until every thread has written its choice
 
     node = tl.arange(0, NODE_BLOCK)
     real = (node < NODES) & (node < CANDIDATES)
@@ -293,5 +294,5 @@ def _select(
 
 @triton.jit
 def _place(candidate, all_kept):
-    """The node that a kept candidate became: how many were kept before it."""
+    """The node that a kept candidate became: the number of kept candidates before it."""
     return tl.sum((all_kept[None, :] < candidate[:, None]).to(tl.int32), 1)

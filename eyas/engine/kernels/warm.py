@@ -1,7 +1,7 @@
-"""Kernels made ready before they are needed: a process that compiles a recipe's, and the cache it fills.
+"""Kernels that are compiled before they are needed: the process that compiles them, and the cache it fills.
 
-It loads without torch, so that the compiling starts before anything else does. What a recipe is, and how its
-kernels are compiled, `eyas.engine.kernels.compile_ahead` knows.
+This module loads without torch, so that the compiling starts before anything else does.
+`eyas.engine.kernels.compile_ahead` knows what a recipe is and how its kernels are compiled.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Compiled:
-    """Distinct kernels that a recipe launches, and the seconds their compiling took: 0 if all were there."""
+    """How many distinct kernels a recipe launches, and the seconds of compiling: 0 if all were cached."""
 
     kernels: int
     seconds: float
 
 
 class Warmup:
-    """A recipe's kernels, being compiled by other processes from construction on."""
+    """The kernels of a recipe. Other processes compile them from the construction on."""
 
     def __init__(self, recipe: str, args: tuple[Any, ...], capability: int, processes: int) -> None:
         """`recipe`: "package.module:function", called with `args` (picklable) in another process.
 
-        `capability`: 90 for a Hopper GPU. Call this before this process compiles a kernel: see `use_cache`.
+        `capability`: compute capability, 90 for a Hopper GPU. `processes`: how many compile at a time.
+        Construct it before this process compiles a kernel: see `use_cache`.
         """
         directory = use_cache(capability)
         task = pickle.dumps((recipe, args, capability, processes))
@@ -48,7 +49,7 @@ class Warmup:
                 pipe.write(task)
 
     def wait(self) -> Compiled:
-        """Returns once every kernel is in the cache. Raises RuntimeError, with the compiler's words."""
+        """Waits until every kernel is in the cache. Raises RuntimeError with the compiler's message."""
         if self._process is None:
             return Compiled(json.loads(self._done.read_text())["kernels"], 0.0)
         if self._process.wait() != 0:
@@ -58,9 +59,9 @@ class Warmup:
 
 
 def capability_of(device: str) -> int:
-    """Compute capability of "cuda" or "cuda:1", such as 90, as the GPU's driver tells it, without torch.
+    """The compute capability of "cuda" or "cuda:1", 90 for instance, from the GPU's driver, without torch.
 
-    Raises CalledProcessError, or FileNotFoundError, where there is no such GPU.
+    Raises CalledProcessError or FileNotFoundError if there is no such GPU.
     """
     number = int(device.partition(":")[2] or 0)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -71,9 +72,10 @@ def capability_of(device: str) -> int:
 
 
 def use_cache(capability: int) -> Path:
-    """The directory where this process, and those it starts, now keep Triton's kernels.
+    """Makes this process, and those that it starts, keep Triton's kernels in the directory that it returns.
 
-    One for each version and GPU; in it, Triton names every kernel by a hash of its source and arguments.
+    There is one directory per version and GPU. In it, Triton names every kernel by a hash of its source and
+    arguments.
     """
     parts = (sys.version, version("torch"), version("triton"), capability)
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -84,7 +86,7 @@ def use_cache(capability: int) -> Path:
 
 
 def _sources() -> bytes:
-    """The engine's: they decide what a recipe launches."""
+    """The engine's sources, which decide what a recipe launches."""
     return b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
 
 

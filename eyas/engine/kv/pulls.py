@@ -31,7 +31,16 @@ from eyas.engine.ipc.messages import (
 from eyas.engine.ipc.outbox import Outbox
 from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.copier import Copier
-from kv_transfer.puller import CloseWatch, Complete, Lost, OpenWatch, PagesFree, Pull, SendRelease, State
+from kv_transfer.puller import (
+    CloseWatch,
+    Complete,
+    Incomplete,
+    OpenWatch,
+    PagesFree,
+    Pull,
+    SendRelease,
+    State,
+)
 from kv_transfer.route import Route
 
 Told: TypeAlias = PullMet | PullReady | PullDone | PullFailed | PullReleased | CopyStopped
@@ -200,7 +209,7 @@ class Pulls:
                     self._copy(active, action)
                 case PagesFree(pages):
                     destination.pages_free(list(pages))
-                case Lost(error):
+                case Incomplete(error):
                     self.failed += 1
                     destination.lost(active.owner, error)
                 case Complete():

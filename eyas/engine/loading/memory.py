@@ -68,7 +68,7 @@ def _too_few(pages: int, memory: DeviceMemory, fraction: float, demand: Demand) 
     total, free, held = (f"{size / 2**30:.1f}" for size in (memory.total, memory.free, memory.held))
     found = (
         f"{fraction:g} of the GPU's {total} GiB ({free} free) leaves room for {pages} KV pages "
-        f"beside {held} GiB of weights"
+        f"besides {held} GiB of weights"
     )
     if pages < FEWEST_PAGES:
         advice = f"{FEWEST_PAGES} is the minimum: raise --mem-fraction-static or share the model (--tp)"

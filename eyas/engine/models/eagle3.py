@@ -28,9 +28,11 @@ from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.models import llama
 from eyas.engine.models.base import Drafted
 from eyas.engine.models.decoder import EmbeddingAndHead, rotaries, step_of
-from eyas.engine.models.keys import Raw, describe
+from eyas.engine.models.keys import Raw
 
 NAME = "an EAGLE-3 head"
+OWN_HEAD = frozenset({"lm_head.weight", "d2t"})
+"""The tensors of a head with a vocabulary of its own."""
 
 
 def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str) -> DraftConfig | None:
@@ -39,12 +41,13 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
     A "dummy" one has no tensors yet: it is an EAGLE-3 head of the sizes in its config.json.
     """
     captured = _capture_layers(raw, target.num_layers)
-    shapes = {}
+    outputs = raw.get("draft_vocab_size")
     if load_format != "dummy":
         shapes = {spelling(name): shape for name, shape in tensor_shapes(folder).items()}
+        outputs = shapes.get("lm_head.weight", (None,))[0]
         if not _is_eagle3(shapes, int(raw["hidden_size"]), len(captured)):
             return None
-    decoder = describe(llama, raw, folder)
+    decoder = llama.describe(raw, folder)
     # Some heads state their target's depth; and rows go as far as the target's, whatever the head saw.
     context = max(decoder.context_length, target.context_length)
     window = int(raw.get("sliding_window") or 0) if raw.get("use_sliding_window", True) else 0
@@ -60,20 +63,14 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
             raise ConfigError(f"draft head {folder}: {complaint}")
     layers = decoder.layers[:1]
     decoder = dataclasses.replace(decoder, layers=layers, context_length=context, load_format=load_format)
-    return _config(decoder, captured, shapes.get("lm_head.weight") or (raw.get("draft_vocab_size"),))
-
-
-def _config(decoder: ModelConfig, captured: tuple[int, ...], head: tuple[int | None, ...]) -> DraftConfig:
-    """`head`: the shape of an lm_head of its own; nothing is known of one that it does not have."""
-    outputs = int(head[0] or decoder.vocab_size)
-    shared = outputs == decoder.vocab_size
+    outputs = int(outputs or target.vocab_size)
     return DraftConfig(
-        folder=decoder.folder,
+        folder=folder,
         algorithm="eagle3",
         decoder=decoder,
         draft_vocab_size=outputs,
         capture_layers=captured,
-        dummy_tensors=frozenset(() if shared else ("lm_head.weight", "d2t")),
+        dummy_tensors=frozenset() if outputs == target.vocab_size else OWN_HEAD,
     )
 
 
@@ -158,12 +155,14 @@ class Eagle3Draft:
 
 
 def load_tap(config: DraftConfig, weights: Weights) -> Eagle3Tap:
+    """The half beside the target."""
     return Eagle3Tap(config, weights)
 
 
 def load_draft(
     config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
 ) -> Eagle3Draft:
+    """The half that drafts. `ends`: the target's."""
     return Eagle3Draft(config, weights, ends, backend)
 
 

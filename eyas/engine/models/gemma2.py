@@ -27,6 +27,7 @@ DEFAULTS = {
 
 
 def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
+    """Where keys are left out they are `DEFAULTS`."""
     raw = DEFAULTS | dict(raw)
     attention = scaled(raw, keys.attention(raw))
     windows = keys.layer_windows(raw, [layer % 2 == 0 for layer in range(keys.count(raw))])

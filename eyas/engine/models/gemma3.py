@@ -17,16 +17,27 @@ RENAMED = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
+DEFAULTS = {
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "sliding_window": 4096,
+    "vocab_size": 262208,
+}
+"""What published configurations leave out."""
+
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
+    """`layer_types`, or without them `sliding_window_pattern`, say which layers have the window."""
     if "text_config" in raw:
-        within = dict(raw["text_config"]) | {"architectures": raw["architectures"]}
-        return dataclasses.replace(describe(within, folder), renamed=RENAMED)
+        text = dict(raw["text_config"]) | {"architectures": raw["architectures"]}
+        return dataclasses.replace(describe(text, folder), renamed=RENAMED)
     if raw.get("use_bidirectional_attention"):
         raise ConfigError(f"config.json of {folder}: use_bidirectional_attention is not supported")
-    raw = {"sliding_window": 4096, "head_dim": 256} | dict(raw)
+    raw = DEFAULTS | dict(raw)
     everywhere, within = _ropes(raw)
     plain = dataclasses.replace(gemma2.scaled(raw, keys.attention(raw, everywhere)), head_norms=True)
     every = int(raw.get("sliding_window_pattern", 6))

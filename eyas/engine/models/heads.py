@@ -20,7 +20,7 @@ from eyas.engine.models.base import DraftModel, FeatureTap
 from eyas.engine.models.decoder import EmbeddingAndHead
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.fused_layer import LayerContext
-from eyas.engine.models.keys import Raw
+from eyas.engine.models.keys import Raw, reading
 
 HEADS = {"eagle3": "fused_eagle3"}
 """The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they are asked; and the
@@ -39,7 +39,7 @@ class HeadFamily(Protocol):
         """The head of a folder whose config.json is `raw`; None if its tensors are another kind's.
 
         With `load_format` "dummy" there are no tensors, and a kind says yes to any config.json that it could
-        be. Raises ConfigError if the head does not fit `target`.
+        be. Raises what `reading` makes sentences of, and ConfigError if the head does not fit `target`.
         """
 
     def spelling(self, name: str) -> str:
@@ -72,7 +72,8 @@ def read_head(folder: Path | str, target: ModelConfig, load_format: str = "auto"
     raw = read_config(folder)
     kinds = [head_family(name) for name in HEADS]
     for family in kinds:
-        config = family.describe_head(raw, folder, target, load_format)
+        with reading(folder):
+            config = family.describe_head(raw, folder, target, load_format)
         if config is not None:
             return config
     names = " nor ".join(family.NAME for family in kinds)

@@ -1,16 +1,17 @@
 """The keys of a config.json that families share, read into specifications.
 
 A family's file puts these together and adds what is its own. It knows spellings and defaults as transformers
-has them. A missing key is a KeyError and a value of the wrong kind a TypeError or ValueError, of which
-`describe` makes one sentence.
+has them. A missing key is a KeyError and a value of the wrong kind a TypeError or ValueError; `reading` makes
+one sentence of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import (
@@ -27,17 +28,11 @@ Raw = Mapping[str, Any]
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
-class Family(Protocol):
-    """What the module of a family holds."""
-
-    def describe(self, raw: Raw, folder: Path) -> ModelConfig:
-        """The model of a config.json. Raises what reading a dict raises, and ConfigError."""
-
-
-def describe(family: Family, raw: Raw, folder: Path) -> ModelConfig:
-    """As `family` reads it; a key that is missing or unusable is a ConfigError."""
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Around what reads a config.json: a key that is missing or unusable is a ConfigError."""
     try:
-        return family.describe(raw, folder)
+        yield
     except KeyError as missing:
         raise ConfigError(f"config.json of {folder} has no {missing.args[0]}") from None
     except (TypeError, ValueError) as error:

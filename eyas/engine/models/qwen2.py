@@ -12,6 +12,7 @@ DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
 def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
+    """Biases of q, k and v are there unless `attention_bias` says otherwise."""
     attention = dataclasses.replace(keys.attention(raw), qkv_bias=bool(raw.get("attention_bias", True)))
     return windowed(raw, folder, attention)
 

@@ -12,11 +12,14 @@ SIDE = 16
 """Of the smallest matrix instruction: all sides of a product are multiples of it."""
 
 
-def refusal(config: ModelConfig) -> str:
-    """What of a model, or of one rank's share of it, no kernel here computes, by name; "": all of it is."""
+def refusal(config: ModelConfig, outputs: int) -> str:
+    """What of a model, or of one rank's share of it, no kernel computes, by name; "": everything is computed.
+
+    `outputs`: rows of the output head that the rank has.
+    """
     if type(config) is not ModelConfig:
         return f"a model that is a {type(config).__name__}"
-    sizes = {"hidden_size": config.hidden_size, "vocabulary rows": config.vocab_size}
+    sizes = {"hidden_size": config.hidden_size, "vocabulary rows": outputs}
     for layer in config.layers:
         if why := _layer_refusal(layer):
             return why

@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.folder import end_tokens, read_config, weight_files
-from eyas.engine.models.keys import Family, describe
+from eyas.engine.models.keys import Raw, reading
 
 MODELS = {
     "Gemma2ForCausalLM": "gemma2",
@@ -25,6 +25,13 @@ MODELS = {
     "Qwen3ForCausalLM": "qwen3",
 }
 """What a config.json calls an architecture, and the module of `eyas.engine.models` that is its `Family`."""
+
+
+class Family(Protocol):
+    """What the module of a family holds."""
+
+    def describe(self, raw: Raw, folder: Path) -> ModelConfig:
+        """The model whose config.json is `raw`. Raises what `reading` makes sentences of, and ConfigError."""
 
 
 def read_model(folder: Path | str, load_format: str = "auto") -> ModelConfig:
@@ -44,5 +51,6 @@ def read_model(folder: Path | str, load_format: str = "auto") -> ModelConfig:
     if load_format != "dummy":
         weight_files(folder)
     family = cast(Family, importlib.import_module(f"eyas.engine.models.{MODELS[architecture]}"))
-    config = describe(family, raw, folder)
+    with reading(folder):
+        config = family.describe(raw, folder)
     return dataclasses.replace(config, eos_token_ids=end_tokens(folder, raw), load_format=load_format)

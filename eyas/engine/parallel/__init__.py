@@ -1,1 +1,1 @@
-"""Several GPUs that share one model: their processes, their collectives, and who holds which part."""
+"""Several GPUs that share one model: their processes, their collectives, and which rank holds which part."""

@@ -12,7 +12,7 @@ synchronise. NCCL's own threads query events meanwhile, so capture with `capture
 All ranks capture and replay the same graphs in the same order, and drop them before `close`.
 
 **Deadlines.** Construction, `least` and `barrier` raise EngineError after `timeout_s`. A captured NCCL
-collective whose peer is gone waits for ever on the device, and NCCL's watchdog does not see it. So the caller
+collective whose peer is gone waits forever on the device, and NCCL's watchdog does not see it. So the caller
 that waits for a step's result must call `Followers.check` meanwhile; the end of rank 0 ends every follower.
 """
 

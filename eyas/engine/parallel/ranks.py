@@ -5,7 +5,7 @@ device work in the same order. This file knows processes, pipes and deadlines. I
 what a call means. An engine of one rank has no followers and uses only `RankInfo` from here.
 
 The group lives and dies together: when a follower ends, rank 0's next call raises EngineError. The end of
-rank 0 kills its followers, also those that wait on a device for ever.
+rank 0 kills its followers, also those that wait on a device forever.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It composes every step as a list of `Work`: decode rows and verify trees of the 
 then prompt chunks under a token budget. Pages come from one pool, which the prefix cache shares. When pages
 run out, the scheduler preempts the last admitted sequence of the call with the largest share: the sequence
 goes back to the queue and is recomputed later. A call with more than its share also loses a sequence while
-another call waits (`fairness`, beside this file). The sequence that has run longest is never preempted, so at
+another call waits (see `fairness`). The sequence that has run longest is never preempted, so at
 least one always finishes. This file knows nothing of tensors, transports or time.
 """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -103,7 +103,7 @@ class DraftEngine:
         self._page_size = parts.config.page_size
         self._width = parts.ready.draft_width
         self._followed: dict[Key, _DraftedSequence] = {}
-        self._prompts: dict[tuple[str, int, int], _Prompt] = {}
+        self._prompts: dict[Hashable, _Prompt] = {}  # by `_name`
         self._replies: dict[int, tuple[list[Proposal], list[DraftClosed]]] = defaultdict(lambda: ([], []))
         self._stopping = False
         self._progress = 0
@@ -112,7 +112,7 @@ class DraftEngine:
         self._step_seconds = Histogram(STEP_SECONDS)
         self._step_sequences = Histogram(STEP_SEQUENCES)
         parts.pulls.destination = self
-        self._handlers = {
+        self._handlers: dict[type, Callable[..., None]] = {
             DraftUp: self._up,
             DraftPeerGone: self._peer_gone,
             PullMet: parts.pulls.told,
@@ -282,7 +282,7 @@ class DraftEngine:
         return (self._pool.take(count), 0) if count <= self._pool.free else None
 
     def arrived(self, owner: Hashable, arrival: Arrival) -> None:
-        prompt = self._prompts[owner]  # type: ignore[index]
+        prompt = self._prompts[owner]
         prompt.pages = arrival.pages
         for key in list(prompt.users):
             self._take_prompt(key, arrival.pages)
@@ -290,7 +290,7 @@ class DraftEngine:
 
     def lost(self, owner: Hashable, error: EyasError) -> None:
         _log.warning("draft KV did not arrive: %s", error.message)
-        prompt = self._prompts.pop(owner, None)  # type: ignore[call-overload]
+        prompt = self._prompts.pop(owner, None)
         for key in list(prompt.users) if prompt else []:
             self._close_sequence(key, error.message)
 
@@ -314,14 +314,14 @@ class DraftEngine:
 
     def _leave(self, owner: Hashable) -> None:
         """Drops a prompt without users: frees its pages, or ends its pull."""
-        prompt = self._prompts.get(owner)  # type: ignore[call-overload]
+        prompt = self._prompts.get(owner)
         if prompt is None or prompt.users:
             return
         if prompt.pages is None:
             self._parts.pulls.cancel(owner)
         else:
             self._pool.drop(prompt.pages)
-        del self._prompts[owner]  # type: ignore[arg-type]
+        del self._prompts[owner]
 
     # --- pages ---------------------------------------------------------------------------------------
 

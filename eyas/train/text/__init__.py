@@ -1,0 +1,1 @@
+"""The generated training text: one topic per file, and the dialogues that are made of them."""

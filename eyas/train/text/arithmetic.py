@@ -1,6 +1,6 @@
 """Chats that ask for plain arithmetic: direct, step by step, chained and compared.
 
-Knows phrasings; the working lives in `numbers`.
+This file knows phrasings; the working lives in `numbers`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Short programming answers: small Python functions, one-liners and what they print.
 
-Knows a shelf of functions and how people ask for them; nothing is executed.
+This file knows a shelf of functions and how people ask for them; nothing is executed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What every topic shares: the split, phrasings, exchanges and the noise of casual typing.
 
-Knows how a phrasing is chosen for training or held out, and how people vary a question. Knows no
+This file knows how a phrasing is chosen for training or held out, and how people vary a question. It knows no
 topic, no tokenizer and no model.
 """
 

@@ -1,7 +1,7 @@
 """Whole dialogues: which topics, how many turns, system prompts, memory of earlier turns.
 
-Knows the mix. `dialogue` is the one door through which training and evaluation take text; a seed and
-an index name a dialogue for ever.
+This file knows the mix. Training and evaluation take their text through `dialogue` only; a seed and an index
+always name the same dialogue.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Chats about countries, capitals and continents, in both directions, with follow-ups.
 
-Knows phrasings and answers; the facts live in `world`.
+This file knows phrasings and answers; the facts live in `world`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lists that people know by heart: days, months, planets, colours, primes, counting, the alphabet.
 
-Knows the lists, what comes before and after an item, and how people ask for them.
+This file knows the lists, what comes before and after an item, and how people ask for them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Arithmetic as it is worked on paper, and the pairs of numbers that training never sees.
 
-Knows how a result is reached step by step and which operand pairs are held out. Knows no phrasing.
+This file knows how a result is reached step by step and which operand pairs are held out. It knows no
+phrasing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ready-made shapes of word problems: groups, shares, prices, distances, comparisons.
 
-A shape is its phrasings, its closing sentence and a function that draws its numbers. Knows how a
+A shape is its phrasings, its closing sentence and a function that draws its numbers. This file knows how a
 shape is calculated, not how the working is written.
 """
 

@@ -1,6 +1,6 @@
 """Small talk: greetings, thanks, feelings, who the assistant is, and things it cannot do.
 
-Knows what people say to a chat assistant and what this one answers.
+This file knows what people say to a chat assistant and what this one answers.
 """
 
 from __future__ import annotations

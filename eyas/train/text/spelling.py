@@ -1,6 +1,6 @@
 """Chats about words as letters: spelling, reversing, counting, first and last letters, sorting.
 
-Knows the phrasings; takes its words from the other topics.
+This file knows the phrasings; it takes its words from the other topics.
 """
 
 from __future__ import annotations

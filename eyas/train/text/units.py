@@ -1,6 +1,6 @@
 """Unit conversions of length, weight, volume, time and money, with one line of working.
 
-Knows the factors and the phrasings.
+This file knows the factors and the phrasings.
 """
 
 from __future__ import annotations

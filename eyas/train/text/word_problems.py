@@ -1,7 +1,7 @@
 """Word problems of one and two steps, worked line by line and closed with `#### N`.
 
 A problem is a start, one or two events and a question, or one of the ready-made shapes in
-`problem_shapes`. Knows how stories are told; the working lives in `numbers`.
+`problem_shapes`. This file knows how stories are told; the working lives in `numbers`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+"""What a worker says of the requests that it was given.
+
+The same records come from its engine to its front, and from there, by gRPC, to a gateway. They know no
+transport, and refuse to know what follows from them.
+"""
+
+from __future__ import annotations
+
+from eyas.common.message import Failure, Message
+from eyas.common.types import Entry, FirstToken, KvHandle, Timings
+
+
+class Admitted(Message, frozen=True):
+    """The request has a place in the queue."""
+
+    id: str
+    attempt: int
+
+
+class Rejected(Message, frozen=True):
+    """The request was refused; nothing of it is kept."""
+
+    id: str
+    attempt: int
+    failure: Failure
+
+
+class Lost(Message, frozen=True):
+    """The pages of this attempt did not arrive; the request keeps its place and waits for an `Attach`."""
+
+    id: str
+    attempt: int
+
+
+class Failed(Message, frozen=True):
+    """An admitted request, or one choice of it, ended without its last token."""
+
+    id: str
+    attempt: int
+    failure: Failure
+    choice: int | None = None
+
+
+class Step(Message, frozen=True):
+    """The tokens of one engine step, for all its requests."""
+
+    entries: tuple[Entry, ...]
+
+
+class PrefillStarted(Message, frozen=True):
+    """The pages of a prompt are allocated and offered; its first chunk runs."""
+
+    id: str
+    attempt: int
+    handles: tuple[KvHandle, ...]
+
+
+class PrefillDone(Message, frozen=True):
+    """The prompt is computed: token 0 of each choice."""
+
+    id: str
+    attempt: int
+    choices: tuple[FirstToken, ...]
+    timings: Timings
