@@ -1,8 +1,8 @@
 """The decode engine's streams to its draft workers: one `DraftService.Session` each, kept open.
 
-Batches go up, proposals come down, nobody waits. What cannot be sent is dropped and reported as closed, and
-the engine opens those sequences anew when it likes: losing a draft worker costs speed only. An empty
-`DraftDown` tells the engine that a draft worker is there.
+Batches go up and proposals come down; no call waits. Sequences whose batch cannot be sent are reported to the
+engine as closed, and it may open them again: losing a draft worker costs speed only. An empty `DraftDown`
+tells the engine that a draft worker is connected.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DraftStreams:
         engine.on(DraftUp, self._post)
 
     def follow(self, workers: Iterable[str]) -> None:
-        """Keep a stream to each of these draft workers, and to nobody else."""
+        """Keep a stream to each of these draft workers, and to no other."""
         wanted = set(workers)
         for worker in self._streams.keys() - wanted:
             self._end(self._streams.pop(worker))
@@ -54,11 +54,12 @@ class DraftStreams:
             self._streams[worker] = _DraftStream(self._engine, worker)
 
     async def close(self) -> None:
+        """Ends all streams and waits until they have ended."""
         self.follow(())
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _post(self, up: DraftUp) -> None:
-        if stream := self._streams.get(up.worker):  # else the engine will hear, or has heard, that it fell
+        if stream := self._streams.get(up.worker):  # else the engine is told that the stream has ended
             stream.post(up)
 
     def _end(self, stream: _DraftStream) -> None:
@@ -76,14 +77,14 @@ class _DraftStream:
         self._queue: deque[draft_pb2.DraftServiceSessionRequest] = deque()
         self._posted = asyncio.Event()
         self._down = True
-        self._owed: list[DraftClose] = []  # closes of dropped batches: the worker must still hear them
+        self._owed: list[DraftClose] = []  # of dropped batches: still to be sent
         self.task = asyncio.create_task(self._run())
 
     def post(self, up: DraftUp) -> None:
         if self._down:
             self._report(up, "the draft worker is down")
         elif len(self._queue) >= MAX_QUEUED:
-            # The engine hears that these sequences are over, so it will not close them itself.
+            # The engine is told that these sequences are closed, so it will not close them itself.
             self._owed += [*up.closes, *(DraftClose(c.seq, c.generation) for c in up.commits)]
             self._report(up, "the draft worker is behind")
         else:
@@ -92,7 +93,7 @@ class _DraftStream:
             self._posted.set()
 
     def _report(self, up: DraftUp, reason: str) -> None:
-        lost = {(row.seq, row.generation) for row in (*up.opens, *up.commits)}
+        lost = {(o.seq, o.generation) for o in up.opens} | {(c.seq, c.generation) for c in up.commits}
         if lost:
             self._send_down(closed=tuple(DraftClosed(seq, generation, reason) for seq, generation in lost))
 
@@ -100,14 +101,14 @@ class _DraftStream:
         self._engine.send(DraftDown(proposals, closed, worker=self._worker))
 
     async def _run(self) -> None:
-        """Until it is cancelled: the worker is wanted no more."""
+        """Runs until it is cancelled, which means that the worker is not wanted any more."""
         async with rpc.channel(self._worker) as channel:
             try:
-                await self._keep(channel)
+                await self._reconnect(channel)
             finally:
-                self._fall("it has left")
+                self._mark_down("it has left")
 
-    async def _keep(self, channel: grpc.aio.Channel) -> None:
+    async def _reconnect(self, channel: grpc.aio.Channel) -> None:
         backoff = BACKOFF_S
         while True:
             try:
@@ -120,11 +121,11 @@ class _DraftStream:
             except Exception as error:
                 reason = rpc.as_eyas(error, "a draft stream").message
             backoff = min(2 * backoff, MAX_BACKOFF_S) if self._down else BACKOFF_S
-            self._fall(reason)
+            self._mark_down(reason)
             await asyncio.sleep(backoff)
 
-    def _fall(self, reason: str) -> None:
-        """The stream is gone, and with it all sequences; said once a fall."""
+    def _mark_down(self, reason: str) -> None:
+        """The stream has broken, and all its sequences are lost. The engine is told once per break."""
         self._queue.clear()
         self._owed = []
         if not self._down:
@@ -133,16 +134,17 @@ class _DraftStream:
             self._send_down(closed=(DraftClosed(0, 0, f"draft worker {self._worker}: {reason}"),))
 
     async def _exchange(self, channel: grpc.aio.Channel) -> None:
+        """One stream, until it ends. Raises TimeoutError if it cannot be opened, AioRpcError if it breaks."""
         async with asyncio.timeout(CONNECT_S):
             await channel.channel_ready()
         call = draft_pb2_grpc.DraftServiceStub(channel).Session()
-        # A task of this call's own: an iterator that gRPC reads for a dead call would eat a live one's
-        # batches.
+        # Each call has a writer of its own: an iterator that gRPC still reads for an ended call would take
+        # batches of the next one.
         writer = asyncio.create_task(self._write_to(call))
         try:
             async with asyncio.timeout(CONNECT_S):
                 headers = await call.initial_metadata()
-            if PEER_KEY in dict(headers):  # else it refused, which the loop below raises
+            if PEER_KEY in dict(headers):  # else it refused the call: the loop below raises that
                 self._down = False
                 self._send_down()
             async for pb in call:
@@ -154,7 +156,7 @@ class _DraftStream:
             call.cancel()
 
     async def _write_to(self, call: grpc.aio.StreamStreamCall) -> None:
-        """Ends with the call: what a failed write means, the reader hears too."""
+        """Ends with the call. A failed write needs no report: the reader gets the same error."""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
                 while self._queue:

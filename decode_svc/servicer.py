@@ -1,13 +1,14 @@
 """`DecodeService`: one Session carries every request between a gateway and this worker.
 
-It translates messages and remembers which requests are alive, so that a Session's end cancels them. Queues,
-pages and tokens are the engine's.
+It translates messages and remembers which requests are unfinished, so that a Session's end cancels them.
+Queues, pages and tokens are the engine's.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import TypeAlias
 
 import grpc
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import EyasError, InvalidRequest, Overloaded
+from eyas.common.message import Failure
 from eyas.common.types import Entry, WorkerInfo
 from eyas.engine.ipc.client import EngineClient, engine_id, wire_id
 from eyas.engine.ipc.messages import (
@@ -34,24 +36,32 @@ from protos import decode_pb2, decode_pb2_grpc
 SERVICE = "eyas.internal.v1.DecodeService"
 HEARTBEAT_S = 1.0
 MAX_BUFFERED = 1024  # messages a gateway may be behind
-MAX_REQUESTS = 4096  # alive in one Session
+MAX_REQUESTS = 4096  # unfinished in one Session
+
+Context: TypeAlias = grpc.aio.ServicerContext[
+    decode_pb2.DecodeServiceSessionRequest, decode_pb2.DecodeServiceSessionResponse
+]
 
 
-class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
-    """`describe` gives the load figures that heartbeats carry."""
+class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[misc]
+    """The service over one engine. `describe` gives the load figures that heartbeats carry."""
 
     def __init__(self, engine: EngineClient, describe: Callable[[], WorkerInfo]) -> None:
         self._engine = engine
         self._describe = describe
 
     def register(self, server: grpc.aio.Server) -> None:
+        """Adds the service to `server`."""
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
 
     async def Session(
-        self,
-        request_iterator: AsyncIterator[decode_pb2.DecodeServiceSessionRequest],
-        context: grpc.aio.ServicerContext,
+        self, request_iterator: AsyncIterator[decode_pb2.DecodeServiceSessionRequest], context: Context
     ) -> AsyncIterator[decode_pb2.DecodeServiceSessionResponse]:
+        """Heartbeats, and what the engine says of the requests that the gateway submits on this stream.
+
+        Its end cancels them. Raises InvalidRequest for a message of an unknown kind, Overloaded if the
+        gateway reads too slowly, and what the engine stopped with.
+        """
         session = _Session(self._engine)
         tasks = [
             asyncio.create_task(session.read(request_iterator)),
@@ -72,7 +82,7 @@ class _Session:
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
         self._number = engine.open(self._on_event)
-        self._alive: dict[str, set[int]] = {}  # engine id -> choices without an end
+        self._alive: dict[str, set[int]] = {}  # engine id -> unfinished choices
         self._ended: dict[str, None] = {}  # ids of ended requests, oldest first
         self.buffer: StreamBuffer[decode_pb2.DecodeServiceSessionResponse | None] = StreamBuffer(MAX_BUFFERED)
 
@@ -122,7 +132,7 @@ class _Session:
         self._engine.send(Submit(msgspec.structs.replace(request, id=id), submit.attempt, attach))
 
     def _attach(self, attach: decode_pb2.Attach) -> None:
-        """Only of a request of this Session. One that has ended gives its handles back to their owners."""
+        """Passed on for requests of this Session only: the engine gives an ended one's handles back."""
         id = self._id(attach.id)
         if id in self._alive or id in self._ended:
             handles = convert.handles_from_pb(attach.handles)
@@ -133,7 +143,7 @@ class _Session:
         return engine_id(self._number, id)
 
     def _forget(self, id: str, choice: int | None) -> None:
-        """A choice (or, for None, the request) has its end."""
+        """A choice, or (None) the whole request, has ended."""
         left = self._alive.get(id)
         if left is None:
             return
@@ -187,7 +197,7 @@ class _Session:
                 status = convert.error_to_pb(failure.error())
                 failed = decode_pb2.Failed(id=wire_id(id), attempt=attempt, choice=choice, status=status)
                 self.buffer.put(decode_pb2.DecodeServiceSessionResponse(failed=failed))
-            case Stopped(failure):
+            case Stopped(Failure() as failure):
                 self.buffer.end(failure.error())
 
     def _step(self, entries: tuple[Entry, ...]) -> decode_pb2.DecodeServiceSessionResponse:

@@ -1,17 +1,19 @@
-"""`DraftService`: one Session is one decode engine's mailbox at this worker's drafter.
+"""`DraftService`: one Session connects one decode engine to this worker's drafter.
 
-It translates batches both ways and numbers the peers; sequences and proposals are the engine's.
+It translates batches both ways and numbers the decode engines; sequences and proposals are the engine's.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import TypeAlias
 
 import grpc
 
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
+from eyas.common.message import Failure
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     DraftClose,
@@ -30,29 +32,39 @@ SERVICE = "eyas.internal.v1.DraftService"
 PEER_KEY = "eyas-peer"
 MAX_BUFFERED = 256  # batches a decode engine may be behind
 
+Context: TypeAlias = grpc.aio.ServicerContext[
+    draft_pb2.DraftServiceSessionRequest, draft_pb2.DraftServiceSessionResponse
+]
 
-class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
+
+class DraftServicer(draft_pb2_grpc.DraftServiceServicer):  # type: ignore[misc]
+    """The service over one engine; the engine stays its owner's."""
+
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
 
     def register(self, server: grpc.aio.Server) -> None:
+        """Adds the service to `server`."""
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self, server)
 
     async def Session(
-        self,
-        request_iterator: AsyncIterator[draft_pb2.DraftServiceSessionRequest],
-        context: grpc.aio.ServicerContext,
+        self, request_iterator: AsyncIterator[draft_pb2.DraftServiceSessionRequest], context: Context
     ) -> AsyncIterator[draft_pb2.DraftServiceSessionResponse]:
+        """Proposals and closed sequences, until the decode engine ends its side. Raises what the engine
+        stopped with; Overloaded if the decode engine reads too slowly.
+        """
         buffer: StreamBuffer[DraftDown | Stopped | None] = StreamBuffer(MAX_BUFFERED)
         peer = self._engine.open(buffer.put)
         reader = asyncio.create_task(self._read(request_iterator, peer, buffer))
         try:
-            # The proof that the drafter listens: to the decode side this worker is down without it.
+            # These headers prove that the drafter listens: the decode side counts it as down without them.
             await context.send_initial_metadata(((PEER_KEY, str(peer)),))
             while (event := await buffer.get()) is not None:
-                if isinstance(event, Stopped):
-                    raise event.failure.error()
-                yield _down_to_pb(event)
+                match event:
+                    case DraftDown():
+                        yield _down_to_pb(event)
+                    case Stopped(failure=Failure() as failure):
+                        raise failure.error()
         finally:
             reader.cancel()
             self._engine.close(peer)

@@ -242,9 +242,9 @@ def _serve(args: argparse.Namespace) -> int:
     import asyncio
 
     from eyas.worker.screen import run_on_screen
-    from eyas.worker.serve import Cluster
+    from eyas.worker.serve import LocalCluster
 
-    async def until_stopped(cluster: Cluster) -> int:
+    async def until_stopped(cluster: LocalCluster) -> int:
         print("Ctrl-C stops it.", flush=True)
         await asyncio.Event().wait()
         return 0

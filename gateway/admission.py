@@ -1,7 +1,7 @@
-"""From a prompt and a caller's wishes to a request that the cluster can run, or a clear refusal.
+"""Turns a prompt and a caller's options into a request that the cluster can run, or refuses it clearly.
 
-It knows the served model's limits and the defaults. It refuses to know where the wishes came from: the HTTP
-and the gRPC front both end here.
+It knows the served model's limits and the defaults. It refuses to know where the options came from: the HTTP
+and the gRPC front both call it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest, Role, WorkerInfo
 
 DEFAULT_MAX_TOKENS = 4096  # a caller who wants a longer answer says so
-MAX_PROMPT_LOGPROBS = 1 << 20  # numbers of one prompt: its own tokens' and the best ids'
+MAX_PROMPT_LOGPROBS = 1 << 20  # log-probabilities per prompt: of its own tokens and of the best ids
 
 
 @dataclass(frozen=True)
 class GenerationOptions:
     """What a caller wants done with a prompt.
 
-    `max_tokens` None: what fits, up to what the model wants or, if it wants nothing, `default_max_tokens`.
-    `params.max_tokens` is not read; a `params.top_k` of -1 means all, as 0 does. `seed` None: a random one.
-    `truncate_prompt`: how many of the prompt's last tokens are kept; -1: what leaves room for `max_tokens`.
-    All prompts of one wish are one `call`, and share what a worker gives to one.
+    `max_tokens` None: as many as fit, at most the model's own default or, if it has none,
+    `default_max_tokens`. `params.max_tokens` is not read; a `params.top_k` of -1 means all, as 0 does. `seed`
+    None: a random one. `truncate_prompt`: how many of the prompt's last tokens are kept; -1: as many as leave
+    space for `max_tokens`. Prompts with the same `call` share one call's part of a worker.
     """
 
     params: SamplingParams = SamplingParams()
@@ -43,7 +43,7 @@ class GenerationOptions:
     call: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def with_params(self, **changes: Any) -> GenerationOptions:
-        """The same with some parameters changed."""
+        """A copy with some sampling parameters changed."""
         return dataclasses.replace(self, params=msgspec.structs.replace(self.params, **changes))
 
 
@@ -51,8 +51,8 @@ class GenerationOptions:
 class ServedModel:
     """What all workers of the model can do: the smallest of their limits.
 
-    `synthetic`: they accept drafts by chance, for benchmarks, and answers mean nothing. `sampling` is how the
-    model wants to be sampled.
+    `synthetic`: they accept drafts by chance, for benchmarks, and answers mean nothing. `sampling` holds the
+    model's own defaults of sampling parameters. Lengths are in tokens.
     """
 
     id: str
@@ -63,17 +63,17 @@ class ServedModel:
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def params(self, **asked: Any) -> SamplingParams:
-        """What a caller asked for, and the model's own wishes where it asked for nothing."""
+        """What the caller asked for; the model's defaults for all else."""
         return SamplingParams(**{**self.sampling, **asked})
 
     @property
     def system_fingerprint(self) -> str:
-        """What answered, as OpenAI's replies name it."""
+        """Names model and mode in OpenAI's replies."""
         return f"fp_{self.fingerprint[:12]}" + ("_synthetic" if self.synthetic else "")
 
 
 def is_synthetic(workers: Iterable[WorkerInfo]) -> bool:
-    """Whether tokens come from workers that accept drafts by chance."""
+    """Whether a decode worker among them accepts drafts by chance."""
     return any(worker.synthetic and Role.DECODE in worker.roles for worker in workers)
 
 
@@ -103,22 +103,22 @@ def check_model(config: GatewayConfig, name: str) -> None:
 def admit(
     model: ServedModel, prompt_ids: tuple[int, ...], options: GenerationOptions, timeout_s: float
 ) -> GenerationRequest:
-    """The request for one prompt, its id and seed chosen.
+    """The request for one prompt, its id and seed chosen. `timeout_s`: seconds until its deadline.
 
-    Raises InvalidRequest for an empty prompt or a parameter that makes no sense, here or with drafts accepted
-    by chance; ContextLengthExceeded if prompt and answer do not fit.
+    Raises InvalidRequest for an empty prompt, for a bad parameter, and for one that has no meaning while
+    drafts are accepted by chance; ContextLengthExceeded if prompt and answer do not fit.
     """
     if not prompt_ids:
         raise InvalidRequest("the prompt is empty", param="prompt")
     if options.truncate_prompt is not None:
-        prompt_ids = prompt_ids[-_kept(model, options) :]
+        prompt_ids = prompt_ids[-_prompt_limit(model, options) :]
     max_tokens = _max_tokens(model, len(prompt_ids), options)  # before any id is looked at
     if min(prompt_ids) < 0 or max(prompt_ids) >= model.vocab_size:
         raise InvalidRequest(
             f"the prompt holds a token id outside 0 .. {model.vocab_size - 1}", param="prompt"
         )
     if model.synthetic and options.speculative:
-        _refuse_meaning(options)
+        _refuse_synthetic(options)
     params = msgspec.structs.replace(
         options.params,
         max_tokens=max_tokens,
@@ -138,8 +138,8 @@ def admit(
     )
 
 
-def _refuse_meaning(options: GenerationOptions) -> None:
-    """Raises InvalidRequest for what says something of the model's own tokens."""
+def _refuse_synthetic(options: GenerationOptions) -> None:
+    """Raises InvalidRequest for options that only have a meaning for the model's own tokens."""
     for name, given in (("seed", options.seed), ("logprobs", options.params.logprobs)):
         if given is not None:
             raise InvalidRequest(
@@ -150,6 +150,7 @@ def _refuse_meaning(options: GenerationOptions) -> None:
 
 
 def _check_prompt_logprobs(params: SamplingParams, prompt: int) -> None:
+    """Raises InvalidRequest if they start beyond the `prompt` tokens, or are too many."""
     top, start = params.prompt_logprobs, params.prompt_logprobs_start
     if top is None:
         return
@@ -166,15 +167,18 @@ def _check_prompt_logprobs(params: SamplingParams, prompt: int) -> None:
         )
 
 
-def _kept(model: ServedModel, options: GenerationOptions) -> int:
-    """How many tokens of a prompt are kept, at least one."""
+def _prompt_limit(model: ServedModel, options: GenerationOptions) -> int:
+    """How many of a prompt's last tokens are kept, at least one."""
     if options.truncate_prompt is not None and options.truncate_prompt > 0:
         return options.truncate_prompt
     return max(1, model.context_length - (1 if options.max_tokens is None else options.max_tokens))
 
 
-def room(model: ServedModel, prompt: int, least: int = 1) -> int:
-    """How long an answer to `prompt` tokens may be. Raises ContextLengthExceeded if `least` do not fit."""
+def answer_limit(model: ServedModel, prompt: int, least: int = 1) -> int:
+    """The most tokens that an answer to `prompt` tokens can have.
+
+    Raises ContextLengthExceeded if these are fewer than `least`.
+    """
     left = model.context_length - prompt
     if left < least:
         answer = " and at least one token must be left for the answer" if least else ""
@@ -187,7 +191,7 @@ def room(model: ServedModel, prompt: int, least: int = 1) -> int:
 
 def _max_tokens(model: ServedModel, prompt: int, options: GenerationOptions) -> int:
     asked = options.max_tokens
-    left = room(model, prompt, least=0 if asked == 0 else 1)
+    left = answer_limit(model, prompt, least=0 if asked == 0 else 1)
     if asked is None:
         default: int = model.sampling.get("max_tokens", options.default_max_tokens)
         return min(left, default)

@@ -1,6 +1,6 @@
-"""The running half of a call: admit every prompt, then one stream of deltas over all of its choices.
+"""Runs a call: admits every prompt, then gives one stream of deltas over all of its choices.
 
-It knows several generations at once and who must be closed when one fails. It refuses to know formats.
+It knows several generations at once, and closes all of them when one fails. It refuses to know formats.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 import msgspec
 
 from eyas.common.types import GenerationRequest
-from gateway.backend import Backend
-from gateway.openai_request import Call
-from gateway.text import Delta, RequestTrace, TextStream, Usage
+from gateway.backend import GenerationBackend
+from gateway.openai_request import ApiCall
+from gateway.text import RequestTrace, TextDelta, TextStream, UsageCounts
 from gateway.tokenizer import Tokenizer
 
 
 class Answer:
-    """The admitted generations of one call."""
+    """The admitted generations of one call, one per prompt with `n` choices each."""
 
     def __init__(self, streams: Sequence[TextStream], n: int) -> None:
         self._streams = streams
@@ -31,24 +31,26 @@ class Answer:
         return [stream.trace for stream in self._streams]
 
     @property
-    def usage(self) -> Usage:
-        """The sum over the prompts, so far."""
+    def usage(self) -> UsageCounts:
+        """The sum over the prompts so far."""
         counts = [msgspec.structs.astuple(stream.usage) for stream in self._streams]
-        return Usage(*map(sum, zip(*counts, strict=True)))
+        return UsageCounts(*map(sum, zip(*counts, strict=True)))
 
-    def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Every delta, `choice` counted over the whole call. Raises EyasError when a generation fails."""
+    def deltas(self) -> AsyncGenerator[TextDelta, None]:
+        """Every delta as it comes; choice c of prompt p has number p * n + c.
+
+        Raises EyasError when a generation fails.
+        """
         if len(self._streams) == 1:
             return self._streams[0].deltas()
         return _merged(self._streams, self._n)
 
 
 @contextlib.asynccontextmanager
-async def admitted(backend: Backend, tokenizer: Tokenizer, call: Call) -> AsyncIterator[Answer]:
+async def admitted(backend: GenerationBackend, tokenizer: Tokenizer, call: ApiCall) -> AsyncIterator[Answer]:
     """The call's answer once all of its prompts are admitted; closes every generation at the end.
 
-    They ask together. Raises what `Backend.start` raises for the first one that is refused; the others are
-    then cancelled.
+    All prompts are submitted at once. If one is refused the others are cancelled, and its error is raised.
     """
     async with contextlib.AsyncExitStack() as owned:
 
@@ -65,7 +67,7 @@ async def admitted(backend: Backend, tokenizer: Tokenizer, call: Call) -> AsyncI
         yield Answer([task.result() for task in starts], call.n)
 
 
-async def _merged(streams: Sequence[TextStream], n: int) -> AsyncGenerator[Delta, None]:
+async def _merged(streams: Sequence[TextStream], n: int) -> AsyncGenerator[TextDelta, None]:
     """The deltas of all streams as they come."""
     sources = [(p * n, stream.deltas()) for p, stream in enumerate(streams)]
     waiting = {asyncio.ensure_future(_next(source)): (base, source) for base, source in sources}
@@ -84,13 +86,13 @@ async def _merged(streams: Sequence[TextStream], n: int) -> AsyncGenerator[Delta
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def _next(source: AsyncIterator[Delta]) -> Delta | None:
+async def _next(source: AsyncIterator[TextDelta]) -> TextDelta | None:
     return await anext(source, None)
 
 
-def joined(deltas: Sequence[Delta]) -> Delta:
+def joined(deltas: Sequence[TextDelta]) -> TextDelta:
     """One choice's deltas, in order and at least one, as a single delta."""
-    return Delta(
+    return TextDelta(
         choice=deltas[0].choice,
         text="".join(delta.text for delta in deltas),
         tokens=tuple(token for delta in deltas for token in delta.tokens),

@@ -1,4 +1,4 @@
-"""The seam inside the gateway: what the HTTP and gRPC fronts ask of the machinery behind them.
+"""The interface between the gateway's fronts (HTTP, gRPC) and what makes tokens behind them.
 
 It knows tokens and workers. It refuses to know text, HTTP, protobuf, or how a request is routed.
 """
@@ -15,9 +15,11 @@ from eyas.common.types import Entry, GenerationRequest, WorkerInfo
 from gateway.router import Candidate
 
 
-class Health(msgspec.Struct, frozen=True):
-    """`problem`: the sentence why a request sent now would fail, empty if it would succeed; `degraded`: what
-    a request that succeeds does without.
+class BackendHealth(msgspec.Struct, frozen=True):
+    """Whether a request sent now would succeed.
+
+    `problem`: why it would fail, as a sentence; empty if it would succeed. `degraded`: what it would have to
+    do without; empty if nothing.
     """
 
     problem: str = ""
@@ -25,47 +27,48 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class GenerationStream(Protocol):
-    """One admitted request. Its reader owns it and calls `aclose` when done, however it ended."""
+    """The tokens of one admitted request. Its reader owns it and calls `aclose`, however it ended."""
 
     def __aiter__(self) -> AsyncIterator[Entry]:
-        """Entries; each output index of each choice exactly once and in order.
+        """Each output index of each choice exactly once and in order.
 
-        Ends after every choice finished or was cancelled. Raises EyasError if the request fails, is out of
-        time, or if its reader fell so far behind that the bounded buffer of the stream is full.
+        Ends after every choice finished or was cancelled. Raises EyasError if the request fails or its
+        deadline passes, and if its reader is so slow that the stream's bounded buffer is full.
         """
         ...
 
     async def cancel(self, choice: int | None = None) -> None:
-        """Ends one choice, or (None) the whole request, wherever it is. Idempotent."""
+        """Ends one choice, or (None) the whole request, at any stage. Idempotent."""
         ...
 
     def fail(self, error: EyasError) -> None:
-        """Ends the stream with `error`, once what has come so far is read."""
+        """Ends the stream with `error` after the entries that it holds already."""
         ...
 
     async def aclose(self) -> None:
-        """Cancels what still runs and frees the stream. Idempotent."""
+        """Cancels what still runs and frees everything. Idempotent."""
         ...
 
 
-class Backend(Protocol):
-    """Whatever turns requests into tokens: the cluster, or a script in a test."""
+class GenerationBackend(Protocol):
+    """Turns requests into tokens: the cluster, or a script in a test."""
 
     async def start(self, request: GenerationRequest) -> GenerationStream:
-        """Returns once every leg has admitted the request; raises EyasError (Overloaded, ...) before that.
+        """Returns once every worker involved has admitted the request.
 
-        Cancelling the call cancels every leg.
+        Raises EyasError (Overloaded, Unavailable, ...) if one refuses it; then, and when this call is
+        cancelled, no worker keeps any of it.
         """
         ...
 
     async def models(self) -> list[WorkerInfo]:
-        """The workers known now, and those that return: from the latest snapshot, it never waits."""
+        """The workers known now and those expected back, from the last snapshot: it never waits."""
         ...
 
     def links(self) -> list[Candidate]:
-        """The same workers with this gateway's lines to them."""
+        """The workers known now, each with this gateway's requests and connection to it."""
         ...
 
-    def health(self) -> Health:
-        """Whether a request sent now would succeed, from what is known already: never waits."""
+    def health(self) -> BackendHealth:
+        """Whether a request sent now would succeed, as far as is known already: it never waits."""
         ...

@@ -1,8 +1,8 @@
-"""The gateway's own tiny request: the proof that the data path works while nobody else brings one.
+"""The canary: a small request of the gateway's own, which proves that requests get through the cluster.
 
-It stands between the fronts and the cluster. A request that got past token 0 proves the whole path; when
-none has for a while, the canary sends one, whose prompt is shorter than a page so that no cache holds it. It
-also sends one now and then beside real requests, for only its own way tells what is done without.
+It stands between the fronts and the cluster. Any request that gets past token 0 proves the whole path; when
+none has for a while, the canary sends its own. That prompt is shorter than a page, so no cache holds it. The
+canary also runs now and then beside real requests: only its own shows whether a leg was left out.
 It knows entries and clocks. It refuses to know routing, text and HTTP.
 """
 
@@ -19,7 +19,7 @@ from eyas.common.errors import EyasError, Overloaded
 from eyas.common.params import SamplingParams
 from eyas.common.types import Entry, GenerationRequest, Role, WorkerInfo
 from gateway import router
-from gateway.backend import Backend, GenerationStream, Health
+from gateway.backend import BackendHealth, GenerationBackend, GenerationStream
 from gateway.metrics import GatewayMetrics
 from gateway.router import Candidate
 from gateway.text import RequestTrace
@@ -27,36 +27,38 @@ from gateway.text import RequestTrace
 PROMPT = (0, 1, 2, 3)
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 TICK_S = 0.1
-PLAIN_RUNS = 2  # in a row without a draft before that is worth a word: one may just have been late
+PLAIN_RUNS = 2  # runs in a row without a draft that count as degraded: one draft may just be late
 
 _log = logging.getLogger("eyas.gateway")
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Seconds. A broken path is known after at most `every_s` + `timeout_s`."""
+class CanarySchedule:
+    """When the canary runs, in seconds. A broken path is noticed within `every_s` + `timeout_s`."""
 
-    every_s: float = 6.0  # the age of the newest proof at which the canary runs
-    rest_s: float = 30.0  # the longest pause while real requests are the proof: they tell of no detour
-    again_s: float = 1.0  # from one that failed to the next
+    every_s: float = 6.0  # it runs when the newest proof is this old
+    rest_s: float = 30.0  # the longest pause while real requests are the proof
+    again_s: float = 1.0  # from a failed run to the next
     timeout_s: float = 4.0
-    busy_timeout_s: float = 30.0  # behind the requests of others
+    busy_timeout_s: float = 30.0  # while real requests are running
 
 
-class Canary:
-    """A `Backend` that is healthy only if a request has lately gone all the way through the one behind it.
+class Canary(GenerationBackend):
+    """A backend that is healthy only if a request has lately got through the backend behind it.
 
-    `run` must be running, else nothing is ever proved but by real requests.
+    Its owner runs `run` as a task; without it only real requests are proofs.
     """
 
-    def __init__(self, backend: Backend, metrics: GatewayMetrics, pace: Pace | None = None) -> None:
+    def __init__(
+        self, backend: GenerationBackend, metrics: GatewayMetrics, schedule: CanarySchedule | None = None
+    ) -> None:
         self._backend = backend
         self._metrics = metrics
-        self._pace = pace or Pace()
+        self._schedule = schedule or CanarySchedule()
         self._clock = asyncio.get_running_loop().time
         self._in_flight = 0
         self._due_at = 0.0
-        self._flown_at = 0.0
+        self._last_run_at = 0.0
         self._proofs = 0
         self._problem = "no request has gone through the cluster yet"
         self._plain_runs = 0
@@ -64,10 +66,10 @@ class Canary:
 
     # --- the backend -----------------------------------------------------------------------------------
 
-    async def start(self, request: GenerationRequest) -> Watched:
+    async def start(self, request: GenerationRequest) -> ObservedStream:
         stream = await self._backend.start(request)
         self._in_flight += 1
-        return Watched(stream, self)
+        return ObservedStream(stream, self)
 
     async def models(self) -> list[WorkerInfo]:
         return await self._backend.models()
@@ -75,65 +77,66 @@ class Canary:
     def links(self) -> list[Candidate]:
         return self._backend.links()
 
-    def health(self) -> Health:
+    def health(self) -> BackendHealth:
         behind = self._backend.health()
         if behind.problem:
             return behind
-        return Health(self._problem, "; ".join(filter(None, (behind.degraded, self._degraded))))
+        return BackendHealth(self._problem, "; ".join(filter(None, (behind.degraded, self._degraded))))
 
     # --- what real requests show ---------------------------------------------------------------------------
 
     def proved(self) -> None:
-        """Some request got tokens from decode."""
+        """Called when some request has got tokens from decode."""
         self._proofs += 1
         self._problem = ""
-        self._due_at = min(self._clock() + self._pace.every_s, self._flown_at + self._pace.rest_s)
+        self._due_at = min(self._clock() + self._schedule.every_s, self._last_run_at + self._schedule.rest_s)
 
-    def left(self) -> None:
+    def closed(self) -> None:
+        """Called when a real request's stream is closed."""
         self._in_flight -= 1
 
     # --- its own request -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Sends a canary whenever one is due, until cancelled."""
         while True:
             behind = self._backend.health()
             if behind.problem:
                 self._problem, self._due_at = behind.problem, 0.0
             elif self._clock() >= self._due_at:
-                await self._fly()
+                await self._run_once()
             await asyncio.sleep(TICK_S)
 
-    async def _fly(self) -> None:
-        timeout_s = self._pace.busy_timeout_s if self._in_flight else self._pace.timeout_s
-        flight, proofs, self._flown_at = Flight(), self._proofs, self._clock()
+    async def _run_once(self) -> None:
+        timeout_s = self._schedule.busy_timeout_s if self._in_flight else self._schedule.timeout_s
+        run, proofs, self._last_run_at = CanaryRun(), self._proofs, self._clock()
         try:
             async with asyncio.timeout(timeout_s):
-                await flight.complete(self._backend, timeout_s)
+                await run.complete(self._backend, timeout_s)
         except Overloaded:
-            self._due_at = self._clock() + self._pace.again_s  # busy is not broken
+            self._due_at = self._clock() + self._schedule.again_s  # busy is not broken
             self._metrics.canary_runs.labels("refused").inc()
             return
         except TimeoutError:
-            problem = f"{flight.stage} took longer than {timeout_s:g} s"
+            problem = f"{run.stage} took longer than {timeout_s:g} s"
         except EyasError as error:
-            problem = f"{flight.stage} failed: {error.message}"
+            problem = f"{run.stage} failed: {error.message}"
         except Exception:
             _log.exception("the canary failed")
-            problem = f"{flight.stage} failed: internal error"
+            problem = f"{run.stage} failed: internal error"
         else:
-            self._arrived(flight)
+            self._succeeded(run)
             return
-        if self._proofs == proofs:  # else a real request has got through meanwhile
+        if self._proofs == proofs:  # else a real request has got through since
             self._failed(problem)
 
-    def _arrived(self, flight: Flight) -> None:
+    def _succeeded(self, run: CanaryRun) -> None:
         if self._problem:
             _log.info("requests go through the cluster")
         self.proved()
         links = self.links()
-        self._plain_runs = 0 if flight.drafted or not router.wants_draft(links) else self._plain_runs + 1
-        degraded = flight.detour(links)
+        self._plain_runs = 0 if run.drafted or not router.wants_draft(links) else self._plain_runs + 1
+        degraded = run.detour(links)
         if not degraded and self._plain_runs >= PLAIN_RUNS:
             degraded = "draft: no drafts arrive, every token takes a step of its own"
         if degraded and not self._degraded:
@@ -145,20 +148,23 @@ class Canary:
         if not self._problem:
             _log.warning("no request goes through the cluster: %s", problem)
         self._problem = problem
-        self._due_at = self._clock() + self._pace.again_s
+        self._due_at = self._clock() + self._schedule.again_s
         self._metrics.canary_runs.labels("failed").inc()
 
 
-class Flight:
-    """One canary's way through the cluster: how far it got, and which way."""
+class CanaryRun:
+    """One canary request: how far it got, and which workers it went through.
+
+    `drafted`: drafts were verified for it.
+    """
 
     def __init__(self) -> None:
         self.drafted = False
         self._admitted = False
         self._trace = RequestTrace()
 
-    async def complete(self, backend: Backend, timeout_s: float) -> None:
-        """Raises what the request fails with."""
+    async def complete(self, backend: GenerationBackend, timeout_s: float) -> None:
+        """Sends the request and reads its whole answer. Raises what the request fails with."""
         request = GenerationRequest(
             f"canary-{secrets.token_hex(8)}", PROMPT, PARAMS, timeout_s=timeout_s + 1.0
         )
@@ -170,7 +176,7 @@ class Flight:
 
     @property
     def stage(self) -> str:
-        """The leg that it has not finished."""
+        """The part of the path that it has not finished."""
         if not self._admitted:
             return "admission"
         if not self._trace.first:
@@ -178,7 +184,7 @@ class Flight:
         return "decode" if self._heard(Role.DECODE) else "transfer"
 
     def detour(self, links: Sequence[Candidate]) -> str:
-        """What an arrived one had to go around; empty if nothing."""
+        """Which part of the path a successful run did without, as a sentence; empty if none."""
         alone = any(link.can(Role.PREFILL) and link.can(Role.DECODE) for link in links)
         if alone or any(leg.transfer_path for leg in self._trace.legs):
             return ""
@@ -194,8 +200,8 @@ class Flight:
         return next((leg.worker for leg in reversed(self._trace.legs) if leg.role is role), "")
 
 
-class Watched:
-    """A real request's stream, whose first token from decode is told to the canary."""
+class ObservedStream(GenerationStream):
+    """A real request's stream; it reports the first token from decode to the canary."""
 
     def __init__(self, stream: GenerationStream, canary: Canary) -> None:
         self._stream = stream
@@ -208,9 +214,9 @@ class Watched:
         return self
 
     def __anext__(self) -> Awaitable[Entry]:
-        return anext(self._entries) if self._proved else self._looked_at()
+        return anext(self._entries) if self._proved else self._observed()
 
-    async def _looked_at(self) -> Entry:
+    async def _observed(self) -> Entry:
         entry = await anext(self._entries)
         if entry.tokens and entry.index + len(entry.tokens) > 1:
             self._proved = True
@@ -226,5 +232,5 @@ class Watched:
     async def aclose(self) -> None:
         if not self._closed:
             self._closed = True
-            self._canary.left()
+            self._canary.closed()
         await self._stream.aclose()

@@ -1,7 +1,7 @@
-"""Chat templates: a list of messages becomes the prompt text that the model was trained on.
+"""Chat templates: they turn a list of messages into the prompt text that the model was trained on.
 
-Templates come with the model's folder and are run in a sandbox, within bounds. It knows jinja2 and what such
-templates expect of it, as transformers gives it to them; it refuses to know tokens and files.
+Templates come from the model's folder; they run in a sandbox that bounds their steps and output. This module
+knows jinja2 and what templates expect of it (as in transformers). It refuses to know tokens and files.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from eyas.common.errors import ConfigError, InvalidRequest
 
 Message = Mapping[str, str]  # role and content
 
-MAX_STEPS = 250_000  # rounds of loops and calls of one rendering
-MAX_LENGTH = 8 * 1024 * 1024  # characters of one rendering
+MAX_STEPS = 250_000  # loop iterations and calls per rendering
+MAX_LENGTH = 8 * 1024 * 1024  # characters per rendering
 _STEPS = "steps so far"  # a variable whose name no template can write
 _MARK = "<|the final message ends here|>"
 
 
 class ChatTemplate:
-    """One compiled template. `special` are the names it may use, such as bos_token."""
+    """One compiled template. `special`: values of the variables it may use, such as bos_token."""
 
     def __init__(self, source: str, special: Mapping[str, str], origin: str = "the chat template") -> None:
         """Raises ConfigError, naming `origin`, if the template does not compile."""
         self._variables = {"tools": None, "documents": None, **special}
         try:
             self._template = _ENVIRONMENT.from_string(source)
-        except Exception as error:  # whatever a text can do to the compiler
+        except Exception as error:  # a template can fail the compiler in any way
             line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
             raise ConfigError(f"{origin} does not compile: {line}{error}", param="model") from error
 
@@ -49,6 +49,8 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt that asks for the next assistant message, or for the rest of the last one.
+
+        `template_kwargs`: further variables of the template.
 
         Raises InvalidRequest if the template refuses the messages or fails on them.
         """
@@ -95,7 +97,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call(context, function, *args, **kwargs)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Every loop goes through the filter that counts its rounds."""
+        """Passes what every loop iterates over through the filter that counts iterations."""
         template = super()._parse(source, name, filename)
         for loop in template.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
@@ -103,7 +105,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """How jinja2 joins what a template, or a macro in it, has written."""
+        """Joins what a template, or a macro in it, has written. Raises TemplateError if it is too long."""
         kept, length = [], 0
         for part in parts:
             length += len(part)
@@ -114,7 +116,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant said, for training. Here it is only its content."""
+    """`{% generation %}` marks the assistant's words for training. Here only its content matters."""
 
     tags = {"generation"}
 

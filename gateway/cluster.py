@@ -1,7 +1,7 @@
-"""The workers behind this gateway: who they are, how loaded, what was sent to them, and the lines to them.
+"""The workers behind this gateway: their load, what was sent to them, and the channels to them.
 
-It asks a registry and owns channels and sessions. It refuses to know requests: who goes where is
-`router`'s decision, what happens then is `generate`'s.
+It reads a registry and owns channels and sessions. It refuses to know requests: `router` decides which worker
+gets a request, and `generate` what happens then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.router import Candidate
 from gateway.sessions import Session
 
 FOLLOW_S = 0.25
-RETIRE_S = 60.0  # a worker that nobody has known for so long loses its line
+RETIRE_S = 60.0  # a worker that no registry has listed for this time loses its channel
 
 _log = logging.getLogger("eyas.gateway")
 
@@ -31,42 +31,44 @@ class Cluster:
     """What the gateway routes to: workers of one model, a session per decode worker, requests in flight.
 
     The first target worker seen fixes the model, and the first decode worker whether drafts are accepted by
-    chance (benchmarks); workers that differ are left alone, so no answer is half the one, half the other.
-    A session reconnects by itself, so it outlives its worker; it ends when no registry has known that for
+    chance (benchmarks). Workers that differ get no requests, so every answer comes from one model. A session
+    reconnects by itself and outlives its worker; it ends when the registry has not listed the worker for
     `RETIRE_S`.
     """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._lines = rpc.Channels()
+        self._channels = rpc.Channels()
         self._sessions: dict[str, Session] = {}
         self._in_flight: Counter[str] = Counter()  # sequences, by worker
         self._sent = PrefixIndex()
-        self._known_at: dict[str, float] = {}  # monotonic seconds, of everybody there is a line to
+        self._known_at: dict[str, float] = {}  # by worker with a channel, monotonic seconds
         self._fingerprint = ""
         self._synthetic: bool | None = None
-        self._strangers: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()  # (worker, difference) in the log
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        """Reads the registry and opens sessions, then keeps doing so until `aclose`."""
         await self._registry.start()
         self._open_sessions()
         self._task = asyncio.create_task(self._follow(), name="cluster")
 
     async def aclose(self) -> None:
+        """Closes the sessions, the registry and the channels."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.gather(*(session.aclose() for session in self._sessions.values()))
         await self._registry.aclose()
-        await self._lines.close()
+        await self._channels.close()
 
     def workers(self) -> list[WorkerInfo]:
-        """Everybody who may be routed to, from the last snapshot."""
+        """The workers that may get requests, from the last snapshot."""
         return [info for info in self._registry.workers() if self._is_ours(info)]
 
     def candidates(self, prefix: Prefix = ()) -> list[Candidate]:
-        """The router's view of `workers`, for a prompt of these pages."""
+        """The same workers as the router sees them for a prompt with this prefix."""
         return [
             Candidate(
                 info,
@@ -78,27 +80,30 @@ class Cluster:
         ]
 
     def returning(self) -> list[Candidate]:
-        """Workers that start, or were here a moment ago, as the router will see them once they serve."""
+        """Workers that are starting or were just lost, as the router will see them once they serve."""
         infos = [info for info in self._registry.returning() if info.starting or self._is_ours(info)]
         return [Candidate(msgspec.structs.replace(info, serving=True)) for info in infos]
 
     def sent(self, worker: str, prefix: Prefix) -> None:
-        """`worker` is given a prompt of these pages, and will have them in its cache."""
+        """Notes that `worker` gets a prompt with this prefix, which it will then have in its cache."""
         for info in self.workers():
             if info.worker == worker:
                 self._sent.add((worker, info.epoch), prefix)
 
     def session(self, worker: str) -> Session:
+        """The open or reconnecting session of a decode worker among `workers`."""
         return self._sessions[worker]
 
     def prefill_client(self, worker: str) -> PrefillClient:
-        return PrefillClient(self._lines.get(worker))
+        """A client over the shared channel to `worker`."""
+        return PrefillClient(self._channels.get(worker))
 
     def occupy(self, worker: str, sequences: int) -> None:
-        """A leg of a request starts on `worker`; `vacate` as many when it has ended."""
+        """Counts a leg that starts on `worker`; its owner calls `vacate` with the same number at its end."""
         self._in_flight[worker] += sequences
 
     def vacate(self, worker: str, sequences: int) -> None:
+        """Takes back what one `occupy` has counted."""
         self._in_flight[worker] -= sequences
 
     def _connected(self, worker: str) -> bool:
@@ -109,13 +114,13 @@ class Cluster:
             return True
         self._fingerprint = self._fingerprint or info.fingerprint
         difference = self._difference(info)
-        if difference and (info.worker, difference) not in self._strangers:
-            self._strangers.add((info.worker, difference))
+        if difference and (info.worker, difference) not in self._reported:
+            self._reported.add((info.worker, difference))
             _log.warning("worker %s %s: it gets no requests", info.worker, difference)
         return not difference
 
     def _difference(self, info: WorkerInfo) -> str:
-        """What sets a target worker apart from those that requests go to; empty: nothing."""
+        """How a target worker differs from those that get requests; empty if it does not."""
         if info.fingerprint != self._fingerprint:
             return f"serves another model ({info.model})"
         if Role.DECODE not in info.roles:
@@ -135,14 +140,16 @@ class Cluster:
     def _open_sessions(self) -> None:
         for info in self.workers():
             if Role.DECODE in info.roles and info.worker not in self._sessions:
-                session = Session(DecodeSessionClient(self._lines.get(info.worker), info.worker), info.worker)
+                session = Session(
+                    DecodeSessionClient(self._channels.get(info.worker), info.worker), info.worker
+                )
                 self._sessions[info.worker] = session
                 session.start()
 
     async def _retire(self, now: float) -> None:
-        """End the lines to workers that are gone for good: addresses come and go, memory does not grow."""
+        """Closes the channels of workers that are gone for good, so that memory does not grow."""
         known = {info.worker for info in self._registry.workers()}
-        for worker in list(self._lines):
+        for worker in list(self._channels):
             in_use = worker in known or self._connected(worker) or self._in_flight[worker] > 0
             if in_use or worker not in self._known_at:
                 self._known_at[worker] = now
@@ -150,4 +157,4 @@ class Cluster:
                 del self._known_at[worker], self._in_flight[worker]
                 if session := self._sessions.pop(worker, None):
                     await session.aclose()
-                await self._lines.drop(worker)
+                await self._channels.drop(worker)

@@ -1,9 +1,9 @@
 """What the decoder of a tokenizer.json does to the pieces of a text, in a form that streams.
 
-A decoder sees all pieces of a text at once. Of nearly every one the work can be told apart into three: what a
-piece contributes, in bytes; what it contributes as the first piece; and what is then done to the text as a
-whole. It knows every decoder of the `tokenizers` library, and asks that library what one makes of a piece. It
-refuses to know ids, and which tokens are special.
+A decoder sees all pieces of a text at once. The work of nearly every decoder has three parts: the bytes that
+a piece contributes; those that it contributes as the first piece; and what is then done to the whole text.
+This module knows every decoder of the `tokenizers` library, and asks the library what a decoder makes of a
+piece. It refuses to know ids, and which tokens are special.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gateway.text_stages import Replacer, Stripper, TextStage
 
 Step = dict[str, Any]  # one decoder as tokenizer.json writes it
 
-_PIECEWISE = ("Replace", "Strip", "Metaspace", "WordPiece", "CTC")  # look at one piece at a time
-_FIRST_DIFFERS = ("Metaspace", "WordPiece")  # write no space before the text's first piece
+_PIECEWISE = ("Replace", "Strip", "Metaspace", "WordPiece", "CTC")  # they work on one piece at a time
+_FIRST_DIFFERS = ("Metaspace", "WordPiece")  # they write no space before the text's first piece
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @dataclass(frozen=True)
 class StreamedDecoder:
-    """What a piece contributes, and what is then done to the text.
+    """A decoder that streams: bytes per piece, then stages for the whole text.
 
-    `first_piece` is what the text's first piece contributes, if that differs. `distinct`: a piece that equals
-    the one before it is dropped.
+    `piece` gives the bytes of a piece; `first_piece` those of the text's first piece, if they differ.
+    `stages` make the stages of a new text. `distinct`: a piece that equals the one before it is dropped.
     """
 
     piece: Callable[[str], bytes]
@@ -42,7 +42,10 @@ class StreamedDecoder:
 
 
 def compile_decoder(decoder: Step | None, vocabulary: Iterable[str]) -> StreamedDecoder | None:
-    """The streamed form of a decoder; None if its text is only known at the end."""
+    """The streamed form of a decoder; None if its text is only known at the end.
+
+    `vocabulary`: every piece that the tokenizer can give.
+    """
     if decoder is None:  # pieces are joined with spaces
         return StreamedDecoder(lambda piece: b" " + piece.encode(), first_piece=str.encode)
     steps = list(_flat(decoder))
@@ -52,7 +55,7 @@ def compile_decoder(decoder: Step | None, vocabulary: Iterable[str]) -> Streamed
     whole = steps[len(piecewise) :]
     distinct = "CTC" in _kinds(piecewise)
     if distinct and len(piecewise) > 1:
-        return None  # it drops pieces, so the next step's first piece is not known before
+        return None  # it drops pieces, so the next step cannot know its first piece yet
     first_differs = any(step["type"] in _FIRST_DIFFERS for step in piecewise)
     to_bytes = _joining(_kinds(whole))
     stages = [_stage(step) for step in whole[1:] if step["type"] != "Fuse"]
@@ -96,7 +99,7 @@ def _spaced_words(suffix: str) -> list[Step]:
 
 
 def _joining(kinds: list[str]) -> Callable[[str], bytes] | None:
-    """What the first of these steps, which joins the pieces, makes of one; None if that does not stream."""
+    """How the first of these steps, which joins pieces, turns one into bytes; None if it cannot stream."""
     match kinds:
         case ["ByteLevel", *_]:
             return _byte_level
@@ -108,7 +111,7 @@ def _joining(kinds: list[str]) -> Callable[[str], bytes] | None:
 
 
 def _stage(step: Step) -> Callable[[], TextStage] | None:
-    """What a step does to a whole text; None if that does not stream."""
+    """Makes the stage for a step on the whole text; None if it cannot stream."""
     match step:
         case {"type": "Strip", "content": content, "start": start, "stop": stop}:
             return partial(Stripper, content, start, stop)
@@ -129,15 +132,15 @@ def _composed(
 
 
 def _alone(step: Step) -> Callable[[str], str]:
-    """What a piecewise step makes of a text's first piece."""
-    if step["type"] == "Strip":  # the library's own panics at pieces that are shorter than what it strips
+    """How a piecewise step changes a text's first piece."""
+    if step["type"] == "Strip":  # the library's own panics at pieces shorter than the part to strip
         return lambda piece: Stripper(step["content"], step["start"], step["stop"]).feed(piece)
     decoder = _loaded(step)
     return lambda piece: decoder.decode([piece])
 
 
 def _later(step: Step) -> Callable[[str], str]:
-    """What it makes of every other piece: an empty one before it contributes nothing."""
+    """How a piecewise step changes every other piece (shown to the library after an empty one)."""
     if step["type"] not in _FIRST_DIFFERS:
         return _alone(step)
     decoder = _loaded(step)
@@ -145,7 +148,7 @@ def _later(step: Step) -> Callable[[str], str]:
 
 
 def _loaded(step: Step) -> decoders.Decoder:
-    """The library's decoder; unpickling is its only way of reading one by itself."""
+    """The library's decoder. Only unpickling makes one from JSON without a whole tokenizer."""
     decoder = decoders.Fuse()
     decoder.__setstate__(json.dumps(step).encode())
     return decoder

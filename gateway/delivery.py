@@ -1,7 +1,7 @@
-"""One request's output on its way to one client: every index of every choice once, in order, bounded.
+"""Delivers one request's output to one client: every index of every choice once, in order, bounded.
 
-Workers may repeat themselves (decode repeats token 0, a migrated request overlaps) and a client may read
-slowly. This file knows output indices and buffer sizes; it refuses to know who sent an entry and why.
+Workers may repeat tokens (decode repeats token 0, a migrated request overlaps) and a client may read slowly.
+This file knows output indices and buffer sizes; it refuses to know who sent an entry and why.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from eyas.common.errors import Cancelled, EyasError
 from eyas.common.types import Choice, Entry
 
-MAX_BUFFERED_STEPS = 1024  # engine steps that a client may lag behind
+MAX_BUFFERED_STEPS = 1024  # engine steps by which a client may lag behind
 
 
 class Delivery:
@@ -28,10 +28,10 @@ class Delivery:
         self._outputs: dict[int, list[int]] = {c.index: list(c.output_ids) for c in choices}
         self._open = set(self._outputs)
         self._steps = limit
-        self._limit = limit * max(1, len(choices))  # a step is one entry a choice
+        self._limit = limit * max(1, len(choices))  # a step has one entry per choice
         self._buffer: deque[Entry] = deque()
         self._reader: asyncio.Future[None] | None = None  # what `next` waits for
-        self._prompt_told = False
+        self._prompt_delivered = False
         self._ended = False
         self._error: EyasError | None = None
 
@@ -42,7 +42,7 @@ class Delivery:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will be taken: it is complete, or it failed."""
+        """Whether it takes no more entries: it is complete, or it has ended."""
         return self._ended or self.complete
 
     @property
@@ -51,21 +51,23 @@ class Delivery:
         return sum(len(ids) for ids in self._outputs.values())
 
     def is_open(self, choice: int) -> bool:
+        """Whether the choice has neither finished nor been closed."""
         return choice in self._open
 
     def unfinished(self) -> tuple[Choice, ...]:
-        """The open choices with everything that was delivered of them: what a migration resumes from."""
+        """The open choices and the tokens delivered of each: another worker goes on from these."""
         return tuple(Choice(i, tuple(ids)) for i, ids in self._outputs.items() if i in self._open)
 
     def push(self, entry: Entry) -> None:
-        """Take what is new in `entry`: known indices and closed choices are dropped, timings never. What was
-        asked of the prompt is new once.
+        """Buffers what is new in `entry`.
 
-        A skipped index, or a consumer that lags too far behind, ends the delivery with an error.
+        Tokens with known indices or of closed choices are dropped, timings never; the prompt's
+        log-probabilities pass once. A skipped index, or a reader that lags too far behind, ends the delivery
+        with an error.
         """
         if self._ended or entry.choice not in self._outputs:
             return
-        if entry.prompt is not None and self._prompt_told:
+        if entry.prompt is not None and self._prompt_delivered:
             entry = msgspec.structs.replace(entry, prompt=None)
         output = self._outputs[entry.choice]
         known = len(output) - entry.index
@@ -83,19 +85,19 @@ class Delivery:
             self.end(Cancelled(f"the client reads too slowly: {self._steps} steps were waiting for it"))
             return
         output.extend(entry.tokens)
-        self._prompt_told |= entry.prompt is not None
+        self._prompt_delivered |= entry.prompt is not None
         if entry.finish is not None:
             self._open.discard(entry.choice)
         self._buffer.append(entry)
         self._wake()
 
     def close(self, choice: int) -> None:
-        """Nothing more of this choice is wanted."""
+        """Drops everything that still comes for this choice."""
         self._open.discard(choice)
         self._wake()
 
     def end(self, error: EyasError | None = None) -> None:
-        """No more entries will come. What is buffered is still delivered, then `error` if there is one."""
+        """Takes no more entries. What is buffered is still delivered, then `error` is raised if given."""
         if not self._ended:
             self._ended, self._error = True, error
             self._wake()
@@ -107,7 +109,7 @@ class Delivery:
                 raise self._error
             if self.over:
                 raise StopAsyncIteration
-            # A bare future: this is a task switch for every token, and an asyncio.Event costs as much again.
+            # A bare future: this runs for every token, and an asyncio.Event would double the cost.
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         return self._buffer.popleft()
@@ -118,7 +120,7 @@ class Delivery:
 
 
 def _without_first(entry: Entry, known: int) -> Entry:
-    """`entry` less its first `known` tokens; an entry that lies wholly in the past has no news at all."""
+    """`entry` without its first `known` tokens. If it has fewer, nothing in it is new."""
     if known > len(entry.tokens):
         return _without_news(entry)
     return msgspec.structs.replace(
@@ -127,5 +129,5 @@ def _without_first(entry: Entry, known: int) -> Entry:
 
 
 def _without_news(entry: Entry) -> Entry:
-    """What is left of an entry whose tokens are known or not wanted: its timings and the prompt's numbers."""
+    """`entry` with its timings and the prompt's log-probabilities only."""
     return msgspec.structs.replace(entry, tokens=(), logprobs=(), finish=None, accepted=0, offered=0)

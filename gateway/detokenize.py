@@ -1,9 +1,9 @@
-"""Token ids to text as they arrive, never half a character.
+"""Turns token ids into text as they arrive, without ever showing half a character.
 
-Every token stands for some bytes; text is those bytes put together. A `TokenBytes` table holds the bytes
-of each id, a `Detokenizer` feeds them to an incremental UTF-8 decoder, which keeps an unfinished character
-to itself. Whatever way a list of ids is cut into pieces, the pieces of text join to the same string as
-decoding it at once. It refuses to know requests and stop strings.
+Every token stands for some bytes, and the text is these bytes joined. A `TokenBytes` table holds the bytes of
+each id; a `Detokenizer` feeds them to an incremental UTF-8 decoder, which holds back an unfinished character.
+However a list of ids is cut, the parts of its text join to the same string. This module refuses to know
+requests and stop strings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from gateway.decoders import StreamedDecoder, compile_decoder
 from gateway.text_stages import TextStage, clean_up_stages
 
-_CONTEXT = 16  # tokens before a text that may change how it begins
+_CONTEXT = 16  # tokens before a text that can change how it begins
 
 
 class TokenBytes:
@@ -48,23 +48,23 @@ class TokenBytes:
         return self._table if skip_special else self._shown
 
     def piece(self, id: int, skip_special: bool) -> str | None:
-        """The entry of the vocabulary that takes part in a text; None if there is none."""
+        """The vocabulary's entry for `id`; None for an unknown id and for special tokens that are skipped."""
         if not 0 <= id < len(self._names) or (skip_special and id in self._special):
             return None
         return self._names[id]
 
     def context(self, ids: Sequence[int], skip_special: bool) -> list[int]:
-        """Of `ids`, the last ones that take part in a text: as many as matter for what follows."""
+        """The last of `ids` that show in a text: as many as can change how the next text begins."""
         parts = (id for id in reversed(ids) if self.piece(id, skip_special) is not None)
         return [*islice(parts, _CONTEXT)][::-1]
 
     def stages(self) -> list[TextStage]:
-        """New ones, for a new text."""
+        """New stages, for one new text."""
         stages = [make() for make in self.decoder.stages] if self.decoder else []
         return [*stages, *clean_up_stages()] if self._clean_up else stages
 
     def label(self, id: int) -> tuple[str, bytes]:
-        """How one token is shown by itself: its text (special tokens by name), and the bytes of that."""
+        """How one token is shown alone: its text (a special token's name) and its bytes."""
         known = 0 <= id < len(self._names)
         data = self._table[id] or (self._names[id] or "").encode() if known else b""
         return data.decode("utf-8", "replace"), data
@@ -76,21 +76,21 @@ class Detokenizer:
     def __init__(
         self, table: TokenBytes, decoder: StreamedDecoder, context: Sequence[int], skip_special: bool
     ) -> None:
-        """The text goes on where that of `context` ends; without one it begins anew."""
+        """`context`: ids whose text this one continues; () for a text of its own."""
         self._table = table
         self._decoder = decoder
         self._skip_special = skip_special
         self._entries = table.entries(skip_special)
         self._stages = table.stages()
-        self._begun = b""  # the bytes of a character that is not whole yet
-        self._last: str | None = None  # the last piece, as far as pieces are looked at
-        self._looks = decoder.distinct or decoder.first_piece is not None
+        self._partial = b""  # the first bytes of an unfinished character
+        self._last: str | None = None  # the last piece, while the bytes depend on it
+        self._needs_pieces = decoder.distinct or decoder.first_piece is not None
         if context:
             self._follow(context)
 
     def feed(self, ids: Sequence[int]) -> str:
         """The characters that these tokens completed (often one word each, sometimes none)."""
-        if self._looks:
+        if self._needs_pieces:
             return self._decode(self._join(ids), final=False)
         entries, known = self._entries, len(self._entries)
         return self._decode(b"".join([entries[id] for id in ids if 0 <= id < known]), final=False)
@@ -100,14 +100,14 @@ class Detokenizer:
         return self._decode(b"", final=True)
 
     def _follow(self, context: Sequence[int]) -> None:
-        """Takes in what comes before the text; the caller has that already."""
+        """Feeds the text before this one without giving it out: the caller has it already."""
         self.feed(self._table.context(context, self._skip_special))
         rest = ""
         for stage in self._stages:
             rest = stage.feed(rest) + stage.settle()
 
     def _join(self, ids: Sequence[int]) -> bytes:
-        """What `ids` contribute, where that depends on the pieces before."""
+        """The bytes of `ids` where they depend on the pieces before."""
         parts = []
         for id in ids:
             piece = self._table.piece(id, self._skip_special)
@@ -116,20 +116,20 @@ class Detokenizer:
             first = self._decoder.first_piece if self._last is None else None
             parts.append(self._entries[id] if first is None else first(piece))
             self._last = piece
-        self._looks = self._decoder.distinct or self._last is None
+        self._needs_pieces = self._decoder.distinct or self._last is None
         return b"".join(parts)
 
     def _decode(self, data: bytes, *, final: bool) -> str:
-        data = self._begun + data
+        data = self._partial + data
         text, used = codecs.utf_8_decode(data, "replace", final)
-        self._begun = data[used:]
+        self._partial = data[used:]
         for stage in self._stages:
             text = stage.feed(text) + (stage.flush() if final else "")
         return text
 
 
 class LateDetokenizer:
-    """The text of one choice where all of it is only known at its end."""
+    """The text of one choice for a tokenizer whose text is only known at its end."""
 
     def __init__(self, table: TokenBytes, context: Sequence[int], skip_special: bool) -> None:
         self._table = table
@@ -138,10 +138,12 @@ class LateDetokenizer:
         self._ids: list[int] = []
 
     def feed(self, ids: Sequence[int]) -> str:
+        """Takes the tokens; the text stays empty until `flush`."""
         self._ids += ids
         return ""
 
     def flush(self) -> str:
+        """The whole text."""
         return self._text([*self._context, *self._ids])[len(self._text(self._context)) :]
 
     def _text(self, ids: Sequence[int]) -> str:

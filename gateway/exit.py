@@ -1,7 +1,7 @@
-"""The way out: a backend that takes nothing new, lets open requests finish, and at last ends them.
+"""How a gateway drains: its backend refuses new requests, lets open ones finish, and at last ends them.
 
-It stands between the fronts and the backend they share, so that HTTP and gRPC leave alike. It knows which
-requests are open. It refuses to know why the process ends, and how long that may take.
+It stands between the fronts and the backend that they share, so that HTTP and gRPC drain alike. It knows
+which requests are open. It refuses to know why the process ends, and how long that may take.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import AsyncIterator, Callable
 
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import Entry, GenerationRequest, WorkerInfo
-from gateway.backend import Backend, GenerationStream, Health
+from gateway.backend import BackendHealth, GenerationBackend, GenerationStream
 from gateway.router import Candidate
 
 DRAINING = "the server is draining: it is about to stop"
 
 
-class Exit:
-    """A `Backend` like the one behind it, until `close`: then it refuses requests and is unhealthy."""
+class DrainableBackend(GenerationBackend):
+    """Passes everything to the backend behind it until `close`; then it refuses requests and is unhealthy."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: GenerationBackend) -> None:
         self._backend = backend
         self._closed = False
         self._starting: set[asyncio.Timeout] = set()
@@ -29,16 +29,16 @@ class Exit:
 
     @property
     def requests(self) -> int:
-        """How many are open."""
+        """How many requests are open."""
         return len(self._starting) + len(self._open)
 
     def close(self, on_empty: Callable[[], None]) -> None:
-        """From here on nothing is let in. Calls `on_empty` as soon as nothing is open, maybe at once."""
+        """Refuses requests from now on. Calls `on_empty` as soon as none is open, perhaps at once."""
         self._closed, self._on_empty = True, on_empty
-        self._look()
+        self._check_empty()
 
     def cut(self) -> None:
-        """Whatever is open ends now, with Unavailable."""
+        """Ends all open requests now, with Unavailable."""
         now = asyncio.get_running_loop().time()
         for start in self._starting:
             start.reschedule(now)
@@ -54,7 +54,7 @@ class Exit:
         try:
             async with limit:
                 self._starting.add(limit)
-                stream = _Open(await self._backend.start(request), self._left)
+                stream = _Open(await self._backend.start(request), self._ended)
                 self._open.add(stream)
         except TimeoutError:
             if limit.expired():
@@ -62,7 +62,7 @@ class Exit:
             raise
         finally:
             self._starting.discard(limit)
-            self._look()
+            self._check_empty()
         return stream
 
     async def models(self) -> list[WorkerInfo]:
@@ -71,27 +71,27 @@ class Exit:
     def links(self) -> list[Candidate]:
         return self._backend.links()
 
-    def health(self) -> Health:
-        return Health(DRAINING) if self._closed else self._backend.health()
+    def health(self) -> BackendHealth:
+        return BackendHealth(DRAINING) if self._closed else self._backend.health()
 
-    def _left(self, stream: _Open) -> None:
+    def _ended(self, stream: _Open) -> None:
         self._open.discard(stream)
-        self._look()
+        self._check_empty()
 
-    def _look(self) -> None:
+    def _check_empty(self) -> None:
         if self._closed and not self.requests:
             self._on_empty()
 
 
-class _Open:
-    """A stream that says when it is closed."""
+class _Open(GenerationStream):
+    """A stream that calls `on_close` when it is closed."""
 
-    def __init__(self, stream: GenerationStream, left: Callable[[_Open], None]) -> None:
+    def __init__(self, stream: GenerationStream, on_close: Callable[[_Open], None]) -> None:
         self._stream = stream
-        self._left = left
+        self._on_close = on_close
 
     def __aiter__(self) -> AsyncIterator[Entry]:
-        return aiter(self._stream)  # tokens pass by without a stop here
+        return aiter(self._stream)  # entries do not pass through this class
 
     async def cancel(self, choice: int | None = None) -> None:
         await self._stream.cancel(choice)
@@ -100,5 +100,5 @@ class _Open:
         self._stream.fail(error)
 
     async def aclose(self) -> None:
-        self._left(self)
+        self._on_close(self)
         await self._stream.aclose()

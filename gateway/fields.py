@@ -1,7 +1,7 @@
 """How the fields of a JSON body are read: strictly typed, null means absent, errors name the field.
 
-A field that nothing reads is ignored and named to the caller; one that is known and would change the answer
-is an error that names it. It knows JSON and pydantic. It refuses to know what any field means.
+An unknown field is ignored and named to the caller. A known field that is not supported and would change the
+answer is an error that names it. It knows JSON and pydantic. It refuses to know what any field means.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from eyas.common.errors import InvalidRequest
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _REFUSED = "refused"
 _MAX_QUOTED = 100  # characters of a name that an error repeats
-# The library's words, not the caller's: "List should have at least 1 item after validation".
+# Words of the library that mean nothing to the caller: "List should have at least 1 item after validation".
 _NOISE = re.compile(r"^Value error, |^\w+ (?=should )| after validation")
 
 
 class Unsupported(NamedTuple):
-    """A known field that cannot be honoured. `neutral`: the values that ask for nothing, beside null."""
+    """A known field that is not supported. `neutral`: its values that ask for nothing, beside null."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
 
     def admits(self, value: Any) -> bool:
+        """Whether the value asks for nothing."""
         # JSON knows true from 1, Python does not.
         return any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in self.neutral)
 
 
 class Body(BaseModel):
-    """A JSON object. Fields that are not declared are judged by `unsupported` and otherwise ignored."""
+    """A JSON object. Undeclared fields are ignored, but for those in `unsupported`, which may be errors."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
     unsupported: ClassVar[Mapping[str, Unsupported]] = {}
@@ -58,7 +59,7 @@ class Body(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _judge(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
-        """Null means absent; a field that is known and not supported asks for nothing, or is refused."""
+        """Reads null as absent, and refuses unsupported fields that ask for something."""
         if isinstance(value, dict) and None in value.values():
             value = {name: field for name, field in value.items() if field is not None}
         body = read(value)
@@ -70,7 +71,7 @@ class Body(BaseModel):
 
 
 def refuse(field: str, reason: str) -> NoReturn:
-    """Fails the validation of the model around `field`, naming it."""
+    """Fails the validation of the body that holds `field`, with an error that names it."""
     raise PydanticCustomError(_REFUSED, "{reason}", {"field": field, "reason": reason})
 
 
@@ -84,6 +85,7 @@ RequestId = Annotated[str, AfterValidator(_request_id)]
 
 
 def is_ids(value: Any) -> bool:
+    """Whether it is a list of whole numbers, at least one."""
     return isinstance(value, list) and set(map(type, value)) == {int}
 
 
@@ -91,7 +93,7 @@ B = TypeVar("B", bound=Body)
 
 
 def parse(kind: type[B], body: bytes) -> B:
-    """The body as `kind`. Raises InvalidRequest naming the first field that is wrong."""
+    """The JSON body as `kind`. Raises InvalidRequest naming the first field that is wrong."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -99,7 +101,7 @@ def parse(kind: type[B], body: bytes) -> B:
 
 
 def ignored(body: Body, prefix: str = "") -> Iterator[str]:
-    """The fields of the body and of what it holds that nothing reads, as messages[0].name."""
+    """The fields that nothing reads, of the body and of bodies in it, as messages[0].name."""
     if extra := body.model_extra:
         yield from (prefix + name for name in extra if name not in body.unsupported)
     for name, value in body.__dict__.items():
@@ -131,7 +133,7 @@ def _path(location: Sequence[str | int]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part != "[key]":  # the library's mark for a bad key of a dictionary
+        elif part != "[key]":  # what the library writes after a bad key of a dictionary
             part = part[:_MAX_QUOTED]
             path += f".{part}" if path else part
     return path

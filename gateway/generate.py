@@ -1,4 +1,4 @@
-"""One request's life in the cluster, from its first leg to its last token.
+"""The life of one request in the cluster, from its first leg to its last token.
 
     route -> Submit (decode) and Prefill together -> both admitted
           -> Prefill has started: Attach its handles to decode
@@ -23,30 +23,30 @@ from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStar
 from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Role, Timings, WorkerInfo
 from gateway import router
 from gateway.admission import is_synthetic
-from gateway.backend import Health
+from gateway.backend import BackendHealth, GenerationBackend, GenerationStream
 from gateway.cluster import Cluster
 from gateway.delivery import Delivery
-from gateway.legs import DecodeLeg, Draining, Ended, LegEvent, PrefillLeg
+from gateway.legs import DecodeLeg, Draining, Ended, LegEvent, LegOwner, PrefillLeg
 from gateway.prefixes import prefix_of
 from gateway.router import Candidate
 from gateway.search import Search
 
-MAX_RETRIES = 4  # in a row, without a token between them
+MAX_RETRIES = 4  # in a row, with no token delivered between them
 RETRY_PAUSE_S = 0.3
 SYNTHETIC = "answers mean nothing: drafts are accepted by chance (--rejection-sample-method synthetic)"
 
 _log = logging.getLogger("eyas.gateway")
 
 
-class ClusterBackend:
-    """The `Backend` that turns requests into tokens on a cluster's workers."""
+class ClusterBackend(GenerationBackend):
+    """Turns requests into tokens on the workers of a cluster, which stays its owner's."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    async def start(self, request: GenerationRequest) -> Generation:
-        """Admitted by every leg. Raises EyasError (Overloaded, Unavailable, ...), and then no leg is left."""
-        generation = Generation(self._cluster, request)
+    async def start(self, request: GenerationRequest) -> ClusterGeneration:
+        """The generation, admitted by every leg. Raises EyasError (Overloaded, ...) and leaves no leg."""
+        generation = ClusterGeneration(self._cluster, request)
         await generation.admit()
         return generation
 
@@ -57,17 +57,17 @@ class ClusterBackend:
     def links(self) -> list[Candidate]:
         return self._cluster.candidates()
 
-    def health(self) -> Health:
+    def health(self) -> BackendHealth:
         if router.route(self.links()) is not None:
-            return Health(degraded=SYNTHETIC if is_synthetic(self._cluster.workers()) else "")
-        return Health(f"no worker can serve a request: {router.missing(self.links())}")
+            return BackendHealth(degraded=SYNTHETIC if is_synthetic(self._cluster.workers()) else "")
+        return BackendHealth(f"no worker can serve a request: {router.missing(self.links())}")
 
 
-class Generation:
-    """One request. Its legs report here; its reader iterates, cancels and closes it.
+class ClusterGeneration(GenerationStream, LegOwner):
+    """One request. Its legs report to it; its reader iterates, cancels and closes it.
 
-    `_attempt` counts every (worker, handles) tried: what is sent carries it, and what a leg says of an
-    earlier one is dropped, as is everything that a replaced leg still says.
+    `_attempt` counts every (worker, handles) that was tried. Each message carries it. Messages of earlier
+    attempts are dropped, and so are those of replaced legs.
     """
 
     def __init__(self, cluster: Cluster, request: GenerationRequest) -> None:
@@ -83,9 +83,11 @@ class Generation:
         self._attempt = 0
         self._decode: DecodeLeg | None = None
         self._prefill: PrefillLeg | None = None
-        self._first_tokens: tuple[FirstToken, ...] = ()  # as prefill delivered them
-        self._decode_spoke = False  # some token came from decode: pages of the prompt no longer suffice
-        self._ended_elsewhere = False  # some choice ended by a cancel or at prefill, not by decode's word
+        self._first_tokens: tuple[FirstToken, ...] = ()  # as prefill sent them
+        self._decode_spoke = False  # some token came from decode: the prompt's pages alone no longer suffice
+        self._ended_elsewhere = (
+            False  # some choice was cancelled or ended at prefill, which decode does not know
+        )
         self._avoid: set[str] = set()
         self._retries = MAX_RETRIES
         self._tokens_at_retry = 0
@@ -99,7 +101,7 @@ class Generation:
         return self._delivery.next()
 
     async def cancel(self, choice: int | None = None) -> None:
-        """End one choice, or everything. Idempotent."""
+        """Ends one choice, or the whole request. Idempotent."""
         if choice is None:
             await self.aclose()
         elif self._delivery.is_open(choice):
@@ -110,12 +112,11 @@ class Generation:
                 self._decode.cancel(choice)
 
     def fail(self, error: EyasError) -> None:
-        """Ends with `error`, after what is buffered; the driver then leaves the workers."""
+        """Ends with `error` after what is buffered; the driver then closes the legs."""
         self._delivery.end(error)
         self._nudge()
 
     async def aclose(self) -> None:
-        """Every leg is cancelled, wherever it is. Idempotent."""
         if self._driver is not None:
             self._driver.cancel()
             await asyncio.gather(self._driver, return_exceptions=True)
@@ -125,7 +126,7 @@ class Generation:
     # --- the life of the request ---
 
     async def admit(self) -> None:
-        """Start the legs; return when each of them has a queue place. On an error no leg is left."""
+        """Starts the legs and returns once every worker has queued the request. Leaves no leg on an error."""
         try:
             async with self._in_time():
                 route = await self._search.find(router.route)
@@ -142,7 +143,7 @@ class Generation:
         self._driver = asyncio.create_task(self._drive(), name=f"request {self._request.id}")
 
     async def _drive(self) -> None:
-        """Handle what the legs report until every choice has finished, then leave the workers."""
+        """Handles what the legs report until every choice has finished, then closes the legs."""
         error: EyasError | None = None
         try:
             async with self._in_time():
@@ -174,7 +175,7 @@ class Generation:
                 self._deliver_first(choices, named)
             case Ended(error) if leg.handles is None:
                 self._replace_prefill(leg, error)
-        # Once it has started, only decode judges whether its pages arrive.
+        # Once prefill has started, only decode decides whether its pages arrive.
 
     async def _hear_decode(self, leg: DecodeLeg, event: LegEvent | None) -> None:
         match event:
@@ -196,7 +197,7 @@ class Generation:
     # --- legs ---
 
     def _start_decode(self, worker: str, attach: bool) -> None:
-        """Submit what is unfinished: to wait for the prompt's pages, or to go on from the delivered ids."""
+        """Submits the unfinished choices: they wait for the prompt's pages, or go on from their tokens."""
         choices = self._delivery.unfinished()
         if attach:
             choices = tuple(Choice(choice.index) for choice in choices)
@@ -211,7 +212,7 @@ class Generation:
         self._cluster.sent(worker, self._prefix)
 
     def _attach(self) -> None:
-        """Tell decode where the prompt's pages are, once it has admitted the request and they exist."""
+        """Tells decode where the prompt's pages are, once they exist and it has admitted the request."""
         decode, prefill = self._decode, self._prefill
         if decode is None or not decode.admitted or not decode.waits:
             return
@@ -234,9 +235,9 @@ class Generation:
             self._prefill = None
 
     def _release(self) -> None:
-        """Leave every worker. Idempotent.
+        """Closes every leg. Idempotent.
 
-        Handles that nobody was told of go to decode all the same, which gives them back to their owner.
+        Handles that decode has not got yet are sent to it all the same: it gives them back to their owner.
         """
         decode, prefill = self._decode, self._prefill
         if decode is not None and decode.waits and prefill is not None and prefill.handles:
@@ -251,7 +252,7 @@ class Generation:
         self._inbox.put_nowait((leg, event))
 
     def on_entry(self, leg: DecodeLeg, entry: Entry) -> None:
-        """Tokens take the short way: from the session's reader straight into the client's buffer."""
+        """Puts tokens into the client's buffer at once: they do not pass through the inbox."""
         if leg is not self._decode or entry.attempt != self._attempt:
             return
         self._decode_spoke = True
@@ -283,21 +284,21 @@ class Generation:
             )
 
     def _nudge(self) -> None:
-        """Make the driver look whether the delivery is over."""
+        """Makes the driver check whether the delivery is over."""
         self._inbox.put_nowait((None, None))
 
     # --- when a worker leaves ---
 
     def _replace_prefill(self, leg: PrefillLeg, error: EyasError) -> None:
-        """The call ended before its first chunk ran: nothing is lost, another worker takes the prompt."""
+        """Prefill ended before its first chunk ran: nothing is lost, and another worker takes the prompt."""
         self._spend_retry(error)
         self._avoid.add(leg.worker)
         self._prefill_again()
 
     def _recompute(self, leg: DecodeLeg) -> None:
-        """Decode kept the request's place but did not get its pages: who had them is not asked again.
+        """Decode kept the request's queue place but did not get its pages; their owner is then avoided.
 
-        If the client has token 0 already, decode computes the prompt itself and goes on from it.
+        If the client has token 0 already, decode computes the prompt itself and goes on from there.
         """
         self._spend_retry(Unavailable("the pages of the prompt could not be transferred"))
         leg.waits = True
@@ -311,7 +312,7 @@ class Generation:
             self._prefill_again()
 
     def _prefill_again(self) -> None:
-        """Another prefill under a new attempt; if none is left, decode computes the prompt itself."""
+        """Tries another prefill worker under a new attempt; without one decode computes the prompt."""
         self._attempt += 1
         self._drop_prefill()
         found = router.choose_prefill(self._cluster.candidates(self._prefix), self._avoid)
@@ -323,8 +324,8 @@ class Generation:
     async def _replace_decode(self, leg: DecodeLeg, error: EyasError) -> None:
         """The decode worker is gone, draining or full: another one goes on.
 
-        Before decode's first token the prompt's pages are still good for another Attach; later the prompt
-        and the delivered tokens are all it takes.
+        Before decode's first token another worker can still pull the prompt's pages. Later it computes the
+        prompt and the delivered tokens itself.
         """
         self._spend_retry(error)
         leg.close(cancel=True)
@@ -344,19 +345,16 @@ class Generation:
         self._start_decode(worker, attach)
 
     async def _move_on(self, leg: DecodeLeg) -> None:
-        """The decode worker is draining: what it has not begun goes elsewhere, if anybody else is there.
+        """The decode worker is draining: a request that it has not begun moves to another worker, if any.
 
-        What it has begun it finishes, or it ends its stream when its time is over.
+        A request that it has begun stays; the worker finishes it or ends the stream at its own deadline.
         """
         elsewhere = router.choose_decode(self._cluster.candidates(self._prefix), {*self._avoid, leg.worker})
         if elsewhere is not None and elsewhere.info.worker != leg.worker and not self._decode_spoke:
             await self._replace_decode(leg, Unavailable(f"worker {leg.worker} is draining"))
 
     async def _find_decode(self) -> str | None:
-        """Who goes on; one that just sent the request away is asked again after a pause.
-
-        None: every choice has ended meanwhile.
-        """
+        """The worker that goes on (one to avoid only after a pause); None if every choice has ended."""
 
         def choose(workers: Sequence[Candidate]) -> Candidate | None:
             return router.choose_decode(workers, self._avoid)
@@ -368,16 +366,16 @@ class Generation:
         return None if found is None else found.info.worker
 
     async def _pause(self) -> None:
-        """A moment in which the legs that are left may speak."""
+        """Waits `RETRY_PAUSE_S`, and handles what the remaining legs report."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RETRY_PAUSE_S):
                 while True:
                     await self._next_event()
 
     def _spend_retry(self, error: EyasError) -> None:
-        """Raise `error` if it is a verdict on the request, or if retrying has led nowhere for too long.
+        """Raises `error` if trying again cannot help, or if too many tries in a row brought no token.
 
-        Once admitted a request is never refused for load: it asks again until its deadline.
+        Once admitted, a request is never refused for load: it tries again until its deadline.
         """
         temporary = isinstance(error, Unavailable | Cancelled)
         if isinstance(error, Overloaded) and self._driver is not None:

@@ -1,4 +1,4 @@
-"""What a gRPC call passes before any of it is read: the key, a place, and the limits of its connection.
+"""Checks a gRPC call before any message of it is read: its key, the number of open calls, connection limits.
 
 It knows connections, calls and keys. It refuses to know what a message says.
 """
@@ -20,101 +20,100 @@ from eyas.common.errors import Overloaded
 from eyas.common.logging import Rarely
 from gateway.keys import Keys
 
-MAX_CALLS = 1024  # of callers, at a time
-MAX_OPEN_CALLS = 128  # of services that ask for no key (health, reflection), at a time
+MAX_CALLS = 1024  # open at a time, of services that ask for a key
+MAX_PUBLIC_CALLS = 128  # open at a time, of services that ask for none (health, reflection)
 _log = logging.getLogger("eyas.gateway")
 
 
 def limits(config: GatewayConfig) -> rpc.Options:
-    """Of connections, for the server's options. (A header has at most 16 KiB: gRPC's own limit.)"""
+    """The server options that bound connections. (gRPC itself bounds a header to 16 KiB.)"""
     return {
         "grpc.max_allowed_incoming_connections": config.max_connections,
-        "grpc.server_handshake_timeout_ms": 10_000,  # for a connection's first words
+        "grpc.server_handshake_timeout_ms": 10_000,  # until a new connection has said what it is
         "grpc.max_connection_idle_ms": 60_000,  # without a call
-        "grpc.max_concurrent_streams": MAX_CALLS + MAX_OPEN_CALLS,
+        "grpc.max_concurrent_streams": MAX_CALLS + MAX_PUBLIC_CALLS,
         "grpc.max_receive_message_length": config.max_body_bytes,
     }
 
 
-class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Decides about a call before any of its message is read: until then gRPC holds little of it.
+class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Admits or refuses a call before its message is read, so that a refused call costs little memory.
 
-    `service` asks for a key, all others do not. Every method that it sees takes a stream (see `rpc`).
+    `service` asks for a key, all others do not. Every method that it sees takes a stream (see
+    `rpc.MessageInterceptor`).
     """
 
     def __init__(self, service: str, keys: Keys) -> None:
         self._keyed = f"/{service}/"
         self._keys = keys
-        self._calls = _Places(MAX_CALLS)
-        self._open_calls = _SharedPlaces(MAX_OPEN_CALLS)
+        self._calls = _CallLimit(MAX_CALLS)
+        self._public_calls = _ReplaceableCalls(MAX_PUBLIC_CALLS)
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
+        """The method's handler, wrapped so that every call is checked first."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         keyed = handler_call_details.method.startswith(self._keyed)
         kind, behaviour = rpc.behaviour(handler)
         wrap = _streaming if inspect.isasyncgenfunction(behaviour) else _unary
-        admit = self._admit_caller if keyed else self._admit_anybody
+        admit = self._admit_keyed if keyed else self._admit_public
         return handler._replace(**{kind: wrap(behaviour, admit)})
 
-    def _admit_caller(self, context: Any) -> contextlib.AbstractAsyncContextManager[None]:
+    def _admit_keyed(self, context: Any) -> contextlib.AbstractAsyncContextManager[None]:
         """Raises Unauthorized or Overloaded."""
         caller_of(context, self._keys)
         return self._calls.one()
 
-    def _admit_anybody(self, context: Any) -> contextlib.AbstractAsyncContextManager[None]:
-        return self._open_calls.one()
+    def _admit_public(self, context: Any) -> contextlib.AbstractAsyncContextManager[None]:
+        return self._public_calls.one()
 
 
 def caller_of(context: Any, keys: Keys) -> str:
-    """Who makes the call, as `keys` name it. Raises Unauthorized."""
+    """The name of the caller's key (`Keys.caller`). Raises Unauthorized."""
     return keys.caller(dict(context.invocation_metadata() or ()).get("authorization"))
 
 
-class _Places:
-    """A number of places, each taken by a call until it ends."""
+class _CallLimit:
+    """At most `number` calls at a time."""
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._taken: dict[asyncio.Timeout, None] = {}  # the longest comes first
+        self._running: dict[asyncio.Timeout, None] = {}  # the oldest call first
         self._alarm = Rarely(_log)
 
     @contextlib.asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
-        """Raises Overloaded if there is none, or if it is taken back."""
-        if len(self._taken) >= self._number:
-            self._alarm.warning("%d gRPC calls are open: there is no place for more", len(self._taken))
-            self._make_room()
-        async with asyncio.timeout(None) as place:
-            self._taken[place] = None
+        """Around one call. Raises Overloaded if there are too many, or if a newer call replaces this one."""
+        if len(self._running) >= self._number:
+            self._alarm.warning("%d gRPC calls are open, and no more are taken", len(self._running))
+            self._make_space()
+        async with asyncio.timeout(None) as call:
+            self._running[call] = None
             try:
                 yield
             except asyncio.CancelledError:
-                if place.expired():
+                if call.expired():
                     raise Overloaded("a newer call took the place of this one") from None
                 raise
             finally:
-                self._taken.pop(place, None)
+                self._running.pop(call, None)
 
-    def _make_room(self) -> None:
+    def _make_space(self) -> None:
         raise Overloaded(f"{self._number} calls are open already")
 
 
-class _SharedPlaces(_Places):
-    """One call too many takes the place of the one that has had its own longest.
+class _ReplaceableCalls(_CallLimit):
+    """One call too many ends the oldest one, so that callers who stay cannot lock out health checks."""
 
-    So strangers who hold on to theirs keep no health check from its answer.
-    """
-
-    def _make_room(self) -> None:
-        longest = next(iter(self._taken))
-        del self._taken[longest]
-        longest.reschedule(asyncio.get_running_loop().time())
+    def _make_space(self) -> None:
+        oldest = next(iter(self._running))
+        del self._running[oldest]
+        oldest.reschedule(asyncio.get_running_loop().time())
 
 
 Admit = Callable[[Any], contextlib.AbstractAsyncContextManager[None]]

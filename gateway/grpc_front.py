@@ -1,6 +1,6 @@
 """The gRPC front: the service `eyas.v1.Eyas` over the same backend, limits and text as the HTTP front.
 
-A servicer: it translates messages to calls and back. It refuses to know how tokens are made and routed.
+It translates messages to calls and back. It refuses to know how tokens are made and routed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from eyas.common import rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.types import GenerationRequest
 from gateway import grpc_door, grpc_messages
-from gateway.admission import ServedModel, admit, check_model, room, served_model
-from gateway.backend import Backend
+from gateway.admission import ServedModel, admit, answer_limit, check_model, served_model
+from gateway.backend import GenerationBackend
 from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics
 from gateway.text import TextRules, TextStream
@@ -50,7 +50,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     """`Chat`, `Generate` and `Models`. Errors go to the server's interceptor."""
 
     def __init__(
-        self, config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
+        self, config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
     ) -> None:
         self.keys = Keys(config.api_keys)
         self._config = config
@@ -61,6 +61,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def Chat(
         self, request: eyas_pb2.ChatRequest, context: Context
     ) -> AsyncGenerator[eyas_pb2.ChatResponse, None]:
+        """Answers a chat: deltas, then the usage. Raises InvalidRequest naming the field, or what fails."""
         self._check(request)
         prompt = await self._tokenizer.encode_chat(grpc_messages.chat_messages(request))
         rules = grpc_messages.text_rules(request.options, continues_prompt=False)
@@ -72,10 +73,11 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def Generate(
         self, request: eyas_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[eyas_pb2.GenerateResponse, None]:
+        """Continues a text or token ids: deltas, then the usage. Raises as `Chat` does."""
         self._check(request)
         if request.WhichOneof("prompt") == "ids":
             if not request.options.HasField("truncate_prompt_tokens"):
-                room(await self._served(), len(request.ids.ids), least=0)  # before they are copied
+                answer_limit(await self._served(), len(request.ids.ids), least=0)  # before they are copied
             prompt = tuple(request.ids.ids)
         else:
             prompt = await self._tokenizer.encode_prompt(request.text)
@@ -86,13 +88,14 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
                 yield response
 
     async def Models(self, request: eyas_pb2.ModelsRequest, context: Context) -> eyas_pb2.ModelsResponse:
+        """The served model. Raises Unavailable while no worker serves it."""
         model = await self._served()
         await _mark(model, context)
         info = eyas_pb2.ModelInfo(id=model.id, context_length=model.context_length)
         return eyas_pb2.ModelsResponse(models=[info])
 
     def _check(self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest) -> None:
-        """The model's name (empty: the one that is served)."""
+        """Raises ModelNotFound unless the request names the served model, or none."""
         if request.model:
             check_model(self._config, request.model)
 
@@ -100,7 +103,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         return served_model(self._config, await self._backend.models())
 
     async def _run(self, asked: _Asked, response: type[Response]) -> AsyncGenerator[Response, None]:
-        """Admit the prompt, then its deltas, then its usage; whatever ends the call frees the cluster."""
+        """Admits the prompt, then yields its deltas and its usage; every way out frees the cluster."""
         began = time.monotonic()
         model = await self._served()
         request = await self._admit(model, asked)
@@ -113,11 +116,11 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             text = TextStream(generation, request, self._tokenizer, asked.rules)
             owned.callback(lambda: meter.ended(text.usage, [text.trace]))
             yield response(started=grpc_messages.started_to_pb(model, request))
-            prompt_told = request.params.prompt_logprobs is None
+            prompt_sent = request.params.prompt_logprobs is None
             async for delta in text.deltas():
                 meter.delta(delta)
-                if not prompt_told and text.trace.prompt is not None:
-                    prompt_told = True  # they are many: other streams go on meanwhile
+                if not prompt_sent and text.trace.prompt is not None:
+                    prompt_sent = True  # a thread converts it: it is long, and other streams go on
                     prompt = await asyncio.to_thread(grpc_messages.prompt_to_pb, request, text.trace.prompt)
                     yield response(prompt_logprobs=prompt)
                 yield response(delta=grpc_messages.delta_to_pb(delta))
@@ -125,7 +128,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             yield response(finished=grpc_messages.finished_to_pb(text.usage, timings))
 
     async def _admit(self, model: ServedModel, asked: _Asked) -> GenerationRequest:
-        """Raises InvalidRequest, naming the option, for what makes no sense."""
+        """The admitted request. Raises InvalidRequest naming the option, or ContextLengthExceeded."""
         words = grpc_messages.bad_words(asked.options)
         spellings = await self._tokenizer.spellings(words) if words else ()
         options = grpc_messages.generation_options(model, asked.options, spellings)
@@ -135,27 +138,30 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
 
 
 class GrpcFront:
-    """The gateway's gRPC server, with health and reflection. Healthy means: a request would succeed."""
+    """The gateway's gRPC server, with reflection, and health: SERVING means that a request would succeed."""
 
     def __init__(
-        self, config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
+        self, config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
     ) -> None:
         """Raises ConfigError if the port is taken."""
         self._backend = backend
         servicer = EyasServicer(config, backend, tokenizer, metrics)
-        self._server = rpc.server(grpc_door.Door(SERVICE, servicer.keys), grpc_door.limits(config))
+        self._server = rpc.server(
+            grpc_door.AdmissionInterceptor(SERVICE, servicer.keys), grpc_door.limits(config)
+        )
         eyas_pb2_grpc.add_EyasServicer_to_server(servicer, self._server)
         self._health = rpc.HealthService(self._server, [SERVICE])
         self.port = rpc.bind(self._server, config.host, config.grpc_port)
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        """Serves, and follows the backend's health, until `aclose`."""
         await self._health.set(not self._backend.health().problem)
         await self._server.start()
         self._watch = asyncio.create_task(self._follow_health(), name="grpc health")
 
     async def aclose(self) -> None:
-        """Stop listening, give running calls a moment, then end them."""
+        """Stops listening, gives running calls `STOP_GRACE_S`, then ends them."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -168,6 +174,6 @@ class GrpcFront:
 
 
 async def _mark(model: ServedModel, context: Context) -> None:
-    """Initial metadata says so if answers mean nothing."""
+    """Says in the initial metadata if answers mean nothing."""
     if model.synthetic:
         await context.send_initial_metadata(((rpc.SYNTHETIC, "1"),))

@@ -1,6 +1,7 @@
-"""The messages of `eyas.v1.Eyas` and what the gateway makes of them: options read, answers written.
+"""The messages of `eyas.v1.Eyas`: it reads options and writes answers.
 
-It knows every field of the public contract. It refuses to know calls: who asks, and when what is sent.
+It knows every field of the public contract. It refuses to know calls: whose they are, and when a message is
+sent.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from eyas.common.errors import InvalidRequest
 from eyas.common.types import Finish, GenerationRequest, PromptLogprobs, TokenLogprob
 from gateway.admission import GenerationOptions, ServedModel
 from gateway.schema import MAX_BAD_WORDS, MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
-from gateway.text import Delta, TextRules, Usage
+from gateway.text import TextDelta, TextRules, UsageCounts
 from gateway.timings import LegObject, TimingsObject
 from protos import eyas_pb2
 
@@ -38,7 +39,7 @@ _SAMPLING = (
 
 
 def chat_messages(request: eyas_pb2.ChatRequest) -> list[dict[str, str]]:
-    """The chat as templates read it. Raises InvalidRequest naming the message that is wrong."""
+    """The chat as templates read it. Raises InvalidRequest naming the first bad message."""
     if not request.messages:
         raise InvalidRequest("messages is empty", param="messages")
     for i, message in enumerate(request.messages):
@@ -49,7 +50,7 @@ def chat_messages(request: eyas_pb2.ChatRequest) -> list[dict[str, str]]:
 
 
 def text_rules(options: eyas_pb2.GenerateOptions, *, continues_prompt: bool) -> TextRules:
-    """Raises InvalidRequest for stop strings that are too many, empty or too long."""
+    """How the answer's text is shown. Raises InvalidRequest for too many, empty or too long stop strings."""
     stops = tuple(options.stop)
     if len(stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
         raise InvalidRequest(
@@ -64,7 +65,7 @@ def text_rules(options: eyas_pb2.GenerateOptions, *, continues_prompt: bool) -> 
 
 
 def bad_words(options: eyas_pb2.GenerateOptions) -> tuple[str, ...]:
-    """Raises InvalidRequest for words that are too many, blank or too long."""
+    """The bad words as texts. Raises InvalidRequest for too many, blank or too long ones."""
     words = tuple(options.bad_words)
     if len(words) > MAX_BAD_WORDS or not all(w.strip() and len(w) <= MAX_STOP_LENGTH for w in words):
         raise InvalidRequest(
@@ -78,7 +79,10 @@ def bad_words(options: eyas_pb2.GenerateOptions) -> tuple[str, ...]:
 def generation_options(
     model: ServedModel, options: eyas_pb2.GenerateOptions, bad_words: tuple[tuple[int, ...], ...]
 ) -> GenerationOptions:
-    """`bad_words` in ids. Raises InvalidRequest for what is not checked with the sampling parameters."""
+    """The options for `admit`, which checks the sampling parameters; `bad_words` are in ids.
+
+    Raises InvalidRequest for `n` and `truncate_prompt_tokens`.
+    """
     given = {name: getattr(options, name) for name in _SAMPLING if options.HasField(name)}
     params = model.params(
         **given,
@@ -112,12 +116,14 @@ def _given(options: eyas_pb2.GenerateOptions, name: str, default: Any) -> Any:
 
 
 def started_to_pb(model: ServedModel, request: GenerationRequest) -> eyas_pb2.Started:
+    """The first message: the request is admitted."""
     return eyas_pb2.Started(
         request_id=request.id, model=model.id, system_fingerprint=model.system_fingerprint
     )
 
 
-def delta_to_pb(delta: Delta) -> eyas_pb2.Delta:
+def delta_to_pb(delta: TextDelta) -> eyas_pb2.Delta:
+    """What one delta adds to a choice."""
     return eyas_pb2.Delta(
         choice=delta.choice,
         text=delta.text,
@@ -128,6 +134,7 @@ def delta_to_pb(delta: Delta) -> eyas_pb2.Delta:
 
 
 def prompt_to_pb(request: GenerationRequest, prompt: PromptLogprobs) -> eyas_pb2.PromptLogprobs:
+    """The prompt's log-probabilities, from the first token that has one."""
     start = request.params.prompt_logprobs_start + 1
     logprobs, top_tokens, top_logprobs = prompt.columns()
     return eyas_pb2.PromptLogprobs(
@@ -140,7 +147,8 @@ def prompt_to_pb(request: GenerationRequest, prompt: PromptLogprobs) -> eyas_pb2
     )
 
 
-def finished_to_pb(usage: Usage, timings: TimingsObject) -> eyas_pb2.Finished:
+def finished_to_pb(usage: UsageCounts, timings: TimingsObject) -> eyas_pb2.Finished:
+    """The last message: usage and timings."""
     return eyas_pb2.Finished(
         usage=eyas_pb2.Usage(
             prompt_tokens=usage.prompt_tokens,

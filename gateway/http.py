@@ -27,22 +27,22 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import DeadlineExceeded, EyasError, InvalidRequest
 from gateway.admission import ServedModel, is_synthetic, served_model
 from gateway.answer import Answer, admitted, joined
-from gateway.backend import Backend
+from gateway.backend import GenerationBackend
 from gateway.fields import Body, ignored, parse
 from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics, Meter
 from gateway.openai_reply import ChatFormat, Format, TextFormat, error_event
-from gateway.openai_request import Call, chat_call, chat_prompt, text_call
+from gateway.openai_request import ApiCall, chat_call, chat_prompt, text_call
 from gateway.openapi import EVENTS, JSON, Answerer, Endpoint, described
 from gateway.pages import Pages, json_response
 from gateway.schema import ChatBody, DetokenizeBody, TextBody, TokenizeBody
 from gateway.sglang_reply import SglangFormat
 from gateway.sglang_request import GenerateBody, generate_call
-from gateway.text import Delta
+from gateway.text import TextDelta
 from gateway.tokenizer import Tokenizer
 from gateway.wire import (
     Cors,
-    Doorkeeper,
+    RequestMiddleware,
     WhileConnected,
     on_eyas_error,
     on_http_exception,
@@ -61,15 +61,15 @@ _log = logging.getLogger("eyas.gateway")
 
 
 def create_app(
-    config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
+    config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
 ) -> Starlette:
-    """The application. Its owner starts and stops `backend`."""
+    """The ASGI application. `backend` stays its owner's, who starts and stops it."""
     metrics.serving.set_function(lambda: float(not backend.health().problem))
     metrics.synthetic.set_function(lambda: float(is_synthetic(link.info for link in backend.links())))
-    front = Front(config, backend, tokenizer, metrics)
+    front = HttpFront(config, backend, tokenizer, metrics)
     endpoints = described([*front.endpoints(), *Pages(config, backend, metrics).endpoints()])
     app = Starlette(routes=[front.route(endpoint) for endpoint in endpoints])
-    app.add_middleware(Doorkeeper, metrics=metrics)
+    app.add_middleware(RequestMiddleware, metrics=metrics)
     if config.cors_origins:
         app.add_middleware(
             Cors,
@@ -83,11 +83,11 @@ def create_app(
     return app
 
 
-class Front:
-    """The endpoints. Each is a coroutine from a request to a response; errors go to the handlers."""
+class HttpFront:
+    """The endpoints that take text. Each turns a request into a response; `wire` maps what they raise."""
 
     def __init__(
-        self, config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
+        self, config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
     ) -> None:
         self._config = config
         self._keys = Keys(config.api_keys)
@@ -96,6 +96,7 @@ class Front:
         self._metrics = metrics
 
     def endpoints(self) -> list[Endpoint]:
+        """The rows of the route table that this class answers."""
         streams = (JSON, EVENTS)
         return [
             Endpoint("POST", "/v1/chat/completions", self.chat, "Answers a chat", ChatBody, gives=streams),
@@ -108,11 +109,12 @@ class Front:
         ]
 
     def route(self, endpoint: Endpoint) -> Route:
+        """Starlette's route for any endpoint, behind the key if the endpoint asks for one."""
         answer = self._keyed(endpoint.answer) if endpoint.keyed else endpoint.answer
         return Route(endpoint.path, answer, methods=[endpoint.method])
 
     def _keyed(self, endpoint: Answerer) -> Answerer:
-        """Tells the endpoint who calls. Raises Unauthorized before any of the body is read."""
+        """Checks the key and notes its name for the endpoint. Raises Unauthorized before the body is read."""
 
         async def authorized(request: Request) -> Response:
             request.state.caller = self._keys.caller(request.headers.get("authorization"))
@@ -123,25 +125,27 @@ class Front:
     # --- generation ----------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Response:
+        """Answers a chat, as OpenAI's /v1/chat/completions."""
         body = await self._body(ChatBody, request)
         call = await chat_call(self._config, await self._served(), self._tokenizer, body)
         return self._run(request, call, partial(ChatFormat, call, self._tokenizer.table))
 
     async def completions(self, request: Request) -> Response:
+        """Continues prompts, as OpenAI's /v1/completions."""
         body = await self._body(TextBody, request)
         call = await text_call(self._config, await self._served(), self._tokenizer, body)
         return self._run(request, call, partial(TextFormat, call, self._tokenizer.table))
 
     async def generate(self, request: Request) -> Response:
+        """Continues prompts, as SGLang's /generate."""
         body = await self._body(GenerateBody, request)
         call = await generate_call(self._config, await self._served(), self._tokenizer, body)
-        shape = partial(SglangFormat, call, body.shape, self._tokenizer.table)
-        return self._run(request, call, shape)
+        return self._run(request, call, partial(SglangFormat, call, body.shape, self._tokenizer.table))
 
-    def _run(self, request: Request, call: Call, shape: Callable[[Answer], Format]) -> Response:
-        return WhileConnected(partial(self._answer, call.of(request.state.caller), shape))
+    def _run(self, request: Request, call: ApiCall, make_format: Callable[[Answer], Format]) -> Response:
+        return WhileConnected(partial(self._answer, call.of(request.state.caller), make_format))
 
-    async def _answer(self, call: Call, shape: Callable[[Answer], Format], send: Send) -> None:
+    async def _answer(self, call: ApiCall, make_format: Callable[[Answer], Format], send: Send) -> None:
         """Runs the call and writes its response, all within the request's deadline."""
         deadline = asyncio.get_running_loop().time() + call.timeout_s
         with self._metrics.meter() as meter:
@@ -150,7 +154,7 @@ class Front:
                     answer = await owned.enter_async_context(admitted(self._backend, self._tokenizer, call))
                 owned.callback(lambda: meter.ended(answer.usage, answer.traces))
                 owned.callback(lambda: _log_end(call, answer))
-                format = shape(answer)
+                format = make_format(answer)
                 if call.stream:
                     await _stream(call, answer, format, meter, deadline, send)
                 else:
@@ -161,7 +165,7 @@ class Front:
                     await _send_json(body, send)
 
     async def _body(self, kind: type[B], request: Request) -> B:
-        """The request's body as `kind`; the answer's headers name what of it nothing reads."""
+        """The request's body as `kind`; the response's headers will name its ignored fields."""
         body = parse(kind, await read_body(request, self._config.max_body_bytes))
         request.state.ignored = ignored(body)
         return body
@@ -172,6 +176,7 @@ class Front:
     # --- tokens --------------------------------------------------------------------------------------
 
     async def tokenize(self, request: Request) -> Response:
+        """The ids of a text or a chat."""
         body = await self._body(TokenizeBody, request)
         if body.messages is not None:
             ids = await chat_prompt(self._tokenizer, body)
@@ -181,6 +186,7 @@ class Front:
         return json_response({"tokens": ids, "count": len(ids)})
 
     async def detokenize(self, request: Request) -> Response:
+        """The text of ids. Raises InvalidRequest for an id outside the vocabulary."""
         body = await self._body(DetokenizeBody, request)
         known = len(self._tokenizer.table)
         if not all(0 <= id < known for id in body.tokens):
@@ -189,17 +195,16 @@ class Front:
         return json_response({"prompt": text})
 
 
-def _log_end(call: Call, answer: Answer) -> None:
-    """The line that ties a caller's request id to the id that the workers know."""
+def _log_end(call: ApiCall, answer: Answer) -> None:
+    """Logs the caller's request id beside the id that the workers know."""
     tokens, seconds = answer.usage.completion_tokens, time.monotonic() - call.began
-    worked_as = call.requests[0].id
-    _log.info("%s (%s) ended after %d tokens, %.3f s", call.id, worked_as, tokens, seconds)
+    _log.info("%s (%s) ended after %d tokens, %.3f s", call.id, call.requests[0].id, tokens, seconds)
 
 
 async def _stream(
-    call: Call, answer: Answer, format: Format, meter: Meter, deadline: float, send: Send
+    call: ApiCall, answer: Answer, format: Format, meter: Meter, deadline: float, send: Send
 ) -> None:
-    """Events as the deltas come; a failure after the first byte can only be told as an event."""
+    """Sends events as the deltas come; a failure after the first byte can only be sent as an event."""
     await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
     long = call.prompt_logprobs
     try:
@@ -219,9 +224,9 @@ async def _stream(
     await _send_last(last, send)
 
 
-async def _collect(answer: Answer, choices: int, meter: Meter) -> list[Delta]:
-    """The whole text of each choice, in order."""
-    parts: list[list[Delta]] = [[] for _ in range(choices)]
+async def _collect(answer: Answer, choices: int, meter: Meter) -> list[TextDelta]:
+    """One delta per choice, in order, each with the choice's whole text."""
+    parts: list[list[TextDelta]] = [[] for _ in range(choices)]
     async with contextlib.aclosing(answer.deltas()) as deltas:
         async for delta in deltas:
             meter.delta(delta)
@@ -250,7 +255,7 @@ async def _send_json(body: bytes, send: Send) -> None:
 
 
 async def _send_last(body: bytes, send: Send) -> None:
-    """Ends the response. A client that does not read must not keep its generation: it is given up."""
+    """Ends the response. Gives up on a client that does not read it within `LAST_SEND_TIMEOUT_S`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LAST_SEND_TIMEOUT_S):
             await send({"type": "http.response.body", "body": body, "more_body": False})

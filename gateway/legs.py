@@ -1,7 +1,7 @@
-"""A leg is one worker's part in one request: a place on a decode Session, or one Prefill call.
+"""A leg is one worker's part in one request: an entry in a decode Session, or one Prefill call.
 
-A leg knows its worker and what it was told; it reports everything to the request it belongs to. It refuses
-to know what follows from a report: a request ignores the legs that it has replaced.
+A leg knows its worker and what it has sent there; it reports everything to the request it belongs to. It
+refuses to know what follows from a report: a request ignores the legs that it has replaced.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from eyas.common.errors import EyasError, Unavailable
 from eyas.common.replies import Admitted, PrefillStarted
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle
 from gateway.cluster import Cluster
+from gateway.sessions import Listener
 
 _log = logging.getLogger("eyas.gateway")
 
 
 class Draining(msgspec.Struct, frozen=True):
-    """The leg's worker takes nothing new. The leg may stay, or go elsewhere."""
+    """The leg's worker takes no new requests. The leg may stay, or its request may move."""
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The leg's stream is over and says nothing more."""
+    """The leg's stream has ended: no other event follows."""
 
     error: EyasError
 
@@ -34,20 +35,25 @@ class Ended(msgspec.Struct, frozen=True):
 LegEvent = Reply | PrefillEvent | Draining | Ended
 
 
-class Owner(Protocol):
+class LegOwner(Protocol):
     """The request that legs report to. No method waits or raises."""
 
-    def on_event(self, leg: DecodeLeg | PrefillLeg, event: LegEvent) -> None: ...
-    def on_entry(self, leg: DecodeLeg, entry: Entry) -> None: ...
+    def on_event(self, leg: DecodeLeg | PrefillLeg, event: LegEvent) -> None:
+        """Takes what a leg's worker has said, tokens aside."""
+        ...
+
+    def on_entry(self, leg: DecodeLeg, entry: Entry) -> None:
+        """Takes tokens of a decode worker."""
+        ...
 
 
-class DecodeLeg:
-    """A request's place on one decode worker, from `submit` to `close`.
+class DecodeLeg(Listener):
+    """A request on one decode worker, from `submit` to `close`.
 
-    `waits`: it was submitted to wait for pages, so it needs an `attach`.
+    `admitted`: the worker has queued it. `waits`: it waits for pages, so it needs an `attach`.
     """
 
-    def __init__(self, cluster: Cluster, worker: str, attempt: int, owner: Owner) -> None:
+    def __init__(self, cluster: Cluster, worker: str, attempt: int, owner: LegOwner) -> None:
         self.worker = worker
         self.attempt = attempt
         self.admitted = False
@@ -59,7 +65,9 @@ class DecodeLeg:
         self._owner = owner
 
     def submit(self, request: GenerationRequest, attach: bool) -> None:
-        """Raises Unavailable if the worker is not connected."""
+        """Queues the request on the worker; `attach`: it shall wait for pages. Raises Unavailable if the
+        worker is not connected.
+        """
         self._session.submit(request, attach, self)
         self._sequences = len(request.choices)
         self._cluster.occupy(self.worker, self._sequences)
@@ -68,15 +76,16 @@ class DecodeLeg:
     def attach(
         self, attempt: int, handles: tuple[KvHandle, ...], first_tokens: tuple[FirstToken, ...]
     ) -> None:
-        """Where the pages are; without handles the worker computes the prompt itself."""
+        """Tells the worker where the pages are; without handles it computes the prompt itself."""
         self.waits = False
         self._session.attach(self._id, attempt, handles, first_tokens)
 
     def cancel(self, choice: int) -> None:
+        """Ends one choice on the worker."""
         self._session.cancel(self._id, choice)
 
     def close(self, cancel: bool) -> None:
-        """Leave the worker; `cancel` tells it so, unless it has itself ended the request. Idempotent."""
+        """Stops listening to the worker. `cancel`: the request still runs there and is to end. Idempotent."""
         if not self._id:
             return
         if cancel:
@@ -101,9 +110,9 @@ class DecodeLeg:
 
 
 class PrefillLeg:
-    """One Prefill call. `handles` is None until the worker has started on the prompt."""
+    """One Prefill call. `handles` is None until the worker has started computing the prompt."""
 
-    def __init__(self, cluster: Cluster, worker: str, owner: Owner) -> None:
+    def __init__(self, cluster: Cluster, worker: str, owner: LegOwner) -> None:
         self.worker = worker
         self.admitted = False
         self.handles: tuple[KvHandle, ...] | None = None
@@ -112,17 +121,18 @@ class PrefillLeg:
         self._task: asyncio.Task[None] | None = None
 
     def submit(self, request: GenerationRequest, attempt: int, offer_draft: bool) -> None:
-        self._cluster.occupy(self.worker, 1)  # at once: the next request is routed with it in mind
+        """Starts the call. `offer_draft`: the worker shall offer draft KV too."""
+        self._cluster.occupy(self.worker, 1)  # at once, so that the router counts it for the next request
         self._task = asyncio.create_task(self._follow(request, attempt, offer_draft))
         self._task.add_done_callback(lambda _: self._cluster.vacate(self.worker, 1))
 
     def close(self) -> None:
-        """End the call if it still runs. Idempotent."""
+        """Ends the call if it still runs. Idempotent."""
         if self._task is not None:
             self._task.cancel()
 
     async def _follow(self, request: GenerationRequest, attempt: int, offer_draft: bool) -> None:
-        """Report the call's events, and its end: the stream is read out, for leaving it early cancels it."""
+        """Reports the call's events and its end. It reads the whole stream: leaving early would cancel it."""
         client = self._cluster.prefill_client(self.worker)
         error: EyasError = Unavailable(f"worker {self.worker} ended the prefill")
         try:

@@ -1,7 +1,7 @@
 """What a gateway's fronts count, for Prometheus.
 
 It knows clocks, deltas and metric names (`docs/metrics.md` lists them). It refuses to know how anything is
-served; the registry is its maker's.
+served. The registry stays its creator's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from eyas.common.metrics import PlainHistogram
-from gateway.text import Delta, RequestTrace, Usage
+from gateway.text import RequestTrace, TextDelta, UsageCounts
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
@@ -21,7 +21,7 @@ _LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0)
 
 
 class GatewayMetrics:
-    """The instruments of one gateway process. The canary's requests are in none but its own."""
+    """The metrics of one gateway process. Canary requests count in `canary_runs` alone."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -72,7 +72,7 @@ class GatewayMetrics:
         self.verify_steps = Counter("eyas_verify_steps", "Steps that verified drafts", registry=registry)
         self.acceptance = Histogram(
             "eyas_acceptance_length",
-            "Tokens a verify step of one call, its own included",
+            "Tokens per verify step of one call, its own included",
             buckets=_LENGTHS,
             registry=registry,
         )
@@ -85,12 +85,12 @@ class GatewayMetrics:
         )
 
     def meter(self) -> Meter:
-        """The clock of one call that starts now."""
+        """A meter for one call."""
         return Meter(self)
 
 
 class Meter:
-    """One call's times. Use as a context manager around everything after parsing."""
+    """Measures one call. A context manager around everything after the request is parsed."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
@@ -106,8 +106,8 @@ class Meter:
         self._metrics.running.dec()
         self._metrics.request_seconds.observe(time.perf_counter() - self._start)
 
-    def delta(self, delta: Delta) -> None:
-        """Called for every delta as it arrives."""
+    def delta(self, delta: TextDelta) -> None:
+        """Counts a delta; called as each arrives."""
         if delta.tokens:
             now = time.perf_counter()
             if last := self._last.get(delta.choice):
@@ -118,8 +118,8 @@ class Meter:
         if delta.finish is not None:
             self._metrics.finished.labels(delta.finish).inc()
 
-    def ended(self, usage: Usage, traces: Sequence[RequestTrace]) -> None:
-        """Called once, however the call ended, with what it used and what became of each prompt."""
+    def ended(self, usage: UsageCounts, traces: Sequence[RequestTrace]) -> None:
+        """Counts the whole call; called once, however it ended. `traces`: one per prompt."""
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
         self._metrics.generation_tokens.inc(usage.completion_tokens)
         self._metrics.accepted.inc(usage.accepted)

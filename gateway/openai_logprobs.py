@@ -1,7 +1,7 @@
 """Log-probabilities in the two shapes of OpenAI's API.
 
-It knows how a token is shown by itself. A token may be half a character: the chat shape then gives its
-bytes beside a replacement character, the text shape spells them out.
+It knows how a single token is shown. A token may be half a character: the chat shape then gives its bytes
+beside a replacement character, and the text shape spells the bytes out.
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ import msgspec
 
 from eyas.common.types import TokenLogprob
 from gateway.detokenize import TokenBytes
-from gateway.text import Delta
+from gateway.text import TextDelta
 
 _FLOOR = -9999.0  # JSON has no minus infinity
 
 
 class TopToken(msgspec.Struct, frozen=True):
+    """One of the best tokens of a position; `bytes` is its UTF-8, natural logarithms throughout."""
+
     token: str
     logprob: float
     bytes: list[int]
 
 
 class ChatToken(msgspec.Struct, frozen=True):
+    """A generated token, and the best ones of its position."""
+
     token: str
     logprob: float
     bytes: list[int]
@@ -31,12 +35,17 @@ class ChatToken(msgspec.Struct, frozen=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
+    """The `logprobs` of a chat choice: one item per token in `content`."""
+
     content: list[ChatToken]
     refusal: None = None
 
 
 class TextLogprobs(msgspec.Struct, frozen=True):
-    """One item a token in each list; the first token of a prompt has no log-probabilities."""
+    """The `logprobs` of a text choice: one item per token in each list.
+
+    The first token of a prompt has None. `text_offset`: where each token's text begins, in characters.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -48,8 +57,8 @@ class TextLogprobs(msgspec.Struct, frozen=True):
         return TextLogprobs(*(ours + theirs for ours, theirs in pairs))
 
 
-def chat_logprobs(delta: Delta, table: TokenBytes) -> ChatLogprobs | None:
-    """One item a token, in order; None without tokens."""
+def chat_logprobs(delta: TextDelta, table: TokenBytes) -> ChatLogprobs | None:
+    """The delta's tokens, one item each; None without tokens."""
     if not delta.tokens:
         return None
     content = []
@@ -66,7 +75,7 @@ def text_logprobs(
     offsets: Sequence[int],
     table: TokenBytes,
 ) -> TextLogprobs:
-    """Of ids that look alike the best is listed."""
+    """The tokens with scores and offsets, all of one length. Of ids with equal text the best is listed."""
     best = [
         None if one is None else {_spelled(table, id): max(p, _FLOOR) for id, p in reversed(one.top)}
         for one in scored

@@ -1,7 +1,7 @@
 """What OpenAI's API answers with: whole objects, stream events, and error bodies, as JSON bytes.
 
-It knows the two shapes of an answer (chat and text) and server-sent events. It refuses to know sockets,
-and where the deltas come from. Encoding is by msgspec: it runs once an engine step and stream.
+It knows the two shapes of an answer (chat and text) and server-sent events. It refuses to know sockets, and
+where the deltas come from. msgspec encodes, because this runs per engine step and stream.
 """
 
 from __future__ import annotations
@@ -15,75 +15,87 @@ from eyas.common.errors import EyasError
 from gateway.answer import Answer
 from gateway.detokenize import TokenBytes
 from gateway.openai_logprobs import TextLogprobs, chat_logprobs, text_logprobs
-from gateway.openai_request import Call
-from gateway.text import Delta, Usage
+from gateway.openai_request import ApiCall
+from gateway.text import TextDelta, UsageCounts
 from gateway.timings import TimingsObject, timings_object
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
-Ids = Sequence[int] | msgspec.UnsetType  # told on request only
+Ids = Sequence[int] | msgspec.UnsetType  # sent on request only
 
 
 class Format(Protocol):
-    """One API's way of telling an answer, for as long as that answer runs."""
+    """How one API writes one answer; it lives as long as the answer."""
 
     def opening(self) -> bytes:
         """Events sent as soon as the request is admitted."""
         ...
 
-    def event(self, delta: Delta) -> bytes:
-        """The event of one delta; empty if it holds nothing to show yet."""
+    def event(self, delta: TextDelta) -> bytes:
+        """The events of one delta; empty if it holds nothing to show yet."""
         ...
 
     def closing(self) -> bytes:
         """The last events."""
         ...
 
-    def whole(self, choices: Sequence[Delta]) -> bytes:
-        """The answer in one piece: one delta a choice, in order."""
+    def whole(self, choices: Sequence[TextDelta]) -> bytes:
+        """The whole answer, of one delta per choice in order."""
         ...
 
 
-class Details(msgspec.Struct, frozen=True):
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """Drafted tokens, counted in depth."""
+
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
+    """Prompt tokens that a prefix cache held."""
+
     cached_tokens: int
 
 
 class UsageObject(msgspec.Struct, frozen=True):
+    """`usage`, in tokens, over all prompts and choices of the call."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
-    completion_tokens_details: Details
+    completion_tokens_details: CompletionDetails
 
 
-class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A chat delta."""
+class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an event adds to a message: its role, or more of its content."""
 
     role: str | None = None
     content: str | None = None
 
 
 class AssistantMessage(msgspec.Struct, frozen=True):
+    """A whole answer to a chat."""
+
     role: str
     content: str
     refusal: None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
+    """A choice in an event of a streamed chat."""
+
     index: int
-    delta: Piece
+    delta: ChatDelta
     logprobs: Any = None
     finish_reason: str | None = None
     token_ids: Ids = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
+    """A choice of a whole chat answer."""
+
     index: int
     message: AssistantMessage
     logprobs: Any
@@ -92,6 +104,8 @@ class ChatChoice(msgspec.Struct, frozen=True):
 
 
 class TextChoice(msgspec.Struct, frozen=True):
+    """A choice of a text completion, whole or in an event."""
+
     index: int
     text: str
     logprobs: Any = None
@@ -101,7 +115,7 @@ class TextChoice(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The frame that all answers and events share."""
+    """An answer or event around its choices. `created`: seconds since 1970."""
 
     id: str
     object: str
@@ -115,6 +129,8 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class ErrorObject(msgspec.Struct, frozen=True):
+    """OpenAI's error: `type` by HTTP status, `code` by the error's class, `param` the field at fault."""
+
     message: str
     type: str
     param: str | None
@@ -122,39 +138,47 @@ class ErrorObject(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every answer that is no success."""
+
     error: ErrorObject
 
 
 class Frame:
-    """Puts choices into a `Reply` of one call."""
+    """Puts the choices of one call into `Reply` objects.
 
-    def __init__(self, call: Call, answer: Answer, whole: str, event: str) -> None:
+    `whole` and `event` are the names of the two kinds of object.
+    """
+
+    def __init__(self, call: ApiCall, answer: Answer, whole: str, event: str) -> None:
         self._call = call
         self._answer = answer
         self._whole = whole
         self._event = event
-        # All events of a call are alike but for their choice: the rest is encoded once.
+        # The events of a call differ in their choice alone: the rest is encoded once.
         none = None if call.include_usage else msgspec.UNSET
         self._before, _, self._after = _event(self._reply(event, [], none)).partition(b'"choices":[]')
 
     def event(self, choice: ChatChunkChoice | TextChoice, prompt_ids: Ids = msgspec.UNSET) -> bytes:
+        """An event with one choice."""
         if not self._call.continuous_usage and prompt_ids is msgspec.UNSET:
             return b'%b"choices":[%b]%b' % (self._before, _encode(choice), self._after)
         reply = self._reply(self._event, [choice], self._usage())
         return _event(msgspec.structs.replace(reply, prompt_token_ids=prompt_ids))
 
     def closing(self) -> bytes:
+        """The last events: usage and timings if asked for, then [DONE]."""
         if not (self._call.include_usage or self._call.timings):
             return DONE
         usage = _usage_object(self._answer.usage) if self._call.include_usage else msgspec.UNSET
         return _event(self._timed(self._reply(self._event, [], usage))) + DONE
 
     def whole(self, choices: Sequence[ChatChoice | TextChoice], prompt_ids: Ids = msgspec.UNSET) -> bytes:
+        """The answer as one object."""
         reply = self._reply(self._whole, choices, _usage_object(self._answer.usage))
         return _encode(msgspec.structs.replace(self._timed(reply), prompt_token_ids=prompt_ids))
 
     def _usage(self) -> UsageObject | None | msgspec.UnsetType:
-        """What an event in the middle says of usage: that of all choices so far, if it is asked for."""
+        """`usage` of an event before the last: of all choices so far if asked for, else null or absent."""
         if self._call.continuous_usage:
             return _usage_object(self._answer.usage)
         return None if self._call.include_usage else msgspec.UNSET
@@ -177,32 +201,32 @@ class Frame:
         return Reply(call.id, kind, call.created, call.model.id, fingerprint, choices, usage)
 
 
-class ChatFormat:
-    """chat.completion and chat.completion.chunk."""
+class ChatFormat(Format):
+    """Writes chat.completion and chat.completion.chunk."""
 
-    def __init__(self, call: Call, table: TokenBytes, answer: Answer) -> None:
+    def __init__(self, call: ApiCall, table: TokenBytes, answer: Answer) -> None:
         self._call = call
         self._table = table
         self._wants_logprobs = call.logprobs
         self._frame = Frame(call, answer, "chat.completion", "chat.completion.chunk")
 
     def opening(self) -> bytes:
-        first, prompt = Piece(role="assistant", content=""), prompt_ids(self._call, 0)
+        first, prompt = ChatDelta(role="assistant", content=""), prompt_ids(self._call, 0)
         choices = (ChatChunkChoice(i, first) for i in range(self._call.choices))
         return b"".join(self._frame.event(choice, prompt) for choice in choices)
 
-    def event(self, delta: Delta) -> bytes:
+    def event(self, delta: TextDelta) -> bytes:
         logprobs, ids = self._logprobs(delta), token_ids(self._call, delta)
         if not (delta.text or delta.finish or logprobs or ids):
             return b""
-        piece = Piece(content=delta.text) if delta.text else Piece()
-        return self._frame.event(ChatChunkChoice(delta.choice, piece, logprobs, delta.finish, ids))
+        added = ChatDelta(content=delta.text) if delta.text else ChatDelta()
+        return self._frame.event(ChatChunkChoice(delta.choice, added, logprobs, delta.finish, ids))
 
     def closing(self) -> bytes:
         return self._frame.closing()
 
-    def whole(self, choices: Sequence[Delta]) -> bytes:
-        told = [
+    def whole(self, choices: Sequence[TextDelta]) -> bytes:
+        answers = [
             ChatChoice(
                 index=i,
                 message=AssistantMessage("assistant", delta.text),
@@ -212,16 +236,16 @@ class ChatFormat:
             )
             for i, delta in enumerate(choices)
         ]
-        return self._frame.whole(told, prompt_ids(self._call, 0))
+        return self._frame.whole(answers, prompt_ids(self._call, 0))
 
-    def _logprobs(self, delta: Delta) -> Any:
+    def _logprobs(self, delta: TextDelta) -> Any:
         return chat_logprobs(delta, self._table) if self._wants_logprobs else None
 
 
-class TextFormat:
-    """text_completion, whole and streamed."""
+class TextFormat(Format):
+    """Writes text_completion, whole and streamed."""
 
-    def __init__(self, call: Call, table: TokenBytes, answer: Answer) -> None:
+    def __init__(self, call: ApiCall, table: TokenBytes, answer: Answer) -> None:
         self._call = call
         self._table = table
         self._answer = answer
@@ -229,12 +253,12 @@ class TextFormat:
         self._to_begin = set(range(call.choices)) if call.echoes or call.token_ids else set()
 
     def opening(self) -> bytes:
-        """The prompts; those whose log-probabilities are asked for wait until these are known."""
+        """The echoed prompts; with log-probabilities they wait for the first delta, which brings these."""
         if self._call.logprobs:
             return b""
         return b"".join(map(self._first, sorted(self._to_begin)))
 
-    def event(self, delta: Delta) -> bytes:
+    def event(self, delta: TextDelta) -> bytes:
         first = self._first(delta.choice) if delta.choice in self._to_begin else b""
         logprobs, ids = self._logprobs(delta), token_ids(self._call, delta)
         if not (delta.text or delta.finish or logprobs or ids):
@@ -244,11 +268,11 @@ class TextFormat:
     def closing(self) -> bytes:
         return self._frame.closing()
 
-    def whole(self, choices: Sequence[Delta]) -> bytes:
+    def whole(self, choices: Sequence[TextDelta]) -> bytes:
         return self._frame.whole([self._choice(i, delta) for i, delta in enumerate(choices)])
 
-    def _choice(self, choice: int, delta: Delta) -> TextChoice:
-        """All of a choice, the prompt included if it is to be echoed."""
+    def _choice(self, choice: int, delta: TextDelta) -> TextChoice:
+        """The whole choice, with its prompt if that is echoed."""
         echo, scored = self._echo(choice)
         logprobs = self._logprobs(delta)
         return TextChoice(
@@ -261,7 +285,7 @@ class TextFormat:
         )
 
     def _first(self, choice: int) -> bytes:
-        """The event that tells what a choice begins with."""
+        """The event with what a choice begins with; empty if that is nothing."""
         self._to_begin.remove(choice)
         echo, logprobs = self._echo(choice)
         ids = prompt_ids(self._call, choice)
@@ -270,7 +294,7 @@ class TextFormat:
         return self._frame.event(TextChoice(choice, echo, logprobs, prompt_token_ids=ids))
 
     def _echo(self, choice: int) -> tuple[str, TextLogprobs | None]:
-        """What a choice begins with: its prompt if asked for, and log-probabilities if they are too."""
+        """The prompt's text, if echoed, and its log-probabilities, if asked for."""
         if not self._call.echoes:
             return "", None
         prompt = choice // self._call.n
@@ -280,7 +304,7 @@ class TextFormat:
         ids = self._call.requests[prompt].prompt_ids
         return echo.text, text_logprobs(ids, [None, *scored.rows()], echo.offsets, self._table)
 
-    def _logprobs(self, delta: Delta) -> TextLogprobs | None:
+    def _logprobs(self, delta: TextDelta) -> TextLogprobs | None:
         if not self._call.logprobs or not delta.tokens:
             return None
         offsets: Sequence[int] = delta.offsets
@@ -290,12 +314,12 @@ class TextFormat:
         return text_logprobs(delta.tokens, delta.logprobs, offsets, self._table)
 
 
-def token_ids(call: Call, delta: Delta) -> Ids:
+def token_ids(call: ApiCall, delta: TextDelta) -> Ids:
     """The delta's tokens, if the call asks for ids."""
     return delta.tokens if call.token_ids else msgspec.UNSET
 
 
-def prompt_ids(call: Call, choice: int) -> Ids:
+def prompt_ids(call: ApiCall, choice: int) -> Ids:
     """The ids of the choice's prompt, if the call asks for ids."""
     return call.requests[choice // call.n].prompt_ids if call.token_ids else msgspec.UNSET
 
@@ -309,17 +333,17 @@ def error_body(error: EyasError) -> bytes:
 
 
 def error_event(error: EyasError) -> bytes:
-    """What a stream ends with when it fails after it began: the error, and the word that nothing follows."""
+    """The last events of a stream that fails after it began: the error, then [DONE]."""
     return b"data: " + error_body(error) + b"\n\n" + DONE
 
 
-def _usage_object(usage: Usage) -> UsageObject:
+def _usage_object(usage: UsageCounts) -> UsageObject:
     return UsageObject(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptDetails(usage.cached_tokens),
-        completion_tokens_details=Details(usage.accepted, usage.rejected),
+        completion_tokens_details=CompletionDetails(usage.accepted, usage.rejected),
     )
 
 

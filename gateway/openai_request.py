@@ -1,4 +1,4 @@
-"""A validated HTTP body becomes a call: the generation requests to run and how to tell their answers.
+"""Turns a validated HTTP body into a call: the generation requests to run and how to answer.
 
 It knows what OpenAI's fields mean and their defaults. It refuses to know sockets and JSON.
 """
@@ -35,18 +35,18 @@ _SAMPLING = (
 
 @dataclass(frozen=True)
 class Echo:
-    """A prompt's text; and where its tokens' texts begin in it, in characters, if that is asked for."""
+    """A prompt's text and, if asked for, the offsets in it (characters) where its tokens' texts begin."""
 
     text: str
     offsets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class Call:
-    """One HTTP request, ready to run: one generation a prompt, each with `n` choices.
+class ApiCall:
+    """One HTTP request, ready to run: one generation per prompt, each with `n` choices.
 
-    Choice c of prompt p is choice p * n + c of the answer. `echoes` holds the prompts where the answer must
-    begin with them.
+    Choice c of prompt p is choice p * n + c of the answer. `echoes`: one per prompt if answers begin with
+    their prompts, else ().
     """
 
     id: str
@@ -63,27 +63,30 @@ class Call:
     token_ids: bool = False
     echoes: tuple[Echo, ...] = ()
 
-    def of(self, caller: str) -> Call:
-        """The same in the name of who makes it (`keys.Keys.caller`)."""
+    def of(self, caller: str) -> ApiCall:
+        """A copy in the name of this caller (`keys.Keys.caller`)."""
         named = (msgspec.structs.replace(request, caller=caller) for request in self.requests)
         return dataclasses.replace(self, requests=tuple(named))
 
     @property
     def choices(self) -> int:
+        """Over all prompts."""
         return self.n * len(self.requests)
 
     @property
     def timeout_s(self) -> float:
+        """Seconds until the deadline, the same for all prompts."""
         return self.requests[0].timeout_s
 
     @property
     def logprobs(self) -> bool:
+        """Whether the answer holds log-probabilities of its tokens."""
         return self.requests[0].params.logprobs is not None
 
     @property
     def prompt_logprobs(self) -> bool:
-        """Those of all tokens of its prompts too. They are many: what works on them does so in a thread, for
-        other streams go on meanwhile.
+        """Whether it also holds those of the prompts. They are many, so a thread encodes them: the event loop
+        serves other streams meanwhile.
         """
         return self.requests[0].params.prompt_logprobs is not None
 
@@ -99,8 +102,10 @@ async def chat_prompt(tokenizer: Tokenizer, body: ChatBody | TokenizeBody) -> tu
     )
 
 
-async def chat_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: ChatBody) -> Call:
-    """Raises EyasError for what the model cannot do."""
+async def chat_call(
+    config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: ChatBody
+) -> ApiCall:
+    """The call of a chat. Raises EyasError for what the model cannot do."""
     check_model(config, body.model)
     prompt = await chat_prompt(tokenizer, body)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -113,8 +118,10 @@ async def chat_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
     return _call("chatcmpl-", model, body, rules, [request])
 
 
-async def text_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: TextBody) -> Call:
-    """Raises EyasError for what the model cannot do."""
+async def text_call(
+    config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: TextBody
+) -> ApiCall:
+    """The call of text completions. Raises EyasError for what the model cannot do."""
     check_model(config, body.model)
     options = await _options(model, tokenizer, body, body.max_tokens)
     options = dataclasses.replace(options, default_max_tokens=COMPLETION_MAX_TOKENS)
@@ -139,7 +146,7 @@ async def text_call(config: GatewayConfig, model: ServedModel, tokenizer: Tokeni
 
 
 def _echo(tokenizer: Tokenizer, body: TextBody, ids: Sequence[int], text: str | None) -> Echo:
-    """A prompt as it is told back: its `text` if it came as one, else what `ids` stand for."""
+    """A prompt as the answer repeats it: its `text` if it came as one, else the text of `ids`."""
     skip = body.skip_special_tokens
     if text is None:
         text = tokenizer.decode(ids, skip_special_tokens=skip)
@@ -151,13 +158,16 @@ def _echo(tokenizer: Tokenizer, body: TextBody, ids: Sequence[int], text: str | 
 
 
 def timeout_s(config: GatewayConfig, asked: float | None) -> float:
-    """Seconds until a call's deadline: what its caller asked for, at most what the server allows."""
+    """Seconds until a call's deadline: as its caller asked, at most what the server allows."""
     return min(config.request_timeout_s, asked or config.request_timeout_s)
 
 
 @contextlib.contextmanager
 def named(names: Mapping[str, str], source: str) -> Iterator[None]:
-    """Refusals name the fields as the caller knows them: `names`, by our own, and the prompt's `source`."""
+    """Renames fields in refusals to the caller's names.
+
+    `names` maps ours to theirs; `source` is the field that the prompt came from.
+    """
     try:
         yield
     except InvalidRequest as error:
@@ -169,12 +179,13 @@ def named(names: Mapping[str, str], source: str) -> Iterator[None]:
 
 
 def sampling_params(model: ServedModel, body: SamplingFields, **others: Any) -> SamplingParams:
-    """The parameters that `body` gives, and `others`; the rest are the model's defaults."""
+    """The parameters that `body` and `others` give; the rest are the model's defaults."""
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     return model.params(**given, stop_token_ids=tuple(body.stop_token_ids or ()), **others)
 
 
 def text_rules(body: SamplingFields, *, continues_prompt: bool, include_stop: bool) -> TextRules:
+    """The text rules that the fields ask for (see `TextRules`)."""
     return TextRules(
         stops=tuple(body.stop or ()),
         continues_prompt=continues_prompt,
@@ -204,8 +215,8 @@ def _call(
     rules: TextRules,
     requests: Sequence[GenerationRequest],
     echoes: Sequence[Echo] = (),
-) -> Call:
-    return Call(
+) -> ApiCall:
+    return ApiCall(
         id=prefix + (body.request_id or requests[0].id),
         created=int(time.time()),
         model=model,

@@ -1,7 +1,7 @@
-"""The table of routes, and what is made of it: /openapi.json, and /docs, which shows that without a network.
+"""The route table, and the pages made of it: /openapi.json, and /docs, which shows it without a network.
 
-It knows OpenAPI's shape. What a body holds it learns from the bodies themselves; it refuses to know how a
-request is answered.
+It knows OpenAPI's shape, and reads what a body holds from the body's class. It refuses to know how a request
+is answered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HTML = "text/html; charset=utf-8"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One route. `keyed`: it asks for the key, if one is configured. `gives`: media types of its answers."""
+    """One route. `keyed`: it asks for an API key, if any is configured. `gives`: media types of answers."""
 
     method: str
     path: str  # as Starlette writes it
@@ -40,21 +40,21 @@ class Endpoint:
 
 
 def described(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    """The endpoints and two more: the document that describes all of them, and the page that shows it."""
+    """These endpoints and two more: the document that describes all of them, and the page that shows it."""
     page = (files("gateway") / "static" / "docs.html").read_bytes()
 
     async def show(_: Request) -> Response:
         return Response(page, media_type=HTML)
 
     async def tell(_: Request) -> Response:
-        return Response(told, media_type=JSON)
+        return Response(text, media_type=JSON)
 
     every = [
         *endpoints,
         Endpoint("GET", "/openapi.json", tell, "This API as OpenAPI describes it", keyed=False),
         Endpoint("GET", "/docs", show, "This API as a page", keyed=False, gives=(HTML,)),
     ]
-    told = msgspec.json.encode(document(every))
+    text = msgspec.json.encode(document(every))
     return every
 
 

@@ -1,7 +1,7 @@
-"""What the gateway says of itself: its models, its health, its cluster, its figures, its console.
+"""What the gateway tells about itself: models, health, workers, metrics, and a console page.
 
-It knows the names that callers of OpenAI's, vLLM's and SGLang's servers ask by. It refuses to know how
-tokens are made.
+It knows the paths and fields that callers of OpenAI's, vLLM's and SGLang's servers expect. It refuses to know
+how tokens are made.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import eyas
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
 from gateway.admission import ServedModel, check_model, served_model
-from gateway.backend import Backend
+from gateway.backend import GenerationBackend
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import HTML, JSON, Endpoint
-from gateway.sampling_defaults import as_named_there
+from gateway.sampling_defaults import with_file_names
 
 SCRIPT = "text/javascript; charset=utf-8"
 
 
 class Pages:
-    """The endpoints. Each is a coroutine from a request to a response; errors go to the handlers."""
+    """The endpoints that read. Each turns a request into a response; `wire` maps what they raise."""
 
-    def __init__(self, config: GatewayConfig, backend: Backend, metrics: GatewayMetrics) -> None:
+    def __init__(self, config: GatewayConfig, backend: GenerationBackend, metrics: GatewayMetrics) -> None:
         self._config = config
         self._backend = backend
         self._metrics = metrics
@@ -39,7 +39,8 @@ class Pages:
         self._created = int(time.time())
 
     def endpoints(self) -> list[Endpoint]:
-        figures = (CONTENT_TYPE_LATEST,)
+        """The rows of the route table that this class answers."""
+        metrics = (CONTENT_TYPE_LATEST,)
         healthy = "200 when a request would succeed, else 503"
         return [
             Endpoint("GET", "/v1/models", self.models, "The served model, as a list"),
@@ -54,19 +55,22 @@ class Pages:
             Endpoint("GET", "/ping", self.health, "The same", keyed=False),
             Endpoint("POST", "/ping", self.health, "The same", keyed=False),
             Endpoint("GET", "/version", self.version, "The server's version", keyed=False),
-            Endpoint("GET", "/metrics", self.figures, "Prometheus figures", keyed=False, gives=figures),
+            Endpoint("GET", "/metrics", self.metrics, "Metrics for Prometheus", keyed=False, gives=metrics),
             Endpoint("GET", "/", self.console, "The console", keyed=False, gives=(HTML,)),
             Endpoint("GET", "/markdown.js", self.console_script, "Its script", keyed=False, gives=(SCRIPT,)),
         ]
 
     async def models(self, _: Request) -> Response:
+        """The list of models: the one that is served."""
         return json_response({"object": "list", "data": [self._describe(await self._served())]})
 
     async def model(self, request: Request) -> Response:
+        """The served model. Raises ModelNotFound for another name."""
         check_model(self._config, request.path_params["name"])
         return json_response(self._describe(await self._served()))
 
     async def model_info(self, _: Request) -> Response:
+        """The served model in SGLang's fields, with the model's own sampling defaults."""
         model = await self._served()
         return json_response(
             {
@@ -74,7 +78,7 @@ class Pages:
                 "tokenizer_path": self._config.model,
                 "served_model_name": model.id,
                 "is_generation": True,
-                "preferred_sampling_params": as_named_there(model.sampling) or None,
+                "preferred_sampling_params": with_file_names(model.sampling) or None,
                 "max_model_len": model.context_length,
                 "vocab_size": model.vocab_size,
                 **_mark(model),
@@ -82,7 +86,10 @@ class Pages:
         )
 
     async def server_info(self, _: Request) -> Response:
-        """`avg_spec_accept_length`: tokens a verify step, its own included; null before the first one."""
+        """The server in SGLang's fields.
+
+        `avg_spec_accept_length`: tokens per verify step, its own included; null before the first one.
+        """
         model = await self._served()
         steps, accepted = (
             self._metrics.registry.get_sample_value(name) or 0.0
@@ -101,9 +108,11 @@ class Pages:
         )
 
     async def version(self, _: Request) -> Response:
+        """The version of Eyas."""
         return json_response({"version": eyas.__version__})
 
     async def health(self, _: Request) -> Response:
+        """Whether a request would succeed, perhaps degraded. Raises Unavailable if it would fail."""
         health = self._backend.health()
         if health.problem:
             raise Unavailable(health.problem)
@@ -112,6 +121,7 @@ class Pages:
         )
 
     async def cluster(self, _: Request) -> Response:
+        """Every worker known, its load, and the gateway's connection to it."""
         health = self._backend.health()
         workers = [
             {
@@ -131,13 +141,16 @@ class Pages:
             }
         )
 
-    async def figures(self, _: Request) -> Response:
+    async def metrics(self, _: Request) -> Response:
+        """The metrics in Prometheus' text format."""
         return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def console(self, _: Request) -> Response:
+        """The console page."""
         return Response(self._console, media_type=HTML)
 
     async def console_script(self, _: Request) -> Response:
+        """The console page's script."""
         return Response(self._console_script, media_type=SCRIPT)
 
     async def _served(self) -> ServedModel:
@@ -155,9 +168,10 @@ class Pages:
 
 
 def json_response(value: object) -> Response:
+    """A 200 with `value` as JSON."""
     return Response(msgspec.json.encode(value), media_type=JSON)
 
 
 def _mark(model: ServedModel) -> dict[str, bool]:
-    """What a description of the model adds if its answers mean nothing."""
+    """The field that marks a model whose answers mean nothing."""
     return {"synthetic": True} if model.synthetic else {}

@@ -1,7 +1,7 @@
-"""Which prompts went to whom: a guess at what each worker's prefix cache holds, made without asking it.
+"""Which prompts were sent to which worker: an estimate of each worker's prefix cache, made without asking.
 
-It knows ids in pages and how to forget; it refuses to know what the guess is used for. A wrong guess costs
-a prompt computed twice, never a token.
+It knows ids in pages and how to forget; it refuses to know what the estimate is used for. A wrong one costs a
+prompt computed twice, never a token.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 
-PAGE = 16  # ids a page
-MAX_PAGES = 1 << 16  # remembered, of all prompts and workers together: about 15 MB
+PAGE = 16  # ids per page
+MAX_PAGES = 1 << 16  # pages remembered over all prompts and workers: about 15 MB
 
-Prefix = tuple[int, ...]  # a hash for every page of a prompt: of its ids and all before them
-Holder = tuple[str, int]  # a worker and its epoch: a pool that is made anew holds nothing
+Prefix = tuple[int, ...]  # one hash per page of a prompt, of its ids and all ids before them
+Holder = tuple[str, int]  # a worker and its epoch: a new pool holds nothing
 
 
 def prefix_of(prompt_ids: Sequence[int]) -> Prefix:
-    """The whole pages of a prompt that a cache can serve: its last id is always computed again."""
+    """The hashes of the whole pages that a cache can serve: the last id is always computed again."""
     hashes: list[int] = []
     chain = 0
     for end in range(PAGE, len(prompt_ids), PAGE):
@@ -28,7 +28,7 @@ def prefix_of(prompt_ids: Sequence[int]) -> Prefix:
 
 
 class PrefixIndex:
-    """The newest `max_pages` pages that were sent to anybody."""
+    """The last `max_pages` pages that were sent, and to which worker."""
 
     def __init__(self, max_pages: int = MAX_PAGES) -> None:
         self._max_pages = max_pages
@@ -38,6 +38,7 @@ class PrefixIndex:
         return len(self._pages)
 
     def add(self, holder: Holder, prefix: Prefix) -> None:
+        """Notes that the holder was sent these pages, and forgets the oldest ones beyond `max_pages`."""
         # From the end, so that a page is never forgotten before those that follow it.
         for page in reversed(prefix):
             self._pages[holder, page] = None
@@ -46,5 +47,5 @@ class PrefixIndex:
             self._pages.popitem(last=False)
 
     def matched(self, holder: Holder, prefix: Prefix) -> int:
-        """How many of the prompt's first ids the holder was sent before."""
+        """How many ids at the start of the prompt the holder was sent before."""
         return PAGE * bisect_left(prefix, True, key=lambda page: (holder, page) not in self._pages)

@@ -1,7 +1,7 @@
 """Which worker gets a request: pure functions of a snapshot.
 
 It knows roles, cached prefixes and load; it refuses to know streams, clocks and the network, so that every
-decision can be tested as a value. A conversation stays where it is because its prefix is there.
+decision can be tested as a value. A conversation stays on its worker because its prefix is cached there.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from dataclasses import dataclass
 
 from eyas.common.types import Role, WorkerInfo
 
-CROWD = 4  # sequences more than twice those of the idlest worker, for which no cached prefix makes up
+CROWD = (
+    4  # a worker with more sequences than twice the idlest one's plus this is avoided, cached prefix or not
+)
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A worker as the router sees it, for one prompt.
 
-    `in_flight` counts the sequences of this gateway's own requests there, fresher than what the worker last
-    reported: one for each choice that is decoded there, one for a prompt that is only computed. `connected`
-    says that its Session is open (decode needs one, prefill does not); `cached` is how many of the prompt's
-    first ids it should have in its cache.
+    `in_flight` counts the sequences of this gateway's own requests there, which is newer than the worker's
+    last report: one per choice that it decodes, one per prompt that it only computes. `connected`: its
+    Session is open (decode needs one, prefill does not). `cached`: how many ids at the start of the prompt
+    its cache should hold.
     """
 
     info: WorkerInfo
@@ -31,6 +33,7 @@ class Candidate:
 
     @property
     def sequences(self) -> int:
+        """Running and waiting there, by the newer of the two counts."""
         return max(self.in_flight, self.info.running + self.info.waiting)
 
     @property
@@ -39,30 +42,31 @@ class Candidate:
         return self.sequences, self.info.pages_used / max(self.info.pages_total, 1)
 
     def can(self, role: Role) -> bool:
+        """Whether it serves now and has the role."""
         return self.info.serving and role in self.info.roles
 
 
 @dataclass(frozen=True)
-class Route:
-    """Who serves a request. Without `prefill`, the decode worker computes the prompt itself."""
+class RequestRoute:
+    """The workers of a request. With `prefill` None the decode worker computes the prompt itself."""
 
     decode: str
     prefill: str | None
 
 
-def route(workers: Sequence[Candidate]) -> Route | None:
-    """The legs of a new request, or None while no worker, or no pair of workers, can serve it."""
+def route(workers: Sequence[Candidate]) -> RequestRoute | None:
+    """The workers for a new request; None while no worker, and no pair of them, can serve it."""
     decode = choose_decode(workers)
     if decode is None:
         return None
     if decode.can(Role.PREFILL):
-        return Route(decode.info.worker, None)
+        return RequestRoute(decode.info.worker, None)
     prefill = choose_prefill(workers)
-    return Route(decode.info.worker, prefill.info.worker) if prefill else None
+    return RequestRoute(decode.info.worker, prefill.info.worker) if prefill else None
 
 
 def missing(workers: Sequence[Candidate]) -> str:
-    """What `route` does not find."""
+    """Why `route` finds nothing, as half a sentence."""
     if choose_decode(workers) is None:
         known = any(w.can(Role.DECODE) for w in workers)
         return "no decode worker is connected" if known else "no decode worker is serving"
@@ -70,22 +74,24 @@ def missing(workers: Sequence[Candidate]) -> str:
 
 
 def choose_decode(workers: Sequence[Candidate], avoid: Collection[str] = ()) -> Candidate | None:
+    """The best connected decode worker; one to `avoid` only if there is no other."""
     return _best([w for w in workers if w.can(Role.DECODE) and w.connected], avoid)
 
 
 def choose_prefill(workers: Sequence[Candidate], avoid: Collection[str] = ()) -> Candidate | None:
+    """The best prefill worker; one to `avoid` only if there is no other."""
     return _best([w for w in workers if w.can(Role.PREFILL)], avoid)
 
 
 def wants_draft(workers: Sequence[Candidate]) -> bool:
-    """Whether a prefill's draft KV would find a drafter."""
+    """Whether some drafter can use the draft KV of a prompt."""
     return any(w.can(Role.DRAFT) and w.info.draft_fingerprint for w in workers)
 
 
 def _best(workers: Sequence[Candidate], avoid: Collection[str]) -> Candidate | None:
-    """The longest cached prefix, then the least load; but not where everybody else goes already.
+    """The worker with the longest cached prefix, then the least load; crowded ones come last.
 
-    Workers to `avoid` (they just failed this request) are the last resort, not forbidden.
+    Workers to `avoid` (they just failed this request) are taken only if there is no other.
     """
     usable = [w for w in workers if w.info.worker not in avoid] or workers
     crowded = 2 * min((w.sequences for w in usable), default=0) + CROWD

@@ -1,7 +1,7 @@
-"""How a model wants to be sampled: what generation_config.json says becomes the default of every request.
+"""A model's own sampling defaults: generation_config.json sets what a request leaves out.
 
-It knows that file; it refuses to know requests. `do_sample` and `max_length` are not read (nor do vLLM and
-SGLang read them): without a temperature there, a request without one is sampled.
+It knows that file; it refuses to know requests. `do_sample` and `max_length` are not read, as in vLLM and
+SGLang: if neither the file nor the request has a temperature, tokens are sampled at 1.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_
 
 
 def sampling_defaults(folder: str | Path) -> dict[str, Any]:
-    """Fields of `SamplingParams` and their values; none without the file.
+    """Values of `SamplingParams` by field; empty if the folder has no such file.
 
-    Raises ConfigError, naming the file, for a value that makes no sense.
+    Raises ConfigError, naming the file, for a bad value.
     """
     path = Path(folder) / "generation_config.json"
-    said = read_json(path)
-    given = {_OUR_NAMES.get(name, name): said[name] for name in _FIELDS if said.get(name) is not None}
+    file = read_json(path)
+    given = {_OUR_NAMES.get(name, name): file[name] for name in _FIELDS if file.get(name) is not None}
     if given.get("top_k") == -1:  # "all", as some write it
         given["top_k"] = 0
     try:
@@ -41,7 +41,7 @@ def sampling_defaults(folder: str | Path) -> dict[str, Any]:
     return {name: getattr(params, name) for name in given}
 
 
-def as_named_there(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The same under the names of the file, which are SGLang's too."""
+def with_file_names(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults under the file's own names, which are SGLang's too."""
     theirs = {ours: name for name, ours in _OUR_NAMES.items()}
     return {theirs.get(name, name): value for name, value in defaults.items()}

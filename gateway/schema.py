@@ -1,8 +1,8 @@
 """The bodies that the HTTP API accepts: OpenAI's chat and text completions, and this server's extensions.
 
-Shapes and ranges of single fields only. What needs the model (lengths, token ids) is checked in `admission`.
-The text under a field is its description in /openapi.json and docs/api.md. Every whole number is bounded by
-what the wire can carry.
+It knows types and ranges of single fields; `admission` checks what needs the model (lengths, token ids). The
+string under a field is its description in /openapi.json and docs/api.md. Every whole number is bounded by
+what protobuf can carry.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _stop_list(value: Any) -> Any:
 
 
 def _prompt_list(value: Any) -> list[str | list[int]]:
-    """OpenAI's four shapes (text, ids, and lists of either) as one list of prompts."""
+    """OpenAI's four forms (text, ids, and lists of either) as one list of prompts."""
     if isinstance(value, str) or is_ids(value):
         return [value]
     if not isinstance(value, list) or not value:
@@ -72,7 +72,7 @@ def _only_text(kind: Any) -> Any:
 
 
 def _id_keys(value: Any) -> Any:
-    """JSON's keys are text; those that are no id are left for the error to name."""
+    """JSON's keys are strings. Those that are no id stay as they are: the error names them."""
     if not isinstance(value, dict):
         return value
     return {int(key) if _TOKEN_ID.fullmatch(key) else key: bias for key, bias in value.items()}
@@ -86,7 +86,7 @@ def _no_reserved(variables: dict[str, Any]) -> dict[str, Any]:
 
 
 def _system_role(role: str) -> str:
-    """Chat templates know the older name of the developer's voice."""
+    """`developer` as `system`: chat templates know the older name."""
     return "system" if role == "developer" else role
 
 
@@ -107,6 +107,8 @@ Prompts = Annotated[
 
 
 class TextPart(Body):
+    """A part of a message's content. Only text is supported."""
+
     type: Annotated[str, BeforeValidator(_only_text, json_schema_input_type=Literal["text"])]
     """The kind of part."""
     text: str
@@ -119,7 +121,9 @@ Content = Annotated[
 ]
 
 
-class Message(Body):
+class ChatMessage(Body):
+    """One message of a chat."""
+
     unsupported = unsupported.MESSAGE
 
     role: Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_system_role)]
@@ -135,6 +139,8 @@ class Message(Body):
 
 
 class StreamOptions(Body):
+    """What events of a stream hold beside the answer."""
+
     include_usage: bool = False
     """A last event tells the usage."""
     continuous_usage_stats: bool = False
@@ -175,7 +181,10 @@ class SamplingFields(Body):
 
 
 class GenerationBody(SamplingFields):
-    """What chat and text completions share. None means: the server's default."""
+    """The fields that chat and text completions share. None means the server's default.
+
+    `endpoint` names the route in docs/api.md.
+    """
 
     endpoint: ClassVar[str]
 
@@ -218,14 +227,17 @@ class GenerationBody(SamplingFields):
 
     @property
     def includes_stop(self) -> bool:
+        """Whether the text keeps what stopped it."""
         return self.include_stop_str_in_output or self.no_stop_trim
 
     @property
     def include_usage(self) -> bool:
+        """Whether the last event of a stream holds the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def continuous_usage(self) -> bool:
+        """Whether every event of a stream does."""
         options = self.stream_options
         return options is not None and options.include_usage and options.continuous_usage_stats
 
@@ -248,14 +260,17 @@ class TemplateFields(Body):
 
     @property
     def asks_for_a_message(self) -> bool:
+        """Whether the prompt ends where the assistant's next message begins."""
         return not self.continue_final_message and self.add_generation_prompt is not False
 
 
 class ChatBody(TemplateFields, GenerationBody):
+    """The body of /v1/chat/completions."""
+
     endpoint = "chat"
     unsupported = unsupported.CHAT
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     """The chat so far."""
     max_completion_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
     """The newer name of `max_tokens`; it wins."""
@@ -274,6 +289,8 @@ class ChatBody(TemplateFields, GenerationBody):
 
 
 class TextBody(GenerationBody):
+    """The body of /v1/completions."""
+
     endpoint = "completions"
     unsupported = unsupported.TEXT
 
@@ -300,7 +317,7 @@ class TokenizeBody(TemplateFields):
     """Not read."""
     prompt: str | None = None
     """A text."""
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
     """A chat."""
     add_special_tokens: bool | None = None
     """What the tokenizer puts around a text is put around it: true for a text, false for a chat."""
@@ -313,6 +330,8 @@ class TokenizeBody(TemplateFields):
 
 
 class DetokenizeBody(Body):
+    """The body of /detokenize."""
+
     model: str | None = None
     """Not read."""
     tokens: list[int]

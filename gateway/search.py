@@ -1,7 +1,7 @@
-"""The search for a worker that can serve a request: one that serves now, or one that starts or returns.
+"""The search for a worker that can serve a request: one that serves now, or one that is expected.
 
-It knows who is there and who is expected. It refuses to know requests and legs: who is chosen is the
-router's decision, what happens then is `generate`'s.
+It knows which workers serve and which are starting or returning. It refuses to know requests and legs:
+`router` chooses the worker, and `generate` decides what happens then.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from gateway.cluster import Cluster
 from gateway.prefixes import Prefix
 from gateway.router import Candidate
 
-PATIENCE_S = 4.0  # how long a search goes on although no worker is known to start or to return
+PATIENCE_S = 4.0  # how long a search goes on while no suitable worker serves or is expected
 
 Found = TypeVar("Found")
 
 
 class Search:
-    """`pause` waits a moment between two looks; searches go on while they are `wanted`.
+    """Searches for one request; `pause` waits between two tries, and `wanted` says whether to go on.
 
-    `lacks` says what is missing meanwhile.
+    `lacks`: what the running search is missing, as half a sentence; empty after a success.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class Search:
         self.lacks = ""
 
     async def find(self, choose: Callable[[Sequence[Candidate]], Found | None]) -> Found | None:
-        """What `choose` finds, as soon as it finds something; None once it is not wanted any more.
+        """What `choose` finds, as soon as it finds something; None once nothing is wanted any more.
 
-        Raises Unavailable if no worker is expected that would be chosen, after a moment in which a line may
-        be opened again or an engine move on.
+        Raises Unavailable after `PATIENCE_S` in which no suitable worker served or was expected: meanwhile a
+        connection may come back.
         """
-        hoped_at = self._clock()
+        expected_at = self._clock()
         while self._wanted():
             workers = self._cluster.candidates(self._prefix)
             if (found := choose(workers)) is not None:
@@ -55,8 +55,8 @@ class Search:
                 return found
             self.lacks = router.missing(workers)
             if choose([*workers, *self._cluster.returning()]) is not None:
-                hoped_at = self._clock()
-            elif self._clock() - hoped_at >= PATIENCE_S:
+                expected_at = self._clock()
+            elif self._clock() - expected_at >= PATIENCE_S:
                 raise Unavailable(f"no worker can serve the request: {self.lacks}")
             await self._pause()
         return None

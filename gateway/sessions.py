@@ -1,7 +1,7 @@
 """One `DecodeService.Session` per worker, shared by all requests of this gateway, reopened when it breaks.
 
-A session carries requests' messages up and hands what comes down to the request it belongs to. It knows
-when a worker is alive; it refuses to know what a request does about it.
+A session sends messages of requests to the worker and hands each reply to its request. It knows whether the
+worker is alive; it refuses to know what a request does about it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from eyas.common.errors import EyasError, Unavailable
 from eyas.common.replies import Step
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle
 
-SILENCE_S = 5.0  # a live worker sends a heartbeat at once, and then every second
+SILENCE_S = 5.0  # without a message a worker counts as lost: it sends a heartbeat every second
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 
@@ -23,21 +23,32 @@ _log = logging.getLogger("eyas.gateway")
 
 
 class Listener(Protocol):
-    """What a session tells one request about its place on this worker. No method waits or raises."""
+    """One request on this worker, as its session calls it. No method waits or raises."""
 
-    attempt: int  # with which it was submitted here: messages of lower attempts are not passed on
+    attempt: int  # of its submit: messages of lower attempts are not passed on
 
-    def on_entry(self, entry: Entry) -> None: ...
-    def on_reply(self, reply: Reply) -> None: ...
-    def on_draining(self) -> None: ...
-    def on_gone(self, error: EyasError) -> None: ...
+    def on_entry(self, entry: Entry) -> None:
+        """Takes tokens of one choice."""
+        ...
+
+    def on_reply(self, reply: Reply) -> None:
+        """Takes what the worker says of the request, tokens aside."""
+        ...
+
+    def on_draining(self) -> None:
+        """The worker takes no new requests. Called with every heartbeat of a draining worker."""
+        ...
+
+    def on_gone(self, error: EyasError) -> None:
+        """The worker, or the connection to it, is lost. No other call follows."""
+        ...
 
 
 class Session:
-    """The gateway's line to one decode worker. `start` it once; `aclose` ends it for good.
+    """The gateway's stream to one decode worker. `start` it once; `aclose` ends it for good.
 
-    `submit`, `attach` and `cancel` never wait. A request hears of the worker's death by `on_gone`, once,
-    and is forgotten with it; that the worker is draining it hears by `on_draining`, again and again.
+    `submit`, `attach` and `cancel` never wait. When the worker is lost, every request is told by `on_gone`
+    and forgotten; while it drains, every request is told by `on_draining` with each heartbeat.
     """
 
     def __init__(self, client: DecodeSessionClient, worker: str) -> None:
@@ -50,23 +61,28 @@ class Session:
 
     @property
     def connected(self) -> bool:
-        """The worker is there, and takes new requests."""
+        """Whether the stream is open and the worker takes new requests."""
         return self._stream is not None and not self._draining
 
     def start(self) -> None:
+        """Opens the stream, and opens it again whenever it breaks, until `aclose`."""
         self._task = asyncio.create_task(self._run(), name=f"session {self.worker}")
 
     async def aclose(self) -> None:
+        """Ends the stream. Listeners are told nothing."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def submit(self, request: GenerationRequest, attach: bool, listener: Listener) -> None:
-        """Queue a request under `listener.attempt`. Raises Unavailable while not connected."""
+        """Queues a request under `listener.attempt`; `attach`: it waits for pages.
+
+        Raises Unavailable while not connected.
+        """
         if self._stream is None:
             raise Unavailable(f"worker {self.worker} is not connected")
         self._stream.submit(request, listener.attempt, attach)
-        self._listeners[request.id] = listener  # of what was sent: a request that cannot be is not kept
+        self._listeners[request.id] = listener  # only once it was sent
 
     def attach(
         self, id: str, attempt: int, handles: tuple[KvHandle, ...], first_tokens: tuple[FirstToken, ...] = ()
@@ -76,12 +92,12 @@ class Session:
             self._stream.attach(id, attempt, handles, first_tokens)
 
     def cancel(self, id: str, choice: int | None = None) -> None:
-        """End a choice, or the request. A no-op for requests that this session no longer holds."""
+        """Ends a choice, or the request. A no-op for requests that this session no longer holds."""
         if self._stream is not None and id in self._listeners:
             self._stream.cancel(id, choice)
 
     def forget(self, id: str) -> None:
-        """Whatever else comes for this request is dropped."""
+        """Drops all that still comes for this request."""
         self._listeners.pop(id, None)
 
     # --- the worker's side ---
@@ -95,16 +111,16 @@ class Session:
             except Exception as error:
                 if self._stream is not None:
                     backoff = MIN_BACKOFF_S
-                self._bury(error)
+                self._report_lost(error)
             finally:
                 stream.close()
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_S)
 
     async def _listen(self, stream: DecodeSession) -> None:
-        """Hand out what comes down; raises when the stream breaks, TimeoutError when it falls silent.
+        """Hands out messages. Raises when the stream breaks, TimeoutError when none comes in `SILENCE_S`.
 
-        The worker's first word opens the session: one that cannot serve ends the stream without any.
+        The first message opens the session: a worker that cannot serve ends the stream without one.
         """
         clock = asyncio.get_running_loop().time
         async with asyncio.timeout(SILENCE_S) as silence:
@@ -132,17 +148,17 @@ class Session:
                 listener.on_entry(entry)
 
     def _drain(self) -> None:
-        """Said with every heartbeat: what cannot go elsewhere now may be able to at the next one."""
+        """Tells all listeners, at every heartbeat: one that cannot move now may be able to at the next."""
         if not self._draining:
             _log.info("worker %s is draining (%d requests)", self.worker, len(self._listeners))
         self._draining = True
         for listener in list(self._listeners.values()):
             listener.on_draining()
 
-    def _bury(self, cause: Exception) -> None:
-        """Tell every request that this worker, or the line to it, is gone."""
+    def _report_lost(self, cause: Exception) -> None:
+        """Tells every request that this worker, or the connection to it, is lost."""
         if self._stream is None:
-            return  # it never came up: nobody was here
+            return  # the stream never opened, so no request used it
         self._stream = None
         reason = f"worker {self.worker} was lost: {str(cause) or 'it fell silent'}"
         defect = not isinstance(cause, EyasError | TimeoutError)

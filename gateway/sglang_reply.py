@@ -1,8 +1,7 @@
-"""What `/generate` answers with: SGLang's objects, whole or as events whose text, ids and log-probabilities
-are cumulative.
+"""What `/generate` answers with: SGLang's objects, whole or as events that repeat the answer so far.
 
-SGLang's clients read the last event alone, or cut off what they have. So the bytes of an event grow with the
-answer, but what makes them does not: ids and log-probabilities told before stay JSON and are only copied.
+SGLang's clients read the last event alone, or cut off what they have. So an event grows with the answer, but
+the work per event does not: ids and log-probabilities of earlier events stay encoded and are only copied.
 This module knows the shape of one choice's answer. It refuses to know where the deltas come from.
 """
 
@@ -17,10 +16,10 @@ import msgspec
 from eyas.common.types import Finish
 from gateway.answer import Answer
 from gateway.detokenize import TokenBytes
-from gateway.openai_reply import DONE
-from gateway.openai_request import Call
-from gateway.sglang_request import Shape
-from gateway.text import Delta, Usage
+from gateway.openai_reply import DONE, Format
+from gateway.openai_request import ApiCall
+from gateway.sglang_request import ReplyShape
+from gateway.text import TextDelta, UsageCounts
 from gateway.timings import timings_object
 
 _encode = msgspec.json.Encoder().encode
@@ -30,7 +29,7 @@ Scored = tuple[float | None, int, str | None]  # log-probability, token id, its 
 
 
 class _Array:
-    """A JSON array that only grows: an item is encoded once, however often the array is told."""
+    """A JSON array that only grows: each item is encoded once, however often the array is sent."""
 
     def __init__(self) -> None:
         self._items = bytearray()
@@ -49,19 +48,19 @@ class _SoFar:
     def __init__(self, prompt_tokens: int) -> None:
         self.text = ""
         self.ids, self.scored, self.tops = _Array(), _Array(), _Array()
-        self.inputs: dict[str, Any] = {}  # what is told of the prompt, the same in every event
-        self.usage = Usage(prompt_tokens)
+        self.inputs: dict[str, Any] = {}  # the prompt's log-probabilities, the same in every event
+        self.usage = UsageCounts(prompt_tokens)
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: TextDelta) -> None:
         self.text += delta.text
         self.ids.extend(delta.tokens)
         self.usage.add(delta)
 
 
-class SglangFormat:
-    """Choices by their place in the answer; a batch is a list, and its events carry `index`."""
+class SglangFormat(Format):
+    """Writes SGLang's objects; a batch is a list of them, and its events carry `index`."""
 
-    def __init__(self, call: Call, shape: Shape, table: TokenBytes, answer: Answer) -> None:
+    def __init__(self, call: ApiCall, shape: ReplyShape, table: TokenBytes, answer: Answer) -> None:
         self._call = call
         self._shape = shape
         self._table = table
@@ -71,7 +70,7 @@ class SglangFormat:
     def opening(self) -> bytes:
         return b""
 
-    def event(self, delta: Delta) -> bytes:
+    def event(self, delta: TextDelta) -> bytes:
         reply = self._reply(delta)
         if self._shape.batch:
             reply["index"] = delta.choice
@@ -80,12 +79,12 @@ class SglangFormat:
     def closing(self) -> bytes:
         return DONE
 
-    def whole(self, choices: Sequence[Delta]) -> bytes:
+    def whole(self, choices: Sequence[TextDelta]) -> bytes:
         replies = [self._reply(choice) for choice in choices]
         return _encode(replies if self._shape.batch else replies[0])
 
-    def _reply(self, delta: Delta) -> dict[str, Any]:
-        """The answer of the delta's choice, the delta included."""
+    def _reply(self, delta: TextDelta) -> dict[str, Any]:
+        """The delta's choice so far, with this delta."""
         so_far = self._so_far[delta.choice]
         so_far.add(delta)
         meta = self._meta(delta, so_far.usage)
@@ -93,7 +92,7 @@ class SglangFormat:
             meta |= self._logprobs(delta, so_far)
         return {"text": so_far.text, "output_ids": so_far.ids.json(), "meta_info": meta}
 
-    def _meta(self, delta: Delta, usage: Usage) -> dict[str, Any]:
+    def _meta(self, delta: TextDelta, usage: UsageCounts) -> dict[str, Any]:
         prompt, number = divmod(delta.choice, self._call.n)
         trace = self._answer.traces[prompt]
         usage.cached_tokens = trace.cached_tokens
@@ -124,7 +123,7 @@ class SglangFormat:
         name = self._call.requests[prompt].id if self._shape.rids is None else self._shape.rids[prompt]
         return name if self._call.n == 1 else f"{name}_{number}"
 
-    def _logprobs(self, delta: Delta, so_far: _SoFar) -> dict[str, Any]:
+    def _logprobs(self, delta: TextDelta, so_far: _SoFar) -> dict[str, Any]:
         scored = list(zip(delta.tokens, delta.logprobs, strict=True))
         tops = [[self._scored(id, value) for id, value in logprob.top] for _, logprob in scored]
         so_far.scored.extend([self._scored(token, logprob.logprob) for token, logprob in scored])
@@ -136,7 +135,7 @@ class SglangFormat:
         }
 
     def _inputs(self, prompt: int) -> dict[str, Any]:
-        """Of the prompt's tokens that were asked for, of which the first has no log-probabilities."""
+        """The log-probabilities of the prompt's tokens that were asked for; the first token has none."""
         request, found = self._call.requests[prompt], self._answer.traces[prompt].prompt
         own, tops = _Array(), _Array()
         if found is not None:
@@ -152,7 +151,7 @@ class SglangFormat:
         return None if logprob is None else max(logprob, _FLOOR), token, text
 
 
-def _finish_reason(delta: Delta, usage: Usage) -> dict[str, str | int | None] | None:
+def _finish_reason(delta: TextDelta, usage: UsageCounts) -> dict[str, str | int | None] | None:
     match delta.finish:
         case None:
             return None

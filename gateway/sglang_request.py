@@ -1,7 +1,7 @@
-"""`POST /generate` as SGLang shapes it: its body, and the call that it becomes.
+"""`POST /generate` in SGLang's shape: its body, and the call that it becomes.
 
-It knows SGLang's names of fields and their defaults. What is asked for and cannot be had is an error that
-names the field; what is switched off (null, false, or SGLang's default) asks for nothing.
+It knows SGLang's field names and defaults. It refuses to know how a call runs. An unsupported field that asks
+for something is an error that names it; null, false or SGLang's default asks for nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from eyas.common.params import INT32_MAX, MAX_TOP_LOGPROBS
 from gateway import unsupported
 from gateway.admission import GenerationOptions, ServedModel, admit, check_model
 from gateway.fields import Body, RequestId, is_ids, refuse
-from gateway.openai_request import Call, named, sampling_params, text_rules, timeout_s
+from gateway.openai_request import ApiCall, named, sampling_params, text_rules, timeout_s
 from gateway.schema import MAX_CHOICES, MAX_PROMPTS, SamplingFields, Seed
 from gateway.tokenizer import Tokenizer
 
@@ -83,8 +83,8 @@ class SamplingBody(SamplingFields):
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What of the body is only told back: one object or a list, the requests' names, and logprobs."""
+class ReplyShape:
+    """How the reply is written: as a list (`batch`), the prompts' names, tokens' texts beside logprobs."""
 
     batch: bool
     rids: tuple[str, ...] | None
@@ -135,13 +135,15 @@ class GenerateBody(Body):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts as a list of texts or a list of ids."""
         if self.input_ids is None:
             return [self.text] if isinstance(self.text, str) else self.text or []
         return self.input_ids if self._lists_ids else [self.input_ids]  # type: ignore[return-value]
 
     @property
-    def shape(self) -> Shape:
-        return Shape(
+    def shape(self) -> ReplyShape:
+        """How the reply is to be written."""
+        return ReplyShape(
             batch=isinstance(self.text, list) or self._lists_ids or self.sampling_params.n > 1,
             rids=None if self.rid is None else tuple(self.rid),
             token_texts=self.return_text_in_logprobs,
@@ -154,8 +156,8 @@ class GenerateBody(Body):
 
 async def generate_call(
     config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: GenerateBody
-) -> Call:
-    """Raises EyasError for what the model cannot do."""
+) -> ApiCall:
+    """The call of the body. Raises EyasError for what the model cannot do."""
     if body.model is not None:
         check_model(config, body.model)
     asked, options, seconds = body.sampling_params, _options(model, body), timeout_s(config, body.timeout)
@@ -166,7 +168,7 @@ async def generate_call(
         ids = await tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)
         with named(names, source):
             requests.append(admit(model, ids, options, seconds))
-    return Call(
+    return ApiCall(
         id=requests[0].id,
         created=int(time.time()),
         model=model,

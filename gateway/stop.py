@@ -1,8 +1,8 @@
-"""Stop strings that never leak.
+"""Stop strings, of which a caller never sees any part.
 
-Text goes in piece by piece; what comes out can no longer become part of a stop string. The rule does not
+Text goes in piece by piece; what comes out can no longer become part of a stop string. The result does not
 depend on how the text is cut: the stop string that is *completed* first wins (of several completed by the
-same character, the longest), and the text before it is all that the caller ever sees.
+same character, the longest), and the caller sees the text before it. It refuses to know tokens.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Watches one choice's text for any of `stops` (non-empty strings).
+    """Looks for any of `stops` (non-empty strings) in one choice's text. `hit`: the one that was completed.
 
     For each stop string it keeps how many of its characters the text ends with (Knuth, Morris and Pratt's
-    automaton), so a character costs constant time and the longest such run is exactly what must be held.
+    automaton), so a character costs constant time. The longest such match is exactly what must be held back.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """`include`: the stop string is shown as the end of the text, so nothing need be held for it."""
+        """`include`: the stop string is shown as the end of the text, so nothing is held back."""
         self._include = include
         self._stops = [(stop, _fallbacks(stop)) for stop in stops]
         self._matched = [0] * len(self._stops)
         self._held = ""
-        self.hit = ""  # the stop string that was completed
+        self.hit = ""
 
     def __bool__(self) -> bool:
         """Whether there is anything to look for."""
         return bool(self._stops)
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """(text that is safe to show, whether a stop string was completed). Not to be called after a hit."""
+        """(text that can be shown, whether a stop string was completed). Not to be called after a hit."""
         if not self._stops:
             return text, False
         text, start = self._held + text, len(self._held)
@@ -44,12 +44,12 @@ class StopMatcher:
         return text[:safe], False
 
     def flush(self) -> str:
-        """The text held back, once it is known that nothing follows."""
+        """The text held back; called when no more text follows."""
         held, self._held = self._held, ""
         return held
 
     def _advance(self, character: str) -> str:
-        """Takes one character; the longest stop string that it completes, or none."""
+        """Takes one character. The longest stop string that it completes, or ""."""
         hit = ""
         for i, (stop, fallbacks) in enumerate(self._stops):
             matched = self._matched[i]

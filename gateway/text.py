@@ -1,4 +1,4 @@
-"""Entries become text: what every front shows of a generation.
+"""Turns entries into text: what every front shows of a generation.
 
 A `TextStream` reads one admitted request, detokenizes each choice, applies the stop strings and counts
 usage. It knows tokens and text; it refuses to know HTTP, JSON and protobuf.
@@ -21,9 +21,9 @@ from gateway.tokenizer import Tokenizer
 class TextRules(msgspec.Struct, frozen=True):
     """How the tokens of a request are shown.
 
-    `continues_prompt`: the text goes on where the prompt's ends (a completion) instead of beginning anew (an
-    answer), which tells a tokenizer with marked spaces whether its first space is shown. `include_stop`: what
-    stopped a choice, a stop string or a token, is shown as its end.
+    `continues_prompt`: the text continues the prompt (a completion) instead of beginning anew (a chat
+    answer); with some tokenizers this decides whether its first space is shown. `include_stop`: the stop
+    string or token that ended a choice is shown.
     """
 
     stops: tuple[str, ...] = ()
@@ -32,14 +32,14 @@ class TextRules(msgspec.Struct, frozen=True):
     include_stop: bool = False
 
 
-class Delta(msgspec.Struct, frozen=True):
+class TextDelta(msgspec.Struct, frozen=True):
     """What one entry added to one choice.
 
-    `tokens` covers every token that counts, the final one included, and so do `logprobs` and `offsets` where
-    log-probabilities are asked for: tokens[i]'s text begins at character offsets[i]. `text` may lag behind
-    the tokens: it never holds half a character nor the beginning of a stop string. Drafts that were
-    accepted beyond a stop string count as never offered. `matched` is what stopped the choice: a stop string
-    or the id of its last token.
+    `tokens` holds every token that counts, the final one included. With log-probabilities asked for,
+    `logprobs` and `offsets` have one item per token: the text of tokens[i] begins at character offsets[i].
+    `text` may lag behind the tokens: it never ends inside a character or a stop string. Drafts accepted
+    beyond a stop string count as never offered. `matched`: the stop string, or the id of the last token, that
+    stopped the choice.
     """
 
     choice: int
@@ -54,10 +54,10 @@ class Delta(msgspec.Struct, frozen=True):
     matched: str | int | None = None
 
 
-class Usage(msgspec.Struct):
-    """Counts of one request. `rejected` drafts are not part of `completion_tokens`; `accepted` ones are.
+class UsageCounts(msgspec.Struct):
+    """Tokens of one request. `completion_tokens` includes `accepted` drafts but no `rejected` ones.
 
-    Both count in depth: of a tree's branches one can be accepted, so the others are not rejected.
+    Drafts count in depth: only one branch of a tree can be accepted, so the other branches are not rejected.
     """
 
     prompt_tokens: int = 0
@@ -67,7 +67,8 @@ class Usage(msgspec.Struct):
     verify_steps: int = 0
     cached_tokens: int = 0
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: TextDelta) -> None:
+        """Counts a delta."""
         self.completion_tokens += len(delta.tokens)
         self.accepted += delta.accepted
         self.rejected += delta.offered - delta.accepted
@@ -75,16 +76,16 @@ class Usage(msgspec.Struct):
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens a verify step gave, its own included; None if nothing was verified."""
+        """Tokens per verify step, its own included; None if nothing was verified."""
         return 1 + self.accepted / self.verify_steps if self.verify_steps else None
 
 
 class RequestTrace(msgspec.Struct):
-    """What happened to one request: every worker's own timings, and when its tokens came.
+    """What happened to one request: every worker's timings, and when its tokens came.
 
-    `first` and `second` are monotonic seconds, 0 until they have come: token 0 of some choice, and the first
-    tokens after it, which is when decode has begun. `prompt`: what was asked of the prompt, known before any
-    delta is.
+    `first`: when token 0 of some choice came; `second`: when the first token after it came, so decode had
+    begun (both monotonic seconds, 0 before). `prompt`: the prompt's log-probabilities, if asked for; they
+    come before any delta.
     """
 
     legs: list[Timings] = []
@@ -93,6 +94,7 @@ class RequestTrace(msgspec.Struct):
     prompt: PromptLogprobs | None = None
 
     def saw(self, entry: Entry) -> None:
+        """Notes an entry as it comes."""
         if entry.timings is not None:
             self.legs.append(entry.timings)
         if entry.prompt is not None:
@@ -105,12 +107,12 @@ class RequestTrace(msgspec.Struct):
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that the last worker which ran the prompt found in its cache."""
+        """Prompt tokens found in the cache of the last worker that computed the prompt."""
         return next((leg.cached_tokens for leg in reversed(self.legs) if leg.prefill_ms), 0)
 
 
 class ChoiceText:
-    """One choice's tokens on their way to text."""
+    """Turns one choice's tokens into text."""
 
     def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, rules: TextRules) -> None:
         context = request.prompt_ids if rules.continues_prompt else ()
@@ -119,19 +121,19 @@ class ChoiceText:
         self._include_stop = rules.include_stop
         self._min_tokens = request.params.min_tokens
         self._tokens = 0
-        self._length = 0  # characters decoded so far, held ones included
+        self._length = 0  # characters decoded so far, with those held back
 
-    def push(self, entry: Entry) -> Delta:
-        """The delta of the choice's next entry; `finish` is set if a stop string ended it here."""
+    def push(self, entry: Entry) -> TextDelta:
+        """The delta of the choice's next entry; `finish` is also set if a stop string ends the choice."""
         finish = entry.finish
         if self._matcher or entry.logprobs:
             text, offsets, stopped = self._by_token(entry)
             kept, finish = len(offsets), Finish.STOP if stopped else finish
         else:
-            text, offsets, kept = self._at_once(entry), (), len(entry.tokens)
+            text, offsets, kept = self._whole(entry), (), len(entry.tokens)
         accepted = min(entry.accepted, kept)
         offered = entry.offered - (entry.accepted - accepted)
-        return Delta(
+        return TextDelta(
             choice=entry.choice,
             text=text,
             tokens=entry.tokens[:kept],
@@ -144,12 +146,12 @@ class ChoiceText:
             matched=self._matcher.hit or (entry.tokens[-1] if _is_stopped(entry) else None),
         )
 
-    def _at_once(self, entry: Entry) -> str:
+    def _whole(self, entry: Entry) -> str:
         text = self._detokenizer.feed(entry.tokens[:-1] if self._is_silent(entry) else entry.tokens)
         return text if entry.finish is None else text + self._detokenizer.flush()
 
     def _by_token(self, entry: Entry) -> tuple[str, tuple[int, ...], bool]:
-        """(text, where that of each token begins, whether a stop string ended it); no offsets beyond it."""
+        """(text, offset per token up to a stop string, whether a stop string was completed)."""
         pieces: list[str] = []
         offsets: list[int] = []
         silent = len(entry.tokens) - 1 if self._is_silent(entry) else -1
@@ -172,12 +174,12 @@ class ChoiceText:
         return "".join(pieces), tuple(offsets), stopped
 
     def _rest(self) -> str:
-        """What was still held when the engine finished the choice."""
+        """The text still held back when the engine finished the choice."""
         shown, stopped = self._matcher.feed(self._detokenizer.flush())
         return shown if stopped else shown + self._matcher.flush()
 
     def _is_silent(self, entry: Entry) -> bool:
-        """The token that made the engine stop is no text, whatever it would spell, unless it is asked for."""
+        """Whether the last token stopped the choice and is not shown, whatever its text."""
         return not self._include_stop and _is_stopped(entry)
 
 
@@ -186,9 +188,10 @@ def _is_stopped(entry: Entry) -> bool:
 
 
 class TextStream:
-    """The text of one admitted request. Whoever started `stream` closes it.
+    """The text of one admitted request. `stream` stays its owner's, who closes it.
 
-    A choice that a stop string ended is cancelled at once, and what still arrives of it is dropped.
+    A choice that a stop string ended is cancelled at once; what still arrives for it is dropped. `usage` and
+    `trace` hold what is known so far.
     """
 
     def __init__(
@@ -198,13 +201,13 @@ class TextStream:
         tokenizer: Tokenizer,
         rules: TextRules,
     ) -> None:
-        self.usage = Usage(prompt_tokens=len(request.prompt_ids))
+        self.usage = UsageCounts(prompt_tokens=len(request.prompt_ids))
         self.trace = RequestTrace()
         self._stream = stream
         self._open = {choice.index: ChoiceText(tokenizer, request, rules) for choice in request.choices}
 
-    async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Ends after every choice has finished. Raises what the generation stream raises."""
+    async def deltas(self) -> AsyncGenerator[TextDelta, None]:
+        """The deltas, until every choice has finished. Raises what the generation stream raises."""
         async for entry in self._stream:
             self.trace.saw(entry)
             choice = self._open.get(entry.choice)

@@ -1,6 +1,6 @@
-"""Changes to a text that comes in parts: each shows what is certain and holds what may still change.
+"""Changes to a text that comes in parts: each gives out what is certain and holds back what may still change.
 
-They know characters. They refuse to know tokens, and why a text is changed.
+This module knows characters. It refuses to know tokens, and why a text is changed.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from typing import Protocol
 
 
 class TextStage(Protocol):
-    """However a text is cut, what comes out joins to the same."""
+    """One change. However a text is cut, the parts that come out join to the same string."""
 
     def feed(self, text: str) -> str:
-        """What has become certain."""
+        """Takes a part of the text; gives what has become certain."""
         ...
 
     def settle(self) -> str:
-        """What came so far was shown elsewhere as a whole text, and another one goes on from it.
+        """Called when the text so far was shown as a whole and another text continues it.
 
-        Returns what is not held any more.
+        Gives what need not be held back any more.
         """
         ...
 
     def flush(self) -> str:
-        """The rest, at the end of the text."""
+        """Called at the end of the text; gives what is left."""
         ...
 
 
-class Replacer:
+class Replacer(TextStage):
     """`str.replace`, for a `pattern` that is not empty."""
 
     def __init__(self, pattern: str, content: str) -> None:
         self._pattern = pattern
         self._content = content
-        self._held = ""  # how a pattern may begin
+        self._held = ""  # possibly the beginning of a pattern
 
     def feed(self, text: str) -> str:
         *done, last = (self._held + text).split(self._pattern)
@@ -49,19 +49,19 @@ class Replacer:
         return held
 
     def _begun(self, text: str) -> int:
-        """How many characters of a pattern `text` ends with."""
+        """How many characters of the pattern's beginning `text` ends with."""
         longest = min(len(self._pattern) - 1, len(text))
         return next((n for n in range(longest, 0, -1) if text.endswith(self._pattern[:n])), 0)
 
 
-class Stripper:
-    """Takes a character up to `start` times from a text's beginning and up to `stop` times from its end."""
+class Stripper(TextStage):
+    """Removes a character up to `start` times from a text's beginning and up to `stop` times from its end."""
 
     def __init__(self, content: str, start: int, stop: int) -> None:
         self._content = content
         self._start = start
         self._stop = stop
-        self._held = ""  # what may be the end
+        self._held = ""  # possibly the end of the text
 
     def feed(self, text: str) -> str:
         if self._start and text:
@@ -72,7 +72,7 @@ class Stripper:
         return text[:end]
 
     def settle(self) -> str:
-        """What was stripped there is no end here: it is held further on."""
+        """Nothing: the text goes on, so what is held back may still not be its end."""
         return ""
 
     def flush(self) -> str:
@@ -100,5 +100,5 @@ _CLEANED = {
 
 
 def clean_up_stages() -> tuple[TextStage, ...]:
-    """English as `clean_up_tokenization_spaces` wants it, in transformers' order."""
+    """The replacements of `clean_up_tokenization_spaces`, in transformers' order."""
     return tuple(Replacer(pattern, content) for pattern, content in _CLEANED.items())

@@ -1,6 +1,6 @@
-"""Where a request's time went, as a reply tells it to whoever asks.
+"""Where a request's time went, for replies to callers that ask.
 
-It knows the course of a request and the JSON it becomes. It refuses to know how anything was measured.
+It knows a request's trace and the JSON that it becomes. It refuses to know how anything was measured.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import time
 import msgspec
 
 from eyas.common.types import Timings
-from gateway.text import RequestTrace, Usage
+from gateway.text import RequestTrace, UsageCounts
 
 
 class LegObject(msgspec.Struct, frozen=True):
-    """One worker's part; what did not happen there is left out."""
+    """One worker's part. Fields of what did not happen there are left out."""
 
     role: str
     worker: str
@@ -27,7 +27,7 @@ class LegObject(msgspec.Struct, frozen=True):
 
 
 class TimingsObject(msgspec.Struct, frozen=True):
-    """Times from the parsed request on; `first_decode_ms` is from token 0 to the first tokens after it."""
+    """Times since the request was parsed; `first_decode_ms` is from token 0 to the first token after it."""
 
     first_token_ms: float
     first_decode_ms: float | None
@@ -37,7 +37,7 @@ class TimingsObject(msgspec.Struct, frozen=True):
     legs: list[LegObject]
 
 
-def timings_object(began: float, trace: RequestTrace, usage: Usage) -> TimingsObject:
+def timings_object(began: float, trace: RequestTrace, usage: UsageCounts) -> TimingsObject:
     """The timings of a request that began at `began` (monotonic seconds) and ends now."""
     length = usage.acceptance_length
     return TimingsObject(

@@ -1,7 +1,7 @@
 """The model's tokenizer, loaded from a Hugging Face folder without torch or transformers.
 
-It knows files, vocabulary and the chat template. It refuses to know requests: lengths and limits are
-checked by whoever asks.
+It knows files, vocabulary and the chat template. It refuses to know requests: callers check lengths and
+limits.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gateway.chat import ChatTemplate, Message
 from gateway.detokenize import Detokenizer, LateDetokenizer, TokenBytes
 from gateway.tokenizer_files import cleans_up, load_chat_template, name_special_tokens
 
-_LONG_TEXT = 16_384  # characters; longer ones are tokenized in a thread, so that other streams go on
+_LONG_TEXT = 16_384  # characters from which a thread tokenizes, so that other streams go on
 
 
 class Tokenizer:
-    """Text to ids and back for one model. Immutable; safe to share between requests."""
+    """Turns text into ids and back for one model. Immutable; requests may share it."""
 
     def __init__(
         self, hf: HFTokenizer, template: ChatTemplate | None = None, *, clean_up: bool = False
@@ -49,7 +49,7 @@ class Tokenizer:
         return cls(hf, load_chat_template(path), clean_up=cleans_up(hf, path))
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """The ids of `text`; `special` adds what the model wants around it (such as a first token)."""
+        """The ids of `text`; `special` adds the tokens that the model expects around it."""
         # The batch form gives up the GIL while it works, the plain one does not.
         return tuple(self._hf.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
@@ -94,7 +94,7 @@ class Tokenizer:
     def detokenizer(
         self, context: Sequence[int] = (), *, skip_special_tokens: bool = True
     ) -> Detokenizer | LateDetokenizer:
-        """For text that goes on where the text of `context` ends; without one, for a text of its own."""
+        """A detokenizer for text that continues the text of `context`; () for a text of its own."""
         decoder = self.table.decoder
         if decoder is None:
             return LateDetokenizer(self.table, context, skip_special_tokens)

@@ -1,7 +1,7 @@
-"""What a model's folder says of its tokenizer beside tokenizer.json.
+"""What a model's folder says about its tokenizer beside tokenizer.json.
 
-It knows in which files Hugging Face has kept special tokens and chat templates over the years, and which of
-them counts where several speak: transformers' own order. It refuses to know what a template means.
+It knows in which files Hugging Face has kept special tokens and chat templates over the years, and which file
+counts where several have one (transformers' own order). It refuses to know what a template means.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def name_special_tokens(hf: HFTokenizer, folder: Path) -> None:
 
 
 def cleans_up(hf: HFTokenizer, folder: Path) -> bool:
-    """Whether texts lose the spaces before punctuation. BPE writes none that a text does not have."""
+    """Whether texts lose spaces before punctuation. Never for BPE, which writes only a text's own spaces."""
     asked = read_json(folder / CONFIG).get("clean_up_tokenization_spaces")
     return bool(asked) and type(hf.model).__name__ != "BPE"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in an optional JSON file; an absent file is an empty object."""
+    """The object in an optional JSON file; {} without the file. Raises ConfigError for any other content."""
     if not path.exists():
         return {}
     try:
@@ -73,7 +73,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _understood(folder: Path) -> Iterator[None]:
-    """Values of a kind that nothing here expects are the folder's fault."""
+    """Turns errors from values of an unexpected type into ConfigErrors that name the folder."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -83,10 +83,10 @@ def _understood(folder: Path) -> Iterator[None]:
 
 def _special_tokens(folder: Path) -> Iterator[tuple[str | None, AddedToken]]:
     """Special tokens, with their names if they have any."""
-    said = read_json(folder / CONFIG)
-    if "added_tokens_decoder" not in said:  # where that stands, the older file does not count
-        said |= read_json(folder / "special_tokens_map.json")
-    for name, value in said.items():
+    values = read_json(folder / CONFIG)
+    if "added_tokens_decoder" not in values:  # with that entry the older file does not count
+        values |= read_json(folder / "special_tokens_map.json")
+    for name, value in values.items():
         if name in ("additional_special_tokens", "extra_special_tokens"):
             named = value.items() if isinstance(value, dict) else ((None, token) for token in value or ())
             yield from ((name, _token(token, special=True)) for name, token in named)
@@ -101,7 +101,7 @@ def _token(value: str | Mapping[str, Any], **flags: bool) -> AddedToken:
 
 
 def _default_template(value: Any) -> str | None:
-    """Of several named templates the default. Raises TypeError or LookupError for anything else."""
+    """The template, or the default one of several. Raises TypeError or LookupError for anything else."""
     if isinstance(value, list):
         value = next((one["template"] for one in value if one["name"] == "default"), None)
     if not isinstance(value, str | None):

@@ -1,7 +1,7 @@
-"""Fields that callers of OpenAI's, vLLM's and SGLang's servers may send and this one cannot honour, and why.
+"""Fields of OpenAI's, vLLM's and SGLang's APIs that this server does not support, and why.
 
-Data only. A value that asks for nothing is accepted; any other gets a 400 with the reason. What is neither
-here nor declared in a body is ignored and named to the caller.
+Data only. A value that asks for nothing is accepted; any other gets a 400 with the reason. A field that is
+neither here nor declared in a body is ignored and named to the caller.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""HTTP plumbing below the routes: bounded bodies, clients that leave, request ids, error bodies.
+"""What all HTTP routes share: bounded bodies, clients that disconnect, request ids, error bodies.
 
 It knows ASGI. It refuses to know what is asked and answered.
 """
@@ -34,14 +34,14 @@ from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
 
 BODY_TIMEOUT_S = 30.0
-_UNSAFE = re.compile(r"[^\x21-\x2b\x2d-\x7e]")  # in a header that lists names
+_UNSAFE = re.compile(r"[^\x21-\x2b\x2d-\x7e]")  # not allowed in a header that lists names
 _MAX_NAMED, _MAX_NAME = 32, 64
 _log = logging.getLogger("eyas.gateway")
 
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body. Raises PayloadTooLarge as soon as it is known to have more than `limit` bytes,
-    RequestTimeout if it does not arrive in BODY_TIMEOUT_S, Cancelled if the client leaves meanwhile.
+    RequestTimeout if it does not arrive within `BODY_TIMEOUT_S`, Cancelled if the client disconnects.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
@@ -65,10 +65,10 @@ async def _bounded(request: Request, limit: int) -> bytes:
 
 
 class WhileConnected(Response):
-    """A response written by `work(send)`, which is cancelled when the client goes away.
+    """A response written by `work(send)`, which is cancelled when the client disconnects.
 
-    The request's body must have been read: what the client sends after it can only be its leaving.
-    An error of `work` before the first byte reaches the application's error handlers.
+    The request's body must have been read: the next message can then only be the disconnect. An error of
+    `work` before the first byte reaches the application's error handlers.
     """
 
     def __init__(self, work: Callable[[Send], Awaitable[None]]) -> None:
@@ -94,19 +94,21 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class Cors(CORSMiddleware):
-    """Starlette's, whose answers to a preflight always name `Authorization`, which `*` does not cover."""
+    """Starlette's middleware, which also allows `Authorization`: `*` does not cover that header."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
+        """The answer to a preflight request."""
         response = super().preflight_response(request_headers)
         response.headers.setdefault("access-control-allow-headers", "Authorization, Content-Type")
         return response
 
 
-class Doorkeeper:
-    """Middleware: gives every response its X-Request-Id, names what of its request was ignored, and counts it
-    by route and status.
+class RequestMiddleware:
+    """Middleware around every request: gives the response its X-Request-Id, names ignored fields in a header,
+    and counts it by route and status.
 
-    An exception that no handler knows is a bug: the log gets the details, the caller a status.
+    An exception that no handler knows is a defect: it is logged with its traceback, and the caller gets a
+    500.
     """
 
     def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
@@ -130,7 +132,7 @@ class Doorkeeper:
                 headers["x-request-id"] = known_id
                 if names := _names(scope.get("state", {}).get("ignored", ())):
                     headers["x-eyas-ignored"] = names
-                # The route's own path: a caller must not be able to make new label values.
+                # The route's path, not the request's: callers must not be able to create label values.
                 path = getattr(scope.get("route"), "path", "other")
                 self._metrics.responses.labels(path, message["status"]).inc()
             await send(message)
@@ -147,13 +149,14 @@ class Doorkeeper:
 
 
 def _names(names: Iterable[str]) -> str:
-    """Names as a header lists them; a caller can make them neither long nor many."""
+    """Names as a header lists them, bounded in number and length: callers choose them."""
     found = list(islice(names, _MAX_NAMED + 1))
     listed = [_UNSAFE.sub("?", name[:_MAX_NAME]) for name in found[:_MAX_NAMED]]
     return ", ".join([*listed, *(["..."] if len(found) > _MAX_NAMED else [])])
 
 
 def error_response(error: EyasError) -> Response:
+    """The error's status, headers and JSON body."""
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
@@ -163,12 +166,13 @@ def error_response(error: EyasError) -> Response:
 
 
 async def on_eyas_error(_: Request, error: Exception) -> Response:
+    """Starlette's handler for every EyasError."""
     assert isinstance(error, EyasError)
     return error_response(error)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """The router's own refusals (no such path, wrong method), in the same shape as all others."""
+    """Starlette's handler for its own errors (no such path, wrong method): the same body as all others."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     known: EyasError = NotFound(f"{where} does not exist")

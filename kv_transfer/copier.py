@@ -1,64 +1,56 @@
-"""The copy thread: takes jobs from the engine's loop, lets a backend move their bytes, reports each once.
+"""The copies that run: each is given to the backend of its route, and reported once when it has stopped.
 
-It knows jobs and a backend; not why a job exists, nor whether its result still matters to anyone.
+It knows backends by their interface alone; not why a copy is made, nor whether its result still matters.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
+import dataclasses
+from collections.abc import Mapping
 
-from eyas.common.errors import Cancelled, EyasError, TransferFailed
+from eyas.common.errors import TransferFailed
+from kv_transfer.area import Area
 from kv_transfer.backends.base import Backend, Copy, CopyResult
+from kv_transfer.route import Route
 
 
 class Copier:
-    """One daemon thread around one backend. `submit` and `finished` never block.
+    """Copies into `area`. No call blocks, but `close`."""
 
-    Every queued job owns a destination page of its own, so a queue of `pool_pages` places never fills.
-    """
+    def __init__(self, area: Area, backends: Mapping[str, Backend]) -> None:
+        self._area = area
+        self._backends = backends
+        self._running: dict[tuple[int, int], tuple[Backend, Copy]] = {}
 
-    def __init__(self, backend: Backend, pool_pages: int) -> None:
-        self._backend = backend
-        self._jobs: queue.Queue[Copy | None] = queue.Queue(pool_pages + 1)  # one more for the end mark
-        self._results: queue.SimpleQueue[CopyResult] = queue.SimpleQueue()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name=f"copier-{backend.name}", daemon=True)
-        self._thread.start()
+    def submit(self, route: Route, job: Copy) -> None:
+        """Begin a copy; exactly one `CopyResult` follows."""
+        self._running[job.name] = route.backend, job
+        route.backend.start(route.source, job)
 
-    def submit(self, job: Copy) -> None:
-        """Queue a job; exactly one `CopyResult` follows. Jobs are done in order."""
-        self._jobs.put_nowait(job)
+    def cancel(self, pull: int) -> None:
+        """End the copies of a pull early; each is reported when it has stopped."""
+        for backend, job in list(self._running.values()):
+            if job.pull == pull:
+                backend.cancel(job)
 
     def finished(self) -> list[CopyResult]:
-        """The jobs that stopped since the last call."""
-        return [self._results.get() for _ in range(self._results.qsize())]
+        """The copies that stopped since the last call."""
+        results = [result for backend in self._backends.values() for result in backend.poll()]
+        for result in results:
+            del self._running[result.job.name]
+        return [self._judged(result) for result in results]
 
     def close(self, deadline: float) -> bool:
-        """Report waiting jobs as cancelled and end the thread; False if it still copies at `deadline`.
+        """End all backends; False if one still copies at `deadline` (monotonic seconds).
 
-        `deadline` is monotonic seconds. After False the destination must stay mapped.
+        After False the area must stay mapped.
         """
-        self._closing = True
-        self._jobs.put_nowait(None)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        return not self._thread.is_alive()
+        return all([backend.close(deadline) for backend in self._backends.values()])
 
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._results.put(self._do(job))
-        self._backend.close()
-
-    def _do(self, job: Copy) -> CopyResult:
-        started = time.monotonic()
-        moved, error = 0, None
-        try:
-            if self._closing:
-                raise Cancelled("The worker is stopping.")
-            moved = self._backend.copy(job)
-        except EyasError as known:
-            error = known
-        except Exception as defect:  # the thread must outlive it: other jobs wait, pages hang on results
-            error = TransferFailed(f"Copying over {self._backend.name} failed: {defect!r}.")
-        return CopyResult(job, self._backend.name, moved, time.monotonic() - started, error)
+    def _judged(self, result: CopyResult) -> CopyResult:
+        """A proof that came, but with other bytes, proves nothing."""
+        job = result.job
+        if job.proof is None or not result.ok or self._area.checksum(job.dst_pages[0]) == job.proof:
+            return result
+        error = TransferFailed(f"{result.path} brought other bytes than the owner has")
+        return dataclasses.replace(result, error=error)

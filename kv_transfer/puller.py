@@ -242,7 +242,7 @@ class Pull:
             self._actions.append(SendRelease())
 
     def _copy(self, shard: Shard, loan: _Loan, final: int) -> None:
-        source = Shard(shard.rank, shard.pool, shard.pages[loan.copied_to : final])
+        source = Shard(shard.rank, shard.pages[loan.copied_to : final])
         job = Copy(self._number, self._copies, source, loan.pages[loan.copied_to : final])
         self._copies += 1
         loan.running.add(job.number)

@@ -1,59 +1,120 @@
-"""Which backend moves a peer's pages: decided once a peer and epoch, from what is known and not by trying.
+"""Which backend moves a peer's pages: the best that both ends have, proven by a copy before it counts.
 
-It knows files and the configured wish. What a backend does is its own business.
+A proof is a copy like any other, of the peer's proof page. Who makes it, and into which page, is the
+caller's business; so is what it means for a request that no way leads to its pages.
 """
 
 from __future__ import annotations
 
-import enum
-import os
-from dataclasses import dataclass
-from pathlib import Path
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from eyas.common.errors import ConfigError
+from eyas.common.errors import ConfigError, EyasError, TransferFailed
+from eyas.common.pool import PoolInfo, RankPool
+from eyas.common.types import KvKind
+from kv_transfer.backends.base import Backend, Source
+from kv_transfer.backends.table import AUTO
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-class Route(enum.StrEnum):
-    """A backend's name, as timings and metrics show it."""
-
-    SHM = "shm"
-    GRPC = "grpc"
-
-
-def pool_identity(path: str) -> str:
-    """Names one file among those of all hosts; empty if there is none. Equal identities: the same memory.
-
-    (A boot id is of one running kernel; a device and an inode, of one file of its.)
-    """
-    try:
-        info = os.stat(path)
-    except (OSError, ValueError):  # (a name that no file can have)
-        return ""
-    return f"{_BOOT_ID.read_text().strip()}/{info.st_dev}/{info.st_ino}"
+_log = logging.getLogger("eyas.pulls")
 
 
 @dataclass(frozen=True)
+class Route:
+    """One backend's way to one peer's area."""
+
+    backend: Backend
+    source: Source
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The pages of one rank of one worker, as its handshake described them."""
+
+    worker: str
+    group: KvKind
+    rank: int
+    info: PoolInfo
+
+    @property
+    def name(self) -> tuple[str, KvKind, int]:
+        """Without the epoch: a worker that restarts keeps it."""
+        return self.worker, self.group, self.rank
+
+    @property
+    def pool(self) -> RankPool:
+        """Raises TransferFailed for a rank that the handshake did not describe."""
+        for pool in self.info.ranks:
+            if pool.rank == self.rank:
+                return pool
+        raise TransferFailed(f"worker {self.worker} described no {self.group} pages of rank {self.rank}")
+
+
 class Routes:
-    """`transfer`: auto, or the one route that may be taken. `pool_dir`: where pools of this host lie."""
+    """The proven way to each peer. `backends`: by name, the best first. `transfer`: auto, or the one that may
+    be taken.
+    """
 
+    def __init__(self, backends: Mapping[str, Backend], transfer: str) -> None:
+        self._backends = [b for name, b in backends.items() if transfer in (AUTO, name)]
+        self._transfer = transfer
+        self._proven: dict[tuple[str, KvKind, int], tuple[int, Route]] = {}  # by peer: epoch, way
+
+    def known(self, peer: Peer) -> Route | None:
+        """The proven way to this incarnation of the peer."""
+        epoch, route = self._proven.get(peer.name, (None, None))
+        return route if epoch == peer.info.epoch else None
+
+    def search(self, peer: Peer) -> Search:
+        return Search(peer, list(self._backends), self._transfer)
+
+    def prove(self, peer: Peer, route: Route) -> None:
+        """The peer's proof page came this way. What is left of peers that are gone is let go."""
+        if self.known(peer) is None:
+            _log.info("%s KV of worker %s comes by %s", peer.group, peer.worker, route.backend.name)
+        self._proven = {name: (e, r) for name, (e, r) in self._proven.items() if r.source.current}
+        self._proven[peer.name] = peer.info.epoch, route
+
+    def forget(self, peer: Peer) -> None:
+        """A copy failed: the next pull proves a way anew."""
+        self._proven.pop(peer.name, None)
+
+
+@dataclass
+class Search:
+    """The ways to one peer, from the best on."""
+
+    peer: Peer
+    left: list[Backend]
     transfer: str
-    pool_dir: str
+    refusals: dict[str, EyasError] = field(default_factory=dict)
 
-    def choose(self, pool: str, identity: str) -> Route:
-        """For the pool that its owner knows as the file `pool`, with this `identity`.
+    def next(self) -> Route:
+        """The next way that opens, to be proven. Raises what stands in the way if none is left."""
+        exports = self.peer.pool.exports
+        while self.left:
+            backend = self.left.pop(0)
+            try:
+                if backend.name not in exports:
+                    raise ConfigError(f"worker {self.peer.worker} does not offer its KV by {backend.name}")
+                return Route(backend, backend.open(exports[backend.name]))
+            except EyasError as error:
+                self.refuse(backend.name, error)
+        raise self._verdict()
 
-        Raises ConfigError if only shm may be taken and the file is not here.
-        """
-        if self.transfer == Route.GRPC:
-            return Route.GRPC
-        if identity and Path(pool).parent == Path(self.pool_dir) and pool_identity(pool) == identity:
-            return Route.SHM
-        if self.transfer == Route.SHM:
-            raise ConfigError(
-                f"the peer's KV pool {pool} is not a file in {self.pool_dir} of this host, "
-                "and transfer is shm, which allows no other way",
-                param="transfer",
-            )
-        return Route.GRPC
+    def refuse(self, way: str, error: EyasError) -> None:
+        """This way does not lead to the peer's pages: said aloud, for another one will be taken."""
+        self.refusals[way] = error
+        level = logging.INFO if isinstance(error, ConfigError) else logging.WARNING
+        text = "%s KV of worker %s cannot come by %s: %s"
+        _log.log(level, text, self.peer.group, self.peer.worker, way, error.message)
+
+    def _verdict(self) -> EyasError:
+        if self.transfer == AUTO:
+            reasons = "; ".join(f"by {way}: {error.message}" for way, error in self.refusals.items())
+            return TransferFailed(f"no way leads to the pages of worker {self.peer.worker}: {reasons}")
+        (error,) = self.refusals.values()
+        if not isinstance(error, ConfigError):
+            return error
+        only = f"{error.message}, and transfer is {self.transfer}, which allows no other way"
+        return ConfigError(only, param="transfer")

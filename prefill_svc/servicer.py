@@ -1,18 +1,21 @@
-"""`PrefillService`: one server stream is one prompt's life: queued, started, done.
+"""`PrefillService`: one server stream reports on one prompt: it is queued, has started, is done.
 
-It translates; the engine queues, computes and offers the pages. A stream that ends early cancels its prompt.
+It translates messages; the engine queues and computes prompts and offers their pages. A stream that ends
+early cancels its prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import TypeAlias
 
 import grpc
 import msgspec
 
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
+from eyas.common.message import Failure
 from eyas.engine.ipc.client import EngineClient, engine_id
 from eyas.engine.ipc.messages import (
     Admitted,
@@ -28,19 +31,25 @@ from eyas.engine.ipc.messages import (
 from protos import prefill_pb2, prefill_pb2_grpc
 
 SERVICE = "eyas.internal.v1.PrefillService"
-MAX_BUFFERED = 8  # a prompt's life has three events
+MAX_BUFFERED = 8  # events; a prompt has three
+
+Context: TypeAlias = grpc.aio.ServicerContext[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse]
 
 
-class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
+class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[misc]
+    """The service over one engine; the engine stays its owner's."""
+
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
 
     def register(self, server: grpc.aio.Server) -> None:
+        """Adds the service to `server`."""
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
 
     async def Prefill(
-        self, request: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext
+        self, request: prefill_pb2.PrefillRequest, context: Context
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
+        """Admitted, started, done. Raises what the engine refused or failed with; DeadlineExceeded."""
         generation = convert.request_from_pb(request.request, self._engine.context_length)
         deadline = asyncio.get_running_loop().time() + generation.timeout_s
         buffer: StreamBuffer[Event] = StreamBuffer(MAX_BUFFERED, deadline)
@@ -73,6 +82,6 @@ def _to_pb(event: Event) -> prefill_pb2.PrefillResponse:
                 timings=convert.timings_to_pb(timings),
             )
             return prefill_pb2.PrefillResponse(done=done)
-        case Rejected(failure=failure) | Failed(failure=failure) | Stopped(failure=failure):
+        case Rejected(failure=failure) | Failed(failure=failure) | Stopped(failure=Failure() as failure):
             raise failure.error()
-    raise TypeError(f"a prompt's stream got {type(event).__name__}")
+    raise TypeError(f"the stream of a prompt cannot carry {type(event).__name__}")

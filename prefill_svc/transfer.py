@@ -1,4 +1,4 @@
-"""`TransferService`: what pullers of this worker's pages are told, and bytes for those who share no memory.
+"""`TransferService`: tells pullers which pages of this worker are ready, and sends bytes to remote ones.
 
 Leases are the engine's; this relays. It reads the engine's pools and never judges whether a read was in time.
 """
@@ -6,43 +6,51 @@ Leases are the engine's; this relays. It reads the engine's pools and never judg
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import grpc
 
 from eyas.common import chunk, convert
 from eyas.common.buffer import StreamBuffer
-from eyas.common.errors import InvalidRequest, NotFound, TransferFailed, from_code
+from eyas.common.errors import InvalidRequest, NotFound, TransferFailed, Unavailable
+from eyas.common.message import Failure
+from eyas.common.pool import PoolInfo
 from eyas.common.types import KvHandle, KvKind
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Event, Release, Released, Stopped, WatchClosed, WatchOpened, WatchUpdate
-from kv_transfer.backends.base import Pages
-from kv_transfer.backends.shm import map_pool
+from eyas.engine.ipc.messages import Ready, Stopped
+from eyas.engine.ipc.transfer_messages import Release, Released, WatchClosed, WatchOpened, WatchUpdate
+from kv_transfer.area import Pages
+from kv_transfer.backends.shm import map_file
 from kv_transfer.backends.stream import chunks
-from kv_transfer.layout import Geometry
-from kv_transfer.route import pool_identity
 from protos import transfer_pb2, transfer_pb2_grpc
 
 SERVICE = "eyas.internal.v1.TransferService"
-MAX_BUFFERED = 1024  # updates; one a prefill step
+MAX_BUFFERED = 1024  # updates; one per prefill step
 RELEASE_S = 4.0
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True)
 class _Watch:
+    """An open Watch: the handle as it was offered, and the attempt that reads it."""
+
     handle: KvHandle
     attempt: int
 
 
-class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
+class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: ignore[misc]
+    """The service over one engine and its pools; both stay the engine's."""
+
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
-        self._watches: dict[int, _Watch] = {}  # accepted by the engine and not released, by stream number
+        self._watches: dict[int, _Watch] = {}  # by stream number: accepted by the engine, not released
         self._pools: dict[KvKind, Pages] = {}  # mapped when the first puller needs it
 
     def register(self, server: grpc.aio.Server) -> None:
+        """Adds the service to `server`."""
         transfer_pb2_grpc.add_TransferServiceServicer_to_server(self, server)
         fetch = grpc.unary_stream_rpc_method_handler(
             self.Fetch, transfer_pb2.FetchRequest.FromString, chunk.encode
@@ -50,40 +58,34 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
         server.add_registered_method_handlers(SERVICE, {"Fetch": fetch})  # in place of the generated one
 
     async def Handshake(
-        self, request: transfer_pb2.HandshakeRequest, context: grpc.aio.ServicerContext
+        self, request: transfer_pb2.HandshakeRequest, context: Context
     ) -> transfer_pb2.HandshakeResponse:
-        """What this worker's pages of a group mean, for the puller to compare with its own."""
-        self._engine.check()
-        ready = self._engine.ready
-        group = convert.group_from_pb(request.group)
-        if group not in ready.layout_hashes:
-            raise NotFound(f"this worker has no pages of the {group} group", param="group")
-        return transfer_pb2.HandshakeResponse(
-            layout_hash=ready.layout_hashes[group],
-            epoch=ready.epoch,
-            geometry=self._geometry(group),
-            pool_identity=pool_identity(ready.pools[group]) if group in ready.pools else "",
-        )
+        """The layout hash and geometry of a group's pages, for the puller to compare with its own.
+
+        Raises NotFound if this worker has no such pages, Unavailable while its engine cannot serve.
+        """
+        return convert.pool_to_pb(self._info(convert.group_from_pb(request.group)))
 
     async def Watch(
-        self, request: transfer_pb2.WatchRequest, context: grpc.aio.ServicerContext
+        self, request: transfer_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[transfer_pb2.WatchResponse]:
-        """Stays open after `done`: the lease lives as long as the puller listens."""
+        """What becomes readable of the handle; its lease is renewed while the stream is open.
+
+        The stream stays open after `done`. It ends after `failed`, or raises what the engine stopped with.
+        """
         watch = _Watch(convert.handle_from_pb(request.handle), request.attempt)
-        buffer: StreamBuffer[Event] = StreamBuffer(MAX_BUFFERED)
+        buffer: StreamBuffer[WatchUpdate | Stopped] = StreamBuffer(MAX_BUFFERED)
         number = self._engine.open(buffer.put)
         self._engine.send(WatchOpened(number, watch.handle, watch.attempt))
         accepted = False
         try:
             while True:
-                event = await buffer.get()
-                if isinstance(event, Stopped):
-                    raise from_code(event.failure.code, event.failure.message)
-                if event.failure is None and not accepted:
+                update = _alive(await buffer.get())
+                if update.failure is None and not accepted:
                     accepted, self._watches[number] = True, watch
-                for message in _to_pb(event):
+                for message in _to_pb(update):
                     yield message
-                if event.failure is not None:
+                if update.failure is not None:
                     return
         finally:
             self._watches.pop(number, None)
@@ -91,11 +93,12 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
             self._engine.send(WatchClosed(number))
 
     async def Release(
-        self, request: transfer_pb2.ReleaseRequest, context: grpc.aio.ServicerContext
+        self, request: transfer_pb2.ReleaseRequest, context: Context
     ) -> transfer_pb2.ReleaseResponse:
+        """Whether the lease never lapsed. Raises DeadlineExceeded if the engine does not answer in time."""
         self._forget(request)
         deadline = asyncio.get_running_loop().time() + RELEASE_S
-        buffer: StreamBuffer[Event] = StreamBuffer(2, deadline)
+        buffer: StreamBuffer[Released | Stopped] = StreamBuffer(2, deadline)
         number = self._engine.open(buffer.put)
         try:
             self._engine.send(Release(number, request.id, request.epoch, request.attempt))
@@ -104,14 +107,18 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
             self._engine.close(number)
         return transfer_pb2.ReleaseResponse(valid=isinstance(event, Released) and event.valid)
 
-    async def Fetch(
-        self, request: transfer_pb2.FetchRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[bytes]:
-        """Pages of a handle that is being watched, as they are now; Release says what that was worth.
+    async def Fetch(self, request: transfer_pb2.FetchRequest, context: Context) -> AsyncIterator[bytes]:
+        """Pages of a handle with an open Watch, as they are now; Release says whether they may be used.
 
-        None is read once the Watch has ended or a Release has come: it may hold another request's KV by then.
+        No page is read after the Watch has ended or a Release has come: it may hold another request's KV.
+        The proof page needs no handle. Raises InvalidRequest for pages that the handle does not name,
+        TransferFailed without a Watch.
         """
-        self._engine.check()
+        self._ready()
+        if request.id == 0:
+            for data in self._proof(request):
+                yield data
+            return
         handle = self._watched(request)
         offered = {page for shard in handle.shards for page in shard.pages}
         if len(request.pages) > len(offered) or not offered.issuperset(request.pages):
@@ -121,8 +128,14 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
             yield data
             self._watched(request)
 
+    def _ready(self) -> Ready:
+        """What the engine serves. Raises Unavailable while it cannot."""
+        self._engine.check()
+        assert self._engine.ready is not None
+        return self._engine.ready
+
     def _forget(self, release: transfer_pb2.ReleaseRequest) -> None:
-        """Before the engine hears of it, which may write to the pages at once."""
+        """Called before the engine hears of the release: from then on it may write to the pages."""
         for number, watch in list(self._watches.items()):
             named = (watch.handle.id, watch.handle.epoch) == (release.id, release.epoch)
             if named and watch.attempt <= release.attempt:
@@ -137,17 +150,34 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):
                 return handle
         raise TransferFailed(f"no Watch of handle {request.id} by attempt {request.attempt} is open here")
 
+    def _proof(self, request: transfer_pb2.FetchRequest) -> Iterator[bytes]:
+        group = convert.group_from_pb(request.group)
+        info = self._info(group)
+        if (request.epoch, *request.pages) != (info.epoch, info.geometry.pages):
+            raise InvalidRequest("pages without a handle may be the proof page only", param="pages")
+        return chunks(self._pool(group), request.pages)
+
     def _pool(self, group: KvKind) -> Pages:
         if group not in self._pools:
-            pools = self._engine.ready.pools
-            if group not in pools:
-                raise NotFound(f"this worker has no pool of the {group} group in a file", param="group")
-            geometry = Geometry.from_json(self._geometry(group))
-            self._pools[group] = map_pool(pools[group], geometry.page_bytes).pages
+            path = self._ready().files[group]
+            self._pools[group] = map_file(path, self._info(group).geometry.page_bytes).pages
         return self._pools[group]
 
-    def _geometry(self, group: KvKind) -> str:
-        return json.dumps(json.loads(self._engine.ready.geometry)[group])
+    def _info(self, group: KvKind) -> PoolInfo:
+        pools = self._ready().pools
+        if group not in pools:
+            raise NotFound(f"this worker has no pages of the {group} group", param="group")
+        return pools[group]
+
+
+def _alive(event: WatchUpdate | Stopped) -> WatchUpdate:
+    """The update. Raises what the engine stopped with."""
+    match event:
+        case WatchUpdate():
+            return event
+        case Stopped(failure=Failure() as failure):
+            raise failure.error()
+    raise Unavailable("the engine has left")
 
 
 def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchResponse]:
@@ -160,7 +190,6 @@ def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchResponse]:
         done = transfer_pb2.WatchDone(choices=choices, last_feature=update.last_feature)
         messages.append(transfer_pb2.WatchResponse(done=done))
     if update.failure is not None:
-        error = from_code(update.failure.code, update.failure.message)
-        failed = transfer_pb2.WatchFailed(status=convert.error_to_pb(error))
+        failed = transfer_pb2.WatchFailed(status=convert.error_to_pb(update.failure.error()))
         messages.append(transfer_pb2.WatchResponse(failed=failed))
     return messages

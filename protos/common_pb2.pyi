@@ -176,14 +176,12 @@ class FirstToken(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[_Union[TokenLogprob, _Mapping]] = ..., finish: _Optional[_Union[Finish, str]] = ..., prompt: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Shard(_message.Message):
-    __slots__ = ("rank", "pool", "pages")
+    __slots__ = ("rank", "pages")
     RANK_FIELD_NUMBER: _ClassVar[int]
-    POOL_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     rank: int
-    pool: str
     pages: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rank: _Optional[int] = ..., pool: _Optional[str] = ..., pages: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KvHandle(_message.Message):
     __slots__ = ("worker", "epoch", "attention_rank", "id", "group", "layout", "tokens", "shards")

@@ -16,16 +16,57 @@ class HandshakeRequest(_message.Message):
     def __init__(self, group: _Optional[_Union[_common_pb2.KvKind, str]] = ..., layout_hash: _Optional[str] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
-    __slots__ = ("layout_hash", "epoch", "geometry", "pool_identity")
+    __slots__ = ("layout_hash", "epoch", "geometry", "ranks")
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GEOMETRY_FIELD_NUMBER: _ClassVar[int]
-    POOL_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     layout_hash: str
     epoch: int
-    geometry: str
-    pool_identity: str
-    def __init__(self, layout_hash: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[str] = ..., pool_identity: _Optional[str] = ...) -> None: ...
+    geometry: Geometry
+    ranks: _containers.RepeatedCompositeFieldContainer[RankPool]
+    def __init__(self, layout_hash: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[_Union[Geometry, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankPool, _Mapping]]] = ...) -> None: ...
+
+class Geometry(_message.Message):
+    __slots__ = ("pages", "page_size", "layers", "kv_heads", "head_dim", "dtype")
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    pages: int
+    page_size: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    def __init__(self, pages: _Optional[int] = ..., page_size: _Optional[int] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
+
+class RankPool(_message.Message):
+    __slots__ = ("rank", "checksum", "exports")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    EXPORTS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    checksum: int
+    exports: _containers.RepeatedCompositeFieldContainer[PoolExport]
+    def __init__(self, rank: _Optional[int] = ..., checksum: _Optional[int] = ..., exports: _Optional[_Iterable[_Union[PoolExport, _Mapping]]] = ...) -> None: ...
+
+class PoolExport(_message.Message):
+    __slots__ = ("backend", "fields")
+    class FieldsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    backend: str
+    fields: _containers.ScalarMap[str, bytes]
+    def __init__(self, backend: _Optional[str] = ..., fields: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("handle", "attempt")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 if "PYTEST_XDIST_WORKER" in os.environ:  # torch is not imported yet; what a test starts inherits it
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+settings.register_profile("busy", deadline=None)  # neighbours may make any example slow
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="module")

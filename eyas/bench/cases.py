@@ -14,8 +14,8 @@ from eyas.common.errors import ConfigError
 
 DEFAULT_CASES = ("chat1", "chat8", "bs1", "bs8")
 CLOSED = {"bs1": (1, 256, 512, 2), "bs8": (8, 256, 512, 8), "bs32": (32, 256, 512, 32)}
-POISSON = {"s1k": 1024, "s8k": 8192}  # longest prompt; 200 requests, 16 a second, answers up to 1024
-POISSON_RATE = 16.0
+POISSON = {"s1k": 1024, "s8k": 8192}  # longest prompt
+POISSON_RATE = 16.0  # requests per second
 OPEN_REQUESTS = 200
 LONGEST_ANSWER = 1024
 FEWEST_CHATS = 32
@@ -41,7 +41,7 @@ CHATS = (
 
 @dataclass(frozen=True)
 class Job:
-    """One request. `prompt`: token ids (always answered to `max_tokens`), or the text of one chat turn."""
+    """One request. `prompt`: token ids (always answered to `max_tokens`), or a chat's user message."""
 
     prompt: tuple[int, ...] | str
     max_tokens: int
@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Case:
-    """A named set of jobs: at most `concurrency` at once, and (open loop) started `rate` a second."""
+    """A named set of jobs, at most `concurrency` at once; `rate`: Poisson arrivals per second, if any."""
 
     name: str
     jobs: tuple[Job, ...]

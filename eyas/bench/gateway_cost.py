@@ -1,9 +1,9 @@
 """What the gateway's HTTP front costs by itself: CPU time per request and per token.
 
 A gateway process (`python -m eyas.bench.gateway_cost PORT GRPC_PORT`) serves a backend that answers at
-once; the client asks it for short and long answers and reads the process's CPU clock. The slope is the cost
-of a token: its entry, detokenization, stop strings, JSON, one server-sent event. The streams to workers are
-not in it.
+once; the client asks for short and long answers and reads the process's CPU clock. The difference is the cost
+per token: its entry, detokenization, stop strings, JSON, one server-sent event. Streams to workers are not
+included.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from eyas.common.types import Entry, Finish, GenerationRequest, Role, WorkerInfo
 from eyas.worker.child import Child
 from eyas.worker.gateway_main import fronts
 from eyas.worker.ports import free_ports
-from gateway.backend import Health
+from gateway.backend import BackendHealth, GenerationBackend, GenerationStream
 from gateway.metrics import GatewayMetrics
 from gateway.router import Candidate
 from gateway.tokenizer import Tokenizer
@@ -38,8 +38,8 @@ SHORT, LONG = 1, 201  # tokens
 START_S = 30.0
 
 
-class Instant:
-    """A `Backend` that knows every answer: token 100, as often as asked, one entry at a time."""
+class InstantBackend(GenerationBackend):
+    """Answers every request at once with `max_tokens` times token 100, one per entry."""
 
     def __init__(self, vocab_size: int) -> None:
         self._worker = WorkerInfo("instant", tuple(Role), 1, "instant", "instant", "", 1 << 20, vocab_size, 1)
@@ -53,12 +53,12 @@ class Instant:
     def links(self) -> list[Candidate]:
         return [Candidate(self._worker)]
 
-    def health(self) -> Health:
-        return Health()
+    def health(self) -> BackendHealth:
+        return BackendHealth()
 
 
-class InstantStream:
-    """One answer of `Instant`."""
+class InstantStream(GenerationStream):
+    """One answer of `InstantBackend`."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
@@ -68,7 +68,7 @@ class InstantStream:
         for index in range(last + 1):
             finish = Finish.LENGTH if index == last else None
             yield Entry(self._request.id, 1, 0, index, (100,), finish=finish)
-            await asyncio.sleep(0)  # every entry its own turn of the loop, as from a socket
+            await asyncio.sleep(0)  # one entry per iteration of the event loop, as from a socket
 
     async def cancel(self, choice: int | None = None) -> None:
         pass
@@ -110,7 +110,7 @@ async def _cpu_s(process: psutil.Process, target: Target, tokens: int) -> float:
     before = process.cpu_times()
     result = await run_case(target, case)
     after = process.cpu_times()
-    if failed := [answer.error for answer in result.answers if answer.error]:
+    if failed := [answer.error for answer in result.requests if answer.error]:
         raise EyasError(f"the gateway failed {len(failed)} of {REQUESTS} requests: {failed[0]}")
     return float(after.user + after.system - before.user - before.system)
 
@@ -132,7 +132,7 @@ async def _serve(port: int, grpc_port: int) -> None:
     config = dataclasses.replace(GatewayConfig(), port=port, grpc_port=grpc_port)
     tokenizer = Tokenizer.load(config.model)
     metrics = GatewayMetrics(CollectorRegistry())
-    async with fronts(config, Instant(vocab_size=4096), tokenizer, metrics):
+    async with fronts(config, InstantBackend(vocab_size=4096), tokenizer, metrics):
         await asyncio.Event().wait()
 
 

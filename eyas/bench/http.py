@@ -1,6 +1,6 @@
-"""A small HTTP/1.1 client for JSON and server-sent events, so that the client costs little beside the server.
+"""A small HTTP/1.1 client for JSON and server-sent events, which costs little CPU beside the server.
 
-It knows chunked bodies and `data:` lines. It speaks plain http to one address and keeps no connection.
+It knows chunked bodies and `data:` lines. It opens a connection per request, and refuses to know TLS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Server:
-    """Where requests go. `url` is like http://127.0.0.1:8000."""
+    """The server that is measured. `url` is like http://127.0.0.1:8000."""
 
     url: str
     api_key: str | None = None
@@ -33,7 +33,10 @@ class Server:
             return b"".join([part async for part in self._body("GET", path, None)])
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[Any]:
-        """The JSON of every `data:` line of a streamed POST, up to [DONE]. Raises EyasError likewise."""
+        """The JSON of every `data:` line of a streamed POST, up to [DONE].
+
+        Raises EyasError if the status is not 200, Unavailable if the connection breaks.
+        """
         rest = b""
         async with asyncio.timeout(TIMEOUT_S):
             async for part in self._body("POST", path, body):

@@ -1,7 +1,8 @@
-"""Sends a case to a server and says how it went.
+"""Sends a case to a server and measures the answers.
 
 Times are the client's: time to first token (TTFT) from just before the connection opens, time per output
-token (TPOT) as (last - first) / (tokens - 1). Tokens are counted by the server's own usage block.
+token (TPOT) as (last - first) / (tokens - 1). Token counts come from the server's usage. It refuses to know
+which server it measures.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Target:
 
 
 @dataclass
-class Answer:
-    """What one request measured, in seconds and tokens; `error` is empty if it succeeded."""
+class Measurement:
+    """One request's times (since its start) and token counts; `error` is empty if it succeeded."""
 
     prompt_tokens: int = 0
     tokens: int = 0
@@ -40,21 +41,22 @@ class Answer:
 
     @property
     def tpot_s(self) -> float:
+        """Seconds per output token after the first; needs two tokens."""
         return (self.last_s - self.ttft_s) / (self.tokens - 1)
 
 
 @dataclass
 class Result:
-    """One case's answers and how long all of them took together."""
+    """One case: a measurement per request, and the seconds that all of them took together."""
 
     case: str
     seconds: float
-    answers: list[Answer] = field(default_factory=list)
+    requests: list[Measurement] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
-        """One flat JSON object: counts, tokens a second, percentiles in milliseconds."""
-        good = [a for a in self.answers if not a.error]
-        bad = [a for a in self.answers if a.error]
+        """One flat JSON object: counts, tokens per second, percentiles in milliseconds."""
+        good = [a for a in self.requests if not a.error]
+        bad = [a for a in self.requests if a.error]
         out: dict[str, Any] = {"case": self.case, "ok": len(good), "failed": len(bad)}
         out["seconds"] = round(self.seconds, 2)
         out["in_tok_s"] = round(sum(a.prompt_tokens for a in good) / self.seconds, 1)
@@ -79,11 +81,11 @@ def _percentile(seconds: list[float], share: float) -> float | None:
 
 
 async def run_case(target: Target, case: Case, seed: int = 1) -> Result:
-    """Every job of `case`, in order; a request that fails is counted, never raised."""
+    """Runs every job of `case`, in order. A failed request is counted; nothing is raised."""
     places = asyncio.Semaphore(case.concurrency)
     arrivals = random.Random(seed)
 
-    async def one(job: Job) -> Answer:
+    async def one(job: Job) -> Measurement:
         async with places:
             return await ask(target, job)
 
@@ -97,9 +99,9 @@ async def run_case(target: Target, case: Case, seed: int = 1) -> Result:
     return Result(case.name, time.perf_counter() - began, [task.result() for task in tasks])
 
 
-async def ask(target: Target, job: Job) -> Answer:
-    """One streamed request."""
-    answer = Answer()
+async def ask(target: Target, job: Job) -> Measurement:
+    """Measures one streamed request."""
+    answer = Measurement()
     path, body = _request(target, job)
     began = time.perf_counter()
     try:
@@ -119,7 +121,7 @@ async def ask(target: Target, job: Job) -> Answer:
 
 
 def _carries_token(choice: dict[str, Any]) -> bool:
-    """A completion's chunk always does (its text may still be half a character); a chat opens with a role."""
+    """Whether a chunk carries tokens: a completion's always does, a chat's first one has only a role."""
     return "text" in choice or bool(choice.get("delta", {}).get("content"))
 
 
@@ -139,7 +141,7 @@ def _request(target: Target, job: Job) -> tuple[str, dict[str, Any]]:
     return "/v1/completions", {**body, "prompt": list(job.prompt), "ignore_eos": True}
 
 
-def _count(answer: Answer, usage: dict[str, Any]) -> None:
+def _count(answer: Measurement, usage: dict[str, Any]) -> None:
     details = usage.get("completion_tokens_details") or {}
     answer.prompt_tokens = usage.get("prompt_tokens", 0)
     answer.tokens = usage.get("completion_tokens", 0)

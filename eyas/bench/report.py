@@ -1,4 +1,4 @@
-"""Figures as a person reads them."""
+"""Measurements as a table for people. It knows columns, and refuses to know how anything was measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = (
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A plain-text table of `Result.figures`, one line a case."""
+    """A plain-text table of `Result.figures`, one line per case."""
     cells = [[title for title, _ in COLUMNS]]
     cells += [["-" if row.get(key) is None else str(row[key]) for _, key in COLUMNS] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]

@@ -1,9 +1,9 @@
-"""Folders for `--load-format dummy`: a known model's sizes, and a tokenizer that is made up here.
+"""Writes folders for `--load-format dummy`: a known model's sizes, and an invented tokenizer.
 
     python -m eyas.bench.shapes llama-3.1-8b DIR [--head DIR]
 
 Speed depends on sizes alone, so a server is measured without a download. The tokenizer has as many entries as
-the model; its words mean nothing.
+the model; its words mean nothing. This module knows files, and refuses to know weights.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ CHAT_TEMPLATE = (
     f"{START_HEADER}assistant{END_HEADER}\n\n"
     "{% endif %}"
 )
-SPACE = "Ġ"  # how byte-level tokens spell it
+SPACE = "Ġ"  # as byte-level tokens write it
 SYLLABLES = list(itertools.product("bcdfghjklmnpqrstvwxyz", "aeiou"))
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """Sizes of a Llama and of its EAGLE-3 head, which is one of its layers over twice the width."""
 
     hidden: int
@@ -55,14 +55,14 @@ class Shape:
 
 
 SHAPES = {
-    "llama-3.1-8b": Shape(hidden=4096, intermediate=14336, layers=32, heads=32, kv_heads=8),
-    "llama-3.1-70b": Shape(hidden=8192, intermediate=28672, layers=80, heads=64, kv_heads=8),
-    "tiny": Shape(64, 128, 8, 4, 2, head_dim=16, vocab=2048, draft_vocab=512, context=1024),  # for a CPU
+    "llama-3.1-8b": ModelShape(hidden=4096, intermediate=14336, layers=32, heads=32, kv_heads=8),
+    "llama-3.1-70b": ModelShape(hidden=8192, intermediate=28672, layers=80, heads=64, kv_heads=8),
+    "tiny": ModelShape(64, 128, 8, 4, 2, head_dim=16, vocab=2048, draft_vocab=512, context=1024),  # for a CPU
 }
 
 
-def write_model(shape: Shape, folder: Path) -> None:
-    """config.json, generation_config.json, tokenizer.json and tokenizer_config.json."""
+def write_model(shape: ModelShape, folder: Path) -> None:
+    """Writes config.json, generation_config.json, tokenizer.json and tokenizer_config.json."""
     tokenizer = invented_tokenizer(shape.vocab)
     begin, *ends = (tokenizer.token_to_id(name) for name in (BEGIN, END, END_OF_TURN))
     ids = {"bos_token_id": begin, "eos_token_id": ends}
@@ -77,8 +77,8 @@ def write_model(shape: Shape, folder: Path) -> None:
     )
 
 
-def write_head(shape: Shape, folder: Path) -> None:
-    """config.json of an EAGLE-3 head for the model of this shape."""
+def write_head(shape: ModelShape, folder: Path) -> None:
+    """Writes config.json of an EAGLE-3 head for the model of this shape."""
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(shape, "LlamaForCausalLMEagle3", layers=1)
     _write_json(folder / "config.json", config | {"draft_vocab_size": shape.draft_vocab})
@@ -100,7 +100,7 @@ def invented_tokenizer(size: int) -> Tokenizer:
 
 
 def invented_merges() -> Iterator[tuple[str, str]]:
-    """Without end: letters into syllables, then a space and ever more syllables into words."""
+    """Endless merges: letters into syllables, then a space and more and more syllables into words."""
     yield from SYLLABLES
     words = [SPACE]
     while True:
@@ -109,7 +109,7 @@ def invented_merges() -> Iterator[tuple[str, str]]:
         words = ["".join(pair) for pair in pairs]
 
 
-def _config(shape: Shape, architecture: str, layers: int) -> dict[str, Any]:
+def _config(shape: ModelShape, architecture: str, layers: int) -> dict[str, Any]:
     return {
         "architectures": [architecture],
         "model_type": "llama",
@@ -143,6 +143,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m eyas.bench.shapes", description=__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path, help="the model's")

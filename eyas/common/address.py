@@ -1,4 +1,4 @@
-"""Addresses as text: HOST:PORT, an IPv6 host in brackets. Nothing is resolved or dialled here."""
+"""Addresses as text: HOST:PORT, an IPv6 host in brackets. It refuses to resolve or dial them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _ADDRESS = re.compile(rf"(?:{_HOST}):([0-9]{{1,5}})")
 
 
 def join(host: str, port: int) -> str:
-    """The address of a port of a host; `host` may be an IPv6 address with or without brackets."""
+    """HOST:PORT. `host` may be an IPv6 address with or without brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def is_address(text: str) -> bool:
-    """Whether `text` is HOST:PORT, and no other kind of target that gRPC would dial (unix:..., dns://...)."""
+    """Whether `text` is HOST:PORT and no other target that gRPC would dial (unix:..., dns://...)."""
     match = _ADDRESS.fullmatch(text)
     return match is not None and 0 < int(match[1]) <= 65535
 
 
 def is_host(text: str) -> bool:
-    """Whether `text` is a name or an IP address that others can dial: 0.0.0.0 and :: are none."""
+    """Whether `text` is a name or an IP address that a client can dial, which 0.0.0.0 and :: are not."""
     return is_address(join(text, 1)) and not is_unspecified(text)
 
 
 def is_unspecified(host: str) -> bool:
-    """Whether `host` means all addresses of a machine: a server listens there, no client can dial it."""
+    """Whether `host` means all addresses of a machine: a server can listen there, no client can dial it."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_unspecified
     except ValueError:

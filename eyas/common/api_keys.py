@@ -1,7 +1,7 @@
 """Where API keys come from, and how a process hands them to its child: never as an argument.
 
-Arguments are everybody's to read on a machine; a process's environment and its files are not. It refuses to
-know what a key opens.
+Every user of a machine can read a process's arguments, but not its environment and its files. This module
+refuses to know what a key permits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def from_environment() -> tuple[str, ...]:
 
 
 def environment(keys: Sequence[str]) -> dict[str, str]:
-    """This process's environment for a child that shall have `keys`, and no others."""
+    """This process's environment for a child that gets `keys` and no others."""
     left = {name: value for name, value in os.environ.items() if name != VARIABLE}
     return left | ({VARIABLE: "\n".join(keys)} if keys else {})
 
@@ -37,17 +37,19 @@ def from_file(path: str) -> tuple[str, ...]:
 
 
 def parse(text: str, source: str) -> tuple[str, ...]:
-    """The keys in `text`, one per line; empty lines and those that begin with # say nothing.
+    """The keys in `text`, one per line; empty lines and lines that begin with # are skipped.
 
-    Raises ConfigError naming `source` if there is none, or for one that no HTTP header could carry.
+    Raises ConfigError, naming `source`, if there is no key or one that an HTTP header cannot carry.
     """
     flag = source.removeprefix("--")
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
     keys = {line: number for number, line in lines if line and not line.startswith("#")}
     if not keys:
-        raise ConfigError(f"{source}: there is no key in it (what begins with # is none)", param=flag)
+        raise ConfigError(
+            f"{source}: there is no key in it (lines that begin with # do not count)", param=flag
+        )
     for key, number in keys.items():
         if not (key.isascii() and key.isprintable() and " " not in key):
-            problem = f"line {number} is no key: it must be printable ASCII without spaces"
+            problem = f"line {number} is not a key: a key is printable ASCII without spaces"
             raise ConfigError(f"{source}: {problem}", param=flag)
     return tuple(keys)

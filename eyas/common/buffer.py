@@ -1,4 +1,4 @@
-"""The bounded buffer of one outgoing stream: a dispatcher fills it without waiting, the stream drains it."""
+"""The bounded buffer of one outgoing stream: a dispatcher fills it without waiting, the stream empties it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class StreamBuffer(Generic[T]):
-    """At most `limit` items. One more ends the stream with Overloaded: a slow reader harms only itself.
+    """Holds at most `limit` items. One more ends the stream with Overloaded: a slow reader harms only itself.
 
-    Use within one event loop. `deadline` (loop time, seconds) ends the stream with DeadlineExceeded.
+    For use within one event loop. `deadline` (loop time, seconds) ends the stream with DeadlineExceeded.
     """
 
     def __init__(self, limit: int, deadline: float | None = None) -> None:
@@ -25,6 +25,7 @@ class StreamBuffer(Generic[T]):
         self._filled = asyncio.Event()
 
     def put(self, item: T) -> None:
+        """Adds an item. Ends the stream if it is full; does nothing after the end."""
         if self._error is not None:
             return
         if len(self._items) >= self._limit:
@@ -35,12 +36,12 @@ class StreamBuffer(Generic[T]):
         self._filled.set()
 
     def end(self, error: Exception) -> None:
-        """What is buffered is still delivered; then `get` raises `error`."""
+        """Ends the stream: `get` gives what is buffered, then raises the first `error`."""
         self._error = self._error or error
         self._filled.set()
 
     async def get(self) -> T:
-        """The next item. Raises the error that ended the stream, or DeadlineExceeded."""
+        """The next item, once there is one. Raises the error that ended the stream, or DeadlineExceeded."""
         try:
             async with asyncio.timeout_at(self._deadline):
                 while not self._items:

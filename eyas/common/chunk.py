@@ -1,6 +1,6 @@
-"""`FetchResponse` on the wire, written and read by hand: protobuf would copy every byte twice more.
+"""`FetchResponse`, encoded and decoded by hand: protobuf would copy every byte twice more at each end.
 
-It is the message of protos/transfer.proto to the bit; any gRPC client can read it.
+The bytes are those of the message in protos/transfer.proto; any gRPC client can read them.
 """
 
 from __future__ import annotations

@@ -133,6 +133,7 @@ class DecodeSessionClient:
         self._worker = worker
 
     def open(self) -> DecodeSession:
+        """Opens a Session. It connects in the background; the caller closes it."""
         return DecodeSession(self._stub, self._worker)
 
 
@@ -178,7 +179,7 @@ class InfoClient:
         self._stub = worker_pb2_grpc.WorkerServiceStub(channel)
 
     async def info(self, timeout_s: float) -> WorkerInfo:
-        """Raises EyasError: Unavailable if nobody answers there, DeadlineExceeded if it takes too long."""
+        """Raises EyasError: Unavailable if no worker answers there, DeadlineExceeded if it takes too long."""
         try:
             reply = await self._stub.Info(worker_pb2.InfoRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:

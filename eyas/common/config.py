@@ -1,7 +1,7 @@
-"""Configuration: frozen dataclasses, one per process kind, with every "auto" resolved before freezing.
+"""Configuration: frozen dataclasses, one per kind of process, with every "auto" resolved before freezing.
 
-The command line's defaults are read from here. The environment says nothing but API keys
-(`eyas.common.api_keys`), and an unknown key is an error because dataclasses refuse it. The defaults of
+The command line takes its defaults from here. The environment is read for API keys alone
+(`eyas.common.api_keys`). An unknown key is an error, because dataclasses refuse it. The defaults of
 `EngineConfig` are those of a CPU; `resolve_engine` knows those of a GPU.
 """
 
@@ -23,21 +23,17 @@ NANO = ASSETS / "nano"
 NANO_HEAD = ASSETS / "nano-eagle3"
 
 
-MOST_STEPS, MOST_TOPK, MOST_NODES = (
-    32,
-    32,
-    256,
-)  # of a round: steps, rows of each, nodes verified
-MOST_ROWS = 256  # steps times topk: what a drafter computes for one sequence in a round
+MOST_STEPS, MOST_TOPK, MOST_NODES = 32, 32, 256  # per round: steps, rows per step, nodes verified
+MOST_ROWS = 256  # steps times topk: the rows that a drafter computes for one sequence per round
 
 
 @dataclass(frozen=True)
 class SpeculationConfig:
     """How far a drafter looks ahead: a chain of `steps`, or (topk > 1) a tree of `draft_tokens` nodes.
 
-    `draft_tokens` counts the root; a chain needs steps + 1. `synthetic_rates`: for each of `steps` drafts in
-    a row, the chance that it counts as accepted if those before it were, whatever the models say
-    (benchmarks); (): the models say.
+    `draft_tokens` counts the root; a chain needs steps + 1. `synthetic_rates`, for benchmarks: per step, the
+    chance that a draft counts as accepted once those before it were, whatever the model computes; (): the
+    model decides.
     """
 
     steps: int = 5
@@ -47,12 +43,12 @@ class SpeculationConfig:
 
     @property
     def width(self) -> int:
-        """Rows of a round of one sequence: the root and every draft."""
+        """Rows of one sequence's round: the root and every draft."""
         return self.draft_tokens if self.topk > 1 else self.steps + 1
 
     @property
     def most_draft_tokens(self) -> int:
-        """The root and all candidates: topk of the first step, topk for each of topk nodes of the others."""
+        """The root and all candidates: topk of the first step, topk² of each later one."""
         return 1 + self.topk + (self.steps - 1) * self.topk**2
 
 
@@ -71,14 +67,14 @@ class EngineConfig:
     attention_backend: str = "torch"  # of decode and verify rows: "torch" or "triton"
     prefill_attention_backend: str = "torch"  # of prompts: the same, or beside triton "flashinfer"
     threads: int = 1
-    page_size: int = 16  # rows a page
+    page_size: int = 16  # rows per page
     num_pages: int | None = 2048  # None: what mem_fraction_static leaves beside the weights
     mem_fraction_static: float = 0.88  # of the device's memory, for weights and KV pages
     pool_dir: str = "/dev/shm"
     context_length: int | None = None  # tokens; None: the model's
     max_running: int = 64  # sequences in a step (slots)
     max_waiting: int = 256  # requests queued; one more is refused with 429
-    chunk_tokens: int = 256  # rows at most of a step with prompts (on a CPU of prompts alone)
+    chunk_tokens: int = 256  # the most rows of a step with prompts (on a CPU: of its prompt rows)
     mixed_tokens: int = 0  # rows of a step with prompts and decode rows; 0: chunk_tokens
     cuda_graph_max_bs: int = 0  # the largest batch with a CUDA graph; 0: no graphs
     cuda_graph_bs: tuple[int, ...] = ()  # the batches with a graph; (): the engine's choice up to the largest
@@ -110,13 +106,13 @@ GPU_DEFAULTS = EngineConfig(device="cuda", **_ON_GPU)  # type: ignore[arg-type]
 
 
 def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
-    """The configuration of an engine on `device` whose fields are as `asked`.
+    """The configuration of an engine on `device` with the fields in `asked`.
 
-    What depends on the device is its to choose where it is not named, None or "auto". Raises ConfigError,
-    naming the flag, for what the device cannot do.
+    A field whose default depends on the device gets that default if it is absent, None or "auto". Raises
+    ConfigError, naming the flag, for what the device cannot do.
     """
     defaults = EngineConfig() if device == "cpu" else GPU_DEFAULTS
-    if asked.get("attention_backend") == "torch":  # which attends prompts as well
+    if asked.get("attention_backend") == "torch":  # which then attends prompts as well
         defaults = dataclasses.replace(defaults, prefill_attention_backend="torch")
     left = {name for name in _ON_GPU if asked.get(name) in (None, "auto")}
     chosen = {name: value for name, value in asked.items() if name not in left}
@@ -161,7 +157,7 @@ def _check_device(config: EngineConfig) -> None:
 
 
 def _check_draft_tokens(spec: SpeculationConfig) -> None:
-    """A round is never silently wider or narrower than it was asked to be, nor more than a drafter takes."""
+    """Raises ConfigError for numbers that do not fit together or exceed what a drafter can do."""
     for flag, asked, most in (
         ("spec-steps", spec.steps, MOST_STEPS),
         ("spec-topk", spec.topk, min(MOST_TOPK, MOST_ROWS // spec.steps)),
@@ -185,7 +181,7 @@ def _check_draft_tokens(spec: SpeculationConfig) -> None:
 
 
 def _check_synthetic(config: EngineConfig) -> None:
-    """Acceptance by chance is never left out in silence."""
+    """Raises ConfigError where acceptance by chance is asked for and cannot be had."""
     flag = "rejection-sample-method"
     if not config.speculation.synthetic_rates:
         return
@@ -198,7 +194,7 @@ def _check_synthetic(config: EngineConfig) -> None:
 
 
 def _check_attention(rounds: str, prompts: str) -> None:
-    """Which backends go together on a GPU."""
+    """Raises ConfigError for backends that do not go together on a GPU."""
     if rounds == "flashinfer":
         flag = "attention-backend"
         advice = "take it for prompts (--prefill-attention-backend flashinfer)"
@@ -217,11 +213,12 @@ class WorkerConfig:
     port: int = 0  # 0: any free port
     advertise: str | None = None  # HOST or HOST:PORT by which others reach it; None: where it listens
     metrics_port: int = 0  # 0: any free port
-    registry: str = "static:"  # all workers of its cluster; redis://host:port/db: and where they find it
-    drain_s: float = 30.0  # for what it has accepted, once it is asked to leave
+    registry: str = "static:"  # the workers it may dial: static:host:port,... or redis://host:port/db
+    drain_s: float = 30.0  # seconds for what it has accepted, once it is asked to leave
 
     @property
     def address(self) -> str:
+        """The address that others reach this worker by, if `port` is not 0."""
         return self.reached_at(self.port)
 
     def reached_at(self, port: int) -> str:
@@ -232,9 +229,9 @@ class WorkerConfig:
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """The front door: where it listens, whom it routes to, what it refuses, what it takes for granted.
+    """The gateway: where it listens, which workers it routes to, its limits and defaults.
 
-    `sampling` are fields of `SamplingParams`, from the model's folder.
+    `sampling`: the model's own defaults, by field of `SamplingParams`.
     """
 
     host: str = "127.0.0.1"
@@ -243,21 +240,21 @@ class GatewayConfig:
     registry: str = "static:"  # static:host:port,host:port or redis://host:port/db
     model: str = str(NANO)
     served_model: str = "eyas-nano"
-    api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # (): anybody may call
-    cors_origins: tuple[str, ...] = ()  # whose web pages may call; "*": anybody's
+    api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # (): no key is needed
+    cors_origins: tuple[str, ...] = ()  # origins of web pages that may call; "*": any
     max_body_bytes: int = 2 * 1024 * 1024
     max_connections: int = 4096  # of each front
     request_timeout_s: float = 600.0
-    sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of a request that says nothing
-    drain_s: float = 30.0  # for open requests, once it is asked to leave
+    sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where a request says nothing
+    drain_s: float = 30.0  # seconds for open requests, once it is asked to leave
     log_format: str = "text"  # or "json"
 
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """A local cluster: which workers stand behind one gateway."""
+    """A local cluster: one gateway and its workers. The counts apply to the split layout."""
 
-    gateway: GatewayConfig = GatewayConfig(drain_s=5.0)  # a person at the keyboard waits
+    gateway: GatewayConfig = GatewayConfig(drain_s=5.0)  # short: a person at the keyboard waits
     engine: EngineConfig = EngineConfig()
     layout: str = "split"  # or "unified"
     prefill: int = 1
@@ -266,6 +263,7 @@ class ServeConfig:
 
     @property
     def engines(self) -> int:
+        """How many engine processes the cluster has."""
         return 1 if self.layout == "unified" else self.prefill + self.decode + self.draft_workers
 
 

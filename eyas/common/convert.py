@@ -1,9 +1,8 @@
-"""The one translation between what services say to each other and the nouns of `eyas.common.types`.
+"""The only conversion between messages of several services and the values of `eyas.common.types`.
 
-`x_to_pb` and `x_from_pb` come in pairs and lose nothing. What arrives is checked only for being
-expressible (an unknown enum value is an InvalidRequest naming the field) and for its size; whether values
-make sense is the receiver's business. Messages of one service alone are put together by its servicer and
-client.
+`x_to_pb` and `x_from_pb` come in pairs and lose nothing. Messages that arrive are checked for their size, and
+for enum values that this version knows (else InvalidRequest names the field); the receiver checks whether
+values are valid. Messages of one service alone are converted by its servicer and client.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest, from_code
+from eyas.common.errors import ConfigError, ContextLengthExceeded, EyasError, InvalidRequest, from_code
 from eyas.common.params import SamplingParams
+from eyas.common.pool import Geometry, PoolInfo, RankPool
 from eyas.common.types import (
     Choice,
     Entry,
@@ -30,7 +30,7 @@ from eyas.common.types import (
     TokenLogprob,
     WorkerInfo,
 )
-from protos import common_pb2, decode_pb2, worker_pb2
+from protos import common_pb2, decode_pb2, transfer_pb2, worker_pb2
 
 _FINISH_TO_PB = {
     None: common_pb2.FINISH_UNSPECIFIED,
@@ -52,6 +52,7 @@ _ROLE_FROM_PB = {wire: role for role, wire in _ROLE_TO_PB.items()}
 
 
 def params_to_pb(params: SamplingParams) -> common_pb2.SamplingParams:
+    """Every field; an absent one of `logprobs` and `prompt_logprobs` stays absent."""
     return common_pb2.SamplingParams(
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,
@@ -74,6 +75,7 @@ def params_to_pb(params: SamplingParams) -> common_pb2.SamplingParams:
 
 
 def params_from_pb(pb: common_pb2.SamplingParams) -> SamplingParams:
+    """The values as they came: `SamplingParams.validate` checks them."""
     return SamplingParams(
         max_tokens=pb.max_tokens,
         min_tokens=pb.min_tokens,
@@ -96,6 +98,7 @@ def params_from_pb(pb: common_pb2.SamplingParams) -> SamplingParams:
 
 
 def request_to_pb(request: GenerationRequest) -> common_pb2.GenerationRequest:
+    """The request with its unfinished choices."""
     return common_pb2.GenerationRequest(
         id=request.id,
         prompt_ids=request.prompt_ids,
@@ -136,15 +139,18 @@ def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> Ge
 
 
 def logprob_to_pb(logprob: TokenLogprob) -> common_pb2.TokenLogprob:
+    """One token's log-probability and the best ids of its position."""
     top = [common_pb2.TopLogprob(token=token, logprob=value) for token, value in logprob.top]
     return common_pb2.TokenLogprob(logprob=logprob.logprob, top=top)
 
 
 def logprob_from_pb(pb: common_pb2.TokenLogprob) -> TokenLogprob:
+    """One token's log-probability and the best ids of its position."""
     return TokenLogprob(pb.logprob, tuple((t.token, t.logprob) for t in pb.top))
 
 
 def prompt_to_pb(prompt: PromptLogprobs) -> common_pb2.PromptLogprobs:
+    """The prompt's log-probabilities, packed as they are."""
     return common_pb2.PromptLogprobs(**msgspec.structs.asdict(prompt))
 
 
@@ -157,6 +163,7 @@ def prompt_from_pb(pb: common_pb2.PromptLogprobs) -> PromptLogprobs:
 
 
 def finish_to_pb(finish: Finish | None) -> common_pb2.Finish:
+    """None becomes the unspecified value."""
     return _FINISH_TO_PB[finish]
 
 
@@ -168,6 +175,7 @@ def finish_from_pb(wire: common_pb2.Finish) -> Finish | None:
 
 
 def timings_to_pb(timings: Timings) -> common_pb2.Timings:
+    """Without `worker` and `role`, which the gateway fills in."""
     return common_pb2.Timings(
         queue_ms=timings.queue_ms,
         prefill_ms=timings.prefill_ms,
@@ -179,6 +187,7 @@ def timings_to_pb(timings: Timings) -> common_pb2.Timings:
 
 
 def timings_from_pb(pb: common_pb2.Timings) -> Timings:
+    """Without `worker` and `role`, which the gateway fills in."""
     return Timings(
         queue_ms=pb.queue_ms,
         prefill_ms=pb.prefill_ms,
@@ -239,6 +248,7 @@ def _entry_from_pb(pb: decode_pb2.Entry) -> Entry:
 
 
 def first_token_to_pb(first: FirstToken) -> common_pb2.FirstToken:
+    """Token 0 of a choice."""
     return common_pb2.FirstToken(
         choice=first.choice,
         token=first.token,
@@ -249,6 +259,7 @@ def first_token_to_pb(first: FirstToken) -> common_pb2.FirstToken:
 
 
 def first_token_from_pb(pb: common_pb2.FirstToken) -> FirstToken:
+    """Token 0 of a choice. Raises InvalidRequest for a finish that this version does not know."""
     return FirstToken(
         choice=pb.choice,
         token=pb.token,
@@ -259,6 +270,7 @@ def first_token_from_pb(pb: common_pb2.FirstToken) -> FirstToken:
 
 
 def first_tokens_from_pb(pbs: Iterable[common_pb2.FirstToken]) -> tuple[FirstToken, ...]:
+    """Token 0 of each choice. Raises as `first_token_from_pb` does."""
     return tuple(first_token_from_pb(pb) for pb in pbs)
 
 
@@ -266,6 +278,7 @@ def first_tokens_from_pb(pbs: Iterable[common_pb2.FirstToken]) -> tuple[FirstTok
 
 
 def group_to_pb(group: KvKind) -> common_pb2.KvKind:
+    """Whose KV a handle names."""
     return _GROUP_TO_PB[group]
 
 
@@ -277,6 +290,7 @@ def group_from_pb(wire: common_pb2.KvKind) -> KvKind:
 
 
 def handle_to_pb(handle: KvHandle) -> common_pb2.KvHandle:
+    """The handle with all its shards."""
     return common_pb2.KvHandle(
         worker=handle.worker,
         epoch=handle.epoch,
@@ -285,11 +299,12 @@ def handle_to_pb(handle: KvHandle) -> common_pb2.KvHandle:
         group=group_to_pb(handle.group),
         layout=handle.layout,
         tokens=handle.tokens,
-        shards=[common_pb2.Shard(rank=s.rank, pool=s.pool, pages=s.pages) for s in handle.shards],
+        shards=[common_pb2.Shard(rank=s.rank, pages=s.pages) for s in handle.shards],
     )
 
 
 def handle_from_pb(pb: common_pb2.KvHandle) -> KvHandle:
+    """The handle with all its shards. Raises InvalidRequest for an unset or unknown group."""
     return KvHandle(
         worker=pb.worker,
         epoch=pb.epoch,
@@ -298,26 +313,60 @@ def handle_from_pb(pb: common_pb2.KvHandle) -> KvHandle:
         group=group_from_pb(pb.group),
         layout=pb.layout,
         tokens=pb.tokens,
-        shards=tuple(Shard(s.rank, s.pool, tuple(s.pages)) for s in pb.shards),
+        shards=tuple(Shard(s.rank, tuple(s.pages)) for s in pb.shards),
     )
 
 
 def handles_from_pb(pbs: Iterable[common_pb2.KvHandle]) -> tuple[KvHandle, ...]:
+    """Several handles. Raises as `handle_from_pb` does."""
     return tuple(handle_from_pb(pb) for pb in pbs)
+
+
+def pool_to_pb(pool: PoolInfo) -> transfer_pb2.HandshakeResponse:
+    names = pool.geometry.__struct_fields__
+    return transfer_pb2.HandshakeResponse(
+        layout_hash=pool.layout_hash,
+        epoch=pool.epoch,
+        geometry=transfer_pb2.Geometry(**{name: getattr(pool.geometry, name) for name in names}),
+        ranks=[
+            transfer_pb2.RankPool(
+                rank=rank.rank,
+                checksum=rank.checksum,
+                exports=[transfer_pb2.PoolExport(backend=b, fields=f) for b, f in rank.exports.items()],
+            )
+            for rank in pool.ranks
+        ],
+    )
+
+
+def pool_from_pb(pb: transfer_pb2.HandshakeResponse) -> PoolInfo:
+    """Raises ConfigError for a geometry that no pool has."""
+    try:
+        geometry = Geometry(**{name: getattr(pb.geometry, name) for name in Geometry.__struct_fields__})
+    except ValueError as error:
+        raise ConfigError(f"the peer's KV geometry makes no sense: {error}") from error
+    ranks = tuple(
+        RankPool(rank.rank, rank.checksum, {export.backend: dict(export.fields) for export in rank.exports})
+        for rank in pb.ranks
+    )
+    return PoolInfo(pb.epoch, pb.layout_hash, geometry, ranks)
 
 
 # --- errors and workers ------------------------------------------------------------------------------
 
 
 def error_to_pb(error: EyasError) -> common_pb2.Status:
+    """An error by its name on the wire."""
     return common_pb2.Status(code=error.code, message=error.message, param=error.param or "")
 
 
 def error_from_pb(pb: common_pb2.Status) -> EyasError:
+    """The error with its class; an EyasError for a name that this version does not know."""
     return from_code(pb.code, pb.message, pb.param or None)
 
 
 def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoResponse:
+    """A worker's description of itself."""
     return worker_pb2.InfoResponse(
         worker=info.worker,
         roles=[_ROLE_TO_PB[role] for role in info.roles],

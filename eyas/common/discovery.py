@@ -1,12 +1,12 @@
-"""Who is in the cluster: a list of addresses, or a Redis into which every worker writes its own.
+"""Which workers the cluster has: a list of addresses, or a Redis into which every worker writes its own.
 
     static:host:port,...      the addresses of all workers
-    redis://host:port/db      every worker keeps a key, named after its address, alive for as long as it lives
+    redis://host:port/db      every worker keeps a key, named after its address, while it lives
 
-Either way only addresses are taken from there: everybody is asked once a second, at its address, what it is,
-and a worker counts once it has answered. No request ever waits here: `workers` is the last snapshot, and
-when Redis is away the same workers are asked on. It knows descriptions and addresses; it refuses to know
-what a worker is wanted for.
+Either way only addresses are taken from there: each address is asked once a second what it is, and a worker
+counts once it has answered. No request ever waits here: `workers` is the last snapshot. While Redis is away,
+the known addresses are still asked. This module knows descriptions and addresses; it refuses to know what a
+worker is wanted for.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from eyas.common.roster import POLL_S, Roster
 from eyas.common.types import WorkerInfo
 
 CANCEL_AGAIN_S = 0.2
-TTL_S = 5.0  # of a worker's key in Redis,
-REFRESH_S = 1.0  # which it writes again and again
+TTL_S = 5.0  # of a worker's key in Redis
+REFRESH_S = 1.0  # from one write of that key to the next
 REDIS_S = 1.0  # Redis counts as away when it has not answered within this time
 KEY_PREFIX = "eyas:worker:"
-MAX_KEYS = 1024  # addresses that are taken from Redis
+MAX_KEYS = 1024  # the most addresses taken from Redis
 
 _log = logging.getLogger("eyas.discovery")
 
@@ -42,14 +42,16 @@ _log = logging.getLogger("eyas.discovery")
 class Registry(Protocol):
     """Where workers are found. All but `start` and `aclose` answer from the last snapshot and never wait."""
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Asks every address once, then keeps asking until `aclose`."""
+        ...
 
     def workers(self) -> Sequence[WorkerInfo]:
-        """Everybody who answers and has loaded; `worker` is the address that reaches it from here."""
+        """The workers that answer and have loaded; `worker` is the address that reaches one from here."""
         ...
 
     def returning(self) -> Sequence[WorkerInfo]:
-        """Who is expected to serve soon, as known last: engines that load, and who was lost in `RETURN_S`."""
+        """The workers expected to serve soon, as last known: loading ones, and those just lost."""
         ...
 
     def find(self, name: str) -> str | None:
@@ -57,10 +59,12 @@ class Registry(Protocol):
         ...
 
     def silent(self) -> Mapping[str, str]:
-        """The addresses that were asked in vain, and why."""
+        """The addresses where no worker answered, and why."""
         ...
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Stops asking and closes all connections."""
+        ...
 
 
 def registry(spec: str) -> Registry:
@@ -80,15 +84,14 @@ def registry(spec: str) -> Registry:
 # --- a list of addresses ---------------------------------------------------------------------------------
 
 
-class StaticRegistry:
-    """A fixed list of addresses; a worker may be listed by another address than it calls itself."""
+class StaticRegistry(Registry):
+    """A fixed list of addresses. A worker may be listed by another address than its own name."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
         self._roster = Roster(aliases=True)
 
     async def start(self) -> None:
-        """Ask everybody once, then keep asking."""
         await self._roster.follow(self._addresses)
 
     def workers(self) -> list[WorkerInfo]:
@@ -111,12 +114,12 @@ class StaticRegistry:
 # --- Redis -----------------------------------------------------------------------------------------------
 
 
-class RedisRegistry:
+class RedisRegistry(Registry):
     """The workers that answer at addresses with a key in Redis; the keys are read once a second.
 
-    A known worker whose key is missing stays for as long as it answers: Redis may have come back empty. While
-    Redis is away everybody is asked on, also who has died meanwhile, for it may return to its address. Raises
-    ConfigError for a bad `url`.
+    A known worker whose key is missing stays while it answers: Redis may have come back empty. While Redis is
+    away all known addresses are asked, those of lost workers too, for they may return. Raises ConfigError for
+    a bad `url`.
     """
 
     def __init__(self, url: str) -> None:
@@ -125,7 +128,7 @@ class RedisRegistry:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Read once (Redis may be away), then keep reading."""
+        """Reads the keys once (Redis may be away), then every second."""
         await self._look()
         self._tasks = [_every(POLL_S, self._look)]
 
@@ -159,23 +162,25 @@ class Presence:
     """
 
     def __init__(self, url: str, describe: Callable[[], WorkerInfo]) -> None:
-        self._keys = WorkerKeys(url, "who looks for workers now will not find this one")
+        self._keys = WorkerKeys(url, "processes that start now will not find this worker")
         self._describe = describe
-        self._worker = ""  # once it was written
+        self._worker = ""  # whose key was written
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
+        """Writes the key every second until `aclose`."""
         self._tasks = [_every(REFRESH_S, self._write)]
 
     async def aclose(self) -> None:
+        """Stops writing and removes the key."""
         await _end(self._tasks)
-        with contextlib.suppress(Unavailable):  # then the key ends by itself
+        with contextlib.suppress(Unavailable):  # then the key expires by itself
             if self._worker:
                 await self._keys.remove(self._worker)
         await self._keys.aclose()
 
     async def _write(self) -> None:
-        with contextlib.suppress(Unavailable):  # the next time comes soon
+        with contextlib.suppress(Unavailable):  # the next try comes soon
             info = self._describe()
             self._worker = info.worker
             await self._keys.write(info)
@@ -184,7 +189,7 @@ class Presence:
 class WorkerKeys:
     """The workers' keys in one Redis database. Every call ends within `REDIS_S`, or raises Unavailable.
 
-    That Redis went away (and what follows: `meanwhile`) or came back is logged once.
+    When Redis goes away that is logged once, with `meanwhile`: what follows from it. So is its return.
     """
 
     def __init__(self, url: str, meanwhile: str) -> None:
@@ -196,30 +201,32 @@ class WorkerKeys:
             protocol=2,
             socket_timeout=REDIS_S,
             socket_connect_timeout=REDIS_S,
-            retry=Retry(NoBackoff(), 0),  # whoever calls comes again in a second
+            retry=Retry(NoBackoff(), 0),  # the caller tries again in a second
         )
         self._away = False
-        self._odd = False  # some keys name no address
+        self._ignoring = False  # some keys are ignored, which is in the log
 
     async def write(self, info: WorkerInfo) -> None:
-        """This worker lives, for the next `TTL_S` seconds."""
+        """Writes the worker's key; it expires after `TTL_S`."""
         async with self._reached():
             await self._redis.set(_key(info.worker), msgspec.json.encode(info), px=round(TTL_S * 1000))
 
     async def remove(self, worker: str) -> None:
+        """Removes the worker's key."""
         async with self._reached():
             await self._redis.delete(_key(worker))
 
     async def read(self) -> set[str]:
-        """The addresses that have a key, `MAX_KEYS` at most. What a key holds is for people to look at."""
+        """The addresses that have a key, at most `MAX_KEYS`. A key's value is not read: it is for people."""
         async with self._reached():
             keys = {key async for key in self._redis.scan_iter(f"{KEY_PREFIX}*", count=1000)}
         names = sorted(key.decode(errors="replace").removeprefix(KEY_PREFIX) for key in keys)
         addresses = [name for name in names if is_address(name)][:MAX_KEYS]
-        self._tell_of_others(len(names) - len(addresses))
+        self._log_ignored(len(names) - len(addresses))
         return set(addresses)
 
     async def aclose(self) -> None:
+        """Closes the connections."""
         await self._redis.aclose()
 
     @contextlib.asynccontextmanager
@@ -237,12 +244,12 @@ class WorkerKeys:
             _log.warning("%s is back", self._name)
         self._away = False
 
-    def _tell_of_others(self, count: int) -> None:
-        """Said once, until there are none."""
-        if count and not self._odd:
+    def _log_ignored(self, count: int) -> None:
+        """Logged once, until there are none."""
+        if count and not self._ignoring:
             reason = "they name no address, or are too many"
             _log.warning("%s: %d keys %s* are ignored: %s", self._name, count, KEY_PREFIX, reason)
-        self._odd = count > 0
+        self._ignoring = count > 0
 
 
 def _check(url: str) -> str:
@@ -263,7 +270,7 @@ def _key(worker: str) -> bytes:
 
 
 def _every(pause_s: float, step: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-    """Takes the step again and again, for as long as the task is wanted: a defect costs one turn."""
+    """A task that takes the step every `pause_s` until it is cancelled; a step that raises is logged."""
 
     async def repeat() -> None:
         while True:
@@ -277,7 +284,7 @@ def _every(pause_s: float, step: Callable[[], Awaitable[None]]) -> asyncio.Task[
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel until it is heard: the Redis client loses a cancel that meets a breaking connection."""
+    """Cancels until all have ended: the Redis client loses a cancel during a breaking connection."""
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:
             task.cancel()

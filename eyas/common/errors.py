@@ -1,4 +1,4 @@
-"""The exception tree of Eyas, and the one place where a failure gets its gRPC and HTTP status.
+"""The exception tree of Eyas: the one place where a failure gets its gRPC and HTTP status.
 
     EyasError                      INTERNAL             500
     ├── InvalidRequest             INVALID_ARGUMENT     400   (names the field)
@@ -17,7 +17,7 @@
     ├── TransferFailed             ABORTED              502   (KV pages did not arrive)
     └── ConfigError                FAILED_PRECONDITION  500   (a flag, folder or handshake that cannot work)
 
-It knows names and numbers only: neither grpc nor an HTTP framework is imported here.
+It knows names and numbers; it refuses to know grpc and HTTP frameworks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from typing import ClassVar
 
 
 class EyasError(Exception):
-    """Base class: `str(error)` is a sentence for the caller; `code` is its wire name."""
+    """Base class. `str(error)` is a sentence for the caller; `code` is its name on the wire.
+
+    `param` names the field or flag at fault, if one is.
+    """
 
     grpc_status: ClassVar[str] = "INTERNAL"
     http_status: ClassVar[int] = 500
@@ -39,47 +42,65 @@ class EyasError(Exception):
 
 
 class InvalidRequest(EyasError):
+    """The request is wrong; `param` names the field."""
+
     grpc_status = "INVALID_ARGUMENT"
     http_status = 400
     code = "invalid_request"
 
 
 class ContextLengthExceeded(InvalidRequest):
+    """Prompt and answer do not fit into the context length."""
+
     code = "context_length_exceeded"
 
 
 class PayloadTooLarge(InvalidRequest):
+    """The body or message is too large."""
+
     http_status = 413
     code = "payload_too_large"
 
 
 class HeadersTooLarge(InvalidRequest):
+    """The HTTP header is too large."""
+
     http_status = 431
     code = "headers_too_large"
 
 
 class RequestTimeout(InvalidRequest):
+    """The request did not arrive completely in time."""
+
     http_status = 408
     code = "request_timeout"
 
 
 class Unauthorized(EyasError):
+    """The API key is missing or wrong."""
+
     grpc_status = "UNAUTHENTICATED"
     http_status = 401
     code = "invalid_api_key"
 
 
 class NotFound(EyasError):
+    """There is nothing of that name."""
+
     grpc_status = "NOT_FOUND"
     http_status = 404
     code = "not_found"
 
 
 class ModelNotFound(NotFound):
+    """This server does not serve that model."""
+
     code = "model_not_found"
 
 
 class Overloaded(EyasError):
+    """A queue or limit is full; `retry_after_s` is the seconds to wait."""
+
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 429
     code = "overloaded"
@@ -87,34 +108,46 @@ class Overloaded(EyasError):
 
 
 class Cancelled(EyasError):
+    """The caller left, or reads too slowly."""
+
     grpc_status = "CANCELLED"
     http_status = 499
     code = "cancelled"
 
 
 class DeadlineExceeded(EyasError):
+    """The deadline passed."""
+
     grpc_status = "DEADLINE_EXCEEDED"
     http_status = 504
     code = "deadline_exceeded"
 
 
 class Unavailable(EyasError):
+    """The worker is gone or draining: another one may serve the request."""
+
     grpc_status = "UNAVAILABLE"
     http_status = 503
     code = "unavailable"
 
 
 class EngineError(Unavailable):
+    """The engine is lost; its worker starts again."""
+
     code = "engine_error"
 
 
 class TransferFailed(EyasError):
+    """KV pages did not arrive."""
+
     grpc_status = "ABORTED"
     http_status = 502
     code = "transfer_failed"
 
 
 class ConfigError(EyasError):
+    """A flag, folder or peer that cannot work; `param` names the flag."""
+
     grpc_status = "FAILED_PRECONDITION"
     http_status = 500
     code = "config_error"
@@ -125,12 +158,12 @@ def _tree(cls: type[EyasError]) -> list[type[EyasError]]:
 
 
 def from_code(code: str, message: str, param: str | None = None) -> EyasError:
-    """The error whose wire name is `code` (an unknown name gives the base class)."""
+    """The error with this name on the wire; the base class for an unknown name."""
     found = next((cls for cls in _tree(EyasError) if cls.code == code), EyasError)
     return found(message, param=param)
 
 
 def from_grpc_status(status: str, message: str) -> EyasError:
-    """The error for a gRPC status name, such as "UNAVAILABLE" (the most general class that has it)."""
+    """The error for a gRPC status name such as "UNAVAILABLE": the most general class with it."""
     found = next((cls for cls in _tree(EyasError) if cls.grpc_status == status), EyasError)
     return found(message)

@@ -26,6 +26,6 @@ class Histogram:
         self.total = 0.0
 
     def add(self, value: float) -> None:
-        """Counts a value."""
+        """Counts one value."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value

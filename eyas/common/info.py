@@ -1,4 +1,4 @@
-"""`WorkerService`: what a worker says of itself."""
+"""`WorkerService`: a worker's description of itself. It knows one message and refuses to know engines."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ SERVICE = "eyas.internal.v1.WorkerService"
 
 
 class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
+    """The service; `describe` gives the description of now."""
+
     def __init__(self, describe: Callable[[], WorkerInfo]) -> None:
         self._describe = describe
 
     def register(self, server: grpc.aio.Server) -> None:
+        """Adds the service to `server`."""
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
 
     async def Info(
@@ -25,4 +28,5 @@ class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
         request: worker_pb2.InfoRequest,
         context: grpc.aio.ServicerContext[worker_pb2.InfoRequest, worker_pb2.InfoResponse],
     ) -> worker_pb2.InfoResponse:
+        """The description of now."""
         return convert.info_to_pb(self._describe())

@@ -1,6 +1,6 @@
-"""Log lines of every process, on standard error: plain text for people, or one JSON object a line.
+"""Log lines of every process, on standard error: plain text for people, or one JSON object per line.
 
-It knows the two shapes, and which caller's request is being served. It refuses to know who logs what.
+It knows the two formats, and the id of the request that is being served. It refuses to know what is logged.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextvars import ContextVar
 
 FORMATS = ("text", "json")
 
-# The X-Request-Id of the call that this code runs for; tasks started on its behalf inherit it.
+# The X-Request-Id of the request that this code serves; tasks inherit it from the code that starts them.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def setup(process: str, format: str = "text") -> None:
-    """Call once a process, first thing; `process` names it in each line."""
+    """Called once per process, before anything else; `process` is its name in each line."""
     text = logging.Formatter(f"%(asctime)s %(levelname).1s {process} %(name)s: %(message)s", "%H:%M:%S")
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(process) if format == "json" else text)
@@ -26,7 +26,7 @@ def setup(process: str, format: str = "text") -> None:
 
 
 class Rarely:
-    """A logger for what strangers can make happen often: one line in `every_s` seconds, whatever it says."""
+    """A logger for what callers can cause often: it writes one line per `every_s` and drops the others."""
 
     def __init__(self, log: logging.Logger, every_s: float = 60.0) -> None:
         self._log = log
@@ -34,6 +34,7 @@ class Rarely:
         self._next = 0.0
 
     def warning(self, message: str, *args: object) -> None:
+        """As `logging.Logger.warning`, unless a line was written too recently."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._every_s
@@ -41,13 +42,17 @@ class Rarely:
 
 
 class JsonFormatter(logging.Formatter):
-    """time (UTC), level, process, logger, message; request_id and exception where there is one."""
+    """One JSON object per record.
+
+    time (UTC), level, process, logger, message; request_id and exception if there is one.
+    """
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
+        """The record's line, without a newline."""
         line = {
             "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(),
             "level": record.levelname,

@@ -20,6 +20,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: EyasError) -> Failure:
+        """The error without its traceback, to send to another process."""
         return cls(error.code, error.message, error.param)
 
     def error(self) -> EyasError:

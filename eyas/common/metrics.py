@@ -40,11 +40,13 @@ class PlainHistogram(Collector):
             self._values.total = total
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
+        """The counts so far, as Prometheus reads them."""
         names = (*map(str, self._bounds), "+Inf")
         buckets = list(zip(names, accumulate(self._values.counts), strict=True))
         yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._values.total)
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
+        """Its name and help, for the registry."""
         yield HistogramMetricFamily(self._name, self._help)
 
 

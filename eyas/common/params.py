@@ -1,7 +1,7 @@
-"""Sampling parameters: what a caller may ask of the sampler, and which values make sense.
+"""Sampling parameters: what a caller may ask of the sampler, and which values are valid.
 
-Plain values, shared by the SDK, the gateway, the wire and the engine. It knows nothing of tensors
-(the arithmetic is in `eyas.engine.sampling`) and nothing of text (stop strings belong to the gateway).
+Plain values, shared by the SDK, the gateway, the wire and the engine. It refuses to know tensors (the
+arithmetic is in `eyas.engine.sampling`) and text (stop strings belong to the gateway).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ INT32_MAX = 2**31 - 1  # the largest whole number on the wire, seeds aside
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens are chosen for one request. Defaults sample from the model's own distribution.
 
-    A token is argmax over the surviving ids of log p + G(seed, position, id) (design: determinism), so
-    `seed` fixes the whole output; temperature 0 is plain argmax.
+    A token is the argmax, over the ids that the filters keep, of log p + G(seed, position, id). So `seed`
+    fixes the whole output. Temperature 0 is plain argmax.
     """
 
-    max_tokens: int = 256  # 0: only what is asked of the prompt
+    max_tokens: int = 256  # 0: only the prompt's log-probabilities
     min_tokens: int = 0
     temperature: float = 1.0
     top_k: int = 0  # 0: all
@@ -38,20 +38,20 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0  # 64-bit
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # None: none; n: the token's own and the n best
+    logprobs: int | None = None  # None: none; n: of the token and of the n best ids
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
-    prompt_logprobs_start: int = 0  # only for those after this position
+    prompt_logprobs_start: int = 0  # only for tokens after this position
     bad_words: tuple[tuple[int, ...], ...] = ()  # runs of ids that the output must not hold
 
     @property
     def reads_history(self) -> bool:
-        """Does a token depend on more than the model's row, or is more asked for than the token?"""
+        """Whether sampling needs more than the model's row of logits, or must give more than a token."""
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
         lists = self.logit_bias, self.bad_words
         return any(penalties) or any(lists) or self.logprobs is not None
 
     def validate(self, vocab_size: int) -> None:
-        """Raises InvalidRequest naming the first field whose value makes no sense."""
+        """Raises InvalidRequest naming the first field with an invalid value."""
         rules = [
             ("max_tokens", 0 <= self.max_tokens <= INT32_MAX, f"must be between 0 and {INT32_MAX}"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "must be between 0 and max_tokens"),
@@ -96,6 +96,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
         return self.temperature == 0.0
 
 

@@ -1,7 +1,7 @@
-"""What is known of the workers at some addresses: each is asked once a second what it is.
+"""The workers at some addresses: each address is asked once a second what it is.
 
-It knows who answers, who starts or is expected back, and who is silent and why. It refuses to know where the
-addresses come from.
+It knows which workers answer, which are starting or expected back, and which addresses are silent and why. It
+refuses to know where the addresses come from.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from eyas.common.errors import Unavailable
 from eyas.common.types import WorkerInfo
 
 POLL_S = 1.0
-FORGET_S = 5.0  # a worker that is only slow to answer stays known this long
-COMPLAIN_S = 30.0  # an address where no worker has answered for so long is worth a word
+FORGET_S = 5.0  # a worker that is slow to answer stays known this long
+COMPLAIN_S = 30.0  # an address where no worker has answered for this time is logged
 RETURN_S = 20.0
 """A worker that was lost counts as returning for this time: `eyas serve` starts a dead one again after 8 s at
 most, and a second or two later its front says that it is starting, for as long as its engine loads."""
@@ -31,53 +31,60 @@ _log = logging.getLogger("eyas.discovery")
 
 @dataclass(frozen=True)
 class _Known:
+    """A worker that answers."""
+
     info: WorkerInfo
-    name: str  # what it calls itself
+    name: str  # the address by which it calls itself
     heard_at: float  # monotonic seconds
 
 
 @dataclass
 class _Silence:
-    """Why an address has not answered as a worker since then (monotonic seconds); `told` in the log."""
+    """An address where no worker answers: since when (monotonic seconds), why, and whether that is logged."""
 
     since: float
     reason: str = ""
-    told: bool = False
+    logged: bool = False
 
 
 class Roster:
     """The workers that answer at some addresses, each asked once a second what it is.
 
-    `aliases`: may a worker call itself by another address than the one that it is asked at?
+    `aliases`: whether a worker's own address may differ from the one that it is asked at.
     """
 
     def __init__(self, *, aliases: bool) -> None:
         self._aliases = aliases
         self._known: dict[str, _Known] = {}  # by address
         self._silent: dict[str, _Silence] = {}  # by address
-        self._returning: dict[str, tuple[WorkerInfo, float]] = {}  # by address; when that was known
+        self._returning: dict[str, tuple[WorkerInfo, float]] = {}  # by address; the time is when it was lost
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
     def known(self) -> set[str]:
+        """The addresses where a worker answers."""
         return set(self._known)
 
     def workers(self) -> list[WorkerInfo]:
+        """The workers that answer and have loaded."""
         return [known.info for known in self._known.values()]
 
     def returning(self) -> list[WorkerInfo]:
+        """The workers that are starting, and those lost within `RETURN_S`, as last known."""
         now = time.monotonic()
         return [info for info, known_at in self._returning.values() if now - known_at < RETURN_S]
 
     def find(self, name: str) -> str | None:
+        """The address where a worker that calls itself `name` answers."""
         return next((address for address, known in self._known.items() if known.name == name), None)
 
     def silent(self) -> dict[str, str]:
+        """The addresses where no worker answers, and why."""
         return {address: silence.reason for address, silence in self._silent.items()}
 
     async def follow(self, addresses: Collection[str]) -> None:
-        """Ask at these addresses and at no other; the new ones are asked once before this returns."""
+        """Asks these addresses and no others; new ones have been asked once when this returns."""
         for address in self._asking.keys() - set(addresses):
             self._end(address)
         asked = []
@@ -87,6 +94,7 @@ class Roster:
         await asyncio.gather(*(first.wait() for first in asked))
 
     async def aclose(self) -> None:
+        """Stops asking and closes all connections."""
         await self.follow(())
         await asyncio.gather(*self._ending, return_exceptions=True)
 
@@ -118,7 +126,7 @@ class Roster:
         if info.worker == address or self._aliases:
             self._hear(address, info)
         else:
-            self._miss(address, f"who answers there is {info.worker}")
+            self._miss(address, f"the worker there is {info.worker}")
 
     def _hear(self, address: str, info: WorkerInfo) -> None:
         here = msgspec.structs.replace(info, worker=address)
@@ -137,7 +145,7 @@ class Roster:
             _log.info("worker %s is gone: it starts again", address)
         last = self._returning.get(address, (here, 0.0))[0] if known is None else known.info
         self._expect(address, msgspec.structs.replace(last, roles=here.roles))
-        self._silent[address] = _Silence(time.monotonic(), "its engine is loading", told=True)
+        self._silent[address] = _Silence(time.monotonic(), "its engine is loading", logged=True)
 
     def _expect(self, address: str, info: WorkerInfo) -> None:
         now = time.monotonic()
@@ -145,15 +153,15 @@ class Roster:
         self._returning = recent | {address: (info, now)}
 
     def _miss(self, address: str, reason: str) -> None:
-        """No worker answers there: logged once, at once for one that was known, else after a while."""
+        """No worker answers there. Logged once: at once for a known worker, else after `COMPLAIN_S`."""
         now = time.monotonic()
         silence = self._silent.setdefault(address, _Silence(now))
         silence.reason = reason
         if (known := self._known.pop(address, None)) is not None:
             self._expect(address, known.info)
             _log.info("worker %s is gone: %.200s", address, reason)
-        elif not silence.told and now - silence.since > COMPLAIN_S:
+        elif not silence.logged and now - silence.since > COMPLAIN_S:
             _log.warning("worker %s does not count, for it does not answer as one: %.200s", address, reason)
         else:
             return
-        silence.told = True
+        silence.logged = True

@@ -1,7 +1,7 @@
 """gRPC as every process of Eyas uses it: channels, servers, errors, health, reflection.
 
-It knows how connections prove their peers, how a message is waited for, and how an `EyasError`
-crosses the wire with its class intact. It knows no service and no message.
+It knows how a dead peer is noticed, how a message is waited for, and how an `EyasError` crosses the wire with
+its class intact. It refuses to know services and their messages.
 """
 
 from __future__ import annotations
@@ -69,17 +69,18 @@ Stream = Callable[..., AsyncIterator[Any]]
 
 
 def channel(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port` that notices a dead or stopped peer within 6 s. The caller closes it."""
+    """A channel to `host:port` that notices a dead or stopped peer within 6 s; the caller closes it."""
     return grpc.aio.insecure_channel(address, options=list(_CHANNEL_OPTIONS.items()))
 
 
 class Channels:
-    """One channel per address, shared by all who call it; closed by `drop`, or at the end by `close`."""
+    """One channel per address, shared by all callers; `drop` closes some of them, `close` all."""
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def get(self, address: str) -> grpc.aio.Channel:
+        """The channel to this address, opened at the first call."""
         if address not in self._channels:
             self._channels[address] = channel(address)
         return self._channels[address]
@@ -88,18 +89,19 @@ class Channels:
         return iter(self._channels)
 
     async def drop(self, *addresses: str) -> None:
-        """Close the channels to these addresses."""
+        """Closes the channels to these addresses."""
         await asyncio.gather(*(self._channels.pop(address).close() for address in addresses))
 
     async def close(self) -> None:
+        """Closes all channels."""
         await self.drop(*self)
 
 
 def server(door: grpc.aio.ServerInterceptor | None = None, options: Options | None = None) -> grpc.aio.Server:
-    """A server that maps errors by `ErrorInterceptor`; add servicers, `bind`, then start it.
+    """A server that maps errors by `ErrorInterceptor`; the caller adds servicers, binds it and starts it.
 
-    Calls pass `door` before any of their messages is read. `options` are added to those that all servers
-    have, or replace them.
+    `door` sees each call before any message of it is read. `options` add to those of all servers, or replace
+    them.
     """
     interceptors = [ErrorInterceptor(), *([door] if door else []), MessageInterceptor()]
     all_options = _SERVER_OPTIONS | (options or {})
@@ -107,7 +109,7 @@ def server(door: grpc.aio.ServerInterceptor | None = None, options: Options | No
 
 
 def bind(target: grpc.aio.Server, host: str, port: int) -> int:
-    """The bound port (any free one for port 0). Raises ConfigError if it is taken."""
+    """Binds a port (any free one for 0) and gives its number. Raises ConfigError if it is taken."""
     try:
         bound = target.add_insecure_port(join(host, port))
     except RuntimeError as error:
@@ -121,10 +123,10 @@ def bind(target: grpc.aio.Server, host: str, port: int) -> int:
 
 
 def _set_status(context: grpc.aio.ServicerContext[Any, Any], error: EyasError) -> None:
-    """The call ends with it as soon as its handler returns.
+    """Makes `error` the status with which the call ends when its handler returns.
 
-    (`context.abort` raises an exception that the call keeps, and that keeps the call and its request: after
-    many refusals the memory would wait for a garbage collection.)
+    (`context.abort` would raise an exception in a reference cycle with the call and its request: their memory
+    would be free only after a garbage collection.)
     """
     metadata = [(CODE, error.code)]
     if error.param:
@@ -135,7 +137,7 @@ def _set_status(context: grpc.aio.ServicerContext[Any, Any], error: EyasError) -
 
 
 def as_eyas(error: Exception, where: str) -> EyasError:
-    """`error` itself, or, for a defect (logged with its traceback), a bare internal error."""
+    """`error` itself if it is an EyasError; else a bare internal error, and the log gets the traceback."""
     if isinstance(error, EyasError):
         return error
     _log.error("%s failed", where, exc_info=error)
@@ -171,9 +173,9 @@ def _streaming(behaviour: Stream, method: str) -> Stream:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Ends a call whose handler raised with the error's gRPC status; the exact class goes in the trailer.
+    """Ends a call whose handler raised with the error's gRPC status; the trailer names its class.
 
-    Anything but an EyasError is a defect: logged with its traceback, sent as a bare INTERNAL.
+    Any other exception than an EyasError is a defect: logged with its traceback, sent as a bare INTERNAL.
     """
 
     async def intercept_service(
@@ -181,16 +183,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
+        """The method's handler with its errors mapped."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         kind, served = behaviour(handler)
-        wrap = _streaming if inspect.isasyncgenfunction(served) else _unary  # health's Watch writes by itself
+        # Health's Watch is no generator: it writes its messages itself.
+        wrap = _streaming if inspect.isasyncgenfunction(served) else _unary
         return handler._replace(**{kind: wrap(served, handler_call_details.method)})
 
 
 def behaviour(handler: Any) -> tuple[str, Callable[..., Any]]:
-    """A method handler's function, and the name of the handler's field that holds it."""
+    """(the name of the handler's field that holds its function, that function)."""
     kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
     return next((kind, function) for kind in kinds if (function := getattr(handler, kind)) is not None)
 
@@ -199,10 +203,10 @@ def behaviour(handler: Any) -> tuple[str, Callable[..., Any]]:
 
 
 class MessageInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Serves every method as one that takes a stream, and reads the single message of unary ones.
+    """Serves every method as one that takes a stream, and reads the single message of unary ones itself.
 
-    gRPC would do it before the handler is called: it lets a caller that sends none wait for ever, and takes
-    bytes that are no message for a defect of the server.
+    gRPC would read it before the handler is called. It would wait for ever for a caller that sends none, and
+    treat bytes that do not parse as a defect of the server.
     """
 
     async def intercept_service(
@@ -210,6 +214,7 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
+        """The method's handler as one that takes a stream."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -263,7 +268,7 @@ async def _message(context: Any) -> Any:
 
 
 def map_rpc_error(error: grpc.aio.AioRpcError) -> EyasError:
-    """What the server raised: the exact class if it said so, else the most general one of the status."""
+    """What the server raised: the class that its trailer names, else the most general one of the status."""
     metadata = {key: value for key, value in error.trailing_metadata() or ()}
     message = error.details() or f"the call ended with {error.code().name}"
     code = metadata.get(CODE)
@@ -278,7 +283,7 @@ def map_rpc_error(error: grpc.aio.AioRpcError) -> EyasError:
 
 
 class HealthService:
-    """gRPC health v1 of one server: every service, and the server itself (""), share one verdict."""
+    """gRPC health v1 of one server: all services, and the server itself (""), have one status."""
 
     def __init__(self, target: grpc.aio.Server, services: Sequence[str]) -> None:
         self._servicer = health.aio.HealthServicer()
@@ -288,14 +293,15 @@ class HealthService:
         reflection.enable_server_reflection(names, target)
 
     async def set(self, serving: bool) -> None:
-        verdict = health_pb2.HealthCheckResponse
-        status = verdict.SERVING if serving else verdict.NOT_SERVING
+        """Reports SERVING or NOT_SERVING from now on."""
+        statuses = health_pb2.HealthCheckResponse
+        status = statuses.SERVING if serving else statuses.NOT_SERVING
         for name in self._names:
             await self._servicer.set(name, status)
 
 
 async def is_serving(target: grpc.aio.Channel, timeout_s: float = 2.0) -> bool:
-    """Whether the server behind a channel says SERVING; False if it does not answer in time."""
+    """Whether the server behind a channel reports SERVING; False if it does not answer in time."""
     stub = health_pb2_grpc.HealthStub(target)
     try:
         reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
@@ -305,5 +311,5 @@ async def is_serving(target: grpc.aio.Channel, timeout_s: float = 2.0) -> bool:
 
 
 def peer_lost(worker: str) -> Unavailable:
-    """The error for a stream that ended without a word."""
+    """The error for a stream that a worker ended without a status."""
     return Unavailable(f"worker {worker} ended the stream")

@@ -1,7 +1,7 @@
-"""The nouns that every tier shares: requests, emitted tokens, KV handles, worker descriptions.
+"""The values that every service shares: requests, tokens, KV handles, descriptions of workers.
 
-Plain values (msgspec structs), cheap to send between processes. They know neither protobuf (see
-`convert`), nor tensors, nor text.
+Plain msgspec structs, cheap to send between processes. They refuse to know protobuf (see `convert`), tensors
+and text.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from eyas.common.params import SamplingParams
 
 
 class Role(enum.StrEnum):
+    """What the router may send to a worker."""
+
     PREFILL = "prefill"
     DECODE = "decode"
     DRAFT = "draft"
@@ -28,11 +30,11 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """Everything that determines a generation: position, penalties and grammar state derive from the ids.
+    """All that determines a generation: positions and penalties follow from the ids.
 
-    `choices` lists unfinished choices only. `timeout_s` is what is left of the caller's deadline. `caller`
-    (the name of its API key) and `call` (an id that all prompts of one HTTP or gRPC call share) name whose
-    share of a worker it takes. `begun`: its client has a token already, so it is never refused for load.
+    `choices` lists unfinished choices only. `timeout_s`: seconds left until the caller's deadline. A worker
+    is shared fairly between `caller`s (names of API keys), then between `call`s (an id that all prompts of
+    one HTTP or gRPC call have). `begun`: its client has a token already, so it is never refused for load.
     """
 
     id: str
@@ -47,17 +49,20 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """Raw-model log-probability of one emitted token, and of the best ids at its position."""
+    """Log-probability of one emitted token by the bare model (natural, before penalties and filters).
+
+    `top`: (id, log-probability) of the best ids at its position, best first.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True):
-    """Raw-model log-probabilities of consecutive prompt tokens, each given all before it.
+    """Log-probabilities by the bare model of N consecutive prompt tokens, each given all before it.
 
-    `logprobs`: float32 [N]; `best_ids` int32 and `best` float32 [N, top]: the most probable ids in each
-    place, best first. All little-endian and packed: prompts are long, and only a front looks inside.
+    `logprobs`: float32 [N]; `best_ids` int32 and `best` float32 [N, top]: the most probable ids per position,
+    best first. All are little-endian and packed: prompts are long, and only a front reads them.
     """
 
     top: int = 0
@@ -69,7 +74,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
         return len(self.logprobs) // 4
 
     def joined(self, following: PromptLogprobs, known: int) -> PromptLogprobs:
-        """These rows, then `following` without its first `known` rows, which are here already."""
+        """These rows, then `following` without its first `known` rows, which these hold already."""
         own, each = 4 * known, 4 * known * following.top
         return PromptLogprobs(
             following.top,  # no more than there are ids
@@ -95,14 +100,16 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
 
 
 class Finish(enum.StrEnum):
+    """Why a choice ended. Stop strings are the gateway's, and count as `STOP`."""
+
     STOP = "stop"  # end-of-turn or a stop token
     LENGTH = "length"
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Where one request's time went on one worker, in milliseconds, and what was moved for it.
+    """Where one request's time went on one worker, and which pages were moved for it.
 
-    Workers do not name themselves: the gateway fills in `worker` and the `role` it had for the request.
+    The gateway fills in `worker` and the `role` that it had for the request; workers leave both empty.
     """
 
     queue_ms: float = 0.0
@@ -118,9 +125,9 @@ class Timings(msgspec.Struct, frozen=True):
 class Entry(msgspec.Struct, frozen=True):
     """Tokens that one engine step gave one choice. `index` is the output index of tokens[0].
 
-    Drafts `offered` tokens deep were verified by the step, and `accepted` of them kept (both 0 for a plain
-    row): a chain's drafts, or those on the longest branch of a tree. `prompt`: what was asked of the prompt,
-    on the first entry of the request.
+    The step verified drafts `offered` tokens deep and kept `accepted` of them (both 0 without drafts); of a
+    tree, the longest branch counts. `prompt`: the prompt's log-probabilities if asked for, on the request's
+    first entry.
     """
 
     id: str
@@ -137,9 +144,9 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class FirstToken(msgspec.Struct, frozen=True):
-    """Token 0 of one choice, sampled by the worker that ran the prompt; not to be told if `max_tokens` is 0.
+    """Token 0 of one choice, from the worker that computed the prompt. With `max_tokens` 0 it is not shown.
 
-    `prompt`: what was asked of the prompt, on the first choice only.
+    `prompt`: the prompt's log-probabilities if asked for, on the first choice only.
     """
 
     choice: int
@@ -150,23 +157,24 @@ class FirstToken(msgspec.Struct, frozen=True):
 
 
 class KvKind(enum.StrEnum):
+    """Whose KV: the target model's or the draft head's."""
+
     TARGET = "target"
     DRAFT = "draft"
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """The pages of a handle that one rank holds. `pool` is a path under /dev/shm for host-mapped pools."""
+    """The pages of a handle on one rank, by their numbers in its pool."""
 
     rank: int
-    pool: str
     pages: tuple[int, ...]
 
 
 class KvHandle(msgspec.Struct, frozen=True):
     """A leased claim on KV pages of another worker: metadata only, never bytes.
 
-    `worker` is the owner's address; `epoch` names the incarnation of its pool, so that anything stale
-    is recognised; `layout` is the handshake hash of meaning; `tokens` rows are (or will be) valid.
+    `worker`: the owner's address. `epoch`: which of its pools, so that stale handles are recognised.
+    `layout`: the layout hash that both sides must share. `tokens`: how many rows are, or will be, valid.
     """
 
     worker: str
@@ -180,10 +188,10 @@ class KvHandle(msgspec.Struct, frozen=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
-    """What a worker says of itself to routers. `worker` is its address; load is read off Sessions too.
+    """A worker's description of itself, for routers. `worker` is its address.
 
-    `synthetic`: it accepts drafts by chance, for benchmarks, and what it answers means nothing. `starting`:
-    its engine still loads, so nothing but its address and roles is known yet.
+    `synthetic`: it accepts drafts by chance, for benchmarks, and its answers mean nothing. `starting`: its
+    engine still loads, so only its address and roles are known.
     """
 
     worker: str

@@ -1,18 +1,19 @@
-"""Client of `TransferService`: a puller's questions to the owner of KV pages, in nouns.
+"""Client of `TransferService`: what a puller asks the owner of KV pages, in plain values.
 
-It asks and relays, bytes of pages too; what an answer means for a request is the puller's engine's to say.
-Every failure is an EyasError.
+It asks and relays, bytes of pages too. It refuses to know what an answer means for a request: the puller's
+engine decides that. Every failure is an EyasError.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import grpc
 import msgspec
 
 from eyas.common import chunk, convert, rpc
 from eyas.common.errors import TransferFailed
+from eyas.common.pool import PoolInfo
 from eyas.common.types import FirstToken, KvHandle, KvKind
 from protos import transfer_pb2, transfer_pb2_grpc
 
@@ -20,20 +21,8 @@ HANDSHAKE_S = 5.0
 RELEASE_S = 5.0
 
 
-class PeerPool(msgspec.Struct, frozen=True):
-    """What the owner's pages of one group are, and where.
-
-    `geometry`: JSON of kv_transfer.layout.Geometry; `pool_identity`: see kv_transfer.route.
-    """
-
-    layout_hash: str
-    epoch: int
-    geometry: str
-    pool_identity: str
-
-
 class WatchReady(msgspec.Struct, frozen=True):
-    """Rows below `tokens` may be read."""
+    """Rows below `tokens` can be read now."""
 
     tokens: int
 
@@ -46,7 +35,7 @@ class WatchDone(msgspec.Struct, frozen=True):
 
 
 class TransferClient:
-    """The owner behind `channel`, which stays the caller's."""
+    """Calls the owner behind `channel`, which stays the caller's."""
 
     def __init__(self, channel: grpc.aio.Channel, worker: str) -> None:
         self._stub = transfer_pb2_grpc.TransferServiceStub(channel)
@@ -56,18 +45,22 @@ class TransferClient:
         )
         self._worker = worker
 
-    async def handshake(self, group: KvKind, layout_hash: str) -> PeerPool:
+    async def handshake(self, group: KvKind, layout_hash: str) -> PoolInfo:
+        """The owner's pool of this group.
+
+        Raises NotFound if it has none, ConfigError for sizes that no pool has; Unavailable, DeadlineExceeded.
+        """
         request = transfer_pb2.HandshakeRequest(group=convert.group_to_pb(group), layout_hash=layout_hash)
         try:
             reply = await self._stub.Handshake(request, timeout=HANDSHAKE_S)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
-        return PeerPool(reply.layout_hash, reply.epoch, reply.geometry, reply.pool_identity)
+        return convert.pool_from_pb(reply)
 
     async def watch(self, handle: KvHandle, attempt: int) -> AsyncIterator[WatchReady | WatchDone]:
-        """What became readable, as it happens. The lease lives while this is open; it never just ends.
+        """Reports what becomes readable. The lease lives while this is open; it ends only by raising.
 
-        Raises TransferFailed if the owner closes it, or whatever the owner failed with.
+        Raises TransferFailed if the owner closes it, or the error that the owner reports.
         """
         request = transfer_pb2.WatchRequest(handle=convert.handle_to_pb(handle), attempt=attempt)
         call = self._stub.Watch(request)
@@ -88,7 +81,7 @@ class TransferClient:
         raise TransferFailed(f"worker {self._worker} closed the Watch of handle {handle.id}")
 
     async def release(self, handle: KvHandle, attempt: int) -> bool:
-        """Whether the lease was unbroken up to now."""
+        """Gives the pages back. Whether the lease never lapsed, so that what was read may be used."""
         request = transfer_pb2.ReleaseRequest(epoch=handle.epoch, id=handle.id, attempt=attempt)
         try:
             reply = await self._stub.Release(request, timeout=RELEASE_S)
@@ -96,7 +89,7 @@ class TransferClient:
             raise rpc.map_rpc_error(error) from error
         return bool(reply.valid)
 
-    async def fetch(self, handle: KvHandle, attempt: int, pages: Sequence[int]) -> AsyncIterator[memoryview]:
+    def fetch(self, handle: KvHandle, attempt: int, pages: Sequence[int]) -> AsyncGenerator[memoryview, None]:
         """The bytes of some of the handle's pages, in order, while its Watch is open.
 
         Raises TransferFailed if the owner does not know the Watch, InvalidRequest for pages that the handle
@@ -109,6 +102,14 @@ class TransferClient:
             pages=pages,
             group=convert.group_to_pb(handle.group),
         )
+        return self._chunks(request)
+
+    def fetch_proof(self, handle: KvHandle, page: int) -> AsyncGenerator[memoryview, None]:
+        """The bytes of the proof page behind the pages of which the handle names some. No Watch is needed."""
+        group = convert.group_to_pb(handle.group)
+        return self._chunks(transfer_pb2.FetchRequest(epoch=handle.epoch, pages=[page], group=group))
+
+    async def _chunks(self, request: transfer_pb2.FetchRequest) -> AsyncGenerator[memoryview, None]:
         call = self._fetch(request)
         try:
             async for data in call:

@@ -1,7 +1,7 @@
 """Questions that no training text contains, and how their answers are scored.
 
-Pure: phrasings and number pairs come from the generators' held-out split, which training never
-draws from. Knows no server and no model.
+Phrasings and number pairs come from the generators' held-out split, from which training never draws. It
+refuses to know servers and models.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from eyas.train.text.dialogues import chat_of
 from eyas.train.text.numbers import held_pair
 from eyas.train.text.world import COUNTRIES
 
-LONGEST_PROMPT = 4  # messages of a held-out chat, so that one reply stays the larger part
-ATTEMPTS = 20  # draws for each question wanted, since some come twice
+LONGEST_PROMPT = 4  # messages of a held-out chat, so that most of its text is the reply
+ATTEMPTS = 20  # draws per question wanted, because some come twice
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class QuestionSet:
 
 
 def contains(answer: str, expected: str) -> bool:
-    """Whether the expected words occur, whatever the case."""
+    """Whether the expected words occur, in upper or lower case."""
     return re.search(rf"(?<!\w){re.escape(expected.lower())}(?!\w)", answer.lower()) is not None
 
 
@@ -94,7 +94,7 @@ def _lists(context: Context) -> Question:
 
 def _problems(steps: int) -> Draw:
     def draw(context: Context) -> Question:
-        """Familiar phrasings with numbers never trained: what is asked is the arithmetic."""
+        """Familiar phrasings with numbers never trained: this tests the arithmetic."""
         told = Context(context.rng, Split.TRAIN)
         while True:
             found = word_problems.draw_problem(told, steps)
@@ -146,7 +146,7 @@ def question_sets(size: int, seed: int) -> list[QuestionSet]:
 
 
 def held_out_prompts(count: int, seed: int) -> list[list[Message]]:
-    """Distinct chats of all topics that end with a user turn, none of them in the training text."""
+    """Distinct chats of all topics that end with a user turn and are not in the training text."""
     context = Context(random.Random(f"prompts/{seed}"), Split.HELD)
     found: dict[str, list[Message]] = {}
     while len(found) < count:

@@ -1,6 +1,6 @@
 """`eyas evals nano`: the held-out questions, asked through an OpenAI-compatible server.
 
-Knows one endpoint, `/v1/chat/completions`, greedy. Knows no model and no question.
+It knows one endpoint, `/v1/chat/completions`, at temperature 0. It refuses to know models and questions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Which server is asked what: `size` questions per set, drawn by `seed`; `parallel` requests at a time.
+    """What to ask which server: `size` questions per set, drawn by `seed`; `parallel` requests at a time.
 
     `model` None: the first that the server at `url` lists.
     """
@@ -52,7 +52,7 @@ def ask(client: httpx.Client, model: str, question: Question) -> tuple[str, bool
 
 
 def score_set(client: httpx.Client, model: str, questions: QuestionSet, parallel: int) -> Score:
-    """Ask one set, some questions at a time."""
+    """Asks one set, `parallel` questions at a time."""
     score = Score(questions.name, questions.bar)
     with ThreadPoolExecutor(parallel) as pool:
         answers = pool.map(lambda question: ask(client, model, question), questions.questions)
@@ -62,9 +62,9 @@ def score_set(client: httpx.Client, model: str, questions: QuestionSet, parallel
 
 
 def evaluate(plan: Evaluation) -> int:
-    """Asks every set and prints the scores; 1 if a bar is missed.
+    """Asks every set and prints the scores. Gives 1 if a bar is missed, else 0.
 
-    Raises EyasError if nothing listens there, or an answer is refused.
+    Raises EyasError if nothing listens there or a request is refused.
     """
     sets = question_sets(plan.size, plan.seed)
     scores = []
@@ -78,7 +78,7 @@ def evaluate(plan: Evaluation) -> int:
 
 @contextlib.contextmanager
 def _connected(plan: Evaluation) -> Iterator[httpx.Client]:
-    """A client whose failures are EyasErrors."""
+    """A client of the server. Its failures become EyasErrors."""
     hooks = {"response": [httpx.Response.raise_for_status]}
     try:
         with httpx.Client(

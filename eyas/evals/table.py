@@ -1,6 +1,6 @@
 """Scores of question sets and how they are printed.
 
-Knows counting and tables; knows no questions.
+It knows counting and tables; it refuses to know questions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-ENDED_BAR = 0.99  # share of the answers that must end their turn by themselves
+ENDED_BAR = 0.99  # the share of answers that must end their turn by themselves
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Score:
 
 
 def score_table(scores: list[Score]) -> Table:
-    """One line a set."""
+    """A table with one line per set."""
     table = Table("set", "asked", "right", "bar", "ended", "whole", "", title="held-out questions")
     for score in scores:
         table.add_row(

@@ -9,7 +9,7 @@ from eyas.client.prose import PlainProse
 from eyas.client.terminal import tell
 from eyas.common.config import ServeConfig
 from eyas.worker.screen import run_on_screen
-from eyas.worker.serve import Cluster
+from eyas.worker.serve import LocalCluster
 
 WARM_UP = "Hello!"
 QUESTION = "Tom has 12 apples and buys 7 more. How many apples does Tom have?"
@@ -20,7 +20,7 @@ MAX_TOKENS = 128
 def demo(config: ServeConfig) -> int:
     """Runs the demo; returns the exit code: 0 if an answer came, else 1."""
 
-    async def ask(cluster: Cluster) -> int:
+    async def ask(cluster: LocalCluster) -> int:
         async with AsyncClient(cluster.grpc_address) as client:
             await _warm_up(client, drafts=config.engine.draft is not None)
             print(f"\n> {QUESTION}", flush=True)

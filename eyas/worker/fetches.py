@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import time
 from collections.abc import AsyncGenerator
 
@@ -18,10 +17,9 @@ from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from eyas.common.types import KvKind
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import CopyPages, CopyStopped, Failure
-from kv_transfer.backends.base import Pages
-from kv_transfer.backends.shm import map_pool
+from kv_transfer.area import Pages
+from kv_transfer.backends.shm import map_file
 from kv_transfer.backends.stream import PageWriter
-from kv_transfer.layout import Geometry
 
 STALL_S = 5.0  # an owner that sends nothing for so long is given up
 
@@ -31,23 +29,23 @@ class Fetches:
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
-        self._running: dict[asyncio.Task[int], int] = {}  # and the pull of each
+        self._running: dict[tuple[int, int], asyncio.Task[int]] = {}  # by pull and number
         self._pools: dict[KvKind, Pages] = {}  # mapped when first needed
 
     def start(self, job: CopyPages, group: KvKind, chunks: AsyncGenerator[memoryview, None]) -> None:
         """Writes `chunks` into `job.dst_pages` of our pool of `group`; however it ends, it is told."""
         task = asyncio.create_task(self._fetch(job, group, chunks))
-        self._running[task] = job.pull
+        self._running[job.pull, job.number] = task
         task.add_done_callback(functools.partial(self._stopped, job, time.monotonic()))
 
-    def stop(self, pull: int) -> None:
-        """Ends the fetches of a pull; each is told once it has ended."""
-        for task in [task for task, of in self._running.items() if of == pull]:
+    def stop(self, pull: int, number: int | None = None) -> None:
+        """Ends a fetch of a pull, or all of them; each is told once it has ended."""
+        for task in [task for (of, n), task in self._running.items() if of == pull and number in (None, n)]:
             task.cancel()
 
     async def close(self) -> None:
         """Ends everything that runs."""
-        running = list(self._running)
+        running = list(self._running.values())
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -69,7 +67,7 @@ class Fetches:
 
     def _stopped(self, job: CopyPages, began: float, task: asyncio.Task[int]) -> None:
         """A task that is done writes no more: now the engine may do with the pages what it likes."""
-        del self._running[task]
+        del self._running[job.pull, job.number]
         error = _error(task)
         failure = Failure(error.code, error.message) if error else None
         moved = 0 if error else task.result()
@@ -78,8 +76,8 @@ class Fetches:
     def _pool(self, group: KvKind) -> Pages:
         if group not in self._pools:
             ready = self._engine.ready
-            geometry = Geometry.from_json(json.dumps(json.loads(ready.geometry)[group]))
-            self._pools[group] = map_pool(ready.pools[group], geometry.page_bytes, writable=True).pages
+            page_bytes = ready.pools[group].geometry.page_bytes
+            self._pools[group] = map_file(ready.files[group], page_bytes, writable=True).pages
         return self._pools[group]
 
 

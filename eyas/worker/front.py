@@ -49,7 +49,7 @@ class Front:
         self._link = link
         self._engine = EngineClient(self._send)
         self._membership = Membership(config, self.describe)
-        self._pulls = Pulls(self._engine, self._membership.find, config.engine)
+        self._pulls = Pulls(self._engine, self._membership.find)
         self._drafts = drafts.DraftStreams(self._engine)
         self._registry = CollectorRegistry()
         self._metrics = WorkerMetrics(self._registry)

@@ -24,15 +24,15 @@ from eyas.worker.http_protocol import HttpLimits
 from eyas.worker.http_server import HttpServer
 from eyas.worker.leave import Leave
 from eyas.worker.waiting import tell_waiting
-from gateway.backend import Backend
+from gateway.backend import GenerationBackend
 from gateway.canary import Canary
 from gateway.cluster import Cluster
-from gateway.exit import Exit
+from gateway.exit import DrainableBackend
 from gateway.generate import ClusterBackend
 from gateway.grpc_front import GrpcFront
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
-from gateway.sampling_defaults import as_named_there, sampling_defaults
+from gateway.sampling_defaults import sampling_defaults, with_file_names
 from gateway.tokenizer import Tokenizer
 
 _log = logging.getLogger("eyas.gateway")
@@ -55,7 +55,7 @@ async def _run(config: GatewayConfig) -> None:
     tokenizer = Tokenizer.load(config.model)
     config = dataclasses.replace(config, sampling=sampling_defaults(config.model))
     if config.sampling:
-        said = ", ".join(f"{name} {value}" for name, value in as_named_there(config.sampling).items())
+        said = ", ".join(f"{name} {value}" for name, value in with_file_names(config.sampling).items())
         _log.info("unless a request says otherwise: %s (generation_config.json)", said)
     workers = registry(config.registry)
     cluster = Cluster(workers)
@@ -64,7 +64,7 @@ async def _run(config: GatewayConfig) -> None:
         await cluster.start()
         metrics = GatewayMetrics(_registry())
         canary = Canary(ClusterBackend(cluster), metrics)
-        exit = Exit(canary)
+        exit = DrainableBackend(canary)
         async with fronts(config, exit, tokenizer, metrics), asyncio.TaskGroup() as tasks:
             looks = [tasks.create_task(canary.run()), tasks.create_task(tell_waiting(canary.health, workers))]
             await leave.asked.wait()
@@ -88,7 +88,7 @@ def _registry() -> CollectorRegistry:
 
 @contextlib.asynccontextmanager
 async def fronts(
-    config: GatewayConfig, backend: Backend, tokenizer: Tokenizer, metrics: GatewayMetrics
+    config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
 ) -> AsyncIterator[None]:
     """Starts both fronts of `backend` and prints their addresses. At the end, answers get time to leave."""
     grpc = GrpcFront(config, backend, tokenizer, metrics)

@@ -9,15 +9,15 @@ from __future__ import annotations
 from rich.console import Console
 
 from eyas.common.config import ServeConfig
-from eyas.worker.serve import Cluster, Work, run_cluster
+from eyas.worker.serve import LocalCluster, Work, run_cluster
 
 
 def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False) -> int:
     """`run_cluster`, with start, addresses, end and (unless `quiet`) logs shown to a person."""
     screen = Screen(quiet=quiet)
-    cluster = Cluster(config, screen.log, screen.progress)
+    cluster = LocalCluster(config, screen.log, screen.progress)
 
-    async def announced(cluster: Cluster) -> int:
+    async def announced(cluster: LocalCluster) -> int:
         screen.ready(cluster)
         return await work(cluster)
 
@@ -28,7 +28,7 @@ def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False) -> in
 
 
 class Screen:
-    """Prints what happens to a cluster. `log` and `progress` are callbacks of `Cluster`. `quiet`: no logs."""
+    """Prints what happens to a `LocalCluster`, whose callbacks are `log` and `progress`. `quiet`: no logs."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -60,7 +60,7 @@ class Screen:
         """Removes the starting line."""
         self._status.stop()
 
-    def ready(self, cluster: Cluster) -> None:
+    def ready(self, cluster: LocalCluster) -> None:
         """Prints the addresses of a cluster that is ready."""
         self.close()
         print(f"{cluster.model} is ready after {cluster.start_s:.1f} s: {', '.join(cluster.pids)}")

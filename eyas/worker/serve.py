@@ -41,8 +41,8 @@ GATEWAY = "gateway"
 Progress = Callable[[list[str], float], None]  # (processes that are not ready yet, seconds since the start)
 
 
-class Cluster:
-    """`async with Cluster(config, log) as cluster:` gives a cluster that is ready, and ends all of it after.
+class LocalCluster:
+    """`async with LocalCluster(config, log) as cluster:` gives a cluster that is ready, and ends all of it.
 
     Raises ConfigError for a configuration that cannot work (before any process starts, or when a process
     refuses it) and DeadlineExceeded if the cluster is not ready in time.
@@ -98,7 +98,7 @@ class Cluster:
         """The folder of all KV pools; it exists while the cluster runs."""
         return self._pools.path
 
-    async def __aenter__(self) -> Cluster:
+    async def __aenter__(self) -> LocalCluster:
         self._pools = PoolFolder(self._pool_dir)
         try:
             await self._start()
@@ -201,10 +201,10 @@ class Cluster:
         self._pools.leave()
 
 
-Work = Callable[[Cluster], Awaitable[int]]
+Work = Callable[[LocalCluster], Awaitable[int]]
 
 
-def run_cluster(cluster: Cluster, work: Work, stopping: Callable[[], None]) -> int:
+def run_cluster(cluster: LocalCluster, work: Work, stopping: Callable[[], None]) -> int:
     """Starts a cluster, runs `work` on it, stops it; returns what `work` returns.
 
     The first Ctrl-C, SIGTERM or SIGHUP calls `stopping`, stops the cluster in order and raises
@@ -213,7 +213,7 @@ def run_cluster(cluster: Cluster, work: Work, stopping: Callable[[], None]) -> i
     return asyncio.run(_run_cluster(cluster, work, stopping))
 
 
-async def _run_cluster(cluster: Cluster, work: Work, stopping: Callable[[], None]) -> int:
+async def _run_cluster(cluster: LocalCluster, work: Work, stopping: Callable[[], None]) -> int:
     async def whole() -> int:
         async with cluster:
             return await work(cluster)

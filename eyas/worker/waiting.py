@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from eyas.common.discovery import Registry
-from gateway.backend import Health
+from gateway.backend import BackendHealth
 
 LOOK_S = 0.5
 FIRST_S = 5.0  # a cluster that starts may take this long
@@ -19,7 +19,7 @@ RAREST_S = 300.0
 _log = logging.getLogger("eyas.gateway")
 
 
-async def tell_waiting(health: Callable[[], Health], registry: Registry) -> None:
+async def tell_waiting(health: Callable[[], BackendHealth], registry: Registry) -> None:
     """Logs until it is cancelled."""
     clock = asyncio.get_running_loop().time
     pause_s, due = FIRST_S, clock() + FIRST_S

@@ -1,24 +1,23 @@
 """The pulls of this worker's engine, seen from its front: each is a Watch on the worker that owns the pages.
 
 Events `OpenPull`, `ReleasePull`, `ClosePull` become calls, and the owner's answers become `Pull*` commands.
-When it meets an owner it chooses the route that its bytes will take. Pages and deadlines of a pull are the
-engine's.
+When it meets an owner it compares what pages mean on both sides. Pages and deadlines of a pull, and the way
+that its bytes take, are the engine's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from eyas.common import rpc
-from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError, TransferFailed
+from eyas.common.pool import PoolInfo
 from eyas.common.types import KvHandle, KvKind
-from eyas.common.watch import PeerPool, TransferClient, WatchReady
+from eyas.common.watch import TransferClient, WatchReady
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     ClosePull,
@@ -32,11 +31,10 @@ from eyas.engine.ipc.messages import (
     PullReady,
     PullReleased,
     ReleasePull,
-    StopCopies,
+    StopCopy,
 )
 from eyas.worker.fetches import Fetches
-from kv_transfer.layout import Geometry, PoolLayout, check_compatible
-from kv_transfer.route import Route, Routes
+from kv_transfer.layout import check_compatible
 
 _log = logging.getLogger("eyas.pulls")
 
@@ -57,22 +55,19 @@ class Pulls:
     member of this worker's cluster: no handle makes this worker dial anybody else.
     """
 
-    def __init__(
-        self, engine: EngineClient, find: Callable[[str], Awaitable[str]], config: EngineConfig
-    ) -> None:
+    def __init__(self, engine: EngineClient, find: Callable[[str], Awaitable[str]]) -> None:
         self._engine = engine
         self._find = find
         self._channels = rpc.Channels()
-        self._routes = Routes(config.transfer, config.pool_dir)
         self._fetches = Fetches(engine)
         self._watches: dict[int, tuple[_Pull, asyncio.Task[None]]] = {}
         self._releases: set[asyncio.Task[None]] = set()
-        self._met: dict[tuple[str, KvKind], PeerPool] = {}  # by address: whose pages mean the same as ours
+        self._met: dict[tuple[str, KvKind], PoolInfo] = {}  # by address: whose pages mean the same as ours
         engine.on(OpenPull, self._open)
         engine.on(ReleasePull, self._release)
         engine.on(ClosePull, self._close)
         engine.on(CopyPages, self._copy)
-        engine.on(StopCopies, lambda event: self._fetches.stop(event.pull))
+        engine.on(StopCopy, lambda event: self._fetches.stop(event.pull, event.number))
 
     async def close(self) -> None:
         """Ends everything that is open."""
@@ -116,7 +111,11 @@ class Pulls:
             self._engine.send(CopyStopped(event.pull, event.number, 0, 0.0, failure))
             return
         pull, _ = self._watches[event.pull]
-        chunks = self._client(pull.at).fetch(pull.handle, pull.attempt, event.pages)
+        owner = self._client(pull.at)
+        if event.proof:
+            chunks = owner.fetch_proof(pull.handle, *event.pages)
+        else:
+            chunks = owner.fetch(pull.handle, pull.attempt, event.pages)
         self._fetches.start(event, pull.handle.group, chunks)
 
     # --- calls ------------------------------------------------------------------------------------------
@@ -153,29 +152,17 @@ class Pulls:
     def _client(self, address: str) -> TransferClient:
         return TransferClient(self._channels.get(address), address)
 
-    async def _meet(self, pull: _Pull, owner: TransferClient) -> Route:
-        """Do the owner's pages mean what ours mean, and which way will those of this handle come?
-
-        It is asked once per group and epoch, and only the file that it names then is read.
-        """
+    async def _meet(self, pull: _Pull, owner: TransferClient) -> PoolInfo:
+        """What the owner says of its pages, which mean what ours mean. Asked once per group and epoch."""
         handle, key = pull.handle, (pull.at, pull.handle.group)
         theirs = self._met.get(key)
         if theirs is None or theirs.epoch != handle.epoch:
-            ours = self._layout(handle.group)
+            ours = self._engine.ready.pools.get(handle.group)
+            if ours is None:
+                raise ConfigError(f"this worker has no {handle.group} pages to pull into", param="group")
             theirs = await owner.handshake(handle.group, ours.layout_hash)
-            check_compatible(ours, PoolLayout(theirs.layout_hash, Geometry.from_json(theirs.geometry)))
+            check_compatible(ours, theirs)
             self._met[key] = theirs
         if (theirs.epoch, theirs.layout_hash) != (handle.epoch, handle.layout):
             raise TransferFailed(f"worker {handle.worker} restarted after it offered handle {handle.id}")
-        pools = {shard.pool for shard in handle.shards}
-        route = self._routes.choose(pools.pop() if len(pools) == 1 else "", theirs.pool_identity)
-        _log.debug("%s KV of worker %s comes by %s", handle.group, handle.worker, route)
-        return route
-
-    def _layout(self, group: KvKind) -> PoolLayout:
-        """How our own pages lie, from what the engine said when it was ready."""
-        ready = self._engine.ready
-        if group not in ready.layout_hashes:
-            raise ConfigError(f"this worker has no {group} pages to pull into", param="group")
-        geometry = json.dumps(json.loads(ready.geometry)[group])
-        return PoolLayout(ready.layout_hashes[group], Geometry.from_json(geometry))
+        return theirs

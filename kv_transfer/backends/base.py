@@ -5,29 +5,31 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from eyas.common.errors import ConfigError, EyasError, TransferFailed
+from eyas.common.errors import EyasError, TransferFailed
+from eyas.common.pool import Export
 from eyas.common.types import Shard
-from kv_transfer.layout import Geometry
-
-Pages: TypeAlias = NDArray[np.uint8]  # [pages, page_bytes], a view of a page-major pool
+from kv_transfer.area import Area, Pages
+from kv_transfer.copy_thread import Done
 
 
 @dataclass(frozen=True)
 class Copy:
-    """One job: page `source.pages[i]` of the peer's pool becomes page `dst_pages[i]` of this one.
+    """One job: page `source.pages[i]` of the peer's area becomes page `dst_pages[i]` of this one.
 
-    `pull` and `number` name the job; `source.rank` says which rank's copier does it.
+    `pull` and `number` name the job. `proof`: the CRC-32 that the only page must have when it has come.
     """
 
     pull: int
     number: int
     source: Shard
     dst_pages: tuple[int, ...]
+    proof: int | None = None
+
+    @property
+    def name(self) -> tuple[int, int]:
+        return self.pull, self.number
 
 
 @dataclass(frozen=True)
@@ -45,45 +47,98 @@ class CopyResult:
         return self.error is None
 
 
-class Backend(ABC):
-    """Moves whole pages from a peer's pool into this worker's. Called by one thread only.
+class Source:
+    """A peer's area, opened by one backend, which subclasses this with what its copies need."""
 
-    `copy` returns the bytes moved once the job's destination is written and will not be written again;
-    it raises an `EyasError` (`TransferFailed` if the source is gone) under the same promise, and ends
-    within a bounded time. `close` lets go of all memory.
+    @property
+    def current(self) -> bool:
+        """False once the peer's incarnation is known to be gone: what it holds may be let go."""
+        return True
+
+
+class Wire(Protocol):
+    """The worker's front, for backends whose bytes it carries."""
+
+    def fetch(self, job: Copy) -> None:
+        """Ask for the bytes of a job; `stopped` gives its one result."""
+        ...
+
+    def stop(self, job: Copy) -> None:
+        """Ask for its end, if it still runs."""
+        ...
+
+    def stopped(self) -> list[Done[Copy]]:
+        """The jobs that stopped since the last call."""
+        ...
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a backend is made with. `pool_dir`: the folder where areas of this host lie."""
+
+    area: Area
+    pool_dir: str
+    wire: Wire
+
+
+class Backend(ABC):
+    """One way for whole pages, of one area. Called by the engine's loop only; no call blocks, but `close`.
+
+    `name` is the route's: exports, `--transfer`, timings and metrics show it.
     """
 
-    name: str
+    name: ClassVar[str]
 
     @abstractmethod
-    def copy(self, job: Copy) -> int: ...
+    def export(self) -> Export | None:
+        """What a peer needs to open this area; None if it cannot be reached this way."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def open(self, export: Export) -> Source:
+        """A peer's area, by what its `export` said. Nothing is copied, so nothing is proven.
 
+        Raises ConfigError, saying why, where this way does not lead to it.
+        """
 
-def page_view(memory: memoryview, geometry: Geometry) -> Pages:
-    """View a pool's memory as `[geometry.pages, page_bytes]` without a copy."""
-    if memory.nbytes < geometry.pool_bytes:
-        raise ConfigError(f"The KV pool has {memory.nbytes} bytes, its geometry needs {geometry.pool_bytes}.")
-    flat = np.frombuffer(memory, np.uint8, geometry.pool_bytes)
-    return flat.reshape(geometry.pages, geometry.page_bytes)
+    @abstractmethod
+    def start(self, source: Source, job: Copy) -> None:
+        """Begin a copy. One `CopyResult` follows, within a bounded time, and means that it has stopped."""
+
+    @abstractmethod
+    def poll(self) -> list[CopyResult]:
+        """The copies that stopped since the last call."""
+
+    @abstractmethod
+    def cancel(self, job: Copy) -> None:
+        """End a copy early. That it has stopped is told by `poll`, and by nothing else."""
+
+    @abstractmethod
+    def close(self, deadline: float) -> bool:
+        """Let go of all memory; False if a copy still runs at `deadline` (monotonic seconds).
+
+        After False the destination must stay mapped. Jobs that have not begun are reported as cancelled.
+        """
 
 
 def copy_pages(job: Copy, source: Pages, destination: Pages) -> int:
-    """Copy a job's pages between mapped pools, runs of consecutive pages in one go; returns the bytes.
+    """Copy a job's pages between mapped areas, runs of consecutive pages in one go; returns the bytes.
 
     NumPy copies them without holding the GIL, so the engine's loop goes on beside it.
     """
-    pages = job.source.pages
-    if pages and not 0 <= min(pages) <= max(pages) < len(source):
-        raise TransferFailed(f"The handle names pages that the pool {job.source.pool} does not have.")
-    for src, dst, count in _runs(pages, job.dst_pages):
+    check_pages(job, len(source))
+    for src, dst, count in runs(job.source.pages, job.dst_pages):
         destination[dst : dst + count] = source[src : src + count]
-    return len(pages) * int(destination.shape[1])
+    return len(job.dst_pages) * int(destination.shape[1])
 
 
-def _runs(src: tuple[int, ...], dst: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+def check_pages(job: Copy, count: int) -> None:
+    """Raise TransferFailed unless the peer's area, of `count` pages, has all that the job names."""
+    pages = job.source.pages
+    if pages and not 0 <= min(pages) <= max(pages) < count:
+        raise TransferFailed(f"the handle names pages that its owner's pool of {count} pages does not have")
+
+
+def runs(src: tuple[int, ...], dst: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
     """(first source page, first destination page, count) of every stretch where both go up by one."""
     start = 0
     for i in range(1, len(src) + 1):

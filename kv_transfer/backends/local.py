@@ -1,27 +1,47 @@
-"""`local`: the source pool lives in this process (a unified worker's other half, tests)."""
+"""`local`: the peer's area lives in this process (two engines on threads of it)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import MutableMapping
+from dataclasses import dataclass
 
-from eyas.common.errors import TransferFailed
-from kv_transfer.backends.base import Backend, Copy, Pages, copy_pages
+from eyas.common.errors import ConfigError
+from eyas.common.pool import Export
+from kv_transfer.area import Area
+from kv_transfer.backends.base import Copy, Site, Source, copy_pages
+from kv_transfer.backends.blocking import BlockingBackend
 
 
-class LocalBackend(Backend):
-    """Copies from one of `pools` (by pool name; the mapping may grow and shrink meanwhile)."""
+@dataclass(frozen=True)
+class Neighbour(Source):
+    area: Area
+
+
+class LocalBackend(BlockingBackend):
+    """Copies between the areas of all who were made with the same `areas`, which only they change."""
 
     name = "local"
 
-    def __init__(self, destination: Pages, pools: Mapping[str, Pages]) -> None:
-        self._destination = destination
-        self._pools = pools
+    def __init__(self, site: Site, areas: MutableMapping[bytes, Area]) -> None:
+        super().__init__(site.area)
+        self._areas = areas
+        self._key = secrets.token_bytes(8)
 
-    def copy(self, job: Copy) -> int:
-        source = self._pools.get(job.source.pool)
-        if source is None:
-            raise TransferFailed(f"The pool {job.source.pool} is not in this process.")
-        return copy_pages(job, source, self._destination)
+    def export(self) -> Export | None:
+        self._areas[self._key] = self.area
+        return {"key": self._key}
 
-    def close(self) -> None:
-        self._pools = {}
+    def open(self, export: Export) -> Source:
+        area = self._areas.get(export.get("key", b""))
+        if area is None:
+            raise ConfigError("the peer's KV pool is not in this process")
+        return Neighbour(area)
+
+    def copy(self, source: Source, job: Copy) -> int:
+        assert isinstance(source, Neighbour)
+        return copy_pages(job, source.area.pages, self.area.pages)
+
+    def close(self, deadline: float) -> bool:
+        self._areas.pop(self._key, None)
+        return super().close(deadline)

@@ -1,6 +1,6 @@
-"""`shm`: the source pool is another process's file in shared memory, mapped here read-only.
+"""`shm`: the peer's area is another process's file in shared memory, mapped here read-only.
 
-A pool's file is created at its full size, never resized, and unlinked when its worker ends: so a mapping
+An area's file is created at its full size, never resized, and unlinked when its worker ends: so a mapping
 stays readable whatever becomes of the peer, and only the lease decides what its bytes are worth.
 """
 
@@ -14,70 +14,88 @@ from pathlib import Path
 
 import numpy as np
 
-from eyas.common.errors import TransferFailed
-from kv_transfer.backends.base import Backend, Copy, Pages, copy_pages
+from eyas.common.errors import ConfigError, TransferFailed
+from eyas.common.pool import Export
+from kv_transfer.area import Pages
+from kv_transfer.backends.base import Copy, Site, Source, copy_pages
+from kv_transfer.backends.blocking import BlockingBackend
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
-class Mapping:
-    """A pool's file in this process's memory, for as long as `pages` is kept."""
+class Mapping(Source):
+    """An area's file in this process's memory, for as long as `pages` is kept."""
 
     path: str
-    inode: int  # not reused while it is mapped, so it names one incarnation of the pool
+    inode: int  # not reused while it is mapped, so it names one incarnation of the area
     pages: Pages
 
-    def is_current(self) -> bool:
+    @property
+    def current(self) -> bool:
         try:
             return os.stat(self.path).st_ino == self.inode
         except FileNotFoundError:
             return False
 
 
-class ShmBackend(Backend):
-    """Copies from pool files directly in `pool_dir`: a peer may name no other file of this machine."""
+class ShmBackend(BlockingBackend):
+    """Copies from files directly in `pool_dir`: a peer may name no other file of this machine."""
 
     name = "shm"
 
-    def __init__(self, destination: Pages, pool_dir: str) -> None:
-        self._destination = destination
-        self._pool_dir = Path(pool_dir)
-        self._mappings: dict[str, Mapping] = {}
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.area)
+        self._pool_dir = Path(site.pool_dir)
 
-    def copy(self, job: Copy) -> int:
-        return copy_pages(job, self._source(job.source.pool), self._destination)
+    def export(self) -> Export | None:
+        path = self.area.path
+        return {"path": path.encode(), "identity": file_identity(path).encode()} if path else None
 
-    def close(self) -> None:
-        self._mappings.clear()
+    def open(self, export: Export) -> Source:
+        """Only if the name leads to the very file that the peer has (containers share names, not files)."""
+        path, identity = (os.fsdecode(export.get(field, b"")) for field in ("path", "identity"))
+        there = Path(path).parent == self._pool_dir and identity != ""
+        if not there or file_identity(path) != identity:
+            raise ConfigError(f"the peer's KV pool {path} is not a file in {self._pool_dir} of this host")
+        try:
+            return map_file(path, self.area.pages.shape[1])
+        except TransferFailed as error:
+            raise ConfigError(error.message) from error
 
-    def _source(self, pool: str) -> Pages:
-        """The peer's pool, mapped once for each incarnation of its file."""
-        known = self._mappings.get(pool)
-        if known is None or not known.is_current():
-            # Whenever a new pool appears, the memory of those that are gone goes back to the machine.
-            self._mappings = {m.path: m for m in self._mappings.values() if m.is_current()}
-            known = self._mappings[pool] = self._map(pool)
-        return known.pages
-
-    def _map(self, pool: str) -> Mapping:
-        if Path(pool).parent != self._pool_dir:
-            raise TransferFailed(f"The pool {pool} is not in {self._pool_dir}.")
-        return map_pool(pool, self._destination.shape[1])
+    def copy(self, source: Source, job: Copy) -> int:
+        assert isinstance(source, Mapping)
+        if not source.current:
+            raise TransferFailed(f"the pool {source.path} is gone")
+        return copy_pages(job, source.pages, self.area.pages)
 
 
-def map_pool(path: str, page_bytes: int, *, writable: bool = False) -> Mapping:
-    """Map a pool's file as [pages, page_bytes]; its size says how many pages it has.
+def file_identity(path: str) -> str:
+    """Names one file among those of all hosts; empty if there is none. Equal identities: the same memory.
 
-    Raises TransferFailed if there is no such file, or it is no pool of such pages.
+    (A boot id is of one running kernel; a device and an inode, of one file of its.)
+    """
+    try:
+        info = os.stat(path)
+    except (OSError, ValueError):  # (a name that no file can have)
+        return ""
+    return f"{_BOOT_ID.read_text().strip()}/{info.st_dev}/{info.st_ino}"
+
+
+def map_file(path: str, page_bytes: int, *, writable: bool = False) -> Mapping:
+    """Map an area's file as [pages, page_bytes]; its size says how many pages it has.
+
+    Raises TransferFailed if there is no such file, or it holds no such pages.
     """
     flags, access = (os.O_RDWR, mmap.ACCESS_WRITE) if writable else (os.O_RDONLY, mmap.ACCESS_READ)
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise TransferFailed(f"The pool {path} cannot be opened: {error.strerror}.") from error
+        raise TransferFailed(f"the pool {path} cannot be opened: {error.strerror}") from error
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size == 0 or info.st_size % page_bytes:
-            raise TransferFailed(f"The file {path} is not a pool of pages of {page_bytes} bytes.")
+            raise TransferFailed(f"the file {path} is not a pool of pages of {page_bytes} bytes")
         memory = mmap.mmap(fd, info.st_size, access=access)
     finally:
         os.close(fd)

@@ -1,17 +1,52 @@
-"""`grpc`: pages as a stream of bytes, for peers that share no memory. Both ends of the stream, not the wire.
+"""`grpc`: pages as a stream of bytes, for peers that share no memory.
 
-The owner cuts its pages into chunks, the puller writes chunks into its own pages. Whoever carries them, and
-whether what was read counts, is not this file's business.
+The owner's front cuts its pages into chunks, the puller's front writes chunks into its own pages: both ends
+of the stream are here, and the engine's side of asking for it. The wire itself is the fronts'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from eyas.common.errors import TransferFailed
-from kv_transfer.backends.base import Pages
+from eyas.common.errors import ConfigError, TransferFailed
+from eyas.common.pool import Export
+from kv_transfer.area import Pages
+from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, Source
 
 CHUNK_BYTES = 1024 * 1024
+
+
+class StreamBackend(Backend):
+    """Copies that the fronts make, straight into the file of this area."""
+
+    name = "grpc"
+
+    def __init__(self, site: Site) -> None:
+        self._wire = site.wire
+        self._reachable = bool(site.area.path)
+
+    def export(self) -> Export | None:
+        """Nothing is needed: the front knows its members, and asks the one that owns the handle."""
+        return {} if self._reachable else None
+
+    def open(self, export: Export) -> Source:
+        if not self._reachable:
+            raise ConfigError("this worker's front cannot write to its KV pool")
+        return Source()
+
+    def start(self, source: Source, job: Copy) -> None:
+        self._wire.fetch(job)
+
+    def poll(self) -> list[CopyResult]:
+        done = self._wire.stopped()
+        return [CopyResult(d.job, self.name, d.bytes, d.seconds, d.error) for d in done]
+
+    def cancel(self, job: Copy) -> None:
+        self._wire.stop(job)
+
+    def close(self, deadline: float) -> bool:
+        """The front lives longer than its engine, and a file that is written to is never unmapped by that."""
+        return True
 
 
 def chunks(source: Pages, pages: Sequence[int]) -> Iterator[bytes]:

@@ -182,7 +182,7 @@ class Campaign:
         self._say(f"{fault.kind} {fault.worker} ({fault.part}) {fault.phase}")
 
     async def _quiet(self, cluster: Rig, when: str) -> None:
-        """Waits until nobody holds anything; what is held after that is left over."""
+        """Waits until nothing is held any more; what is held after that has leaked."""
         began = time.monotonic()
         while (lines := await cluster.leftovers()) and time.monotonic() < began + QUIET_S:
             self._write("held", when=when, leftovers=lines)

@@ -1,7 +1,7 @@
-"""What may go wrong with a worker, in which order, and how it is done to it.
+"""The faults that a worker may suffer, in which order they come, and how each is caused.
 
-A schedule is a function of its seed alone. Striking needs process ids only; what a fault means for anybody's
-request is not known here.
+A schedule is a function of its seed alone. Causing a fault needs process ids only. This module refuses to
+know what a fault means for a request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Kind(enum.StrEnum):
 class Phase(enum.StrEnum):
     """Where some request that the struck worker serves stands, as its gateway sees it."""
 
-    IDLE = "idle"  # nobody asks for anything
+    IDLE = "idle"  # there are no requests
     SUBMITTED = "before admission"
     PREFILLING = "during prefill"
     STARTED = "after Started"

@@ -21,10 +21,10 @@ from eyas.common.errors import EyasError
 from eyas.common.replies import Admitted, PrefillDone, PrefillStarted
 from eyas.common.types import Entry, GenerationRequest, Role, WorkerInfo
 from eyas.worker.ports import free_ports
-from eyas.worker.serve import Cluster as Processes
+from eyas.worker.serve import LocalCluster as Processes
 from gateway import router
 from gateway.cluster import Cluster
-from gateway.generate import Generation
+from gateway.generate import ClusterGeneration
 from gateway.legs import DecodeLeg, LegEvent, PrefillLeg
 from tests.chaos.faults import Phase, engines
 
@@ -39,7 +39,7 @@ MEET_S = 20.0  # until the inner gateway has its sessions
 Saw = Callable[[Phase, set[str]], None]  # a request is in this phase, served by workers at these addresses
 
 
-class Watched(Generation):
+class Watched(ClusterGeneration):
     """A request that tells which phase it enters."""
 
     def __init__(self, cluster: Cluster, request: GenerationRequest, saw: Saw) -> None:
@@ -118,7 +118,7 @@ class Rig:
         alive = {pid for front in self.processes.pids.values() for pid in engines(front)}
         for path in self.pool_files():
             if int(path.name.split("-")[1]) not in alive:
-                lines.append(f"{path.name} belongs to nobody")
+                lines.append(f"{path.name} belongs to no process")
         return lines
 
     def pool_files(self) -> list[Path]:

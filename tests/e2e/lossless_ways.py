@@ -20,7 +20,7 @@ from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
 from eyas.common.types import GenerationRequest
 from eyas.engine.speculation.drafter import Drafter
 from eyas.worker.ports import free_ports
-from eyas.worker.serve import Cluster
+from eyas.worker.serve import LocalCluster
 from tests.unit.loopback import Loopback, Result, wait_all
 
 ANSWER_S = 120.0  # one answer, with 31 others beside it
@@ -106,7 +106,7 @@ class Services(Way):
             gateway = GatewayConfig(port=next(ports), grpc_port=next(ports))
         config = replace(self.config, gateway=gateway)
         places = asyncio.Semaphore(self.at_once)
-        async with Cluster(config, log=lambda name, line: None) as cluster:
+        async with LocalCluster(config, log=lambda name, line: None) as cluster:
             async with AsyncClient(cluster.grpc_address, timeout_s=ANSWER_S) as client:
 
                 async def ask(request: GenerationRequest) -> Completion:

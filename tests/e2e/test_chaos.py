@@ -1,4 +1,4 @@
-"""The short campaign: a worker of every role is struck, each in another way; nobody who asks may notice."""
+"""The short campaign: a worker of every role is struck, each in another way; no request may notice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAULTS = (
 )
 
 
-async def test_nobody_notices(tmp_path: Path) -> None:
+async def test_no_request_notices(tmp_path: Path) -> None:
     plan = Plan(SEED, seconds=0, streams=8, aborts=60, stop_s=7.0, lease_s=5.0, faults=FAULTS)
     with (tmp_path / "chaos.jsonl").open("w") as journal:
         findings = await Campaign(plan, journal, Console()).run(await make_requests(16, SEED))

@@ -76,7 +76,7 @@ def test_both_fronts_give_the_same_answer(split: Served) -> None:
     assert grpc.request_id and grpc.timings.first_token_ms < grpc.timings.total_ms
 
 
-def test_bad_input_is_told_by_name(split: Served) -> None:
+def test_bad_input_is_reported_by_field(split: Served) -> None:
     body = {"model": "tiny", "messages": QUESTION, "temperature": 9}
     reply = httpx.post(f"{split.url}/v1/chat/completions", json=body, timeout=30, trust_env=False)
     assert reply.status_code == 400
@@ -187,7 +187,7 @@ def test_a_worker_that_cannot_start_is_one_line(folders: Folders, tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
-def test_demo_streams_and_says_what_it_cost() -> None:
+def test_demo_streams_an_answer_and_shows_figures() -> None:
     """The one test here that needs the embedded model: drafts of a random head seldom come in time."""
     done = subprocess.run(
         [sys.executable, "-m", "eyas.cli", "demo"], capture_output=True, text=True, timeout=90

@@ -35,7 +35,7 @@ def test_what_is_broken_is_noticed(variant: Variant, requests: Requests, expecte
     assert run(variant, requests[:30], expected, lambda: None).problem == ""
 
 
-def test_a_difference_is_told_by_its_place() -> None:
+def test_a_difference_is_reported_with_its_position() -> None:
     expected = {"same": (1, 2), "changed": (1, 2, 3), "longer": (1,), "lost": (5,)}
     found = {"same": (1, 2), "changed": (1, 9, 3), "longer": (1, 2)}
     assert differences(expected, found) == [

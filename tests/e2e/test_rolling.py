@@ -11,7 +11,7 @@ CONFIG = ServeConfig(layout="split", prefill=1, decode=2, draft_workers=1)
 
 
 @pytest.mark.slow
-async def test_nobody_notices_a_rolling_restart() -> None:
+async def test_no_request_notices_a_rolling_restart() -> None:
     findings = await roll(CONFIG, ["decode-0", "gateway"], width=4, seed=2)
     assert findings.problems == []
     worker, gateway = findings.restarts
@@ -39,6 +39,6 @@ WHOLE = Seen("a", 9.0, 11.0, "abc", "", 200, ended=True)
         (Seen("a", 21.0, 22.0, "", "no", 500), "status 500"),
     ],
 )
-def test_the_judge_sees_what_should_not_be(seen: Seen, says: str) -> None:
+def test_the_judge_finds_planted_faults(seen: Seen, says: str) -> None:
     wrong = judge([WORKER, GATEWAY], [WHOLE, seen], {"a": "abc"})
     assert len(wrong) == bool(says) and all(says in line for line in wrong)

@@ -33,7 +33,7 @@ from eyas.engine.loading.startup import Start
 from tests.unit.loopback import Loopback, Worker, wait_all
 
 RANKS = (1, 2)
-PROMPTS, PROMPT, FORCED = 4, 300, 4  # logits are compared after so many prompts, and at tokens that are given
+PROMPTS, PROMPT, FORCED = 4, 300, 4  # logits are compared after this many prompts, and at given tokens
 BATCHES = (1, 32, 96)
 INPUT, OUTPUT = 256, 128
 LIMIT_S = 120.0  # of one process

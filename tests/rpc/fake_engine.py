@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import os
 import threading
 import time
@@ -22,6 +21,7 @@ import msgspec
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
+from eyas.common.pool import Geometry, PoolInfo, RankPool
 from eyas.common.types import (
     Choice,
     Entry,
@@ -135,14 +135,8 @@ class FakeEngine:
         return [command for command in self.heard if isinstance(command, kind)]
 
     def _ready(self) -> Ready:
-        geometry = {
-            "pages": 8,
-            "page_size": self.traits.page_size,
-            "layers": 1,
-            "kv_heads": 1,
-            "head_dim": 4,
-            "dtype": "float32",
-        }
+        geometry = Geometry(8, self.traits.page_size, layers=1, kv_heads=1, head_dim=4, dtype="float32")
+        rank = RankPool(0, 0, {"grpc": {}})
         return Ready(
             epoch=5,
             model="fake",
@@ -151,9 +145,8 @@ class FakeEngine:
             context_length=128,
             vocab_size=1000,
             pages_total=8,
-            pools={},
-            geometry=json.dumps(dict.fromkeys(self.traits.layout_hashes, geometry)),
-            layout_hashes=self.traits.layout_hashes,
+            pools={g: PoolInfo(5, h, geometry, (rank,)) for g, h in self.traits.layout_hashes.items()},
+            files={},
             slowest_step_s=0.1,
             synthetic=self.traits.synthetic,
         )
@@ -211,7 +204,7 @@ class FakeEngine:
             KvKind.TARGET,
             "t",
             len(request.prompt_ids),
-            (Shard(0, "", (1,)),),
+            (Shard(0, (1,)),),
         )
         self._first[handle.id] = first
         events.append(PrefillStarted(request.id, attempt, (handle,)))

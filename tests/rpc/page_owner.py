@@ -6,18 +6,19 @@ Both ends are the real service and client; only the engines are missing.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from eyas.common import rpc
+from eyas.common.pool import Geometry, PoolInfo, RankPool
 from eyas.common.types import KvHandle, KvKind, Shard
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Command, Ready, WatchOpened, WatchUpdate
-from kv_transfer.backends.base import Pages
-from kv_transfer.layout import Geometry
+from kv_transfer.area import Pages
+from kv_transfer.backends.shm import file_identity
 from prefill_svc.transfer import TransferServicer
 
 GEOMETRY = Geometry(pages=1024, page_size=16, layers=8, kv_heads=2, head_dim=32, dtype="float32")  # 64 MiB
@@ -25,7 +26,9 @@ EPOCH = 5
 
 
 def ready(pool: str) -> Ready:
-    """The description of an engine whose target pool is the file `pool`."""
+    """The description of an engine whose target pool is the file `pool`, its last page the proof page."""
+    shm = {"path": pool.encode(), "identity": file_identity(pool).encode()}
+    rank = RankPool(0, checksum(), {"shm": shm, "grpc": {}})
     return Ready(
         epoch=EPOCH,
         model="m",
@@ -34,21 +37,25 @@ def ready(pool: str) -> Ready:
         context_length=1,
         vocab_size=1,
         pages_total=GEOMETRY.pages,
-        pools={"target": pool},
-        geometry=json.dumps({"target": json.loads(GEOMETRY.to_json())}),
-        layout_hashes={"target": "t"},
+        pools={"target": PoolInfo(EPOCH, "t", GEOMETRY, (rank,))},
+        files={"target": pool},
         slowest_step_s=0.1,
     )
 
 
-def handle(owner: str, pool: str) -> KvHandle:
+def handle(owner: str) -> KvHandle:
     """Of all pages."""
-    shard = Shard(0, pool, tuple(range(GEOMETRY.pages)))
+    shard = Shard(0, tuple(range(GEOMETRY.pages)))
     return KvHandle(owner, EPOCH, 0, 1, KvKind.TARGET, "t", GEOMETRY.pages * GEOMETRY.page_size, (shard,))
 
 
 def content() -> Pages:
-    return np.random.default_rng(7).integers(0, 256, (GEOMETRY.pages, GEOMETRY.page_bytes), np.uint8)
+    """All pages and the proof page."""
+    return np.random.default_rng(7).integers(0, 256, (GEOMETRY.pages + 1, GEOMETRY.page_bytes), np.uint8)
+
+
+def checksum() -> int:
+    return zlib.crc32(content()[-1].data)
 
 
 async def serve(pool: str) -> None:

@@ -20,7 +20,7 @@ from eyas.common.types import (
     TokenLogprob,
     WorkerInfo,
 )
-from gateway.backend import Health
+from gateway.backend import BackendHealth
 from gateway.router import Candidate
 from gateway.tokenizer import Tokenizer
 
@@ -72,8 +72,8 @@ class ScriptedBackend:
     def links(self) -> list[Candidate]:
         return [Candidate(info) for info in self.infos]
 
-    def health(self) -> Health:
-        return Health() if self.is_healthy else Health("nobody is at home")
+    def health(self) -> BackendHealth:
+        return BackendHealth() if self.is_healthy else BackendHealth("no worker is serving")
 
 
 class ScriptedStream:

@@ -58,7 +58,7 @@ class Script:
     hold_prefill_at: str = ""  # "admitted", "started": the call then waits until it is
     released: asyncio.Event = field(default_factory=asyncio.Event)
     finish_first: tuple[int, ...] = ()  # choices that finish at token 0
-    lose: int = 0  # so many Attaches are answered by Lost,
+    lose: int = 0  # how many Attaches are answered by Lost,
     lose_after_s: float = 0.0  # after this time
     stop_at: int | None = None  # output index at which decode falls silent
     muted: bool = False  # no heartbeats

@@ -15,7 +15,7 @@ from eyas.common.errors import Overloaded
 from eyas.common.types import GenerationRequest
 from gateway.admission import served_model
 from gateway.answer import admitted
-from gateway.openai_request import Call, text_call
+from gateway.openai_request import ApiCall, text_call
 from gateway.schema import TextBody
 
 CONFIG = GatewayConfig()
@@ -51,13 +51,13 @@ def backend() -> Slow:
     return slow
 
 
-async def call_of(backend: ScriptedBackend, prompts: int) -> Call:
+async def call_of(backend: ScriptedBackend, prompts: int) -> ApiCall:
     names = [f"prompt {i}" for i in range(prompts)]
     body = TextBody.model_validate({"model": CONFIG.served_model, "prompt": names, "max_tokens": 20})
     return await text_call(CONFIG, served_model(CONFIG, await backend.models()), backend.tokenizer, body)
 
 
-async def test_prompts_are_admitted_together_and_told_in_order(backend: Slow) -> None:
+async def test_prompts_are_admitted_together_and_answered_in_order(backend: Slow) -> None:
     texts = [""] * 64
     call = await call_of(backend, 64)
     opening = asyncio.create_task(until(lambda: backend.waiting == 64))
@@ -70,7 +70,7 @@ async def test_prompts_are_admitted_together_and_told_in_order(backend: Slow) ->
     assert all(stream.closed.is_set() for stream in backend.streams)
 
 
-async def test_a_refused_prompt_ends_those_that_still_ask(backend: Slow) -> None:
+async def test_a_refused_prompt_cancels_those_still_being_admitted(backend: Slow) -> None:
     backend.refuses = frozenset({5})
     backend.admits.set()
     with pytest.raises(Overloaded, match="no place for 5"):
@@ -80,14 +80,14 @@ async def test_a_refused_prompt_ends_those_that_still_ask(backend: Slow) -> None
     assert all(stream.closed.is_set() for stream in backend.streams)
 
 
-async def test_a_caller_that_leaves_meanwhile_takes_all_prompts_with_it(backend: Slow) -> None:
+async def test_a_caller_that_disconnects_cancels_all_prompts(backend: Slow) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2), admitted(backend, backend.tokenizer, await call_of(backend, 8)):
             raise AssertionError("no request was admitted")
     assert (backend.waiting, backend.left, backend.streams) == (8, 8, [])
 
 
-async def test_prompts_that_ask_together_go_to_different_workers(backend: Slow) -> None:
+async def test_prompts_submitted_together_go_to_different_workers(backend: Slow) -> None:
     async with workers(PREFILL, PREFILL, DECODE, DECODE) as started, gateway(started) as (cluster, lines):
         call = await call_of(backend, 8)
         async with asyncio.timeout(10), admitted(cluster, backend.tokenizer, call) as answer:

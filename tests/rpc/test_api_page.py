@@ -1,4 +1,4 @@
-"""docs/api.md tells every route and every field as /openapi.json does. As a program, this writes the page."""
+"""docs/api.md lists every route and field of /openapi.json. Run as a program, this file writes the page."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ RANGES = {
 INTRODUCTION = """\
 # The HTTP API
 
-Every route and every field, as the server itself tells them in `/openapi.json` and shows them under `/docs`.
+Every route and every field, from the server's own `/openapi.json`, which it shows under `/docs`.
 `tests/rpc/test_api_page.py` writes this page and checks that it is fresh.
 
 * Types are strict: a string where a number belongs is a 400 that names the field. `null` means absent.
-* Fields that are not listed are ignored, and named in the header `x-eyas-ignored`.
-* Fields under *refused* are known and cannot be honoured. Values that ask for nothing are accepted; any other
-  is a 400 with the reason, because an answer without the field would be another answer.
+* Fields that are not listed are ignored and named in the header `x-eyas-ignored`.
+* Fields under *refused* are known but not supported. Values that ask for nothing are accepted; any other is a
+  400 with the reason, because ignoring the field would change the answer.
 * Errors have OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`; `param` is the field, as
   `messages[0].content`.
 

@@ -15,15 +15,17 @@ from test_generate_paths import DECODE, DRAFT, PREFILL, UNIFIED, collect, gatewa
 
 from eyas.common.errors import EyasError, Overloaded, Unavailable
 from eyas.common.types import GenerationRequest, Role
-from gateway.backend import Backend
-from gateway.canary import Canary, Pace
+from gateway.backend import GenerationBackend
+from gateway.canary import Canary, CanarySchedule
 from gateway.metrics import GatewayMetrics
 
-PACE = Pace(every_s=0.3, again_s=0.1, timeout_s=0.4, busy_timeout_s=30.0)
+PACE = CanarySchedule(every_s=0.3, again_s=0.1, timeout_s=0.4, busy_timeout_s=30.0)
 
 
 @contextlib.asynccontextmanager
-async def flying(backend: Backend, pace: Pace = PACE) -> AsyncIterator[tuple[Canary, GatewayMetrics]]:
+async def flying(
+    backend: GenerationBackend, pace: CanarySchedule = PACE
+) -> AsyncIterator[tuple[Canary, GatewayMetrics]]:
     metrics = GatewayMetrics(CollectorRegistry())
     canary = Canary(backend, metrics, pace)
     task = asyncio.create_task(canary.run())
@@ -44,12 +46,12 @@ def runs(metrics: GatewayMetrics, outcome: str) -> float:
     return metrics.registry.get_sample_value("eyas_canary_runs_total", {"outcome": outcome}) or 0.0
 
 
-async def test_nothing_is_healthy_before_a_request_went_through() -> None:
+async def test_nothing_is_healthy_before_a_request_got_through() -> None:
     async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
         started[1].script.path = "shm"
         assert not backend.health().problem  # there is a route,
         async with flying(backend) as (canary, metrics):
-            assert canary.health().problem  # but nobody has gone it
+            assert canary.health().problem  # but no request has taken it
             await until(lambda: not canary.health().problem)
             assert not canary.health().degraded
         assert runs(metrics, "ok") == 1
@@ -95,7 +97,7 @@ async def test_a_broken_leg_is_named_and_forgiven_when_it_heals(
         await until(lambda: not canary.health().problem, within_s=5.0)
 
 
-async def test_pages_that_never_come_are_a_detour() -> None:
+async def test_pages_that_never_arrive_are_a_detour() -> None:
     async with cluster(PREFILL, DECODE) as (canary, started):
         await until(lambda: not canary.health().problem)
         assert "instead of pulling it from " + started[0].address in canary.health().degraded
@@ -103,7 +105,7 @@ async def test_pages_that_never_come_are_a_detour() -> None:
         await until(lambda: not canary.health().degraded)
 
 
-async def test_prefill_that_is_done_without_is_a_detour() -> None:
+async def test_a_prefill_that_is_left_out_is_a_detour() -> None:
     async with cluster(PREFILL, DECODE) as (canary, started):
         started[1].script.path = "shm"
         await until(lambda: not canary.health().problem)
@@ -114,7 +116,7 @@ async def test_prefill_that_is_done_without_is_a_detour() -> None:
         assert not canary.health().problem
 
 
-async def test_drafts_that_never_come_are_told_but_are_no_problem() -> None:
+async def test_drafts_that_never_come_are_reported_but_are_no_problem() -> None:
     async with cluster(PREFILL, DECODE, DRAFT) as (canary, started):
         started[1].script.path = "shm"
         await until(lambda: canary.health().degraded.startswith("draft"))
@@ -122,7 +124,7 @@ async def test_drafts_that_never_come_are_told_but_are_no_problem() -> None:
 
 
 async def test_under_steady_traffic_a_detour_is_found_and_forgotten() -> None:
-    pace = Pace(every_s=0.3, again_s=0.1, timeout_s=4.0, rest_s=0.6)
+    pace = CanarySchedule(every_s=0.3, again_s=0.1, timeout_s=4.0, rest_s=0.6)
     async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
         started[1].script.path = "shm"
         async with flying(backend, pace) as (canary, _):
@@ -136,7 +138,7 @@ async def test_under_steady_traffic_a_detour_is_found_and_forgotten() -> None:
             asking.cancel()
 
 
-async def ask_on(backend: Backend) -> None:
+async def ask_on(backend: GenerationBackend) -> None:
     """Real requests, each a proof, one after another."""
     while True:
         stream = await backend.start(make_request())
@@ -198,7 +200,7 @@ async def test_a_real_proof_outweighs_a_lost_canary() -> None:
         await until(lambda: "admission took longer" in canary.health().problem)  # the next one, on its own
 
 
-async def test_a_watched_stream_is_the_stream() -> None:
+async def test_an_observed_stream_is_the_stream() -> None:
     async with cluster(UNIFIED) as (canary, _):
         request = make_request(n=2)
         stream = await canary.start(request)

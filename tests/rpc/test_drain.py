@@ -33,7 +33,7 @@ async def ended(w: FakeWorker | RealWorker, within_s: float = 10.0) -> None:
 # --- a worker's front and engine -------------------------------------------------------------------------
 
 
-async def test_what_runs_finishes_and_what_is_new_goes_elsewhere() -> None:
+async def test_running_requests_finish_and_new_ones_go_elsewhere() -> None:
     async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
         session = clients.DecodeSessionClient(channel, w.address).open()
         events = aiter(session)
@@ -93,7 +93,7 @@ async def test_prompts_are_kept_until_they_are_pulled(tiny, tmp_path: Path) -> N
         with pytest.raises(Unavailable, match="draining"):
             await prefill(source, asked)
         await asyncio.sleep(0.5)
-        assert not source._running.done(), "somebody may still pull what was offered"
+        assert not source._running.done(), "another worker may still pull the offered pages"
         decode.attach(asked, handles)
         tokens, path = await decode.tokens()
         assert len(tokens) == 24 and path == "shm"

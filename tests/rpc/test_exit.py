@@ -24,19 +24,21 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
 from eyas.worker.gateway_main import fronts
 from eyas.worker.ports import free_ports
-from gateway.exit import Exit
+from gateway.exit import DrainableBackend
 from gateway.metrics import GatewayMetrics
 
 BODY = {"model": "eyas-nano", "prompt": "x", "max_tokens": 100}
 
 
 @contextlib.asynccontextmanager
-async def leaving(pause_s: float) -> AsyncIterator[tuple[Exit, ScriptedBackend, httpx.AsyncClient, str]]:
+async def leaving(
+    pause_s: float,
+) -> AsyncIterator[tuple[DrainableBackend, ScriptedBackend, httpx.AsyncClient, str]]:
     """Both fronts of a slow backend: (the way out, the backend, an HTTP client, gRPC's address)."""
     with contextlib.closing(free_ports()) as ports:
         config = GatewayConfig(port=next(ports), grpc_port=next(ports))
     backend = ScriptedBackend(nano_tokenizer(), says=lambda *_: "word " * 20, pause_s=pause_s)
-    exit = Exit(backend)
+    exit = DrainableBackend(backend)
     url = f"http://127.0.0.1:{config.port}"
     async with (
         fronts(config, exit, backend.tokenizer, GatewayMetrics(CollectorRegistry())),
@@ -57,7 +59,7 @@ async def begun(backend: ScriptedBackend, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_is_open_finishes_and_what_is_new_is_refused() -> None:
+async def test_open_requests_finish_and_new_ones_are_refused() -> None:
     async with leaving(pause_s=1.0) as (exit, backend, http, grpc), AsyncClient(grpc) as client:
         open = [
             asyncio.create_task(events_of(http)),
@@ -81,7 +83,7 @@ async def test_what_is_open_finishes_and_what_is_new_is_refused() -> None:
         assert len(backend.requests) == 2
 
 
-async def test_what_cannot_finish_is_told_so() -> None:
+async def test_requests_that_cannot_finish_end_with_an_error() -> None:
     async with leaving(pause_s=1.0) as (exit, backend, http, grpc), AsyncClient(grpc) as client:
         whole = asyncio.create_task(http.post("/v1/completions", json=BODY))
         streamed = asyncio.create_task(events_of(http))
@@ -107,7 +109,7 @@ async def test_a_request_that_is_being_admitted_is_cut_too() -> None:
         await asyncio.Event().wait()
 
     backend.start = never  # type: ignore[assignment]
-    exit = Exit(backend)
+    exit = DrainableBackend(backend)
     start = asyncio.create_task(exit.start(make_request()))
     await entered.wait()
     assert exit.requests == 1

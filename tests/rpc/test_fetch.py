@@ -262,6 +262,12 @@ async def test_a_fetch_reaches_the_pages_of_the_handle_it_watches_and_no_others(
             pages = handle.shards[0].pages
             with pytest.raises(TransferFailed, match="no Watch of handle"):
                 await fetched(owner, handle, 1, pages)
+            assert len(await proof_page(owner, handle, 128)) == PAGE_BYTES
+            for asked in (0, pages[0], 127, 129):
+                with pytest.raises(InvalidRequest, match="the proof page only"):
+                    await proof_page(owner, handle, asked)
+            with pytest.raises(InvalidRequest, match="the proof page only"):
+                await proof_page(owner, msgspec.structs.replace(handle, epoch=1), 128)
             updates = owner.watch(handle, 1)
             assert await anext(updates) == WatchReady(len(PROMPT))
             assert await fetched(owner, handle, 1, pages[:8]) == a.pages(PROMPT)
@@ -315,7 +321,7 @@ async def test_a_watch_of_a_forged_handle_is_refused(config: EngineConfig, tmp_p
             owner = TransferClient(channel, a.address)
             for change in [
                 {"shards": secret.shards, "tokens": secret.tokens},
-                {"shards": (msgspec.structs.replace(handle.shards[0], pool=str(tmp_path / "other")),)},
+                {"shards": (msgspec.structs.replace(handle.shards[0], rank=1),)},
                 {"group": KvKind.DRAFT},
             ]:
                 with pytest.raises(TransferFailed, match="is not valid"):
@@ -325,3 +331,7 @@ async def test_a_watch_of_a_forged_handle_is_refused(config: EngineConfig, tmp_p
 
 async def fetched(owner: TransferClient, handle: KvHandle, attempt: int, pages: tuple[int, ...]) -> bytes:
     return b"".join([chunk async for chunk in owner.fetch(handle, attempt, pages)])
+
+
+async def proof_page(owner: TransferClient, handle: KvHandle, page: int) -> bytes:
+    return b"".join([chunk async for chunk in owner.fetch_proof(handle, page)])

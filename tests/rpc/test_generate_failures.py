@@ -22,7 +22,7 @@ from eyas.common.errors import DeadlineExceeded, EyasError, Overloaded, Unavaila
 from eyas.common.replies import Lost
 from eyas.common.types import Entry, Finish
 from gateway import generate, search, sessions
-from gateway.generate import Generation
+from gateway.generate import ClusterGeneration
 
 
 async def test_lost_pages_before_token_0_take_another_prefill() -> None:
@@ -56,7 +56,7 @@ async def test_lost_pages_after_token_0_are_recomputed_by_decode() -> None:
 
 
 async def test_pages_that_never_arrive_are_computed_by_decode() -> None:
-    """Nobody who failed to hand them over is asked again: a stopped worker would cost seconds each time."""
+    """A worker that failed to hand them over is not asked again: a stopped one costs seconds each time."""
     async with workers(PREFILL, PREFILL, DECODE) as started, gateway(started) as (backend, _):
         *prefills, decode = started
         for prefill in prefills:
@@ -272,7 +272,7 @@ async def test_a_worker_that_starts_is_waited_for(
         got = [await anext(stream) for _ in range(5)]
         await dying.kill()
         await until(lambda: not cluster.session(dying.address).connected)
-        await asyncio.sleep(1.5)  # longer than anybody is patient
+        await asyncio.sleep(1.5)  # longer than any search is patient
         returned = ScriptedWorker(roles[-1])
         returned.script.starting = True
         await returned.start(int(dying.address.rpartition(":")[2]))
@@ -287,7 +287,7 @@ async def test_a_worker_that_starts_is_waited_for(
         await returned.kill()
 
 
-async def test_who_waits_for_a_start_ends_with_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_waits_for_a_start_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
         started[0].script.stop_at = 2
         stream = await backend.start(make_request(tokens=40, timeout_s=2.0))
@@ -302,7 +302,7 @@ async def test_who_waits_for_a_start_ends_with_its_deadline(monkeypatch: pytest.
         assert nothing_in_flight(cluster)
 
 
-async def test_who_hangs_up_waits_for_no_start() -> None:
+async def test_a_cancelled_request_waits_for_no_start() -> None:
     async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
         started[0].script.stop_at = 2
         stream = await backend.start(make_request(tokens=40))
@@ -390,7 +390,7 @@ async def test_a_skipped_index_is_an_error_not_a_hole() -> None:
         await until(lambda: len(started[0].of("cancel")) == 1)
 
 
-async def collect_after(got: list[Entry], stream: Generation) -> dict[int, list[int]]:
+async def collect_after(got: list[Entry], stream: ClusterGeneration) -> dict[int, list[int]]:
     """Like `collect`, with the entries already read in front."""
     outputs: dict[int, list[int]] = {}
     for entry in [*got, *[entry async for entry in stream]]:

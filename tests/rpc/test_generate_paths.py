@@ -15,7 +15,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Finish, GenerationRequest, Role
 from gateway.cluster import Cluster
 from gateway.delivery import MAX_BUFFERED_STEPS
-from gateway.generate import ClusterBackend, Generation
+from gateway.generate import ClusterBackend, ClusterGeneration
 
 PREFILL, DECODE, DRAFT = (Role.PREFILL,), (Role.DECODE,), (Role.DRAFT,)
 UNIFIED = (Role.PREFILL, Role.DECODE, Role.DRAFT)
@@ -45,7 +45,7 @@ def make_request(name: str = "r", tokens: int = 12, n: int = 1, timeout_s: float
     return GenerationRequest(name, (1, 2, 3), SamplingParams(max_tokens=tokens), choices, timeout_s)
 
 
-async def collect(stream: Generation) -> dict[int, list[int]]:
+async def collect(stream: ClusterGeneration) -> dict[int, list[int]]:
     """The ids of each choice, after checking that every index came once and in order."""
     outputs: dict[int, list[int]] = {}
     async for entry in stream:
@@ -171,7 +171,7 @@ async def test_cancelling_start_cancels_the_legs() -> None:
         await until(lambda: nothing_in_flight(cluster))
 
 
-async def test_a_leg_weighs_as_many_sequences_as_its_worker_reports() -> None:
+async def test_a_leg_counts_the_sequences_that_its_worker_reports() -> None:
     """One for each choice that is decoded there, one for the prompt: the unit of their loads."""
     async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, cluster):
         prefill, decode = started

@@ -62,7 +62,7 @@ async def fate(call: grpc.aio.Call) -> EyasError:
     return rpc.map_rpc_error(caught.value)
 
 
-async def test_the_key_comes_before_the_message() -> None:
+async def test_the_key_is_checked_before_the_message_is_read() -> None:
     async with served() as (channel, backend):
         for metadata in ((), (("authorization", "Bearer wrong"),)):
             assert type(await fate(silent(channel, metadata))) is Unauthorized
@@ -95,7 +95,7 @@ async def test_ids_are_counted_before_they_are_looked_at() -> None:
 
 async def test_calls_are_bounded_and_health_is_not_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.grpc_door.MAX_CALLS", 2)
-    monkeypatch.setattr("gateway.grpc_door.MAX_OPEN_CALLS", 1)
+    monkeypatch.setattr("gateway.grpc_door.MAX_PUBLIC_CALLS", 1)
     async with served() as (channel, backend):
         backend.pause_s = 0.5  # a second pair of tokens comes late
         held = [silent(channel, KEY) for _ in range(2)]

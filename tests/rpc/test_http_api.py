@@ -44,7 +44,7 @@ def events(response: httpx.Response) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
-async def test_a_chat_is_answered_whole(client: httpx.AsyncClient, backend: ScriptedBackend) -> None:
+async def test_a_chat_is_answered_as_one_object(client: httpx.AsyncClient, backend: ScriptedBackend) -> None:
     response = await client.post("/v1/chat/completions", json=CHAT)
     assert response.status_code == 200
     body = response.json()
@@ -266,7 +266,7 @@ async def test_health_follows_the_backend(client: httpx.AsyncClient, backend: Sc
     assert "eyas_serving 1.0" in (await client.get("/metrics")).text
     backend.is_healthy = False
     response = await client.get("/health")
-    assert (response.status_code, response.json()["error"]["message"]) == (503, "nobody is at home")
+    assert (response.status_code, response.json()["error"]["message"]) == (503, "no worker is serving")
     assert "eyas_serving 0.0" in (await client.get("/metrics")).text
     backend.infos = []
     response = await client.post("/v1/chat/completions", json=CHAT)

@@ -122,7 +122,7 @@ async def test_completion_fields(client: httpx.AsyncClient, changes: dict[str, A
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b'{"model": "\\ud800"}', b"\xff"])
-async def test_bodies_that_are_no_object(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_bodies_that_are_not_objects(client: httpx.AsyncClient, body: bytes) -> None:
     response = await client.post("/v1/chat/completions", content=body)
     assert response.status_code == 400
     assert "body" in response.json()["error"]["message"]

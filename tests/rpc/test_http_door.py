@@ -163,7 +163,7 @@ async def test_half_a_header_is_not_waited_for() -> None:
         assert await half.end() == await silent.end() == b""
 
 
-async def test_drops_do_not_prolong_a_header() -> None:
+async def test_single_bytes_do_not_prolong_a_header() -> None:
     async with door() as d:
         wire = await d.wire()
         wire.say(GET)
@@ -202,7 +202,7 @@ async def test_a_broken_body_is_not_asked_for(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("words", [b"\x16\x03\x01 hello\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"])
-async def test_what_is_no_http_gets_an_error_object(words: bytes) -> None:
+async def test_bytes_that_are_not_http_get_an_error_object(words: bytes) -> None:
     async with door() as d:
         wire = await d.wire()
         wire.say(words)
@@ -225,7 +225,7 @@ async def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
         assert await busy.answer() == (200, b"/held")
 
 
-async def test_one_too_many_takes_the_place_of_the_longest_idle(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_connection_too_many_replaces_the_longest_idle_one(caplog: pytest.LogCaptureFixture) -> None:
     async with door(dataclasses.replace(PATIENT, connections=2)) as d:
         silent = await d.wire()
         used = await d.wire()
@@ -239,7 +239,7 @@ async def test_one_too_many_takes_the_place_of_the_longest_idle(caplog: pytest.L
     assert caplog.text.count("2 HTTP connections are open") == 1  # however often
 
 
-async def test_one_too_many_is_refused_if_all_are_at_work() -> None:
+async def test_a_connection_too_many_is_refused_if_all_are_busy() -> None:
     async with door(dataclasses.replace(PATIENT, connections=2)) as d:
         busy = [await d.wire() for _ in range(2)]
         for wire in busy:
@@ -255,7 +255,7 @@ async def test_one_too_many_is_refused_if_all_are_at_work() -> None:
             assert await wire.answer() == (200, b"/held")
 
 
-async def test_a_body_that_nobody_reads_has_an_end() -> None:
+async def test_an_unread_body_must_end_in_time() -> None:
     """After the answer its rest may come, for a while; then the connection is as good as new."""
     async with door() as d:
         slow, quick = await d.wire(), await d.wire()

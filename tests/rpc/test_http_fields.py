@@ -10,7 +10,7 @@ import pytest
 from http_client import CHAT, GENERATE, ROUTES, TEXT, client_of, events, refused
 from scripted_backend import EOS, ScriptedBackend, nano_tokenizer
 
-from gateway.schema import ChatBody, DetokenizeBody, Message, StreamOptions, TextBody, TokenizeBody
+from gateway.schema import ChatBody, ChatMessage, DetokenizeBody, StreamOptions, TextBody, TokenizeBody
 from gateway.sglang_request import GenerateBody, SamplingBody
 
 BODIES = {"/v1/chat/completions": ChatBody, "/v1/completions": TextBody, "/generate": GenerateBody}
@@ -34,7 +34,7 @@ async def client(backend: ScriptedBackend) -> AsyncIterator[httpx.AsyncClient]:
 async def test_null_means_absent(client: httpx.AsyncClient) -> None:
     for path, kind in BODIES.items():
         names = [name for name, field in kind.model_fields.items() if name not in ROUTES[path]]
-        nulls = dict.fromkeys([*names, *kind.unsupported, "nobody_knows"])
+        nulls = dict.fromkeys([*names, *kind.unsupported, "unknown_field"])
         response = await client.post(path, json=nulls | ROUTES[path])
         assert response.status_code == 200, response.text
         assert "x-eyas-ignored" not in response.headers
@@ -45,7 +45,7 @@ async def test_null_means_absent(client: httpx.AsyncClient) -> None:
         ),
         (
             "/v1/chat/completions",
-            CHAT | {"messages": [dict.fromkeys(Message.unsupported) | MESSAGE | {"name": None}]},
+            CHAT | {"messages": [dict.fromkeys(ChatMessage.unsupported) | MESSAGE | {"name": None}]},
         ),
         ("/generate", GENERATE | {"sampling_params": dict.fromkeys([*SamplingBody.model_fields, "regex"])}),
         ("/tokenize", dict.fromkeys(TokenizeBody.model_fields) | {"prompt": "Hi"}),
@@ -198,7 +198,7 @@ async def test_two_requests_of_one_name_run_side_by_side(
     assert len({request.id for request in backend.requests}) == 2
 
 
-async def test_token_ids_are_told_on_request(client: httpx.AsyncClient, backend: ScriptedBackend) -> None:
+async def test_token_ids_are_sent_on_request(client: httpx.AsyncClient, backend: ScriptedBackend) -> None:
     said = [*backend.tokenizer.encode("Hello, world!", special=False), EOS]
     asked = {"return_token_ids": True, "max_tokens": 50}
     chat = (await client.post("/v1/chat/completions", json=CHAT | asked)).json()
@@ -221,7 +221,7 @@ async def test_token_ids_are_told_on_request(client: httpx.AsyncClient, backend:
     assert "token_ids" not in plain.text
 
 
-async def test_every_event_tells_the_usage_so_far(client: httpx.AsyncClient) -> None:
+async def test_every_event_holds_the_usage_so_far(client: httpx.AsyncClient) -> None:
     options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     for path in ("/v1/chat/completions", "/v1/completions"):
         *told, last = events(await client.post(path, json=ROUTES[path] | options))

@@ -64,7 +64,7 @@ def events(response: httpx.Response) -> list[Any]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-async def test_one_text(client: httpx.AsyncClient, backend: TimedBackend) -> None:
+async def test_one_text_is_one_object(client: httpx.AsyncClient, backend: TimedBackend) -> None:
     body = (await client.post("/generate", json={"text": "The sun", "rid": "mine"})).json()
     ids = [*backend.tokenizer.encode("Hello, world!", special=False), EOS]
     assert body["text"] == "Hello, world!" and body["output_ids"] == ids
@@ -122,7 +122,7 @@ async def test_logprobs(client: httpx.AsyncClient, backend: TimedBackend) -> Non
     assert plain["output_top_logprobs"][0] is None
 
 
-async def test_a_stream_makes_each_logprob_once(
+async def test_a_stream_encodes_each_logprob_once(
     client: httpx.AsyncClient, backend: TimedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Events carry all so far, as SGLang's do; what is already told must not be made again."""
@@ -236,7 +236,7 @@ def check(timings: dict[str, Any]) -> None:
     assert timings["verify_steps"] > 0 and timings["acceptance_length"] >= 1
 
 
-async def test_timings_are_told_on_request(client: httpx.AsyncClient) -> None:
+async def test_timings_are_sent_on_request(client: httpx.AsyncClient) -> None:
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
         assert "timings" not in (await client.post(path, json=body)).json()
         whole = (await client.post(path, json=body | {"timings": True})).json()

@@ -76,14 +76,14 @@ async def test_a_completion_keeps_its_first_space(spaced: ScriptedBackend) -> No
         assert answer["text"] == " c a"
 
 
-async def test_an_answer_of_its_own_has_none(spaced: ScriptedBackend) -> None:
+async def test_a_chat_answer_has_no_first_space(spaced: ScriptedBackend) -> None:
     async with client_of(spaced) as client:
         answer = (await client.post("/v1/chat/completions", json=CHAT)).json()
         assert answer["choices"][0]["message"]["content"] == "c a"
         assert await streamed_text(client, "/v1/chat/completions", CHAT) == "c a"
 
 
-async def test_grpc_parts_them_alike(spaced: ScriptedBackend) -> None:
+async def test_grpc_tells_completions_from_chats_too(spaced: ScriptedBackend) -> None:
     front = GrpcFront(CONFIG, spaced, spaced.tokenizer, GatewayMetrics(CollectorRegistry()))
     await front.start()
     try:
@@ -114,7 +114,7 @@ async def requests(tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Scr
         ("/generate", {"text": "a"}),
     ],
 )
-async def test_what_a_request_does_not_say_the_model_says(
+async def test_fields_that_a_request_lacks_get_the_models_defaults(
     path: str, body: dict[str, Any], requests: tuple[httpx.AsyncClient, ScriptedBackend]
 ) -> None:
     client, backend = requests
@@ -130,7 +130,7 @@ async def test_what_a_request_does_not_say_the_model_says(
         assert params.max_tokens == length
 
 
-async def test_the_models_wishes_are_shown(requests: tuple[httpx.AsyncClient, ScriptedBackend]) -> None:
+async def test_the_models_defaults_are_shown(requests: tuple[httpx.AsyncClient, ScriptedBackend]) -> None:
     info = (await requests[0].get("/get_model_info")).json()
     assert info["preferred_sampling_params"] == SAID | {"max_new_tokens": 9}
     async with client_of(ScriptedBackend(nano_tokenizer())) as client:

@@ -84,7 +84,7 @@ def bodies(path: str, value: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("value", NASTY)
 @pytest.mark.parametrize("path", ROUTES)
-async def test_no_number_is_a_server_error(client: httpx.AsyncClient, path: str, value: str) -> None:
+async def test_no_number_causes_a_server_error(client: httpx.AsyncClient, path: str, value: str) -> None:
     for field, body in bodies(path, value):
         response = await client.post(path, content=body)
         if response.status_code != 200:
@@ -117,7 +117,7 @@ BEYOND = [
 
 @pytest.mark.parametrize(("field", "value"), BEYOND)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_what_is_beyond_is_named(
+async def test_numbers_out_of_range_are_named(
     client: httpx.AsyncClient, backend: WireBackend, path: str, field: str, value: Any
 ) -> None:
     changes = value if isinstance(value, dict) else {field: value}
@@ -169,7 +169,7 @@ GRPC_BAD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_grpc_names_them_too(backend: WireBackend) -> None:
+async def test_grpc_names_numbers_out_of_range(backend: WireBackend) -> None:
     async with served(backend) as address, AsyncClient(address, retries=0) as client:
         for field, options in GRPC_BAD:
             with pytest.raises(InvalidRequest, match=f"^{field} "):

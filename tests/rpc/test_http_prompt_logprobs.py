@@ -191,7 +191,7 @@ async def test_no_tokens_are_an_empty_answer(client: httpx.AsyncClient, path: st
     assert (text, choice["finish_reason"], answer["usage"]["completion_tokens"]) == ("", "length", 0)
 
 
-async def test_generate_tells_of_its_input(client: httpx.AsyncClient, tokenizer: Tokenizer) -> None:
+async def test_generate_gives_logprobs_of_its_input(client: httpx.AsyncClient, tokenizer: Tokenizer) -> None:
     """As SGLang's `select` asks; from `logprob_start_len` on, whose first token has no number."""
     ids = tokenizer.encode(PROMPT)
     ask = {"text": PROMPT, "return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
@@ -212,7 +212,7 @@ async def test_generate_tells_of_its_input(client: httpx.AsyncClient, tokenizer:
     assert whole["meta_info"]["input_token_logprobs"] == []
 
 
-async def test_generates_events_tell_it_again(client: httpx.AsyncClient) -> None:
+async def test_every_generate_event_repeats_them(client: httpx.AsyncClient) -> None:
     """SGLang's clients read the last event."""
     ask = {"text": PROMPT, "return_logprob": True, "logprob_start_len": 0, "stream": True}
     *chunks, _ = events(await client.post("/generate", json=ask | {"sampling_params": {"max_new_tokens": 3}}))
@@ -242,7 +242,7 @@ async def test_a_prefill_that_dies_is_asked_again_elsewhere(
     assert found["choices"] == expected["choices"]
 
 
-def test_numbers_of_one_prompt_are_bounded() -> None:
+def test_logprobs_of_one_prompt_are_bounded() -> None:
     model = ServedModel("m", context_length=1 << 20, vocab_size=9, fingerprint="")
     prompt, params = (1,) * (MAX_PROMPT_LOGPROBS // 2 + 1), SamplingParams(prompt_logprobs=1)
     admit(model, prompt[1:], GenerationOptions(params, max_tokens=0), 9.0)

@@ -22,7 +22,7 @@ from eyas.worker.doctor import examine
 from eyas.worker.http_protocol import HttpLimits
 from eyas.worker.http_server import HttpServer
 from eyas.worker.ports import free_ports
-from gateway.backend import Backend
+from gateway.backend import GenerationBackend
 from gateway.canary import Canary
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
@@ -97,7 +97,7 @@ async def test_web_pages_of_other_origins_may_call_only_if_allowed() -> None:
 # --- the doctor ----------------------------------------------------------------------------------------
 
 
-async def examined(backend: Backend, metrics: GatewayMetrics, key: str | None = "k") -> int:
+async def examined(backend: GenerationBackend, metrics: GatewayMetrics, key: str | None = "k") -> int:
     """What the doctor says of a real gateway in front of `backend`."""
     port = next(free_ports())
     app = create_app(GatewayConfig(api_keys=("k",)), backend, nano_tokenizer(), metrics)
@@ -159,13 +159,13 @@ async def test_the_doctor_tells_what_it_found_before_a_step_failed(
     shown = capsys.readouterr().out
     problems = [line for line in shown.splitlines() if line.startswith("problem: ")]
     assert len(problems) == 3 and "3 found" in shown
-    assert problems[0] == "problem: nobody is at home"
+    assert problems[0] == "problem: no worker is serving"
     assert "worker 127.0.0.1:1 (prefill,decode) could not be asked" in problems[1]
     assert problems[2].startswith("problem: the request through the cluster failed: ")
     reason = {"refused": "no way through", "too late": "ReadTimeout", "not understood": "'timings'"}[way]
     assert reason in problems[2]
 
 
-def test_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_says_that_nothing_listens(capsys: pytest.CaptureFixture[str]) -> None:
     assert examine("http://127.0.0.1:1", None) == 1
     assert "nothing listens" in capsys.readouterr().out

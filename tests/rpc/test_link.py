@@ -29,7 +29,7 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.worker.link import LocalEngine, LocalFront, ZmqEngine, ZmqFront, new_endpoint
 
-HANDLE = KvHandle("h:1", 2**64 - 1, 0, 9, KvKind.DRAFT, "l", 5, (Shard(0, "/dev/shm/x", (3, 4)),))
+HANDLE = KvHandle("h:1", 2**64 - 1, 0, 9, KvKind.DRAFT, "l", 5, (Shard(0, (3, 4)),))
 COMMANDS = [
     Submit(request(1, 2, choices=2), 3, True),
     Attach("r", 4, (HANDLE,), (FirstToken(0, 7, TokenLogprob(-0.5, ((1, -1.0),)), Finish.STOP),)),

@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +17,6 @@ from test_front import next_of, tokens_of
 from test_watch import decoder_of, prefilled
 
 from eyas.common import clients, replies, rpc
-from eyas.common.config import EngineConfig
 from eyas.common.types import KvHandle, Role
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Attach, Command, OpenPull, PullFailed, PullMet, Submit
@@ -124,8 +122,7 @@ async def test_lines_to_members_that_left_are_closed() -> None:
         await until(lambda: known() == [{stays.address}] * 2)
 
 
-async def test_the_way_of_the_bytes_is_chosen_for_every_handle(tmp_path: Path) -> None:
-    """Only the file that the owner itself named is mapped, though another lies beside it."""
+async def test_handles_name_no_place_and_only_what_their_owner_described_is_told() -> None:
     heard: list[Command] = []
 
     def send(commands: Sequence[Command]) -> None:
@@ -134,28 +131,23 @@ async def test_the_way_of_the_bytes_is_chosen_for_every_handle(tmp_path: Path) -
     async def find(worker: str) -> str:
         return worker
 
-    pool, other = tmp_path / "pool", tmp_path / "other"
-    for path in (pool, other):
-        path.touch()
     owner, engine, server = EngineClient(lambda _: None), EngineClient(send), rpc.server()
-    owner.ready = engine.ready = ready(str(pool))
+    owner.ready, engine.ready = ready("/dev/shm/theirs"), ready("/dev/shm/ours")
     owner.accept()
     TransferServicer(owner).register(server)
     address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1', 0)}"
     await server.start()
-    pulls = Pulls(engine, find, EngineConfig(pool_dir=str(tmp_path)))
-    good = handle(address, str(pool))
-    elsewhere = msgspec.structs.replace(good.shards[0], pool=str(other))
+    pulls = Pulls(engine, find)
+    good = handle(address)
     forged = [
-        msgspec.structs.replace(good, shards=(elsewhere,)),
-        msgspec.structs.replace(good, shards=(*good.shards, elsewhere)),
         msgspec.structs.replace(good, layout="other"),
         msgspec.structs.replace(good, epoch=EPOCH + 1),
     ]
     for number, shown in enumerate((good, *forged)):
         engine.dispatch([OpenPull(number, shown, 1)])
         await until(lambda count=number + 1: len(heard) >= count)
-    assert [c.path if isinstance(c, PullMet) else "" for c in heard] == ["shm", "grpc", "grpc", "", ""]
-    assert all("restarted" in c.failure.message for c in heard if isinstance(c, PullFailed))
+    met, *failed = heard
+    assert isinstance(met, PullMet) and met.pool == owner.ready.pools["target"]
+    assert len(failed) == 2 and all("restarted" in c.failure.message for c in failed)
     await pulls.close()
     await server.stop(None)

@@ -116,7 +116,7 @@ async def test_a_stream_that_has_begun_goes_on_where_the_queue_is_full(config: E
             await full.idle()
 
 
-async def test_a_crowd_is_served_or_told_to_come_back(config: EngineConfig) -> None:
+async def test_a_crowd_is_served_or_gets_a_429(config: EngineConfig) -> None:
     """Pages for one and a half requests, one slot and two queue places on each tier: none of 16 hangs."""
     small = {"max_running": 1, "max_waiting": 2, "num_pages": 12}
     async with (

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 from page_owner import GEOMETRY, content, handle, ready
 
-from eyas.common.config import EngineConfig
 from eyas.common.types import Shard
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import ClosePull, Command, CopyPages, CopyStopped, OpenPull, PullMet, PullReady
 from eyas.worker.watches import Pulls
-from kv_transfer.backends.base import Copy, Pages
-from kv_transfer.backends.shm import ShmBackend, map_pool
+from kv_transfer.area import Area, Pages
+from kv_transfer.backends.base import Copy, Site
+from kv_transfer.backends.shm import ShmBackend, map_file
 
 POOL_DIR = "/dev/shm"
 HERE = Path(__file__).parent
@@ -53,6 +53,11 @@ class Puller:
         self.engine.dispatch([CopyPages(1, 1, EVERY_PAGE, EVERY_PAGE)])
         return await self.told(CopyStopped)
 
+    async def prove(self) -> CopyStopped:
+        proof = (GEOMETRY.pages,)
+        self.engine.dispatch([CopyPages(1, -1, proof, proof, proof=True)])
+        return await self.told(CopyStopped)
+
 
 async def anybody(worker: str) -> str:
     return worker
@@ -63,7 +68,7 @@ async def pulling() -> AsyncIterator[Puller]:
     """A pull, met by grpc and watched, from a process that holds `content()`."""
     source, target = (f"{POOL_DIR}/eyas-test-{uuid.uuid4().hex}" for _ in range(2))
     Path(source).write_bytes(content().tobytes())
-    Path(target).write_bytes(bytes([1]) * GEOMETRY.pool_bytes)
+    Path(target).write_bytes(bytes([1]) * (GEOMETRY.pool_bytes + GEOMETRY.page_bytes))
     command = [sys.executable, str(HERE / "page_owner.py"), source]
     env = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
@@ -77,11 +82,11 @@ async def pulling() -> AsyncIterator[Puller]:
 
         engine = EngineClient(send)
         engine.ready = ready(target)
-        pulls = Pulls(engine, anybody, EngineConfig(transfer="grpc", pool_dir=POOL_DIR))
-        pages = map_pool(target, GEOMETRY.page_bytes).pages
+        pulls = Pulls(engine, anybody)
+        pages = map_file(target, GEOMETRY.page_bytes).pages
         puller = Puller(engine, process, pages, source, heard)
-        engine.dispatch([OpenPull(1, handle(address, source), 1)])
-        assert await puller.told(PullMet) == PullMet(1, "grpc")
+        engine.dispatch([OpenPull(1, handle(address), 1)])
+        assert (await puller.told(PullMet)).pool == ready(source).pools["target"]
         await puller.told(PullReady)
         yield puller
         await pulls.close()
@@ -100,16 +105,19 @@ async def test_sixty_four_mebibytes_beside_a_plain_copy(capsys: pytest.CaptureFi
             stopped = await puller.fetch()
             assert stopped.failure is None and stopped.bytes == GEOMETRY.pool_bytes
             speed["grpc"] = max(speed.get("grpc", 0.0), stopped.bytes / stopped.seconds)
+        assert (await puller.prove()).bytes == GEOMETRY.page_bytes
         assert np.array_equal(puller.pages, truth)
         plain, shared = np.ones_like(truth), np.ones_like(truth)
-        backend = ShmBackend(shared, POOL_DIR)
-        job = Copy(1, 1, Shard(0, puller.source, EVERY_PAGE), EVERY_PAGE)
-        for name, copy in (("shm", lambda: backend.copy(job)), ("memcpy", lambda: np.copyto(plain, truth))):
+        backend = ShmBackend(Site(Area(shared), POOL_DIR, wire=None))  # type: ignore[arg-type]
+        source = backend.open(ready(puller.source).pools["target"].ranks[0].exports["shm"])
+        job = Copy(1, 1, Shard(0, EVERY_PAGE), EVERY_PAGE)
+        ways = ("shm", lambda: backend.copy(source, job)), ("memcpy", lambda: np.copyto(plain, truth))
+        for name, copy in ways:
             for _ in range(3):
                 began = time.monotonic()
                 copy()
                 speed[name] = max(speed.get(name, 0.0), truth.nbytes / (time.monotonic() - began))
-        assert np.array_equal(shared, truth)
+        assert np.array_equal(shared[:-1], truth[:-1])
     with capsys.disabled():
         ratios = (
             f"{name} {rate / 1e9:.2f} GB/s = {rate / speed['memcpy']:.3f}" for name, rate in speed.items()

@@ -27,7 +27,7 @@ from gateway.cluster import Cluster
 from gateway.generate import ClusterBackend
 
 UNIFIED = (Role.PREFILL, Role.DECODE)
-GHOST = WorkerInfo("127.0.0.1:1", (Role.DRAFT,), 1, "m", "f", "g", 128, 1000, 8)  # nobody is at port 1
+GHOST = WorkerInfo("127.0.0.1:1", (Role.DRAFT,), 1, "m", "f", "g", 128, 1000, 8)  # no worker is at port 1
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ async def is_written(redis: RedisServer, *workers: FakeWorker) -> bool:
 # --- coming and going ------------------------------------------------------------------------------------
 
 
-async def test_a_worker_is_found_serves_and_says_goodbye() -> None:
+async def test_a_worker_is_found_serves_and_takes_its_key_away() -> None:
     async with redis_server() as redis, gateway(redis.url) as (backend, cluster):
         assert not serves(backend)
         async with worker(*UNIFIED, registry=redis.url) as w:
@@ -114,7 +114,7 @@ async def test_a_worker_is_found_serves_and_says_goodbye() -> None:
 
 
 async def test_a_loading_worker_says_that_it_starts() -> None:
-    """It is expected, and not yet one of those who serve."""
+    """It is expected, and does not serve yet."""
     async with redis_server() as redis, gateway(redis.url) as (_, cluster), workers(UNIFIED) as (loading,):
         loading.script.starting = True
         presence = Presence(redis.url, lambda: msgspec.structs.replace(GHOST, worker=loading.address))
@@ -207,7 +207,7 @@ async def test_values_of_any_kind_change_nothing(caplog: pytest.LogCaptureFixtur
         assert len(odd) == 2, caplog.messages  # the gateway, and the worker itself
 
 
-async def test_so_many_addresses_are_read_and_no_more() -> None:
+async def test_the_number_of_addresses_is_bounded() -> None:
     async with redis_server() as redis:
         await redis.client.mset({f"eyas:worker:10.0.0.1:{port}": b"" for port in range(1, 3000)})
         keys = WorkerKeys(redis.url, "")
@@ -343,7 +343,7 @@ async def test_only_draft_workers_of_the_same_model_and_head_are_followed(
         worker(*roles, registry=redis.url, traits=Traits(**traits)) as other,
         worker(Role.DRAFT, registry=redis.url) as drafter,
     ):
-        everybody = {decode.address, other.address, drafter.address}
-        await until(lambda: decode.front._membership.addresses() == everybody)
+        all_three = {decode.address, other.address, drafter.address}
+        await until(lambda: decode.front._membership.addresses() == all_three)
         await until(lambda: bool(decode.front._drafts._streams))
         assert decode.front._drafts._streams.keys() == {drafter.address}

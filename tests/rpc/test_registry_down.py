@@ -29,7 +29,7 @@ CLEAR_S = 10.0
 
 
 @pytest.fixture(autouse=True)
-def nobody_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_worker_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the time in which a lost worker may come back had passed."""
     monkeypatch.setattr(roster, "RETURN_S", 0.0)
 
@@ -85,13 +85,13 @@ async def test_stopped_workers(tmp_path: Path) -> None:
             assert isinstance(error, Unavailable) and seconds < CLEAR_S, (error, seconds)
 
 
-async def test_lines_to_workers_that_are_gone_for_good_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_channels_to_workers_that_are_gone_for_good_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_cluster, "RETIRE_S", 0.5)
     async with workers(UNIFIED, UNIFIED) as started, gateway(started) as (backend, cluster):
         gone, stays = started
         await gone.kill()
         async with asyncio.timeout(5):
-            while gone.address in cluster._lines:
+            while gone.address in cluster._channels:
                 await asyncio.sleep(0.02)
-        assert set(cluster._lines) == set(cluster._sessions) == {stays.address}
+        assert set(cluster._channels) == set(cluster._sessions) == {stays.address}
         assert await refusal(backend, "r") == (None, pytest.approx(0, abs=2))

@@ -75,7 +75,7 @@ async def test_every_class_survives(cls: type[EyasError]) -> None:
             assert (type(error), error.message, error.param) == (cls, "naïve 100 % of it", "top_p")
 
 
-async def test_a_defect_is_logged_and_bare(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_defect_is_logged_and_sent_without_details(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(KeyError("/secret/path")) as channel:
         for error in await raised_by(channel):
             assert (type(error), error.message) == (EyasError, "internal error")
@@ -114,7 +114,7 @@ async def fate(call: grpc.aio.Call) -> EyasError:
     return rpc.map_rpc_error(caught.value)
 
 
-async def test_nobody_there_is_unavailable() -> None:
+async def test_an_address_without_a_server_is_unavailable() -> None:
     async with rpc.channel("127.0.0.1:1") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await worker_pb2_grpc.WorkerServiceStub(channel).Info(worker_pb2.InfoRequest(), timeout=5)

@@ -1,4 +1,4 @@
-"""Workers that accept drafts by chance: whoever looks at an answer or a figure of theirs can tell."""
+"""Workers that accept drafts by chance: every answer and metric says so."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_grpc_answers_are_marked(backend: ScriptedBackend) -> None:
                 assert dict(await call.initial_metadata())["eyas-synthetic"] == "1"
 
 
-async def test_answers_of_others_are_not(backend: ScriptedBackend) -> None:
+async def test_answers_of_real_workers_are_not_marked(backend: ScriptedBackend) -> None:
     backend.infos = [INFO]
     async with client_of(backend) as client:
         assert "synthetic" not in (await client.post("/v1/chat/completions", json=CHAT | {"seed": 1})).text
@@ -112,7 +112,7 @@ async def test_a_seed_and_logprobs_are_refused(
 
 
 @pytest.mark.parametrize("options", [{"seed": 0}, {"logprobs": 1}])
-async def test_grpc_refuses_them_too(backend: ScriptedBackend, options: dict[str, int]) -> None:
+async def test_grpc_refuses_a_seed_and_logprobs(backend: ScriptedBackend, options: dict[str, int]) -> None:
     (field,) = options
     async with served(backend) as address, AsyncClient(address) as client:
         with pytest.raises(InvalidRequest, match=f"{field} means nothing here") as refused:
@@ -124,11 +124,11 @@ async def test_grpc_refuses_them_too(backend: ScriptedBackend, options: dict[str
 # --- health, figures, and who is routed to -----------------------------------------------------------------
 
 
-async def test_the_gateways_figures_say_so(client: httpx.AsyncClient) -> None:
+async def test_the_gateways_metrics_show_synthetic_acceptance(client: httpx.AsyncClient) -> None:
     assert "eyas_synthetic_acceptance 1.0" in (await client.get("/metrics")).text
 
 
-async def test_a_worker_says_so_itself() -> None:
+async def test_a_worker_reports_synthetic_acceptance() -> None:
     traits = Traits(synthetic=True)
     async with worker(Role.DECODE, traits=traits) as w, rpc.channel(w.address) as channel:
         assert (await InfoClient(channel).info(5)).synthetic
@@ -145,7 +145,7 @@ async def started(*workers: ScriptedWorker) -> AsyncIterator[list[ScriptedWorker
         await asyncio.gather(*(each.kill() for each in workers))
 
 
-async def test_health_says_so_while_requests_succeed() -> None:
+async def test_health_is_degraded_while_requests_succeed() -> None:
     async with (
         started(ScriptedWorker(UNIFIED, synthetic=True)) as workers,
         gateway(workers) as (backend, _),
@@ -156,7 +156,7 @@ async def test_health_says_so_while_requests_succeed() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_no_request_meets_both_kinds(first: bool) -> None:
+async def test_no_request_mixes_synthetic_and_real_workers(first: bool) -> None:
     """The first decode worker decides; prefill workers verify nothing and are taken as they are."""
     kinds = ScriptedWorker(DECODE, synthetic=first), ScriptedWorker(DECODE, synthetic=not first)
     async with started(*kinds, ScriptedWorker(PREFILL)) as (mine, other, prefill):

@@ -65,7 +65,7 @@ async def test_pages_are_watched_released_and_then_decoded() -> None:
         assert await prefill.heard(WatchClosed) == [WatchClosed(opened.watch)]
 
 
-async def test_a_broken_lease_is_told() -> None:
+async def test_a_broken_lease_is_reported() -> None:
     traits = Traits(lease_valid=False)
     async with worker(Role.PREFILL, traits=traits) as prefill, decoder_of(prefill) as decode:
         async with rpc.channel(decode.address) as channel:

@@ -12,10 +12,11 @@ from collections.abc import Hashable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from engine_rig import HandCopier
+from engine_rig import HandCopier, hand_pulls
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import KvKind
+from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Generation, Sequence, Work
 from eyas.engine.ipc.messages import (
     Command,
@@ -23,12 +24,13 @@ from eyas.engine.ipc.messages import (
     Shutdown,
 )
 from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.leases import Leases, OfferedPool
+from eyas.engine.kv.leases import Leases
+from eyas.engine.kv.offers import PoolOffers
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache, _Node
-from eyas.engine.kv.pulls import Pulls
 from eyas.engine.loop.engine import Engine, Parts
-from eyas.engine.loop.plain_runner import Output
+from eyas.engine.loop.plain_runner import PlainFlight
+from eyas.engine.loop.step_clock import StepClock
 from eyas.engine.scheduling.fairness import Shares
 from eyas.engine.scheduling.scheduler import Limits, Scheduler
 from kv_transfer.layout import pages_for
@@ -37,6 +39,7 @@ from kv_transfer.puller import State
 
 PAGE, CHUNK, ROUND_ROWS, VOCAB = 2, 5, 1, 100
 LEASE_S = 30.0
+TOKEN = (VOCAB - 1,)
 
 
 class StandStillCopier(HandCopier):
@@ -54,20 +57,34 @@ class FakeModel:
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
 
-    def run(self, works: list[Work]) -> list[Output]:
+    drafts = False
+
+    def runs_ahead(self, works: list[Work]) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    def launch(self, works: list[Work]) -> PlainFlight:
         for work in works:
             rows = range(work.start, work.start + len(work.tokens))
             for page in {work.seq.pages[row // PAGE] for row in rows}:
                 readers = self._tier.readers(page, but=work.seq)
                 assert not readers, f"page {page} is written, and read by {readers}"
-        return [Output(w, *_sampled(1 + len(w.seq.forks) if w.sample else 0), None) for w in works]
+        return PlainFlight(works, [_landed(work) for work in works], 0.0)
 
     def copy_page(self, source: int, target: int) -> None:
         pass
 
 
-def _sampled(count: int) -> tuple[list[int], list[None]]:
-    return [VOCAB - 1] * count, [None] * count
+def _standing() -> float:
+    return 0.0
+
+
+def _landed(work: Work) -> Landed:
+    if not work.sample:
+        return Landed(work)
+    return Landed(work, TOKEN, forks={choice: (*TOKEN, None) for choice in work.seq.forks})
 
 
 def _leased(lease: Any) -> tuple[int, ...]:
@@ -83,12 +100,11 @@ class Tier:
         self._batch: list[Command] = []
         self._said: list[Event] = []
         pool, outbox, copier = PagePool(pages), Outbox(), StandStillCopier()
-        self.scheduler = Scheduler(
-            pool, PrefixCache(pool, PAGE, lookahead=0), Limits(PAGE, max_running, CHUNK, ROUND_ROWS)
-        )
-        self.pulls = Pulls(copier, PAGE, outbox)  # type: ignore[arg-type]
+        self.pulls = hand_pulls(copier, PAGE, outbox)
+        cache, limits = PrefixCache(pool, PAGE, lookahead=0), Limits(PAGE, max_running, CHUNK, ROUND_ROWS)
+        self.scheduler = Scheduler(pool, cache, limits, self.pulls)
         owner = Owner(name, 1, LEASE_S, itertools.count(1).__next__)
-        self.leases = Leases(owner, pool, PAGE, {KvKind.TARGET: OfferedPool("pool", "m")}, outbox)
+        self.leases = Leases(owner, pool, PAGE, {KvKind.TARGET: PoolOffers("m", pool)}, outbox)
         model: Any = FakeModel(self)
         ready: Any = SimpleNamespace(context_length=64, draft_width=0)
         self.copier = copier
@@ -101,11 +117,14 @@ class Tier:
             drafter=None,
             leases=self.leases,
             pulls=self.pulls,
-            copier=copier,  # type: ignore[arg-type]
+            draft_pulls=None,
+            copiers=(copier,),  # type: ignore[arg-type]
+            travels=True,
             outbox=outbox,
             ready=ready,
         )
         self.engine = Engine(parts, self)
+        self.engine._loop._clock = StepClock(_standing)  # a world can be stored
         self.gave_way = False  # somebody, to another call, so far
         self.scheduler._take_from_richer = self._take_from_richer  # type: ignore[method-assign]
         self.requests = self.engine._requests

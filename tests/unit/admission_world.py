@@ -137,7 +137,7 @@ class World:
         return {sight for sight, seen in found.items() if seen}
 
     def over(self) -> bool:
-        """Every request has its end, and nobody holds anything any more."""
+        """Every request has ended, and nothing is held any more."""
         return all(a.over for a in self.asked.values()) and all(t.idle() for t in self.tiers.values())
 
     # --- what may happen ---
@@ -195,7 +195,7 @@ class World:
         self._tell(PREFILL, WatchClosed(pull))
 
     def _lapse(self) -> None:
-        """Handles whose Watch broke, or whom nobody was told of, wait for this and hold up nothing else."""
+        """Handles with a broken Watch, or unknown to any worker, wait for this and block nothing else."""
         self.tiers[PREFILL].leases.owner.sweep(time.monotonic() + LEASE_S)
         self._turn(PREFILL, 0)
 

@@ -5,23 +5,41 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from eyas.common.params import SamplingParams
+from eyas.common.pool import Geometry, PoolInfo, RankPool
 from eyas.common.types import Choice, FirstToken, GenerationRequest, KvHandle, KvKind, Shard
 from eyas.engine.batch.sequence import Sequence
-from eyas.engine.ipc.messages import Event, Failed, Lost, OpenPull, PullDone, PullReleased, Rejected, Submit
+from eyas.engine.ipc.messages import (
+    Event,
+    Failed,
+    Lost,
+    OpenPull,
+    PullDone,
+    PullMet,
+    PullReleased,
+    Rejected,
+    Submit,
+)
 from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.leases import Leases, OfferedPool
+from eyas.engine.kv.front_wire import FrontWire
+from eyas.engine.kv.leases import Leases
+from eyas.engine.kv.offers import PoolOffers
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
-from eyas.engine.kv.pulls import Arrival, Pulls
-from eyas.engine.scheduling.requests import Admission, Requests
+from eyas.engine.kv.pulls import Pulls
+from eyas.engine.scheduling.admission import Admission
+from eyas.engine.scheduling.requests import Requests
 from eyas.engine.scheduling.scheduler import Limits, Scheduler
-from kv_transfer.backends.base import Copy, CopyResult
+from kv_transfer.backends.base import Copy, CopyResult, Source
 from kv_transfer.owner import Owner
+from kv_transfer.route import Peer, Route, Routes
 
 PAGE = 4
 VOCAB = 100
+GEOMETRY = Geometry(pages=64, page_size=PAGE, layers=1, kv_heads=1, head_dim=4, dtype="float32")
+POOL = PoolInfo(7, "m", GEOMETRY, (RankPool(0, 5, {"grpc": {}}),))  # that `handle` is of
 
 
 @dataclass
@@ -31,8 +49,11 @@ class HandCopier:
     jobs: list[Copy] = field(default_factory=list)
     results: list[CopyResult] = field(default_factory=list)
 
-    def submit(self, job: Copy) -> None:
+    def submit(self, route: Route, job: Copy) -> None:
         self.jobs.append(job)
+
+    def cancel(self, pull: int) -> None:
+        """They run on until the test says otherwise."""
 
     def finish(self) -> None:
         self.results += [CopyResult(job, "hand", len(job.dst_pages), 0.0, None) for job in self.jobs]
@@ -43,6 +64,27 @@ class HandCopier:
         return results
 
 
+class KnownRoutes(Routes):
+    """Every way is proven."""
+
+    def known(self, peer: Peer) -> Route:
+        return Route(backend=None, source=Source())  # type: ignore[arg-type]
+
+
+class MetPulls(Pulls):
+    """The front has met every owner before it tells anything else of it."""
+
+    def told(self, command: Any) -> None:
+        active = self._active.get(command.pull)
+        if active is not None and active.approach is None:
+            super().told(PullMet(command.pull, POOL))
+        super().told(command)
+
+
+def hand_pulls(copier: HandCopier, page_size: int, outbox: Outbox) -> Pulls:
+    return MetPulls(copier, KnownRoutes({}, "auto"), FrontWire(outbox), page_size, outbox, itertools.count(1))  # type: ignore[arg-type]
+
+
 class Rig:
     """Everything around `Requests`; `joined` lists the sequences that started from pulled pages."""
 
@@ -51,29 +93,31 @@ class Rig:
     ) -> None:
         self.pool = PagePool(pages)
         self.cache = PrefixCache(self.pool, PAGE, lookahead=lookahead)
-        self.scheduler = Scheduler(self.pool, self.cache, Limits(PAGE, max_running, 16, round_rows))
         self.outbox = Outbox()
         self.copier = HandCopier()
-        self.pulls = Pulls(self.copier, PAGE, self.outbox)  # type: ignore[arg-type]
-        owner, offered = Owner("here", 1, 30.0, itertools.count(1).__next__), OfferedPool("pool", "m")
-        self.leases = Leases(owner, self.pool, PAGE, {KvKind.TARGET: offered}, self.outbox)
+        self.pulls = self._pulls()
+        limits = Limits(PAGE, max_running, 16, round_rows)
+        self.scheduler = Scheduler(self.pool, self.cache, limits, self.pulls)
+        owner, offers = Owner("here", 1, 30.0, itertools.count(1).__next__), PoolOffers("m", self.pool)
+        self.leases = Leases(owner, self.pool, PAGE, {KvKind.TARGET: offers}, self.outbox)
         self.joined: list[Sequence] = []
         self.requests = Requests(
             scheduler=self.scheduler,
             leases=self.leases,
             pulls=self.pulls,
+            draft_kv=None,
             outbox=self.outbox,
             admission=Admission(64, VOCAB, max_waiting=8, transfer_policy="recompute"),
-            stop_drafting=lambda seq: None,
-            on_join=self._on_join,
+            joined=self._joined,
+            left=lambda seq: None,
             copy_page=lambda source, target: None,
         )
         self.pulls.destination = self.requests
-        self.scheduler.reclaim = self.pulls.preempt
-        self.scheduler.pulls_waiting = self.requests.pulls_waiting
-        self.scheduler.pulls_running = self.requests.pulls_running
 
-    def _on_join(self, seq: Sequence, arrival: Arrival) -> None:
+    def _pulls(self) -> Pulls:
+        return hand_pulls(self.copier, PAGE, self.outbox)
+
+    def _joined(self, seq: Sequence, feature: bytes) -> None:
         self.joined.append(seq)
 
     def submit(self, made: GenerationRequest, *, attach: bool = False) -> None:
@@ -115,5 +159,5 @@ def request(
 
 
 def handle(rows: int, *, id: int = 1, group: KvKind = KvKind.TARGET, shards: int = 1) -> KvHandle:
-    shard = Shard(0, "pool", tuple(range(-(-rows // PAGE))))
+    shard = Shard(0, tuple(range(-(-rows // PAGE))))
     return KvHandle("there", 7, 0, id, group, "m", rows, (shard,) * shards)

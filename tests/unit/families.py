@@ -58,6 +58,11 @@ SAMPLES = {
     "llama_llama3": _llama(**LLAMA3),
     "llama_yarn": _llama(**YARN),
     "llama_yarn_scaled": _llama(**YARN, mscale=1.0, mscale_all_dim=0.7, beta_fast=16.0, truncate=False),
+    "ministral": Sample(
+        "MinistralForCausalLM",
+        "MinistralConfig",
+        changes={"sliding_window": WINDOW, "layer_types": LOCAL_AND_GLOBAL},
+    ),
     "mistral": Sample("MistralForCausalLM", "MistralConfig", changes={"sliding_window": WINDOW}),
     "mistral_no_window": Sample("MistralForCausalLM", "MistralConfig", changes={"sliding_window": None}),
     "qwen2": Sample("Qwen2ForCausalLM", "Qwen2Config"),

@@ -31,6 +31,7 @@ from eyas.engine.ipc.messages import (
     PrefillStarted,
     PullDone,
     PullFailed,
+    PullMet,
     PullReady,
     PullReleased,
     Ready,
@@ -182,6 +183,8 @@ class Loopback:
                 worker.pulls[pull] = (handle, attempt)
                 self._watches[watch] = (worker, pull)
                 owner = self.workers[handle.worker]
+                assert owner.ready is not None
+                worker.send(PullMet(pull, owner.ready.pools[handle.group]))
                 owner.send(WatchOpened(watch, handle, attempt))
             case ReleasePull(pull):
                 handle, attempt = worker.pulls[pull]

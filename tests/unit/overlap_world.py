@@ -1,4 +1,4 @@
-"""Random requests on the overlapped pace over a `PaperDevice`, and what the plain rule gives each of them."""
+"""Random requests by steps launched ahead on a `PaperDevice`, and what the plain rule gives each of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from eyas.engine.batch.sequence import Sequence, Work
 from eyas.engine.batch.stopping import banned_ids, finish
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
-from eyas.engine.device.flight import Flight
+from eyas.engine.device.flight import DeviceFlight
 from eyas.engine.device.hostsample import HostSampler
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout
-from eyas.engine.ipc.messages import Cancel, Step
+from eyas.engine.ipc.messages import Cancel, Event, Step
 from eyas.engine.loop.commit import Committer
-from eyas.engine.loop.overlapped import OverlappedLoop
-from eyas.engine.loop.step_counts import StepCounts
+from eyas.engine.loop.drafting import Drafting
+from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.sampling.scores import score
 from eyas.engine.scheduling.scheduler import Limits
@@ -47,7 +47,7 @@ SCORING = (
 
 @dataclass(frozen=True)
 class Setting:
-    """`width`: rows of a round; `pages` of the pool, of 4 rows; `ahead`: as the pace takes it."""
+    """`width`: rows of a round; `pages` of the pool, of 4 rows; `ahead`: as the runner takes it."""
 
     width: int = 3
     pages: int = 48
@@ -72,13 +72,13 @@ class WatchedRunner(DeviceRunner):
 
     ahead = 0  # rounds launched before the one before them had landed
 
-    def launch(self, works: SequenceOf[Work], *, by_host: bool) -> Flight:
+    def launch(self, works: SequenceOf[Work]) -> DeviceFlight:
         assert works
         for work in works:
             assert work.seq in work.seq.generation.sequences and work.seq.slot >= 0, "it has ended"
             self.ahead += work.round and work.seq.in_flight > 0
-        flight = super().launch(works, by_host=by_host)
-        lengths = [seq.kv_len for seq, _ in flight.rounds]
+        flight = super().launch(works)
+        lengths = [work.seq.kv_len for work in flight.rounds]
         assert lengths == sorted(lengths, reverse=True), "attention begins with the longest"
         return flight
 
@@ -111,17 +111,19 @@ class World:
         self.device = PaperDevice(self.tables, pool, seed)
         buckets = Buckets(setting.width, TILE, (2, setting.max_running), (2,), 8, 8)
         layout = Layout(PAGE, self.tables.padding_slot, TILE)
-        self.runner = WatchedRunner(self.device, buckets, layout, HostSampler(self.device, EOS))
-        self.pace = OverlappedLoop(self._rounds(pool), self.runner, StepCounts(), setting.ahead)
+        host = HostSampler(self.device, EOS)
+        self.runner = WatchedRunner(self.device, buckets, layout, host, ahead=setting.ahead)
+        self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer())
+        self.rig.requests.copy_page = self.runner.copy_page
         self.stories: dict[str, Story] = {}
         self.seen: dict[int, Sequence] = {}
 
-    def _rounds(self, pool: Pool) -> Committer:
+    def _committer(self) -> Committer:
         requests = self.rig.requests
         return Committer(
             scheduler=self.rig.scheduler,
-            pools=(pool,),  # type: ignore[arg-type]
-            drafter=None,
+            runner=self.runner,
+            drafting=Drafting(None, 0, 0),
             leases=self.rig.leases,
             outbox=self.rig.outbox,
             eos_ids=EOS,
@@ -143,9 +145,12 @@ class World:
         self._judge()
 
     def submit(self, request: GenerationRequest) -> None:
-        begun = {choice.index: list(choice.output_ids) for choice in request.choices}
-        self.stories[request.id] = Story(request, begun)
+        self.stories[request.id] = self.story(request)
         self.rig.submit(request)
+
+    @staticmethod
+    def story(request: GenerationRequest) -> Story:
+        return Story(request, {choice.index: list(choice.output_ids) for choice in request.choices})
 
     def cancel(self, story: Story, choice: int | None) -> None:
         """Somebody gives up one choice, or (None) all of them."""
@@ -160,13 +165,17 @@ class World:
 
     def step(self) -> bool:
         """False when there was nothing to do."""
-        busy = self.pace.step()
+        busy = self.loop.step()
         self.seen |= {id(seq): seq for seq in self.rig.scheduler.running}
-        entries = [entry for step in self.rig.said(Step) for entry in step.entries]
-        assert busy or not entries, "it would nap although there was something to do"
-        for entry in entries:
-            self._told(entry)
+        for event in self.rig.outbox.take():
+            assert busy or not isinstance(event, Step), "it would nap although there was something to do"
+            self._hear(event)
         return busy
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Step):
+            for entry in event.entries:
+                self._told(entry)
 
     def _told(self, entry: Entry) -> None:
         story = self.stories[entry.id]

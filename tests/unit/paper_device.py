@@ -19,7 +19,7 @@ import torch
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.tables import Tables
-from eyas.engine.device.step import StepInput
+from eyas.engine.device.step import Joined, StepInput
 from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.sampling.scores import Scores, score
 
@@ -59,17 +59,29 @@ class PaperDevice:
     """Twin of `eyas.engine.device.executor.Executor`."""
 
     def __init__(self, tables: Tables, pool: Pool, seed: int) -> None:
-        self.state = SimpleNamespace(prompts=None)
+        """It drafts if the tables have room for drafts."""
+        self.state = SimpleNamespace(prompts=None, drafter=tables.sizes.width > 1 or None)
         self.tables = tables
         self.pool = pool
-        self.accepted = 0
+        self.accepted = self.joined = 0
         self._random = random.Random(seed)
 
     # --- as the executor -----------------------------------------------------------------------------
 
+    def join(self, joined: Joined, writes: np.ndarray) -> None:
+        self._apply(writes)
+        for (slot, token, position, _), feature in zip(joined.words.T.tolist(), joined.features, strict=True):
+            length, root = int(self.tables.length[slot]), int(self.tables.root[slot])
+            assert (token, position) == (root, length - 1) and feature[0] == self._read(slot, length)[-1]
+            self._settle(slot, length, root)
+            self.joined += 1
+
+    def features(self, rows: SequenceOf[int]) -> torch.Tensor:
+        """The feature of a row is its id."""
+        return torch.tensor([[float(self._part["tokens"][row])] for row in rows])
+
     def begin(self, step: StepInput) -> None:
-        self._vacate(step.writes[0].tolist())
-        self.tables.apply(torch.from_numpy(step.writes))
+        self._apply(step.writes)
         part = {
             name: step.data[first : first + count] for name, (first, count) in step.shape.sections.items()
         }
@@ -174,6 +186,10 @@ class PaperDevice:
             ids.append(token)
 
     # --- the tables ------------------------------------------------------------------------------------
+
+    def _apply(self, writes: np.ndarray) -> None:
+        self._vacate(writes[0].tolist())
+        self.tables.apply(torch.from_numpy(writes))
 
     def _vacate(self, poked: SequenceOf[int]) -> None:
         """A slot gets somebody new, who must be told of his own pages."""

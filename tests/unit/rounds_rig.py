@@ -103,5 +103,5 @@ def new_extension(batch: int, deepest: int, features: torch.Tensor) -> PathRows:
 
 
 def ints(*shape: int) -> torch.Tensor:
-    """int32 full of a number that nobody writes."""
+    """int32 full of a number that no kernel writes."""
     return torch.full(shape, -7, dtype=torch.int32, device=DEVICE)

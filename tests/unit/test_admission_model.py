@@ -160,7 +160,7 @@ WORLDS = {  # and what is to be seen in each
 
 @pytest.fixture(autouse=True)
 def still(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Time stands still, and nobody logs a thousand times what was meant to happen."""
+    """Time stands still, and expected events are not logged a thousand times."""
     logging.getLogger("eyas.engine").setLevel(logging.ERROR)
     with monkeypatch.context() as patched:
         patched.setattr(time, "monotonic", lambda: 1000.0)

@@ -9,7 +9,7 @@ import pytest
 
 from eyas.bench.cases import make_case
 from eyas.bench.http import Server
-from eyas.bench.load import Answer, Result, Target, ask
+from eyas.bench.load import Measurement, Result, Target, ask
 from eyas.bench.run import SYNTHETIC, VERIFY_STEPS, _figure, _report
 from eyas.common.errors import ConfigError, EyasError, Unavailable
 
@@ -62,8 +62,8 @@ def test_what_is_no_case_is_refused(name: str) -> None:
 
 
 def test_figures_are_what_they_say() -> None:
-    good = Answer(prompt_tokens=10, tokens=5, accepted=3, rejected=1, ttft_s=0.1, last_s=0.5)
-    figures = Result("x", 2.0, [good, good, Answer(error="refused")]).figures()
+    good = Measurement(prompt_tokens=10, tokens=5, accepted=3, rejected=1, ttft_s=0.1, last_s=0.5)
+    figures = Result("x", 2.0, [good, good, Measurement(error="refused")]).figures()
     assert (figures["ok"], figures["failed"], figures["first_error"]) == (2, 1, "refused")
     assert (figures["in_tok_s"], figures["out_tok_s"]) == (10.0, 5.0)
     assert (figures["ttft_ms_p50"], figures["tpot_ms_p50"]) == (100.0, 100.0)
@@ -114,6 +114,6 @@ def test_a_synthetic_row_is_not_shown_without_a_word(capsys: pytest.CaptureFixtu
     assert "drafts were accepted by chance" in capsys.readouterr().out
 
 
-async def test_nobody_there_is_unavailable() -> None:
+async def test_an_address_without_a_server_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="nothing listens"):
         await Server("http://127.0.0.1:1").get("/health")

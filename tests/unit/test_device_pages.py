@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from engine_rig import PAGE, Rig
@@ -24,7 +25,7 @@ from eyas.engine.device.executor import Executor
 from eyas.engine.device.hostsample import HostSampler
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.device.step import Layout, StepInput
+from eyas.engine.device.step import Layout
 from eyas.engine.ipc.messages import Cancel, Step
 from eyas.engine.kernels import sample
 from eyas.engine.kv.format import KvFormat
@@ -32,7 +33,8 @@ from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.loading.device_build import rounds_ahead
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.commit import Committer
-from eyas.engine.loop.overlapped import OverlappedLoop
+from eyas.engine.loop.drafting import Drafting
+from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.models.base import Drafted
 from eyas.engine.scheduling.scheduler import Limits
 from eyas.engine.speculation.device import DeviceDrafter
@@ -80,12 +82,12 @@ class Watch(Executor):
         drafter = None if spec is None else DeviceDrafter((self, self), pool, tables, spec, pdl=False)  # type: ignore[arg-type]
         super().__init__(DeviceState(self, pool, tables, drafter))  # type: ignore[arg-type]
 
-    def begin(self, step: StepInput) -> None:
-        poked = set(step.writes[0].tolist())
+    def _apply(self, writes: np.ndarray) -> None:
+        poked = set(writes[0].tolist())
         for slot in range(self.tables.padding_slot):
             if self.tables.places("seed", slot, 0, 1)[0] in poked:  # somebody new
                 self.tables.pages[slot] = self.nowhere
-        super().begin(step)
+        super()._apply(writes)
 
     # --- as the target and the head --------------------------------------------------------------------
 
@@ -95,8 +97,9 @@ class Watch(Executor):
         x = torch.zeros(rows.count, HIDDEN)
         return (x, x) if tokens is rows else Drafted(x, x)
 
-    def features(self, captured: torch.Tensor) -> torch.Tensor:
-        return captured
+    def features(self, of):
+        """Of the head; and of the executor, whose rows are handed on."""
+        return super().features(of) if isinstance(of, list) else of
 
     def logits(self, x, picked: torch.Tensor | None = None, out: None = None) -> torch.Tensor:
         """Of the models; and of the executor, which the host samples from."""
@@ -127,7 +130,7 @@ class Watch(Executor):
 
 
 class World:
-    """The overlapped pace on a `Watch`. `fewer`: rounds less than the engine has pages for."""
+    """Steps launched ahead on a `Watch`. `fewer`: rounds less than the engine has pages for."""
 
     def __init__(
         self, spec: SpeculationConfig | None, *, pages: int = 400, fewer: int = 0, padded: bool = True
@@ -144,15 +147,23 @@ class World:
         buckets = Buckets(loaded.width, 4, (3, MAX_RUNNING), (4,), CHUNK, CHUNK)
         if not padded:
             buckets = Buckets(loaded.width, 4, ())
-        self.runner = DeviceRunner(self.watch, buckets, layout, HostSampler(self.watch, ()))
-        self.pace = OverlappedLoop(self._rounds(), self.runner)
+        self.runner = DeviceRunner(self.watch, buckets, layout, HostSampler(self.watch, ()), ahead=True)
+        self.rig.requests.copy_page = self.runner.copy_page
+        self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer())
         self.tokens: dict[tuple[str, int], int] = {}
 
-    def _rounds(self) -> Committer:
+    def _committer(self) -> Committer:
         rig = self.rig
-        ends = rig.requests.end
-        new_uid = rig.requests.new_uid
-        return Committer(rig.scheduler, (), None, rig.leases, rig.outbox, (), new_uid, on_end=ends)
+        return Committer(
+            scheduler=rig.scheduler,
+            runner=self.runner,
+            drafting=Drafting(None, 0, 0),
+            leases=rig.leases,
+            outbox=rig.outbox,
+            eos_ids=(),
+            new_uid=rig.requests.new_uid,
+            on_end=rig.requests.end,
+        )
 
     def submit(self, name: str, prompt: int, max_tokens: int, choices: int = 1) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
@@ -160,7 +171,7 @@ class World:
         self.rig.submit(GenerationRequest(name, ids, params, tuple(Choice(i) for i in range(choices))))
 
     def step(self) -> bool:
-        busy = self.pace.step()
+        busy = self.loop.step()
         for entry in (entry for step in self.rig.said(Step) for entry in step.entries):
             self._count(entry)
         return busy

@@ -125,7 +125,7 @@ def test_ends_give_a_token(packed: Packed) -> None:
         rows += [row - 1] * work.sample
     slots = [work.seq.slot for work in packed.ends] + [LAYOUT.padding_slot] * spare
     assert packed.part("end_slots") == packed.part("sampled_slots")[shape.round_rows :] == slots
-    assert packed.part("end_rows") == rows + [shape.chunk] * spare, "padding writes the word of nobody"
+    assert packed.part("end_rows") == rows + [shape.chunk] * spare, "padding writes no sequence's word"
     assert packed.part("end_positions")[: len(rows)] == [len(work.seq) for work in packed.ends]
     picked = packed.part("picked")[shape.round_rows :]
     assert picked[: len(rows)] == [shape.round_rows + row for row in rows]

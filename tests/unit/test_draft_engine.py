@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from engine_rig import PAGE, VOCAB, HandCopier, Rig, handle, request
+from engine_rig import PAGE, VOCAB, HandCopier, Rig, hand_pulls, handle, request
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
@@ -38,7 +38,6 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
-from eyas.engine.kv.pulls import Pulls
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.drafter import Commit
 from eyas.engine.speculation.remote import LATE_ROUNDS, RemoteDrafter
@@ -89,7 +88,7 @@ class Drive:
         )
         self.copier.close = lambda deadline: True  # type: ignore[attr-defined]
         ready = SimpleNamespace(context_length=64, vocab_size=VOCAB, draft_width=WIDTH)
-        pulls = Pulls(self.copier, PAGE, outbox)  # type: ignore[arg-type]
+        pulls = hand_pulls(self.copier, PAGE, outbox)
         config = EngineConfig(page_size=PAGE)
         parts = DraftParts(config, self.runner, self.pool, pulls, self.copier, outbox, ready)  # type: ignore[arg-type]
         self.engine = DraftEngine(parts, self)

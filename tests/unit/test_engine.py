@@ -131,7 +131,9 @@ def test_split_services_change_no_token(base: EngineConfig) -> None:
 def test_the_first_round_of_every_choice_is_drafted_by_a_service(base: EngineConfig) -> None:
     """What asks for its draft leaves before the engine waits for the answer."""
     cluster = Loopback(*split_configs(base))
-    cluster.by_role["decode"].engine._patience = SimpleNamespace(draft_wait_s=20.0)
+    cluster.by_role["decode"].engine._drafting.patience = SimpleNamespace(
+        draft_wait_s=20.0, stepped=lambda landed, seconds: None
+    )
     for i in range(4):
         params, choices = SamplingParams(seed=i, max_tokens=9), (Choice(0), Choice(1), Choice(2))
         request = GenerationRequest(f"r{i}", tuple(range(30 + i)), params, choices[: 1 + 2 * (i % 2)])

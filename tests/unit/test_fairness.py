@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 from engine_rig import Rig, handle, request
@@ -52,7 +53,7 @@ class Crowd:
         works = self.rig.scheduler.schedule()
         _commit(self.rig, works)
         self.rig.poll()
-        self.rig.requests.join()
+        self.rig.requests.join(time.monotonic())
         for id, opened in list(self.opened.items()):
             if self.rig.pulls._active[opened.pull].pull.state == "pulling":
                 self.rig.arrive(self.opened.pop(id), FirstToken(0, 60))

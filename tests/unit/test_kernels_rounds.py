@@ -150,7 +150,7 @@ def test_of_equal_siblings_the_first() -> None:
 
 
 def uniform(seed: int, length: int, step: int) -> float:
-    """The draw of draft `step` at `length`, within [0, 1): noise of a choice that nobody has."""
+    """The draw of draft `step` at `length`, within [0, 1): noise of a choice that no request has."""
     stream = streams([(seed & (2**64 - 1), length, 2**32 - 1)])
     word = int(_philox(stream, torch.tensor([[step]]))[0, 0, 0])
     folded = 2**32 - 1 - word if word >= 2**31 else word

@@ -1,285 +1,314 @@
-"""Bytes really move: local and shm copies, the copy thread, and the whole protocol between two processes."""
+"""The laws of backends: the same for every one of them, the documented example among them."""
 
 from __future__ import annotations
 
-import hashlib
-import mmap
-import os
-import subprocess
-import sys
+import contextlib
+import dataclasses
+import re
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from eyas.common.errors import ConfigError, TransferFailed
+from eyas.common.errors import Cancelled, ConfigError, EyasError, TransferFailed
 from eyas.common.types import Shard
-from kv_transfer.backends.base import Backend, Copy, Pages, page_view
+from kv_transfer.area import Area, create_file
+from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, Source
 from kv_transfer.backends.local import LocalBackend
 from kv_transfer.backends.shm import ShmBackend
+from kv_transfer.backends.stream import PageWriter, StreamBackend, chunks
+from kv_transfer.backends.table import BACKENDS, backend
 from kv_transfer.copier import Copier
-from kv_transfer.layout import Geometry
+from kv_transfer.copy_thread import Done
+from kv_transfer.route import Route
 
-GEOMETRY = Geometry(pages=32, page_size=4, layers=2, kv_heads=2, head_dim=16, dtype="float32")
-PAGE = GEOMETRY.page_bytes
+PAGES, PAGE = 32, 2048
 POOL_DIR = "/dev/shm"
-
-# The peer: creates a pool file, fills it from a seed, says so, and waits to be told to end.
-OWNER_PROCESS = """
-import mmap, os, sys
-import numpy as np
-path, size, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-os.ftruncate(fd, size)
-pool = np.frombuffer(mmap.mmap(fd, size), np.uint8)
-pool[:] = np.random.default_rng(seed).integers(0, 256, size, np.uint8)
-print("filled", flush=True)
-sys.stdin.readline()
-os.unlink(path)
-"""
+DOCS = Path(__file__).parents[2] / "docs" / "adding-a-transfer-backend.md"
 
 
-def empty_pool() -> Pages:
-    return page_view(memoryview(bytearray(GEOMETRY.pool_bytes)), GEOMETRY)
+def new_area() -> Area:
+    path = Path(POOL_DIR) / f"eyas-test-{uuid.uuid4().hex}"
+    return Area.new(memoryview(create_file(path, (PAGES + 1) * PAGE)), PAGE, str(path))
 
 
-def random_pages(seed: int, pages: int = GEOMETRY.pages) -> Pages:
-    return np.random.default_rng(seed).integers(0, 256, (pages, PAGE), np.uint8)
+@dataclass
+class ThreadWire:
+    """Two fronts and a wire in one: the bytes of a job come in chunks of half a page, from a thread."""
+
+    area: Area
+    peers: dict[int, Area]  # by pull
+    running: dict[tuple[int, int], threading.Event] = field(default_factory=dict)
+    over: list[Done[Copy]] = field(default_factory=list)
+    pause_s: float = 0.0
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4))
+
+    def fetch(self, job: Copy) -> None:
+        self.running[job.name] = threading.Event()
+        self.pool.submit(self._fetch, job, self.running[job.name])
+
+    def stop(self, job: Copy) -> None:
+        self.running[job.name].set()
+
+    def stopped(self) -> list[Done[Copy]]:
+        return [self.over.pop(0) for _ in range(len(self.over))]
+
+    def _fetch(self, job: Copy, stop: threading.Event) -> None:
+        error: EyasError | None = None
+        writer = PageWriter(self.area.pages, job.dst_pages)
+        try:
+            if not Path(self.peers[job.pull].path).exists():
+                raise TransferFailed("the owner is gone")
+            for chunk in chunks(self.peers[job.pull].pages, job.source.pages):
+                if stop.wait(self.pause_s) if self.pause_s else stop.is_set():
+                    raise Cancelled("the pull was given up")
+                writer.write(chunk)
+            writer.finish()
+        except EyasError as known:
+            error = known
+        self.over.append(Done(job, 0 if error else writer.bytes, 0.0, error))
 
 
-def job(pool: str, src: tuple[int, ...], dst: tuple[int, ...], number: int = 0) -> Copy:
-    return Copy(1, number, Shard(0, pool, src), dst)
+@dataclass
+class Ends:
+    """An owner's area full of random bytes, and a puller's backend of which every page is zero."""
+
+    name: str
+    owner: Area = field(default_factory=new_area)
+    mine: Area = field(default_factory=new_area)
+    wire: ThreadWire = field(init=False)
+    owners: Backend = field(init=False)
+    backend: Backend = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.wire = ThreadWire(self.mine, {1: self.owner})
+        make = MAKERS[self.name]
+        self.owners = make(Site(self.owner, POOL_DIR, self.wire))
+        self.backend = make(Site(self.mine, POOL_DIR, self.wire))
+        rng = np.random.default_rng(len(self.name))
+        self.owner.pages[:] = rng.integers(0, 256, self.owner.pages.shape, np.uint8)
+        self.mine.pages[:] = 0
+
+    def open(self) -> Source:
+        export = self.owners.export()
+        assert export is not None
+        return self.backend.open(export)
+
+    def copy(self, *jobs: Copy) -> list[CopyResult]:
+        source = self.open()
+        for job in jobs:
+            self.backend.start(source, job)
+        return wait_for(self.backend.poll, len(jobs))
+
+    def close(self) -> None:
+        for end in (self.owners, self.backend):
+            assert end.close(time.monotonic() + 5.0)
+        self.wire.pool.shutdown()
+        for area in (self.owner, self.mine):
+            Path(area.path).unlink(missing_ok=True)
 
 
-def wait_for(copier: Copier, count: int) -> list:
-    deadline, results = time.monotonic() + 10.0, []
+def documented() -> Callable[[Site], Backend]:
+    """The backend that the guide shows."""
+    (code,) = re.findall(r'```python\n(""".*?)```', DOCS.read_text(), re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(compile(code, str(DOCS), "exec"), found)
+    return found["PreadBackend"]
+
+
+NEIGHBOURS: dict[bytes, Area] = {}
+MAKERS: dict[str, Callable[[Site], Backend]] = {
+    **{name: backend(name) for name in BACKENDS},
+    "local": lambda site: LocalBackend(site, NEIGHBOURS),
+    "pread": documented(),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    made = Ends(request.param)
+    yield made
+    made.close()
+
+
+def job(src: tuple[int, ...], dst: tuple[int, ...], number: int = 0, proof: int | None = None) -> Copy:
+    return Copy(1, number, Shard(0, src), dst, proof)
+
+
+def wait_for(poll: Callable[[], list[CopyResult]], count: int) -> list[CopyResult]:
+    deadline, results = time.monotonic() + 20.0, []
     while len(results) < count:
         assert time.monotonic() < deadline, f"{len(results)} of {count} jobs reported"
-        results += copier.finished()
+        results += poll()
         time.sleep(0.001)
+    time.sleep(0.01)
+    assert poll() == [], "a job was reported twice"
     return results
 
 
-@pytest.fixture
-def pool_file() -> Iterator[str]:
-    path = f"{POOL_DIR}/eyas-test-{uuid.uuid4().hex}"
-    yield path
-    Path(path).unlink(missing_ok=True)
-
-
-# --- copies -----------------------------------------------------------------------------------------
+# --- bytes ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "src, dst",
     [
-        ((), ()),
         ((31,), (0,)),
         ((3, 4, 5, 6), (10, 11, 12, 13)),
         ((3, 4, 5, 9, 10, 2), (7, 8, 20, 21, 22, 23)),
         ((5, 4, 3), (1, 2, 3)),
         ((0, 2, 4, 5), (31, 30, 29, 28)),
+        ((PAGES,), (6,)),
     ],
 )
-def test_exactly_the_named_pages_are_written(src, dst):
-    source, destination = random_pages(1), empty_pool()
-    moved = LocalBackend(destination, {"pool": source}).copy(job("pool", src, dst))
-    expected = np.zeros_like(destination)
-    expected[list(dst)] = source[list(src)]
-    np.testing.assert_array_equal(destination, expected)
-    assert moved == len(src) * PAGE
+def test_exactly_the_named_pages_are_written(ends: Ends, src: tuple[int, ...], dst: tuple[int, ...]) -> None:
+    (result,) = ends.copy(job(src, dst))
+    expected = np.zeros_like(ends.mine.pages)
+    expected[list(dst)] = ends.owner.pages[list(src)]
+    np.testing.assert_array_equal(ends.mine.pages, expected)
+    assert (result.error, result.path, result.bytes) == (None, ends.backend.name, len(src) * PAGE)
 
 
-@pytest.mark.parametrize("page", [-1, 32])
-def test_pages_outside_the_peers_pool_are_refused(page):
-    backend = LocalBackend(empty_pool(), {"pool": random_pages(1)})
-    with pytest.raises(TransferFailed, match="pages that the pool pool does not have"):
-        backend.copy(job("pool", (0, page), (0, 1)))
+@pytest.mark.parametrize("page", [-1, PAGES + 1, 10**6])
+def test_pages_outside_the_peers_area_are_refused(ends: Ends, page: int) -> None:
+    (result,) = ends.copy(job((page,), (1,)))
+    assert isinstance(result.error, TransferFailed)
+    assert not ends.mine.pages[[0, *range(2, PAGES)]].any()
 
 
-def test_an_unknown_local_pool_is_an_error():
-    with pytest.raises(TransferFailed, match="not in this process"):
-        LocalBackend(empty_pool(), {}).copy(job("elsewhere", (0,), (0,)))
+def test_many_jobs_at_once_are_each_reported_once(ends: Ends) -> None:
+    jobs = [job((i,), (PAGES - 1 - i,), number=i) for i in range(PAGES)]
+    results = ends.copy(*jobs)
+    assert {result.job.number for result in results} == set(range(PAGES))
+    np.testing.assert_array_equal(ends.mine.pages[:PAGES], ends.owner.pages[:PAGES][::-1])
 
 
-def test_a_pool_smaller_than_its_geometry_is_refused():
-    with pytest.raises(ConfigError, match="its geometry needs"):
-        page_view(memoryview(bytearray(GEOMETRY.pool_bytes - 1)), GEOMETRY)
+# --- ends -------------------------------------------------------------------------------------------
 
 
-# --- shm --------------------------------------------------------------------------------------------
-
-
-def test_two_processes_share_pages_and_a_dead_peer_is_noticed(pool_file):
-    command = [sys.executable, "-c", OWNER_PROCESS, pool_file, str(GEOMETRY.pool_bytes), "5"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
-        assert peer.stdout.readline() == "filled\n"
-        destination = empty_pool()
-        backend = ShmBackend(destination, POOL_DIR)
-        src, dst = tuple(range(31, -1, -1)), tuple(range(32))
-        assert backend.copy(job(pool_file, src, dst)) == GEOMETRY.pool_bytes
-        flat = np.random.default_rng(5).integers(0, 256, GEOMETRY.pool_bytes, np.uint8)
-        truth = flat.reshape(-1, PAGE)[::-1]
-        assert hashlib.sha256(destination.tobytes()).digest() == hashlib.sha256(truth.tobytes()).digest()
-        peer.communicate("end\n", timeout=10)
-    with pytest.raises(TransferFailed, match="No such file"):
-        backend.copy(job(pool_file, (0,), (0,)))
-
-
-def test_a_restarted_peer_is_mapped_anew(pool_file):
-    destination = empty_pool()
-    backend = ShmBackend(destination, POOL_DIR)
-    for seed, pages in [(1, 32), (2, 40)]:
-        Path(pool_file).unlink(missing_ok=True)
-        Path(pool_file).write_bytes(random_pages(seed, pages).tobytes())
-        backend.copy(job(pool_file, (pages - 1,), (0,)))
-        np.testing.assert_array_equal(destination[0], random_pages(seed, pages)[-1])
-
-
-def test_the_memory_of_a_dead_peer_is_given_back(pool_file):
-    backend = ShmBackend(empty_pool(), POOL_DIR)
-    Path(pool_file).write_bytes(random_pages(1).tobytes())
-    backend.copy(job(pool_file, (0,), (0,)))
-    dead, reborn = Path(pool_file), Path(f"{POOL_DIR}/reborn-{uuid.uuid4().hex}")
-    try:
-        dead.unlink()
-        reborn.write_bytes(random_pages(2).tobytes())
-        backend.copy(job(str(reborn), (0,), (0,)))
-        assert pool_file not in Path("/proc/self/maps").read_text()
-    finally:
-        reborn.unlink()
-
-
-@pytest.mark.parametrize("size", [0, PAGE - 1, PAGE + 1])
-def test_a_file_that_is_no_pool_of_such_pages_is_refused(pool_file, size):
-    Path(pool_file).write_bytes(bytes(size))
-    with pytest.raises(TransferFailed, match=f"not a pool of pages of {PAGE} bytes"):
-        ShmBackend(empty_pool(), POOL_DIR).copy(job(pool_file, (0,), (0,)))
-
-
-def test_a_peer_cannot_name_other_files(pool_file, tmp_path):
-    outside = tmp_path / "secret"
-    outside.write_bytes(bytes(PAGE))
-    os.symlink(outside, pool_file)
-    backend = ShmBackend(empty_pool(), POOL_DIR)
-    for path in (str(outside), f"{POOL_DIR}/../..{outside}", pool_file):
-        with pytest.raises(TransferFailed, match="is not in|cannot be opened"):
-            backend.copy(job(path, (0,), (0,)))
-
-
-def test_a_peers_pool_is_mapped_read_only(pool_file):
-    Path(pool_file).write_bytes(bytes(PAGE))
-    backend = ShmBackend(empty_pool(), POOL_DIR)
-    assert not backend._source(pool_file).flags.writeable
-
-
-# --- the copy thread ----------------------------------------------------------------------------------
-
-
-class SlowBackend(Backend):
-    """Takes `seconds` a job; page 13 is a defect."""
-
-    name = "slow"
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.closed = False
-
-    def copy(self, job: Copy) -> int:
-        time.sleep(self.seconds)
-        if 13 in job.source.pages:
-            raise ZeroDivisionError("unlucky")
-        return len(job.dst_pages)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_every_job_is_reported_once_in_order_with_its_path():
-    copier = Copier(SlowBackend(0.002), pool_pages=32)
-    jobs = [job("pool", (i,), (i,), number=i) for i in range(10)]
+def test_cancelled_means_stopped(ends: Ends) -> None:
+    """Whatever was told of a cancelled copy, it writes no more; and every one is told."""
+    ends.wire.pause_s = 0.002
+    source, jobs = ends.open(), [job(tuple(range(PAGES)), tuple(range(PAGES)), number=i) for i in range(16)]
     for each in jobs:
-        copier.submit(each)
-    results = wait_for(copier, 10)
-    assert [result.job for result in results] == jobs
-    assert all(r.ok and r.path == "slow" and r.bytes == 1 and r.seconds >= 0.002 for r in results)
-    assert copier.finished() == []
-    assert copier.close(time.monotonic() + 5.0)
-
-
-def test_a_defect_fails_its_job_and_not_the_thread():
-    copier = Copier(SlowBackend(0.0), pool_pages=32)
-    copier.submit(job("pool", (13,), (0,)))
-    copier.submit(job("pool", (14,), (1,)))
-    bad, good = wait_for(copier, 2)
-    assert not bad.ok and "ZeroDivisionError" in bad.error.message and bad.error.code == "transfer_failed"
-    assert good.ok
-    copier.close(time.monotonic() + 5.0)
-
-
-def test_closing_reports_what_waited_and_says_whether_it_stopped():
-    backend = SlowBackend(0.2)
-    copier = Copier(backend, pool_pages=32)
-    for i in range(3):
-        copier.submit(job("pool", (i,), (i,), number=i))
+        ends.backend.start(source, each)
+    for each in jobs:
+        ends.backend.cancel(each)
+    results = wait_for(ends.backend.poll, len(jobs))
+    ends.mine.pages[:] = 7
     time.sleep(0.05)
-    assert not copier.close(time.monotonic()), "the first job still runs"
-    results = wait_for(copier, 3)
-    assert [r.error.code if r.error else "ok" for r in results] == ["ok", "cancelled", "cancelled"]
-    copier._thread.join(5.0)
-    assert backend.closed
+    assert (ends.mine.pages == 7).all()
+    assert any(isinstance(result.error, Cancelled) for result in results), "nothing was cancelled"
+    assert all(result.ok or isinstance(result.error, Cancelled) for result in results)
 
 
-def test_a_full_pool_of_single_page_jobs_fits_the_queue():
-    copier = Copier(SlowBackend(0.001), pool_pages=32)
-    for i in range(32):
-        copier.submit(job("pool", (i % 8,), (i,), number=i))
-    copier.close(time.monotonic() + 5.0)
-    assert len(wait_for(copier, 32)) == 32
+def test_a_cancelled_job_that_is_over_is_nothing(ends: Ends) -> None:
+    source, done = ends.open(), job((1,), (1,))
+    ends.backend.start(source, done)
+    wait_for(ends.backend.poll, 1)
+    if ends.name != "grpc":  # (its wire is asked for jobs that run only)
+        ends.backend.cancel(done)
+    ends.backend.start(source, job((2,), (2,), number=1))
+    assert wait_for(ends.backend.poll, 1)[0].ok
 
 
-@pytest.fixture
-def big_copier(pool_file) -> Iterator[tuple[Copier, Pages]]:
-    """Zeros in a pool file of 1024 pages of 64 KiB, and a copier into a warm destination of its size."""
-    geometry = Geometry(pages=1024, page_size=16, layers=8, kv_heads=2, head_dim=32, dtype="float32")
-    Path(pool_file).write_bytes(bytes(geometry.pool_bytes))
-    destination = page_view(memoryview(mmap.mmap(-1, geometry.pool_bytes)), geometry)
-    destination[:] = 1
-    copier = Copier(ShmBackend(destination, POOL_DIR), geometry.pages)
-    yield copier, destination
-    assert copier.close(time.monotonic() + 10.0)
+def test_a_dead_peer_ends_a_copy_or_is_not_opened(ends: Ends) -> None:
+    source = ends.open()
+    ends.owners.close(time.monotonic() + 5.0)
+    Path(ends.owner.path).unlink()
+    if ends.name in ("shm", "grpc"):
+        ends.backend.start(source, job((1,), (1,)))
+        assert isinstance(wait_for(ends.backend.poll, 1)[0].error, TransferFailed)
+    if ends.name != "grpc":  # nothing but the wire finds that out
+        with pytest.raises(ConfigError, match="is not"):
+            ends.backend.open(ends.owners.export() if ends.name == "shm" else {"path": b"", "key": b""})
 
 
-def test_the_loop_runs_on_while_bytes_move(pool_file, big_copier):
-    copier, destination = big_copier
-    everything = tuple(range(1024))
-    copier.submit(job(pool_file, everything * 8, everything * 8))
-    turns, results = 0, []
-    while not results:
-        time.sleep(0.0002)
-        results = copier.finished()
-        turns += 1
-    assert results[0].ok and not destination.any()
-    assert turns > 10, "a copy that held the GIL would give the loop a handful of turns"
+def test_closing_reports_what_waited(ends: Ends) -> None:
+    source = ends.open()
+    for i in range(8):
+        ends.backend.start(source, job(tuple(range(PAGES)), tuple(range(PAGES)), number=i))
+    assert ends.backend.close(time.monotonic() + 10.0)
+    assert all(r.ok or isinstance(r.error, Cancelled) for r in wait_for(ends.backend.poll, 8))
 
 
-def test_the_speed_of_shm_beside_memcpy(pool_file, big_copier, capsys):
-    """The figures are printed, not judged: they depend on the machine's other work."""
-    copier, destination = big_copier
-    everything = tuple(range(1024))
-    scattered = tuple(np.random.default_rng(0).permutation(1024).tolist())
-    speed = {}
-    for name, pages in [("first touch", everything), ("one run", everything), ("scattered", scattered)]:
-        copier.submit(job(pool_file, pages, everything))
-        (result,) = wait_for(copier, 1)
-        assert result.bytes == destination.nbytes
-        speed[name] = result.bytes / result.seconds / 1e9
-    source = np.full(destination.nbytes, 2, np.uint8)
-    started = time.monotonic()
-    destination.reshape(-1)[:] = source
-    speed["memcpy"] = destination.nbytes / (time.monotonic() - started) / 1e9
-    with capsys.disabled():
-        print("\nshm copy, GB/s:", ", ".join(f"{name} {rate:.1f}" for name, rate in speed.items()))
+# --- proofs, and several at once --------------------------------------------------------------------
+
+
+def test_a_proof_is_the_bytes_of_the_proof_page(ends: Ends) -> None:
+    copier, truth = Copier(ends.mine, {ends.name: ends.backend}), ends.owner.checksum(PAGES)
+    for number, proof in enumerate((truth, truth ^ 1)):
+        copier.submit(Route(ends.backend, ends.open()), job((PAGES,), (3,), number, proof))
+    good, bad = sorted(wait_for(copier.finished, 2), key=lambda result: result.job.number)
+    assert good.ok
+    assert isinstance(bad.error, TransferFailed)
+    assert bad.error.message == f"{ends.backend.name} brought other bytes than the owner has"
+
+
+def test_two_backends_in_use_at_once() -> None:
+    """One engine pulls from a neighbour by shm and from afar by grpc, into one area."""
+    with contextlib.ExitStack() as stack:
+        near, far = Ends("shm"), Ends("grpc")
+        for made in (near, far):
+            stack.callback(made.close)
+        near.mine.pages[:] = 0
+        wire = ThreadWire(near.mine, {2: far.owner})
+        stack.callback(wire.pool.shutdown)
+        afar = StreamBackend(Site(near.mine, POOL_DIR, wire))
+        copier = Copier(near.mine, {"shm": near.backend, "grpc": afar})
+        ways = {1: Route(near.backend, near.open()), 2: Route(afar, afar.open({}))}
+        for page in range(PAGES):
+            pull = 1 + page % 2
+            copier.submit(ways[pull], Copy(pull, page, Shard(0, (page,)), (page,)))
+        copier.cancel(3)
+        results = wait_for(copier.finished, PAGES)
+        assert all(r.ok and r.path == ("shm", "grpc")[r.job.pull - 1] for r in results)
+        for page in range(PAGES):
+            truth = (near, far)[page % 2].owner.pages[page]
+            np.testing.assert_array_equal(near.mine.pages[page], truth)
+
+
+def test_a_cancelled_pull_ends_its_own_copies_only() -> None:
+    with contextlib.ExitStack() as stack:
+        ends = Ends("grpc")
+        stack.callback(ends.close)
+        ends.wire.peers[2], ends.wire.pause_s = ends.owner, 0.05
+        copier = Copier(ends.mine, {"grpc": ends.backend})
+        route = Route(ends.backend, ends.open())
+        for pull in (1, 2):
+            copier.submit(route, dataclasses.replace(job((1, 2, 3), (4, 5, 6)), pull=pull))
+        copier.cancel(1)
+        results = {result.job.pull: result for result in wait_for(copier.finished, 2)}
+        assert isinstance(results[1].error, Cancelled) and results[2].ok
+
+
+def test_the_table_and_the_names_agree() -> None:
+    assert list(BACKENDS) == ["shm", "grpc"]
+    for name in MAKERS:
+        ends = Ends(name)
+        assert ends.backend.name == name
+        ends.close()
+
+
+def test_an_area_without_a_proof_page_is_refused() -> None:
+    with pytest.raises(ConfigError, match="holds no pages of 10 and a proof"):
+        Area.new(memoryview(bytearray(25)), 10)
+
+
+def test_shm_needs_the_very_file(tmp_path: Path) -> None:
+    """Another host's file of this name is another file; and so is one that came after."""
+    ends = Ends("shm")
+    export = ends.owners.export()
+    assert export is not None and isinstance(ends.backend, ShmBackend)
+    Path(ends.owner.path).rename(ends.owner.path + "x")
+    Path(ends.owner.path).write_bytes(bytes((PAGES + 1) * PAGE))
+    with pytest.raises(ConfigError, match="is not a file in"):
+        ends.backend.open(export)
+    Path(ends.owner.path + "x").unlink()
+    ends.close()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from eyas.common import convert
 from eyas.common.errors import ConfigError
+from eyas.common.pool import Geometry, PoolInfo, RankPool
 from eyas.common.types import KvKind
-from kv_transfer.layout import Geometry, PageMeaning, PoolLayout, check_compatible, pages_for
+from kv_transfer.layout import PageMeaning, check_compatible, pages_for
+from protos import transfer_pb2
 
 LLAMA_8B = Geometry(pages=64, page_size=16, layers=32, kv_heads=8, head_dim=128, dtype="bfloat16")
 MEANING = PageMeaning("weights-1", KvKind.TARGET, "bfloat16", 32, 8, 128, "llama3:500000")
@@ -23,23 +26,28 @@ def test_pages_for_counts_the_partial_last_page(tokens, pages):
     assert pages_for(tokens, page_size=16) == pages
 
 
-def test_geometry_survives_json():
-    assert Geometry.from_json(LLAMA_8B.to_json()) == LLAMA_8B
+def info(meaning: PageMeaning, geometry: Geometry = LLAMA_8B) -> PoolInfo:
+    exports = {"shm": {"path": b"/dev/shm/x", "identity": bytes(range(256))}, "grpc": {}}
+    return PoolInfo(
+        2**64 - 1, meaning.hash(), geometry, (RankPool(0, 2**32 - 1, exports), RankPool(1, 0, {}))
+    )
+
+
+def test_what_a_worker_says_of_its_pool_survives_the_wire():
+    said = info(MEANING)
+    wire = convert.pool_to_pb(said).SerializeToString()
+    assert convert.pool_from_pb(transfer_pb2.HandshakeResponse.FromString(wire)) == said
 
 
 @pytest.mark.parametrize(
-    "text, complaint",
-    [
-        ("{", "truncated"),
-        ('{"pages": 1}', "page_size"),
-        (LLAMA_8B.to_json().replace("64", "0"), "pages"),
-        (LLAMA_8B.to_json().replace("bfloat16", "int7"), "int7"),
-        (LLAMA_8B.to_json().replace("{", '{"strides": 1, '), "strides"),
-    ],
+    "field, value, complaint",
+    [("pages", 0, "at least 1"), ("page_size", 0, "at least 1"), ("dtype", "int7", "int7")],
 )
-def test_a_peers_bad_geometry_is_one_clear_error(text, complaint):
+def test_a_peers_bad_geometry_is_one_clear_error(field, value, complaint):
+    reply = convert.pool_to_pb(info(MEANING))
+    setattr(reply.geometry, field, value)
     with pytest.raises(ConfigError, match=complaint):
-        Geometry.from_json(text)
+        convert.pool_from_pb(reply)
 
 
 def test_every_field_of_meaning_changes_the_hash():
@@ -60,7 +68,7 @@ def test_every_field_of_meaning_changes_the_hash():
 
 def test_compatible_pools_may_differ_in_length():
     longer = msgspec.structs.replace(LLAMA_8B, pages=65)
-    check_compatible(PoolLayout(MEANING.hash(), LLAMA_8B), PoolLayout(MEANING.hash(), longer))
+    check_compatible(info(MEANING), info(MEANING, longer))
 
 
 @pytest.mark.parametrize(
@@ -71,10 +79,10 @@ def test_a_different_geometry_is_refused_by_name(field, value):
     theirs = msgspec.structs.replace(LLAMA_8B, **{field: value})
     sentence = f"{field} is {getattr(LLAMA_8B, field)} here and {value} at the peer"
     with pytest.raises(ConfigError, match=sentence):
-        check_compatible(PoolLayout(MEANING.hash(), LLAMA_8B), PoolLayout(MEANING.hash(), theirs))
+        check_compatible(info(MEANING), info(MEANING, theirs))
 
 
 def test_other_weights_of_the_same_shape_are_refused():
     other = msgspec.structs.replace(MEANING, fingerprint="weights-2")
     with pytest.raises(ConfigError, match="hash of meaning differs"):
-        check_compatible(PoolLayout(MEANING.hash(), LLAMA_8B), PoolLayout(other.hash(), LLAMA_8B))
+        check_compatible(info(MEANING), info(other))

@@ -173,7 +173,7 @@ class PullUnderAnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now, self.deadline = 0.0, 60.0
-        shards = (Shard(0, "pool-0", (3, 4, 5, 8, 9)), Shard(1, "pool-1", (3, 4, 5, 8, 9)))
+        shards = (Shard(0, (3, 4, 5, 8, 9)), Shard(1, (3, 4, 5, 8, 9)))
         handle = KvHandle("prefill:1", EPOCH, 0, 1, KvKind.TARGET, "m", 70, shards)
         self.pull = Pull(1, handle, 1, page_size=16, deadline=self.deadline)
         self.said: list[object] = []

@@ -13,7 +13,7 @@ from kv_transfer.owner import Offer, Owner, State, Update
 EPOCH = 7
 LEASE = 30.0
 DEADLINE = 100.0
-SHARDS = (Shard(0, "/dev/shm/pool", (4, 5, 6)),)
+SHARDS = (Shard(0, (4, 5, 6)),)
 FIRST = (FirstToken(0, 42),)
 OFFER = Offer(KvKind.TARGET, "meaning", 40, SHARDS, DEADLINE)
 
@@ -178,9 +178,9 @@ def test_a_lower_attempt_is_refused_and_does_not_disturb(owner):
         {"group": KvKind.DRAFT},
         {"layout": "other"},
         {"tokens": 48},
-        {"shards": (Shard(0, "/dev/shm/pool", (4, 5, 7)),)},
-        {"shards": (Shard(0, "/dev/shm/pool", (4, 5, 6, 7)),)},
-        {"shards": (Shard(0, "/dev/shm/other", (4, 5, 6)),)},
+        {"shards": (Shard(1, (4, 5, 6)),)},
+        {"shards": (Shard(0, (4, 5, 7)),)},
+        {"shards": (Shard(0, (4, 5, 6, 7)),)},
     ],
 )
 def test_a_watch_must_show_the_handle_as_it_was_offered(owner, change):

@@ -57,7 +57,7 @@ def test_another_mapping_of_the_file_sees_whole_pages(tmp_path: Path) -> None:
     pool = KvPool(SHAPE, path)
     pool.tensor[2].fill_(3.5)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as seen:
-        assert len(seen) == SHAPE.nbytes
+        assert len(seen) == SHAPE.nbytes + SHAPE.page_bytes  # the proof page
         page = seen[2 * SHAPE.page_bytes : 3 * SHAPE.page_bytes]
         assert page == torch.full((SHAPE.page_bytes // 4,), 3.5).numpy().tobytes()
         assert not any(seen[: SHAPE.page_bytes])
@@ -68,7 +68,7 @@ def test_another_mapping_of_the_file_sees_whole_pages(tmp_path: Path) -> None:
 
 def test_a_pool_that_does_not_fit_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
     huge = PoolShape(KvFormat(3, 2, 64), pages=1 << 40, page_size=16)
-    with pytest.raises(ConfigError, match="cannot hold a KV pool"):
+    with pytest.raises(ConfigError, match="cannot hold KV pages"):
         KvPool(huge, tmp_path / "pool")
     assert not list(tmp_path.iterdir())
 

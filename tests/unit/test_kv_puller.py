@@ -23,7 +23,7 @@ from kv_transfer.puller import (
 DEADLINE = 100.0
 FIRST = (FirstToken(0, 42),)
 DST = (20, 21, 22)
-HANDLE = KvHandle("prefill:1", 7, 0, 3, KvKind.TARGET, "meaning", 40, (Shard(0, "pool", (4, 5, 9)),))
+HANDLE = KvHandle("prefill:1", 7, 0, 3, KvKind.TARGET, "meaning", 40, (Shard(0, (4, 5, 9)),))
 BROKEN = TransferFailed("The Watch broke.")
 
 
@@ -67,17 +67,17 @@ def test_whole_pages_follow_ready_and_the_partial_one_follows_done(pull):
     pull.ready(15, 1.0)
     assert pull.take_actions() == []
     pull.ready(33, 1.0)
-    assert pull.take_actions() == [Copy(11, 0, Shard(0, "pool", (4, 5)), (20, 21))]
+    assert pull.take_actions() == [Copy(11, 0, Shard(0, (4, 5)), (20, 21))]
     pull.ready(40, 1.0)
     assert pull.take_actions() == [], "the last page is partial: it is final only at done"
     pull.done(FIRST, b"", 1.0)
-    assert pull.take_actions() == [Copy(11, 1, Shard(0, "pool", (9,)), (22,))]
+    assert pull.take_actions() == [Copy(11, 1, Shard(0, (9,)), (22,))]
 
 
 def test_pages_of_the_prefix_cache_are_not_copied(pull):
     pull.ready(32, 0.5)
     pull.start(DST, 1, 1.0)
-    assert pull.take_actions() == [Copy(11, 0, Shard(0, "pool", (5,)), (21,))]
+    assert pull.take_actions() == [Copy(11, 0, Shard(0, (5,)), (21,))]
 
 
 def test_a_fully_cached_prompt_is_only_validated(pull):
@@ -111,7 +111,7 @@ def test_an_invalid_release_loses_the_pages(pull):
 
 
 def test_validation_waits_for_the_slowest_shard():
-    shards = (Shard(0, "pool", (4, 5, 9)), Shard(1, "pool-1", (4, 5, 9)))
+    shards = (Shard(0, (4, 5, 9)), Shard(1, (4, 5, 9)))
     pull = Pull(11, KvHandle("p", 7, 0, 3, KvKind.TARGET, "m", 40, shards), 2, 16, DEADLINE)
     pull.start(DST, 0, 1.0)
     pull.done(FIRST, b"", 1.0)
@@ -246,7 +246,7 @@ def test_a_handle_whose_shards_cannot_hold_its_tokens_is_refused():
 
 
 def test_a_handle_without_rows_is_only_validated():
-    pull = Pull(1, KvHandle("p", 7, 0, 3, KvKind.DRAFT, "m", 0, (Shard(0, "pool", ()),)), 1, 16, DEADLINE)
+    pull = Pull(1, KvHandle("p", 7, 0, 3, KvKind.DRAFT, "m", 0, (Shard(0, ()),)), 1, 16, DEADLINE)
     pull.start((), 0, 1.0)
     pull.done(FIRST, b"", 2.0)
     assert pull.take_actions()[1:] == [SendRelease()]

@@ -1,19 +1,16 @@
-"""Pages as bytes on a wire, and the choice of the way they take."""
+"""Pages as bytes on a wire."""
 
 from __future__ import annotations
 
-import os
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from eyas.common import chunk
-from eyas.common.errors import ConfigError, TransferFailed
-from kv_transfer.backends.base import Pages
+from eyas.common.errors import TransferFailed
+from kv_transfer.area import Pages
 from kv_transfer.backends.stream import CHUNK_BYTES, PageWriter, chunks
-from kv_transfer.route import Route, Routes, pool_identity
 from protos import transfer_pb2
 
 
@@ -80,37 +77,3 @@ def test_a_chunk_on_the_wire_is_protobufs(size: int) -> None:
 def test_what_is_no_chunk_is_refused(message: bytes) -> None:
     with pytest.raises(TransferFailed, match="no chunk"):
         chunk.decode(message)
-
-
-def test_routes(tmp_path: Path) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    for folder in (here, there):
-        folder.mkdir()
-        (folder / "pool").write_bytes(b"1")
-    pool, other = str(here / "pool"), str(there / "pool")
-    same = pool_identity(pool)
-    assert same and same == pool_identity(pool) != pool_identity(other)
-    assert pool_identity(str(here / "gone")) == ""
-    assert pool_identity(str(here / "no\0name")) == ""
-    for transfer, path, identity, route in [
-        ("auto", pool, same, Route.SHM),
-        ("auto", pool, pool_identity(other), Route.GRPC),  # another host's file of this name
-        ("auto", other, pool_identity(other), Route.GRPC),
-        ("auto", pool, "", Route.GRPC),
-        ("grpc", pool, same, Route.GRPC),
-        ("shm", pool, same, Route.SHM),
-    ]:
-        assert Routes(transfer, str(here)).choose(path, identity) is route
-    with pytest.raises(ConfigError, match="is not a file in .* transfer is shm"):
-        Routes("shm", str(here)).choose(pool, pool_identity(other))
-
-
-def test_a_file_of_the_same_name_is_not_the_same_pool(tmp_path: Path) -> None:
-    pool = tmp_path / "pool"
-    pool.write_bytes(b"1")
-    before = pool_identity(str(pool))
-    keep = os.open(pool, os.O_RDONLY)  # so that its inode is not given to the next
-    pool.unlink()
-    pool.write_bytes(b"1")
-    assert Routes("auto", str(tmp_path)).choose(str(pool), before) is Route.GRPC
-    os.close(keep)

@@ -18,8 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from eyas.common.errors import TransferFailed
 from eyas.common.types import KvHandle, KvKind, Shard
-from kv_transfer.backends.base import Copy, CopyResult
-from kv_transfer.backends.local import LocalBackend
+from kv_transfer.backends.base import Copy, CopyResult, copy_pages
 from kv_transfer.owner import Offer, Owner, Update
 from kv_transfer.puller import CloseWatch, Complete, OpenWatch, PagesFree, Pull, SendRelease, State
 
@@ -57,7 +56,6 @@ class World(RuleBasedStateMachine):
         self.source_free = list(range(POOL_PAGES))  # the last freed is the first reused
         self.destination_free = list(range(POOL_PAGES))
         self.owner = Owner("prefill:1", EPOCH, LEASE, itertools.count(1).__next__)
-        self.backend = LocalBackend(self.destination, {"pool": self.source})
         self.prompts: dict[int, Prompt] = {}
         self.pulls: dict[int, tuple[Pull, Prompt, int]] = {}  # with its attempt; the number is the watch too
         self.lent: dict[int, tuple[int, ...]] = {}  # destination pages by pull, in the prompt's order
@@ -74,7 +72,7 @@ class World(RuleBasedStateMachine):
     @rule(lasts=st.sampled_from([40.0, 200.0]))
     def offer(self, lasts):
         pages = tuple(self.source_free.pop() for _ in range(PROMPT_PAGES))
-        shards = (Shard(0, "pool", pages),)
+        shards = (Shard(0, pages),)
         offer = Offer(KvKind.TARGET, "m", PROMPT_PAGES, shards, self.now + lasts)
         handle = self.owner.offer(offer, self.now)
         first = 3 * handle.id % 200
@@ -172,7 +170,7 @@ class World(RuleBasedStateMachine):
                         self.up.append(lambda n=number, h=handle, a=attempt: self.answer_release(n, h, a))
                     case Copy():
                         pages = zip(action.source.pages, action.dst_pages, strict=True)
-                        single = [Copy(number, 0, Shard(0, "pool", (s,)), (d,)) for s, d in pages]
+                        single = [Copy(number, 0, Shard(0, (s,)), (d,)) for s, d in pages]
                         self.jobs_asked += 1
                         self.jobs[self.jobs_asked] = Job(action, single)
                     case PagesFree(pages):
@@ -202,7 +200,7 @@ class World(RuleBasedStateMachine):
     def work_on(self, number: int):
         job = self.jobs[number]
         if job.left:
-            self.backend.copy(job.left.pop(0))
+            copy_pages(job.left.pop(0), self.source, self.destination)
         else:
             del self.jobs[number]
             self.pulls[job.copy.pull][0].copied(CopyResult(job.copy, "local", 0, 0.0), self.now)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from eyas.common.metrics import PlainHistogram, WorkerMetrics
 from eyas.common.types import Entry, Finish, Role, Timings
 from gateway.metrics import GatewayMetrics
-from gateway.text import Delta, RequestTrace, Usage
+from gateway.text import RequestTrace, TextDelta, UsageCounts
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -78,9 +78,9 @@ def test_a_call_is_measured_in_stages() -> None:
     with metrics.meter() as meter:
         for index, timings in enumerate((prefill, decode)):
             trace.saw(Entry("r", 1, 0, index, (5,), timings=timings))
-            meter.delta(Delta(0, "a", (5,)))
+            meter.delta(TextDelta(0, "a", (5,)))
             time.sleep(0.01)
-        usage = Usage(prompt_tokens=3, completion_tokens=2, accepted=3, verify_steps=2, cached_tokens=1)
+        usage = UsageCounts(prompt_tokens=3, completion_tokens=2, accepted=3, verify_steps=2, cached_tokens=1)
         meter.ended(usage, [trace])
 
     def value(name: str, **labels: str) -> float | None:

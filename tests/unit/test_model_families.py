@@ -131,6 +131,7 @@ def common(**fields: Any) -> Change:
 @pytest.mark.parametrize(
     ("name", "change"),
     [
+        ("ministral", attention(window=0)),
         ("mistral", attention(window=0)),
         ("mistral", attention(window=41)),
         ("mistral", attention(window=39)),

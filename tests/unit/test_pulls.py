@@ -1,9 +1,18 @@
-"""Copies that the front makes: asked for, told, and their pages kept while anything may write to them."""
+"""Pulls whose front makes the copies: a route is proven first; pages are kept while one may be written."""
 
 from __future__ import annotations
 
-from engine_rig import Rig, handle, request
+import dataclasses
+import itertools
+import re
+import zlib
 
+import msgspec
+import numpy as np
+import pytest
+from engine_rig import GEOMETRY, PAGE, POOL, Rig, handle, request
+
+from eyas.common.pool import PoolInfo, RankPool
 from eyas.common.types import FirstToken
 from eyas.engine.ipc.messages import (
     Attach,
@@ -12,6 +21,7 @@ from eyas.engine.ipc.messages import (
     CopyPages,
     CopyStopped,
     Event,
+    Failed,
     Failure,
     Lost,
     OpenPull,
@@ -20,79 +30,188 @@ from eyas.engine.ipc.messages import (
     PullReady,
     PullReleased,
     ReleasePull,
-    StopCopies,
+    StopCopy,
 )
+from eyas.engine.kv.front_wire import FrontWire
+from eyas.engine.kv.pulls import Pulls
+from kv_transfer.area import Area
+from kv_transfer.backends.base import Site
+from kv_transfer.backends.shm import ShmBackend
+from kv_transfer.backends.stream import StreamBackend
+from kv_transfer.copier import Copier
+from kv_transfer.route import Routes
 
 STOPPED = Failure("cancelled", "the pull was given up")
+BROKEN = Failure("unavailable", "the peer is gone")
+PROOF = bytes(range(128))
+INFO = PoolInfo(7, "m", GEOMETRY, (RankPool(0, zlib.crc32(PROOF), {"grpc": {}}),))
+assert len(PROOF) == GEOMETRY.page_bytes and POOL.geometry.pages == 64
 
 
-def pulling(rig: Rig) -> int:
-    """A request of 28 prompt tokens (7 pages) whose pull goes by grpc and has pages; the pull's number."""
-    rig.submit(request(28, id="a"), attach=True)
-    rig.requests.attach(Attach("a", 1, (handle(28),)))
-    (opened,) = rig.said(OpenPull)
-    rig.pulls.told(PullMet(opened.pull, "grpc"))
-    rig.poll()
-    return opened.pull
+class FrontRig(Rig):
+    """Real routes and backends; the test is the front."""
+
+    def __init__(self, transfer: str = "auto", policy: str = "recompute") -> None:
+        self.transfer = transfer
+        super().__init__()
+        self.requests.admission = dataclasses.replace(self.requests.admission, transfer_policy=policy)
+
+    def _pulls(self) -> Pulls:
+        memory = memoryview(bytearray(65 * GEOMETRY.page_bytes))
+        self.area, wire = Area.new(memory, GEOMETRY.page_bytes, "/dev/shm/here"), FrontWire(self.outbox)
+        site = Site(self.area, "/dev/shm", wire)
+        backends = {"shm": ShmBackend(site), "grpc": StreamBackend(site)}
+        copier, routes = Copier(self.area, backends), Routes(backends, self.transfer)
+        return Pulls(copier, routes, wire, PAGE, self.outbox, itertools.count(1))
+
+    def tell(self, *commands: object) -> list[Event]:
+        """What the engine says after it has heard `commands`, and looked after its pulls once."""
+        for command in commands:
+            self.pulls.told(command)
+        self.poll()
+        return self.outbox.take()
+
+    def prove(self, proof: CopyPages, page: bytes = PROOF) -> list[Event]:
+        """The front has written the owner's proof page, or another, where it was told to."""
+        assert proof.proof and proof.pages == (GEOMETRY.pages,)
+        self.area.pages[proof.dst_pages[0]] = np.frombuffer(page, np.uint8)
+        return self.tell(CopyStopped(proof.pull, proof.number, 128, 0.1))
+
+    def attach(self, id: str, info: PoolInfo = INFO) -> int:
+        """A request of 28 prompt tokens (7 pages) that has met its owner and has pages; the pull's number."""
+        self.submit(request(28, id=id), attach=True)
+        self.requests.attach(Attach(id, 1, (handle(28),)))
+        (opened,) = self.said(OpenPull)
+        assert self.tell(PullMet(opened.pull, info)) == []
+        return opened.pull
 
 
 def of(events: list[Event], kind: type) -> list:
     return [event for event in events if isinstance(event, kind)]
 
 
+def pulling(rig: FrontRig, rows: int) -> tuple[int, CopyPages]:
+    """A pull whose route is proven and whose first `rows` rows are being copied."""
+    pull = rig.attach("a")
+    (proof,) = of(rig.tell(PullReady(pull, rows)), CopyPages)
+    (copy,) = of(rig.prove(proof), CopyPages)
+    return pull, copy
+
+
 def test_pages_are_asked_for_as_they_become_ready_and_count_once_all_stopped() -> None:
-    rig = Rig()
-    pull = pulling(rig)
-    rig.pulls.told(PullReady(pull, 13))
-    (first,) = rig.said(CopyPages)
-    assert (first.pull, first.number, len(first.pages)) == (pull, 0, 3) and first.pages == handle(28).shards[
-        0
-    ].pages[:3]
-    rig.pulls.told(PullDone(pull, (FirstToken(0, 5),)))
-    (second,) = rig.said(CopyPages)
+    rig = FrontRig()
+    pull, first = pulling(rig, 13)
+    assert first == CopyPages(pull, 0, handle(28).shards[0].pages[:3], first.dst_pages)
+    (second,) = of(rig.tell(PullDone(pull, (FirstToken(0, 5),))), CopyPages)
     assert second.number == 1 and not set(first.dst_pages) & set(second.dst_pages)
-    rig.pulls.told(CopyStopped(pull, 1, 400, 0.1))
-    assert rig.said(ReleasePull) == []
-    rig.pulls.told(CopyStopped(pull, 0, 300, 0.1))
-    assert rig.said(ReleasePull) == [ReleasePull(pull)]
-    rig.pulls.told(PullReleased(pull, True))
+    assert rig.tell(CopyStopped(pull, 1, 400, 0.1)) == []
+    assert rig.tell(CopyStopped(pull, 0, 300, 0.1)) == [ReleasePull(pull)]
+    rig.tell(PullReleased(pull, True))
     (seq,) = rig.joined
     assert seq.pages == [*first.dst_pages, *second.dst_pages]
     assert (seq.generation.transfer_path, seq.generation.transfer_bytes) == ("grpc", 700)
-    assert rig.copier.jobs == []
 
 
-def test_a_cancelled_pull_keeps_its_pages_until_the_front_says_stopped() -> None:
-    rig = Rig()
-    pull = pulling(rig)
-    rig.pulls.told(PullReady(pull, 28))
+def test_a_proven_route_is_not_proven_again_until_a_copy_fails_or_the_owner_restarts() -> None:
+    rig = FrontRig()
+    pulling(rig, 13)
+    again = rig.attach("b")
+    (copy,) = of(rig.tell(PullReady(again, 28)), CopyPages)
+    assert not copy.proof
+    rig.tell(CopyStopped(again, 0, 0, 0.1, BROKEN))
+    (proof,) = of(rig.tell(PullReady(rig.attach("c"), 28)), CopyPages)
+    assert proof.proof
+    rig.prove(proof)
+    restarted = rig.attach("d", msgspec.structs.replace(INFO, epoch=8))
+    (proof,) = of(rig.tell(PullReady(restarted, 28)), CopyPages)
+    assert proof.proof
+
+
+def test_a_proof_with_other_bytes_is_named_and_no_page_is_copied() -> None:
+    rig = FrontRig()
+    pull = rig.attach("a")
+    (proof,) = of(rig.tell(PullReady(pull, 28)), CopyPages)
+    events = rig.prove(proof, PROOF[::-1])
+    assert [type(event) for event in events] == [Lost, ReleasePull, ClosePull] and rig.held() == 0
+
+
+@pytest.mark.parametrize(
+    ("transfer", "exports", "sentence"),
+    [
+        ("auto", {}, "by shm: worker there does not offer .*; by grpc: worker there does not offer"),
+        ("shm", {"grpc": {}}, "does not offer its KV by shm, and transfer is shm, which allows no other"),
+        ("shm", {"shm": {"path": b"/dev/shm/x", "identity": b"y"}}, "is not a file in .* transfer is shm"),
+        ("shm", {"shm": {"path": b"/etc/passwd", "identity": b""}}, "is not a file in .* transfer is shm"),
+        ("shm", {"shm": {}}, "is not a file in .* transfer is shm"),
+    ],
+)
+def test_a_way_that_does_not_lead_there_is_refused_by_name(
+    transfer: str, exports: dict[str, dict[str, bytes]], sentence: str
+) -> None:
+    rig = FrontRig(transfer, policy="fail")
+    info = msgspec.structs.replace(INFO, ranks=(RankPool(0, 0, exports),))
+    (failed,) = of(rig.tell(PullReady(rig.attach("a", info), 28)), Failed)
+    assert re.search(sentence, failed.failure.message) and rig.held() == 0
+
+
+def test_a_rank_that_the_owner_did_not_describe_is_refused() -> None:
+    rig = FrontRig()
+    info = msgspec.structs.replace(INFO, ranks=(RankPool(1, 0, {"grpc": {}}),))
+    events = rig.tell(PullReady(rig.attach("a", info), 28))
+    assert of(events, Lost) and not of(events, CopyPages) and rig.held() == 0
+
+
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_cancelled_pull_keeps_its_pages_until_the_front_says_stopped(proven: bool) -> None:
+    rig = FrontRig()
+    if proven:
+        pull, copy = pulling(rig, 28)
+    else:
+        pull = rig.attach("a")
+        (copy,) = of(rig.tell(PullReady(pull, 28)), CopyPages)
     rig.requests.cancel(Cancel("a"))
-    assert rig.said(ClosePull) == [ClosePull(pull)]
+    events = rig.tell()
+    assert of(events, ClosePull) == [ClosePull(pull)]
+    assert of(events, StopCopy) == [StopCopy(pull, copy.number)]
     assert rig.held() == 7
-    rig.pulls.told(CopyStopped(pull, 0, 0, 0.1, STOPPED))
+    assert rig.tell(CopyStopped(pull, copy.number, 0, 0.1, STOPPED)) == []
     assert rig.held() == 0 and rig.pulls.active == 0
 
 
-def test_a_preempted_pull_stops_its_copies_and_starts_again() -> None:
-    rig = Rig()
-    pull = pulling(rig)
-    rig.pulls.told(PullReady(pull, 12))
-    rig.outbox.take()
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_preempted_pull_stops_its_copies_and_starts_again(proven: bool) -> None:
+    rig = FrontRig()
+    if proven:
+        pull, copy = pulling(rig, 12)
+    else:
+        pull = rig.attach("a")
+        (copy,) = of(rig.tell(PullReady(pull, 12)), CopyPages)
     assert rig.pulls.preempt()
     events = rig.outbox.take()
-    assert of(events, StopCopies) == [StopCopies(pull)] and of(events, ClosePull) == [] and rig.held() == 7
-    rig.pulls.told(CopyStopped(pull, 0, 0, 0.1, STOPPED))
-    assert rig.held() == 0
-    rig.poll()
-    (again,) = rig.said(CopyPages)
-    assert (again.number, len(again.pages)) == (1, 3)
+    assert events == [StopCopy(pull, copy.number)] and rig.held() == 7
+    (again,) = of(rig.tell(CopyStopped(pull, copy.number, 0, 0.1, STOPPED)), CopyPages)
+    assert again.proof is not proven and again.number != copy.number
+    if not proven:
+        (again,) = of(rig.prove(again), CopyPages)
+    assert len(again.pages) == 3 and not again.proof
 
 
 def test_a_failed_copy_loses_the_attempt() -> None:
-    rig = Rig()
-    pull = pulling(rig)
-    rig.pulls.told(PullReady(pull, 12))
-    rig.outbox.take()
-    rig.pulls.told(CopyStopped(pull, 0, 0, 0.1, Failure("unavailable", "the peer is gone")))
-    assert [type(event) for event in rig.outbox.take()] == [Lost, ReleasePull, ClosePull]
+    rig = FrontRig()
+    pull, copy = pulling(rig, 12)
+    events = rig.tell(CopyStopped(pull, copy.number, 0, 0.1, BROKEN))
+    assert [type(event) for event in events] == [Lost, ReleasePull, ClosePull]
     assert rig.held() == 0
+
+
+def test_several_pulls_of_one_owner_prove_their_way_apart() -> None:
+    """So that one which is given up takes none of the others with it."""
+    rig = FrontRig()
+    pulls = [rig.attach(id) for id in "abc"]
+    proofs = [of(rig.tell(PullReady(pull, 28)), CopyPages)[0] for pull in pulls]
+    assert all(proof.proof for proof in proofs)
+    rig.requests.cancel(Cancel("a"))
+    rig.tell(CopyStopped(pulls[0], proofs[0].number, 0, 0.1, STOPPED))
+    copies = list(itertools.chain(*(of(rig.prove(proof), CopyPages) for proof in proofs[1:])))
+    assert [copy.pull for copy in copies] == pulls[1:]
+    assert [len(copy.pages) for copy in copies] == [7, 7]

@@ -162,7 +162,7 @@ def test_no_follower_outlives_rank_zero() -> None:
 
 
 def _running(pid: int) -> bool:
-    """Not gone, and no zombie that nobody reaps."""
+    """Whether the process runs: it is neither gone nor a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

@@ -123,7 +123,7 @@ def test_a_newer_attach_replaces_the_pull_and_gives_its_pages_back() -> None:
     assert rig.pulls.active == 0
 
 
-def test_a_draft_handle_that_nobody_uses_is_returned_when_the_sequence_joins() -> None:
+def test_an_unused_draft_handle_is_returned_when_the_sequence_joins() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
     draft = handle(9, id=2, group=KvKind.DRAFT)

@@ -6,11 +6,14 @@ import torch
 from engine_rig import Rig, request
 
 from eyas.common.types import Choice, Finish
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import Sequence, Work
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.ipc.messages import Step
 from eyas.engine.loop.commit import Committer
-from eyas.engine.loop.plain_runner import Output
+from eyas.engine.loop.drafting import Drafting
+from eyas.engine.loop.plain_runner import PlainFlight, verified
+from eyas.engine.loop.step_loop import StepLoop
+from eyas.engine.sampling.sampler import Sampled
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 
 WIDTH = 2
@@ -58,36 +61,61 @@ class FarDrafter(Drafter):
         pass
 
 
-def _rounds(rig: Rig, pool: PagesOfNumbers, drafter: Drafter | None = None) -> Committer:
-    return Committer(
+class ToldRunner:
+    """Runs steps of one sequence: the row of token t becomes t, the target chooses what the test says."""
+
+    drafts = False
+
+    def __init__(self, pool: PagesOfNumbers) -> None:
+        self.pool = pool
+        self.copy_page = pool.copy_page
+        self.chosen: list[int] = []
+
+    def runs_ahead(self, works: list[Work]) -> bool:
+        return False
+
+    def launch(self, works: list[Work]) -> PlainFlight:
+        (work,) = works
+        for row, token in enumerate(work.tokens, start=work.start):
+            self.pool.rows[work.seq.pages[row // 4] * 4 + row % 4] = token
+        features = torch.tensor(work.tokens, dtype=torch.float32)[:, None].expand(-1, WIDTH)
+        sampled, counts = Sampled(self.chosen, [None] * len(self.chosen)), [len(self.chosen)]
+        return PlainFlight(works, verified(works, counts, sampled, features, self.pool), 0.0)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        pass
+
+
+def _loop(rig: Rig, pool: PagesOfNumbers, drafter: Drafter | None = None) -> StepLoop:
+    runner = ToldRunner(pool)
+    committer = Committer(
         scheduler=rig.scheduler,
-        pools=(pool,),  # type: ignore[arg-type]
-        drafter=drafter,
+        runner=runner,
+        drafting=Drafting(drafter, WIDTH, 7),
         leases=rig.leases,
         outbox=rig.outbox,
         eos_ids=(99,),
         new_uid=rig.requests.new_uid,
         on_end=rig.requests.end,
     )
+    return StepLoop(rig.scheduler, runner, committer)
 
 
-def _run(rig: Rig, rounds: Committer, pool: PagesOfNumbers, chosen: list[int]) -> Work:
-    """One step of the only sequence: the row of token t becomes t, the target chooses `chosen`."""
-    (work,) = rig.scheduler.schedule()
-    for row, token in enumerate(work.tokens, start=work.start):
-        pool.rows[work.seq.pages[row // 4] * 4 + row % 4] = token
-    features = torch.tensor(work.tokens, dtype=torch.float32)[:, None].expand(-1, WIDTH)
-    rounds.commit([Output(work, chosen, [None] * len(chosen), features)])
-    return work
+def _run(rig: Rig, loop: StepLoop, chosen: list[int]) -> Sequence:
+    """One step, in which the target chooses `chosen`; whose it was."""
+    loop.runner.chosen = chosen  # type: ignore[attr-defined]
+    seq = (*rig.scheduler.running, *rig.scheduler.waiting)[0]
+    assert loop.step()
+    return seq
 
 
 def test_rows_of_a_tree_that_ends_its_sequence_are_true_before_they_are_cached() -> None:
     rig, pool = Rig(round_rows=8), PagesOfNumbers(64)
-    rounds = _rounds(rig, pool)
+    loop = _loop(rig, pool)
     rig.submit(request((10, 11), max_tokens=8))
-    seq = _run(rig, rounds, pool, [20]).seq
+    seq = _run(rig, loop, [20])
     seq.tree = DraftTree([50, 21, 51, 22, 52, 23, 24], [-1, -1, 1, 1, 3, 3, 5])
-    _run(rig, rounds, pool, [21, 0, 22, 0, 23, 0, 24, 99])
+    _run(rig, loop, [21, 0, 22, 0, 23, 0, 24, 99])
     assert not rig.requests.table, "it ended with token 99"
     ids = (10, 11, 20, 21, 22, 23, 24)  # and 99, whose own row was never computed
     (page,) = rig.cache.match((*ids, 99, 1))
@@ -96,12 +124,12 @@ def test_rows_of_a_tree_that_ends_its_sequence_are_true_before_they_are_cached()
 
 def test_accepted_drafts_that_came_after_the_end_are_not_counted() -> None:
     rig, pool = Rig(round_rows=4), PagesOfNumbers(64)
-    rounds = _rounds(rig, pool)
+    loop = _loop(rig, pool)
     rig.submit(request((10, 11), max_tokens=8))
-    seq = _run(rig, rounds, pool, [20]).seq
+    seq = _run(rig, loop, [20])
     seq.tree = DraftTree([99, 22, 23], [-1, 0, 1])
     rig.outbox.take()
-    _run(rig, rounds, pool, [99, 22, 23, 24])
+    _run(rig, loop, [99, 22, 23, 24])
     (step,) = rig.said(Step)
     (entry,) = step.entries
     assert (entry.tokens, entry.finish, entry.accepted, entry.offered) == ((99,), Finish.STOP, 1, 3)
@@ -110,12 +138,12 @@ def test_accepted_drafts_that_came_after_the_end_are_not_counted() -> None:
 def test_of_a_trees_branches_only_one_could_be_accepted() -> None:
     """So its drafts are offered as deep as it is; how many were verified is another figure."""
     rig, pool = Rig(round_rows=8), PagesOfNumbers(64)
-    rounds = _rounds(rig, pool)
+    loop = _loop(rig, pool)
     rig.submit(request((10, 11), max_tokens=8))
-    seq = _run(rig, rounds, pool, [20]).seq
+    seq = _run(rig, loop, [20])
     seq.tree = DraftTree([50, 21, 51, 22, 52, 23, 54], [-1, -1, 1, 1, 3, 3, 5])
     rig.outbox.take()
-    _run(rig, rounds, pool, [21, 0, 22, 0, 23, 0, 24, 25])
+    _run(rig, loop, [21, 0, 22, 0, 23, 0, 24, 25])
     (step,) = rig.said(Step)
     (entry,) = step.entries
     assert (entry.tokens, entry.accepted, entry.offered) == ((21, 22, 23, 24), 3, 4)
@@ -124,9 +152,9 @@ def test_of_a_trees_branches_only_one_could_be_accepted() -> None:
 
 def test_every_choice_of_a_prompt_opens_its_far_drafter_with_the_whole_window() -> None:
     rig, pool, drafter = Rig(), PagesOfNumbers(64), FarDrafter()
-    rounds = _rounds(rig, pool, drafter)
+    loop = _loop(rig, pool, drafter)
     rig.submit(request((10, 11, 12, 13, 14), Choice(0), Choice(1), Choice(2)))
-    _run(rig, rounds, pool, [20, 21, 22])
+    _run(rig, loop, [20, 21, 22])
     assert drafter.opened == [(0, 0), (1, 0), (2, 0)]
     assert [list(commit.tokens) for commit in drafter.posted] == [[11, 12, 13, 14, t] for t in (20, 21, 22)]
     for commit in drafter.posted:
@@ -136,9 +164,9 @@ def test_every_choice_of_a_prompt_opens_its_far_drafter_with_the_whole_window() 
 
 def test_a_choice_goes_on_when_the_one_that_led_its_prompt_ended_at_token_0() -> None:
     rig, pool, drafter = Rig(), PagesOfNumbers(64), FarDrafter()
-    rounds = _rounds(rig, pool, drafter)
+    loop = _loop(rig, pool, drafter)
     rig.submit(request((10, 11, 12, 13, 14), Choice(0), Choice(1)))
-    _run(rig, rounds, pool, [99, 21])
+    _run(rig, loop, [99, 21])
     (seq,) = rig.scheduler.running
     assert seq.choice == 1 and drafter.opened == [(1, 0)]
     assert [pool.rows[seq.pages[i // 4] * 4 + i % 4].item() for i in range(5)] == [10, 11, 12, 13, 14]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from eyas.common.types import Role, WorkerInfo
-from gateway.router import Candidate, Route, choose_decode, choose_prefill, route, wants_draft
+from gateway.router import Candidate, RequestRoute, choose_decode, choose_prefill, route, wants_draft
 
 PREFILL, DECODE, DRAFT = (Role.PREFILL,), (Role.DECODE,), (Role.DRAFT,)
 UNIFIED = (Role.PREFILL, Role.DECODE, Role.DRAFT)
@@ -20,12 +20,12 @@ def worker(name: str, roles: tuple[Role, ...], **changes: object) -> Candidate:
 
 
 def test_a_unified_worker_needs_no_prefill() -> None:
-    assert route([worker("u", UNIFIED)]) == Route("u", None)
-    assert route([worker("p", PREFILL), worker("u", UNIFIED)]) == Route("u", None)
+    assert route([worker("u", UNIFIED)]) == RequestRoute("u", None)
+    assert route([worker("p", PREFILL), worker("u", UNIFIED)]) == RequestRoute("u", None)
 
 
 def test_split_roles_make_a_pair_or_nothing() -> None:
-    assert route([worker("p", PREFILL), worker("d", DECODE)]) == Route("d", "p")
+    assert route([worker("p", PREFILL), worker("d", DECODE)]) == RequestRoute("d", "p")
     for lonely in (PREFILL, DECODE, DRAFT):
         assert route([worker("w", lonely)]) is None
     assert route([]) is None
@@ -33,7 +33,7 @@ def test_split_roles_make_a_pair_or_nothing() -> None:
 
 def test_a_decode_worker_may_borrow_a_unified_workers_prefill() -> None:
     workers = [worker("u", UNIFIED, in_flight=3), worker("d", DECODE)]
-    assert route(workers) == Route("d", "u")
+    assert route(workers) == RequestRoute("d", "u")
 
 
 def test_the_least_loaded_is_chosen() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from test_router import DECODE, PREFILL, worker
 
 from gateway.prefixes import PAGE, Holder, PrefixIndex, prefix_of
-from gateway.router import CROWD, Candidate, Route, choose_decode, choose_prefill, route
+from gateway.router import CROWD, Candidate, RequestRoute, choose_decode, choose_prefill, route
 
 A, B = ("a:1", 7), ("b:1", 7)
 
@@ -51,7 +51,7 @@ def test_both_legs_follow_the_prefix() -> None:
         worker("d1", DECODE, cached=16, in_flight=1),
         worker("d2", DECODE),
     ]
-    assert route(workers) == Route("d1", "p2")
+    assert route(workers) == RequestRoute("d1", "p2")
 
 
 # --- the guess -------------------------------------------------------------------------------------------

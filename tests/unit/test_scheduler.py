@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 
 import msgspec
@@ -176,7 +177,7 @@ class _World(RuleBasedStateMachine):
         assert len(written) == len(set(written)), "two sequences write one page"
         _apply(self.rig, works, self.tokens.randrange(50))
         self.rig.poll()
-        self.rig.requests.join()
+        self.rig.requests.join(time.monotonic())
 
     def _pages(self, work: Work) -> set[int]:
         rows = range(work.start, work.start + len(work.tokens))

@@ -24,7 +24,7 @@ from eyas.worker.child import Child
 from eyas.worker.plan import plan
 from eyas.worker.pool_folder import PREFIX, PoolFolder, living_in
 from eyas.worker.ports import free_ports, listen
-from eyas.worker.serve import Cluster
+from eyas.worker.serve import LocalCluster
 
 # --- plan ----------------------------------------------------------------------------------------------
 
@@ -33,7 +33,7 @@ from eyas.worker.serve import Cluster
 def test_an_ipv6_address_stands_in_brackets(host: str) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
-    cluster = Cluster(ServeConfig(GatewayConfig(host=host, port=0, grpc_port=0)), lambda *_: None)
+    cluster = LocalCluster(ServeConfig(GatewayConfig(host=host, port=0, grpc_port=0)), lambda *_: None)
     assert (cluster.url, cluster.grpc_address) == ("http://[::1]:0", "[::1]:0")
 
 
@@ -50,8 +50,8 @@ def test_split_gives_every_tier_its_workers() -> None:
     addresses = [worker.address for worker in made.workers.values()]
     assert len(set(addresses)) == 4
     assert [worker.engine.worker for worker in made.workers.values()] == addresses
-    everybody = "static:" + ",".join(addresses)
-    assert {made.gateway.registry, *(worker.registry for worker in made.workers.values())} == {everybody}
+    all_workers = "static:" + ",".join(addresses)
+    assert {made.gateway.registry, *(worker.registry for worker in made.workers.values())} == {all_workers}
 
 
 def test_no_draft_head_means_no_draft_worker() -> None:
@@ -142,7 +142,7 @@ async def test_only_the_gateway_is_handed_the_keys(monkeypatch: pytest.MonkeyPat
     with contextlib.closing(free_ports()) as ports:
         gateway = GatewayConfig(port=next(ports), grpc_port=next(ports), api_keys=("sesame", "open"))
     with pytest.raises(DeadlineExceeded):
-        async with Cluster(ServeConfig(gateway), lambda *_: None):
+        async with LocalCluster(ServeConfig(gateway), lambda *_: None):
             pass
     assert told == {"prefill-0": None, "decode-0": None, "draft-0": None, "gateway": "sesame\nopen"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 
 import msgspec
@@ -47,7 +48,7 @@ def steps(rig: Rig, count: int = 1) -> None:
     for _ in range(count):
         commit(rig, rig.scheduler.schedule())
         rig.poll()
-        rig.requests.join()
+        rig.requests.join(time.monotonic())
 
 
 def running(rig: Rig) -> dict[str, int]:
@@ -199,9 +200,7 @@ def test_what_changes_hands_is_never_handed_back_and_everybody_ends(seed: int) -
     """Calls of all sizes come, by pull or not, to a worker that is short of slots and of pages."""
     pick = random.Random(seed)
     rig = Rig(pages=pick.choice((20, 60)), max_running=pick.choice((3, 6)))
-    watched = Watched(rig.pool, rig.cache, rig.scheduler.limits)
-    for name in ("reclaim", "pulls_waiting", "pulls_running"):
-        setattr(watched, name, getattr(rig.scheduler, name))
+    watched = Watched(rig.pool, rig.cache, rig.scheduler.limits, rig.pulls)
     rig.scheduler = rig.requests.scheduler = watched
     opened: dict[str, OpenPull] = {}
     for step in range(1200):
@@ -218,7 +217,7 @@ def test_what_changes_hands_is_never_handed_back_and_everybody_ends(seed: int) -
         rig.poll()
         for id in [i for i, event in opened.items() if pulling(rig, event)]:
             rig.arrive(opened.pop(id), FirstToken(0, 60), FirstToken(1, 61))
-        rig.requests.join()
+        rig.requests.join(time.monotonic())
         if step > 150 and not rig.requests.table:
             break
     assert not rig.requests.table and rig.held() == 0

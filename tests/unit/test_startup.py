@@ -78,7 +78,7 @@ def test_nothing_is_compiled_for_the_torch_backend() -> None:
     assert _asked("cpu") is None and _asked("cuda", attention_backend="torch") is None
 
 
-def test_a_gpu_that_does_not_answer_is_somebody_elses_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_does_not_answer_is_not_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine says it in one sentence, once torch is there."""
     monkeypatch.setenv("PATH", "")
     assert _asked("cuda") is None

@@ -25,7 +25,7 @@ from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.spans import Span
 from eyas.engine.device import calls, lead
 from eyas.engine.device.lead import Lead
-from eyas.engine.device.step import StepInput, StepShape
+from eyas.engine.device.step import Joined, StepInput, StepShape
 from eyas.engine.loading import follower
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.parallel.group import ProcessGroup
@@ -169,6 +169,15 @@ def test_rows_to_be_scored_arrive() -> None:
     assert calls.asked_of(calls.score(asked)) == asked
 
 
+def test_those_who_join_arrive() -> None:
+    words, features = np.arange(8, dtype=np.int32).reshape(4, 2), np.array([[0.5, -1.5, 3e9]] * 2, np.float32)
+    writes = np.array([[7, 9], [1, -1]], np.int32)
+    joined, told = calls.joined_of(calls.join(Joined(words, features), writes))
+    assert np.array_equal(joined.words, words) and np.array_equal(joined.features, features)
+    assert np.array_equal(told, writes)
+    assert calls.features([3, 5]).numbers == (3, 5)
+
+
 def test_tokens_arrive_or_do_not() -> None:
     tokens = np.array([5, 0, -1], np.int32)
     assert np.array_equal(calls.tokens_of(calls.finish(tokens)), tokens)
@@ -204,7 +213,7 @@ def no_group_is_left() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_group_is_left")
-def test_whoever_waits_for_a_device_hears_of_a_dead_follower() -> None:
+def test_a_rank_that_waits_for_a_device_hears_of_a_dead_follower() -> None:
     led = Lead(_idle, 2, "cpu")
     led.tell(RankCall("die"))
     with pytest.raises(EngineError, match="rank 1 of 2 has ended: killed by SIGKILL"):

@@ -1,7 +1,7 @@
 """Speculation must not change one token: plain decoding against rounds over random trees.
 
 The target is a toy whose logits depend on the last three ids; the sampler with all its processors, the walk
-and the stopping rules are the real ones. Each mutation below is an error that somebody could make; the
+and the stopping rules are the real ones. Each mutation below is an error that a programmer could make; the
 comparison must see it.
 """
 
@@ -189,7 +189,7 @@ def _bonus_of_the_parent(tree: DraftTree | None, chosen: list[int]) -> Verdict:
 
 
 def _leaf_below_wrong_parent(tree: DraftTree | None, chosen: list[int]) -> Verdict:
-    """Accepts a child that equals the token chosen at the node before it, whoever its parent is."""
+    """Accepts a child that equals the token chosen at the node before it, whatever its parent is."""
     accepted = 0
     while tree and accepted < len(tree) and tree.tokens[accepted] == chosen[accepted]:
         accepted += 1

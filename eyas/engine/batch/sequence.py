@@ -105,7 +105,7 @@ class Sequence:
     draft_len: int = 0  # rows that have draft KV in this pool
     tree: DraftTree | None = None  # the drafts that the next step may verify
     drafting: bool = False  # a drafter follows this sequence
-    window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must start again
+    window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must start (again)
     slot: int = -1  # its place in the running batch; -1: none
     occupancy: int = -1  # a number that is new each time that a sequence takes a slot
     in_flight: int = 0  # launched steps whose tokens are not yet in `output`
@@ -122,6 +122,16 @@ class Sequence:
         return len(self) - self.kv_len
 
     @property
+    def in_prompt(self) -> bool:
+        """Are its next rows a chunk? The last row of a prompt of its own is a round like any other."""
+        return self.missing > (0 if self.is_shared else 1)
+
+    @property
+    def is_shared(self) -> bool:
+        """Do others start from its prompt: choices here, or another worker?"""
+        return bool(self.forks) or self.generation.kind is Kind.PREFILL
+
+    @property
     def keeps(self) -> int:
         """Slots that are reserved for its forks while it runs."""
         return min(self.kept, len(self.forks))
@@ -131,6 +141,13 @@ class Sequence:
         """Whether its next token must be sampled on the host, which knows the whole history."""
         params = self.generation.request.params
         return bool(self.forks) or params.reads_history or len(self.output) < params.min_tokens
+
+    def grow(self, rows: int, *, drafted: bool) -> None:
+        """So many rows more have KV; and draft KV, if that was `drafted` and none is missing below them."""
+        whole = drafted and self.draft_len >= self.kv_len
+        self.kv_len += rows
+        if whole:
+            self.draft_len = self.kv_len
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Ids at positions start .. stop - 1."""
@@ -149,7 +166,7 @@ class Work:
     A prompt chunk has no tree; `sample` says that its last row gives a token. A round (plain decoding or
     verification) has the sequence's last token, followed by the nodes of `tree`, and samples at every node.
     Where the device keeps the drafts, `tokens` holds the root only, which is stale while a step is in
-    flight.
+    flight. `occupancy`: the sequence's when this was composed; once it has another, these rows are gone.
     """
 
     seq: Sequence
@@ -158,6 +175,10 @@ class Work:
     tree: DraftTree | None
     sample: bool
     round: bool = False
+    occupancy: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "occupancy", self.seq.occupancy)
 
     def asked(self, first: int = 0) -> Asked | None:
         """Which of its rows must be scored, if `first` is the place of its first row in the forward."""

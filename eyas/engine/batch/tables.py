@@ -139,4 +139,5 @@ def _signed(word: int) -> int:
 
 def _bits(values: Iterable[float]) -> list[int]:
     """The bits of each float32 as an int32."""
-    return [int(word) for word in np.array(list(values), np.float32).view(np.int32)]
+    bits: list[int] = np.array(list(values), np.float32).view(np.int32).tolist()
+    return bits

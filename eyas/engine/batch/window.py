@@ -1,4 +1,4 @@
-"""The last features of a sequence: a remote drafter starts from them when it can pull no draft KV.
+"""The last features of a sequence: a drafter begins with them where it has nothing else.
 
 This file holds the tensors that it is given and reads only their lengths.
 """
@@ -19,6 +19,11 @@ class FeatureWindow:
         self.chunks: deque[Any] = deque()
         self._rows = 0
 
+    @property
+    def end(self) -> int:
+        """The row after the newest."""
+        return self.base + self._rows
+
     def copy(self) -> FeatureWindow:
         """A copy for a sequence that forks off here."""
         twin = FeatureWindow()
@@ -30,7 +35,7 @@ class FeatureWindow:
 
         Rows that these do not continue are dropped, and so are rows beyond ROWS.
         """
-        if base != self.base + self._rows:
+        if base != self.end:
             self.chunks.clear()
             self.base, self._rows = base, 0
         self.chunks.append(features)

@@ -12,12 +12,14 @@ import numpy as np
 
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.spans import Span
-from eyas.engine.device.step import StepInput, StepShape
+from eyas.engine.device.step import Joined, StepInput, StepShape
 from eyas.engine.parallel.ranks import RankCall
 
 BEGIN = "begin"
 SCORE = "score"
+FEATURES = "features"
 FINISH = "finish"
+JOIN = "join"
 COPY_PAGE = "copy_page"
 
 
@@ -49,6 +51,24 @@ def asked_of(call: RankCall) -> Asked:
     row, first, top = call.numbers
     tokens = np.frombuffer(call.data, np.int32).tolist()
     return Asked(row, range(first, first + len(tokens)), tuple(tokens), top)
+
+
+def join(joined: Joined, writes: np.ndarray) -> RankCall:
+    parts = (joined.words.reshape(-1), joined.features.view(np.int32).reshape(-1), writes.reshape(-1))
+    return RankCall(JOIN, (*joined.features.shape,), np.concatenate(parts, dtype=np.int32).tobytes())
+
+
+def joined_of(call: RankCall) -> tuple[Joined, np.ndarray]:
+    """What `join` was made of."""
+    count, width = call.numbers
+    array = np.frombuffer(bytearray(call.data), np.int32)
+    words, features, writes = np.split(array, [4 * count, (4 + width) * count])
+    joined = Joined(words.reshape(4, count), features.view(np.float32).reshape(count, width))
+    return joined, writes.reshape(2, -1)
+
+
+def features(rows: SequenceOf[int]) -> RankCall:
+    return RankCall(FEATURES, tuple(rows))
 
 
 def finish(tokens: np.ndarray | None) -> RankCall:

@@ -19,7 +19,7 @@ from rich.progress import track
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.tables import Tables
 from eyas.engine.device.program import DeviceState, StepProgram
-from eyas.engine.device.step import StepInput, StepShape
+from eyas.engine.device.step import Joined, StepInput, StepShape
 from eyas.engine.sampling.scores import Scores, score_slices
 
 IN_FLIGHT = 3  # steps whose host buffers may be in use at once: one running, one launched, one being written
@@ -59,6 +59,18 @@ class Executor:
         return self.state.tables
 
     # --- a step ----------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def join(self, joined: Joined, writes: np.ndarray) -> None:
+        """Before the next step: `writes` to the tables, as a `StepInput` has them; drafts for `joined`."""
+        self._apply(writes)
+        self._join(joined)
+
+    def _join(self, joined: Joined) -> None:
+        assert self.state.drafter is not None
+        words = _pinned(joined.words, self.state.device).to(self.state.device, non_blocking=True)
+        features = _pinned(joined.features, self.state.device).to(self.state.device, non_blocking=True)
+        self.state.drafter.join(words, features)
 
     @torch.inference_mode()
     def begin(self, step: StepInput) -> None:
@@ -107,6 +119,17 @@ class Executor:
         logits = partial(self.state.slice_logits, rows)
         return score_slices(places, tokens, asked.top, logits).to_host()
 
+    @torch.inference_mode()
+    def features(self, rows: SequenceOf[int]) -> torch.Tensor:
+        """Float32 [len(rows), head width]: of rows of the step that was begun; valid as those of `score`."""
+        assert self._program is not None
+        return self._features(self._program, rows)
+
+    def _features(self, program: StepProgram, rows: SequenceOf[int]) -> torch.Tensor:
+        places = _pinned(np.array(rows, np.int64), self.state.device)
+        found = program.features(places.to(self.state.device, non_blocking=True))
+        return found.float().to("cpu", non_blocking=True)
+
     def copy_page(self, source: int, target: int) -> None:
         """In every pool, after the steps before it and before those after it."""
         for pool in self.state.pools:
@@ -119,6 +142,9 @@ class Executor:
         out = self._outgoing[self._turn]
         out[:words] = torch.from_numpy(step.data)
         self._inputs[:words].copy_(out[:words], non_blocking=True)
+        self._apply(writes)
+
+    def _apply(self, writes: np.ndarray) -> None:
         if writes.shape[1]:
             self.tables.apply(_pinned(writes, self.state.device).to(self.state.device, non_blocking=True))
 
@@ -158,6 +184,15 @@ class Executor:
         program.rest(program.choose())
         self.wait()
         return program
+
+    @torch.inference_mode()
+    def rehearse_join(self, program: StepProgram) -> None:
+        """Fetch a feature of what was rehearsed, and draft with it for a sequence of padding."""
+        features = self._features(program, [0])
+        self.wait()
+        words = np.array([[self.state.tables.padding_slot], [0], [0], [-1]], np.int32)
+        self._join(Joined(words, features.numpy()))
+        self.wait()
 
     def wait(self) -> None:
         """Until the device has done all that was launched."""

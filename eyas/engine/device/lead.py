@@ -18,7 +18,7 @@ from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.device import calls
 from eyas.engine.device.executor import Event, Executor
 from eyas.engine.device.program import DeviceState
-from eyas.engine.device.step import StepInput
+from eyas.engine.device.step import Joined, StepInput
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import Channel, Followers, RankCall, RankInfo
 from eyas.engine.sampling.scores import Scores
@@ -93,6 +93,14 @@ class LedExecutor(Executor):
     def score(self, asked: Asked) -> Scores:
         self._lead.tell(calls.score(asked))
         return super().score(asked)
+
+    def join(self, joined: Joined, writes: np.ndarray) -> None:
+        self._lead.tell(calls.join(joined, writes))
+        super().join(joined, writes)
+
+    def features(self, rows: SequenceOf[int]) -> torch.Tensor:
+        self._lead.tell(calls.features(rows))
+        return super().features(rows)
 
     def finish(self, step: StepInput, tokens: np.ndarray | None = None) -> tuple[torch.Tensor, Event | None]:
         self._lead.tell(calls.finish(tokens))

@@ -129,6 +129,11 @@ class StepProgram:
             self.logits = state.model.logits(x, picked, self._room)
         return x
 
+    def features(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, head width]: of the forward's rows, int64 [n]."""
+        assert self._state.drafter is not None
+        return self._state.drafter.features(self._tapped.index_select(0, rows))
+
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""
         shape, part = self._shape, self._part

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+import numpy as np
+
 from eyas.engine.batch.prompt_scores import Asked
-from eyas.engine.batch.sequence import Generation, Sequence, Work
+from eyas.engine.batch.sequence import Kind, Work
 from eyas.engine.batch.spans import Span
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
-from eyas.engine.device.flight import Flight, Scored
+from eyas.engine.device.flight import DeviceFlight, Features, Scored
 from eyas.engine.device.hostsample import HostSampler
-from eyas.engine.device.step import Layout, StepInput, pack, tiles_for
+from eyas.engine.device.step import Joined, Layout, StepInput, StepShape, pack, tiles_for
 
 
 @dataclass
@@ -31,31 +33,62 @@ class _Told:
 
 
 class DeviceRunner:
-    def __init__(self, executor: Executor, buckets: Buckets, layout: Layout, host: HostSampler) -> None:
+    """`ahead`: may a step be launched while another is in flight?"""
+
+    def __init__(
+        self, executor: Executor, buckets: Buckets, layout: Layout, host: HostSampler, *, ahead: bool
+    ) -> None:
+        self.drafts = executor.state.drafter is not None
         self._executor = executor
         self._buckets = buckets
         self._layout = layout
         self._host = host
+        self._ahead = ahead
         self._occupants: dict[int, _Told] = {}  # by slot
 
-    def launch(self, works: SequenceOf[Work], *, by_host: bool) -> Flight:
-        rounds = [work.seq for work in works if work.round]
-        rounds.sort(key=lambda seq: -seq.kv_len)  # attention begins with those that take longest
+    def runs_ahead(self, works: SequenceOf[Work]) -> bool:
+        """Not where the host samples."""
+        return self._ahead and not _by_host(works)
+
+    def launch(self, works: SequenceOf[Work]) -> DeviceFlight:
+        rounds = [work for work in works if work.round]
+        rounds.sort(key=lambda work: -work.seq.kv_len)  # attention begins with those that take longest
         chunks = [work for work in works if not work.round]
-        ends = [work.seq for work in chunks if work.sample]
+        ends = [work for work in chunks if work.sample]
         tiles = tiles_for([len(work.tokens) for work in chunks], self._layout)
         shape = self._buckets.shape(len(rounds), sum(len(w.tokens) for w in chunks), tiles, len(ends))
-        writes = TableWrites(self._executor.tables)
-        for work in works:
-            self._tell(work, writes)
-        data, spans = pack(rounds, chunks, shape, self._layout), self._spans(chunks)
+        writes = self._tables(works)
+        sequences, by_host = [work.seq for work in rounds], _by_host(works)
+        data, spans = pack(sequences, chunks, shape, self._layout), self._spans(chunks)
         asked = _asked(chunks, shape.round_rows)
         step = StepInput(shape, data, writes.array(), by_host, spans, scored=bool(asked))
         self._executor.begin(step)
-        scores = [Scored(generation, one, self._executor.score(one)) for generation, one in asked]
-        sampling = self._host.sample(shape, rounds, ends) if by_host else None
+        scores = [Scored(work, one, self._executor.score(one)) for work, one in asked]
+        features = self._features(chunks, shape)
+        sampling = self._host.sample(shape, sequences, [work.seq for work in ends]) if by_host else None
         result, event = self._executor.finish(step, None if sampling is None else sampling.tokens)
-        return Flight(shape, works, _occupancies(rounds), _occupancies(ends), result, event, sampling, scores)
+        return DeviceFlight(shape, works, rounds, chunks, result, event, sampling, scores, features)
+
+    def _tables(self, works: SequenceOf[Work]) -> TableWrites:
+        """What the step tells the tables. Those who join are told, and drafted for, before it."""
+        writes, joining = TableWrites(self._executor.tables), []
+        for work in works:
+            if self._tell(work, writes):
+                joining.append(work)
+        if not joining:
+            return writes
+        self._executor.join(self._joined(joining), writes.array())
+        return TableWrites(self._executor.tables)
+
+    def _features(self, chunks: SequenceOf[Work], shape: StepShape) -> Features | None:
+        """Of the last rows of prompts that others start from, here or elsewhere."""
+        row, rows, works = shape.round_rows - 1, [], []
+        for work in chunks:
+            row += len(work.tokens)
+            if work.sample and self.drafts and work.seq.is_shared:
+                rows.append(row)
+                works.append(work)
+        return Features(works, self._executor.features(rows)) if rows else None
 
     def _spans(self, chunks: SequenceOf[Work]) -> SequenceOf[Span]:
         if self._executor.state.prompts is None:
@@ -74,12 +107,18 @@ class DeviceRunner:
         """After the last step."""
         self._executor.close()
 
-    def _tell(self, work: Work, writes: TableWrites) -> None:
-        """What the tables do not yet know of the sequence: that it sits there, and its new pages."""
-        seq, generation = work.seq, work.seq.generation
+    def _tell(self, work: Work, writes: TableWrites) -> bool:
+        """What the tables do not yet know of the sequence: that it sits there, and its new pages.
+
+        True: it joins, and the head has to run its newest draft row, which is counted as there.
+        """
+        seq = work.seq
         told = self._occupants.get(seq.slot)
+        joins = False
         if told is None or (told.occupancy, told.choice) != (seq.occupancy, seq.choice):
-            params, speculative = generation.request.params, generation.request.speculative
+            joins = self.drafts and _joins(work)
+            seq.draft_len += joins
+            params, speculative = seq.generation.request.params, _is_drafted_for(work)
             writes.occupy(seq.slot, params, seq.choice, speculative=speculative)
             told = self._occupants[seq.slot] = _Told(seq.occupancy, seq.choice)
         if work.round and not told.grows:  # its prompt came from elsewhere, or all but its last row is done
@@ -89,18 +128,43 @@ class DeviceRunner:
         if told.pages < len(seq.pages):
             writes.put("pages", seq.slot, seq.pages[told.pages :], start=told.pages)
             told.pages = len(seq.pages)
+        return joins
+
+    def _joined(self, joining: SequenceOf[Work]) -> Joined:
+        size, words = self._layout.page_size, []
+        for work in joining:
+            row = work.start - 1
+            kv_row = work.seq.pages[row // size] * size + row % size
+            words.append((work.seq.slot, work.tokens[0], row, kv_row))
+        features = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
+        return Joined(np.array(words, np.int32).T.copy(), np.concatenate(features))
 
 
-def _asked(chunks: SequenceOf[Work], first: int) -> list[tuple[Generation, Asked]]:
+def _by_host(works: SequenceOf[Work]) -> bool:
+    return any(work.seq.needs_host for work in works if work.sample)
+
+
+def _joins(work: Work) -> bool:
+    """Is this its first round, after a prompt whose last feature alone came here?"""
+    seq = work.seq
+    below = work.start - 1
+    came = work.round and seq.window.end == work.start and seq.draft_len == below
+    return came and seq.generation.request.speculative
+
+
+def _is_drafted_for(work: Work) -> bool:
+    """Nothing is proposed for prompts that are decoded elsewhere, nor where draft KV is missing."""
+    seq, generation = work.seq, work.seq.generation
+    here = generation.kind is not Kind.PREFILL
+    return here and generation.request.speculative and seq.draft_len >= work.start
+
+
+def _asked(chunks: SequenceOf[Work], first: int) -> list[tuple[Work, Asked]]:
     """Rows of prompts to be scored; the chunks' rows stand in the step from `first` on."""
     found = []
     for work in chunks:
         asked = work.asked(first)
         first += len(work.tokens)
         if asked is not None:
-            found.append((work.seq.generation, asked))
+            found.append((work, asked))
     return found
-
-
-def _occupancies(sequences: SequenceOf[Sequence]) -> list[tuple[Sequence, int]]:
-    return [(seq, seq.occupancy) for seq in sequences]

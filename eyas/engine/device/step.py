@@ -93,6 +93,18 @@ class StepInput:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """J sequences before their first round whose newest draft row, the one below the root, is missing.
+
+    `words` int32 [4, J]: each one's slot; of that row the token after it, its position and its physical row.
+    `features` float32 [J, head width]: the row's.
+    """
+
+    words: np.ndarray
+    features: np.ndarray
+
+
+@dataclass(frozen=True)
 class Layout:
     """What packing needs to know. `tile_rows`: prompt rows in a tile."""
 

@@ -11,6 +11,7 @@ import msgspec
 
 from eyas.common.message import Failure, Message
 from eyas.common.params import SamplingParams
+from eyas.common.pool import PoolInfo
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, Step
 from eyas.common.types import FirstToken, GenerationRequest, KvHandle
 from eyas.engine.ipc.transfer_messages import (
@@ -26,7 +27,7 @@ from eyas.engine.ipc.transfer_messages import (
     Release,
     Released,
     ReleasePull,
-    StopCopies,
+    StopCopy,
     WatchClosed,
     WatchOpened,
     WatchUpdate,
@@ -182,9 +183,8 @@ class Ready(Message, frozen=True):
     context_length: int
     vocab_size: int
     pages_total: int
-    pools: dict[str, str]  # KV kind -> path of its pool's file
-    geometry: str  # JSON: a kv_transfer.layout.Geometry per KV kind
-    layout_hashes: dict[str, str]  # KV kind -> handshake hash
+    pools: dict[str, PoolInfo]  # KV kind -> what pullers of its pages are told
+    files: dict[str, str]  # KV kind -> path of the file that its pages are in, for this worker's front alone
     slowest_step_s: float
     draft_width: int = 0
     synthetic: bool = False
@@ -200,6 +200,9 @@ class Moved(msgspec.Struct, frozen=True):
     def plus(self, bytes: int, seconds: float) -> Moved:
         """The totals after one more pull."""
         return Moved(self.pulls + 1, self.bytes + bytes, self.seconds + seconds)
+
+    def joined(self, other: Moved) -> Moved:
+        return Moved(self.pulls + other.pulls, self.bytes + other.bytes, self.seconds + other.seconds)
 
 
 class Load(Message, frozen=True):
@@ -271,7 +274,7 @@ Event = (
     | Released
     | OpenPull
     | CopyPages
-    | StopCopies
+    | StopCopy
     | ReleasePull
     | ClosePull
     | DraftUp

@@ -7,6 +7,7 @@ front, and asks its front for the copies that only fronts can make.
 from __future__ import annotations
 
 from eyas.common.message import Failure, Message
+from eyas.common.pool import PoolInfo
 from eyas.common.types import FirstToken, KvHandle
 
 # --- commands: owner side (this worker holds the pages) ----------------------------------------------
@@ -39,10 +40,10 @@ class Release(Message, frozen=True):
 
 
 class PullMet(Message, frozen=True):
-    """The owner's pages have the same meaning as ours. `path`: the backend that moves the bytes."""
+    """The owner's pages have the same meaning as ours, and `pool` says how they can be reached."""
 
     pull: int
-    path: str
+    pool: PoolInfo
 
 
 class PullReady(Message, frozen=True):
@@ -117,18 +118,23 @@ class OpenPull(Message, frozen=True):
 
 
 class CopyPages(Message, frozen=True):
-    """Asks the front to fetch the owner's `pages` into our `dst_pages`. The answer is one `CopyStopped`."""
+    """Asks the front to fetch the owner's `pages` into our `dst_pages`. The answer is one `CopyStopped`.
+
+    `proof`: it is the owner's proof page, which no handle names.
+    """
 
     pull: int
     number: int
     pages: tuple[int, ...]
     dst_pages: tuple[int, ...]
+    proof: bool = False
 
 
-class StopCopies(Message, frozen=True):
-    """Asks the front to end the running fetches of `pull`; its Watch stays open."""
+class StopCopy(Message, frozen=True):
+    """Asks the front to end this fetch, if it still runs; the Watch stays open."""
 
     pull: int
+    number: int
 
 
 class ReleasePull(Message, frozen=True):

@@ -1,11 +1,14 @@
 """Page accounting: which pages of a pool are free, and how many owners each used page has.
 
-It knows numbers only: neither what a page contains nor who its owners are. A kept page outlives its owners:
-without an owner it is idle, which is neither used nor free, until `forget` frees it.
+It knows numbers only: neither what a page contains nor who its owners are. A page that is kept outlives its
+owners: without any it is idle, neither used nor free, until it is forgotten. A page that loses its last
+owner while a step is in flight, which may still write it, is in limbo until that has landed: free for the
+steps after it, which run after it, but not for a copy, which nothing orders after a step.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 
@@ -18,7 +21,10 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, -1, -1))
+        self._settled = list(range(num_pages - 1, -1, -1))
+        self._limbo: deque[int] = deque()  # in the order in which they were freed
+        self._until = [0] * num_pages  # how many steps must have landed before no step writes the page
+        self._launched = self._landed = 0  # steps, ever
         self._refs = [0] * num_pages
         self._kept = bytearray(num_pages)
         self.used = 0
@@ -26,14 +32,35 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """The number of free pages."""
-        return len(self._free)
+        return len(self._settled) + len(self._limbo)
 
-    def take(self, count: int) -> list[int]:
-        """Takes `count` free pages, with one owner each. The caller has checked `free`."""
-        if count > len(self._free):
-            raise AssertionError(f"{count} pages asked for, {len(self._free)} free")
-        pages = [self._free.pop() for _ in range(count)]
+    @property
+    def settled(self) -> int:
+        """Free pages that no step in flight writes; all of them while none is in flight."""
+        return len(self._settled)
+
+    def launched(self) -> None:
+        """A step that may write any page that is owned now is in flight."""
+        self._launched += 1
+
+    def landed(self) -> None:
+        """The oldest step in flight writes no more."""
+        self._landed += 1
+        while self._limbo and self._until[self._limbo[0]] <= self._landed:
+            self._settled.append(self._limbo.popleft())
+
+    def take(self, count: int, *, settled: bool = False) -> list[int]:
+        """`count` pages with one owner each. The caller has checked `free`.
+
+        `settled`: a copy will write them, so they must not be in limbo; the caller has checked `settled`.
+        Others get what is in limbo first.
+        """
+        there = self.settled if settled else self.free
+        if count > there:
+            raise AssertionError(f"{count} pages asked for, {there} free")
+        unsettled = 0 if settled else min(count, len(self._limbo))
+        pages = [self._limbo.pop() for _ in range(unsettled)]
+        pages += [self._settled.pop() for _ in range(count - unsettled)]
         for page in pages:
             self._refs[page] = 1
         self.used += count
@@ -57,10 +84,11 @@ class PagePool:
             if self._refs[page]:
                 continue
             self.used -= 1
+            self._until[page] = self._launched
             if self._kept[page]:
                 self.on_idle(page)
             else:
-                self._free.append(page)
+                self._release(page)
 
     def keep(self, page: int) -> None:
         """Lets a used page outlive its owners, with its content."""
@@ -73,8 +101,14 @@ class PagePool:
         if self._refs[page] or not self._kept[page]:
             raise AssertionError(f"page {page} is not idle")
         self._kept[page] = False
-        self._free.append(page)
+        self._release(page)
 
     def owners(self, page: int) -> int:
         """The number of owners of a page."""
         return self._refs[page]
+
+    def _release(self, page: int) -> None:
+        if self._until[page] > self._landed:
+            self._limbo.append(page)
+        else:
+            self._settled.append(page)

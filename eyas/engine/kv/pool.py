@@ -6,18 +6,18 @@ scheduler's business. A row is a token's place: physical row = page * page_size 
 
 from __future__ import annotations
 
-import contextlib
-import mmap
+import math
 import os
 import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
-from eyas.common.errors import ConfigError
 from eyas.engine.kv.format import KvFormat
+from kv_transfer.area import Area, create_file
 
 SHARED_MEMORY = Path("/dev/shm")
 _POOL_NAME = re.compile(r"eyas-(\d+)-[0-9a-f]+-\w+")
@@ -60,6 +60,12 @@ class PoolShape:
         return self.pages * self.page_bytes
 
 
+class Closable(Protocol):
+    """What ends with a pool."""
+
+    def close(self) -> None: ...
+
+
 class KvPool:
     """Owns the memory of one KV group (target or draft) until `close`."""
 
@@ -70,10 +76,15 @@ class KvPool:
         """
         self.shape = shape
         self.path = path
+        self.area: Area | None = None  # what backends see of the pool, if it is in a file
+        self.staging: Closable | None = None  # what they see instead
         if path is None:
             self.tensor = torch.zeros(shape.sizes, dtype=shape.dtype, device=shape.device)
         else:
-            self.tensor = _map(shape, path)
+            memory = create_file(path, shape.nbytes + shape.page_bytes)
+            self.area = Area.new(memoryview(memory), shape.page_bytes, str(path))
+            elements = torch.frombuffer(memory, dtype=shape.dtype, count=math.prod(shape.sizes))
+            self.tensor = elements.view(shape.sizes)
         rows = self.tensor.view(-1, shape.kv_heads * shape.head_dim)
         starts = [i * 2 * shape.page_size for i in range(shape.layers)]
         self._key_rows = [rows[start:] for start in starts]
@@ -110,6 +121,9 @@ class KvPool:
 
     def close(self) -> None:
         """Gives the memory back and removes the file; the mapping goes with the last view of it."""
+        if self.staging is not None:
+            self.staging.close()
+        self.area = None
         self.tensor = torch.empty(0)
         self._key_rows, self._value_rows = [], []
         if self.path is not None:
@@ -140,21 +154,3 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _map(shape: PoolShape, path: Path) -> torch.Tensor:
-    """The file is allocated, not only sized: a full /dev/shm is an error here, not a SIGBUS in a kernel."""
-    with contextlib.ExitStack() as undo:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        undo.callback(path.unlink)
-        try:
-            os.posix_fallocate(fd, 0, shape.nbytes)
-            mapped = mmap.mmap(fd, shape.nbytes)
-        except OSError as error:
-            raise ConfigError(
-                f"{path.parent} cannot hold a KV pool of {shape.nbytes} bytes: {error}"
-            ) from None
-        finally:
-            os.close(fd)
-        undo.pop_all()
-    return torch.frombuffer(mapped, dtype=shape.dtype).view(shape.sizes)

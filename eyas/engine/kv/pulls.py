@@ -1,22 +1,22 @@
 """Puller-side glue: gives pull machines pages, copies and a voice, one after the other.
 
-The rules are `kv_transfer.puller`; bytes are moved by a `Copier`. Who wants the pages, what for, and whose
-turn it is, is the business of the `Destination`. Used by decode engines (target KV) and draft engines (draft
-KV).
+The rules are `kv_transfer.puller`; bytes are moved by a `Copier`, on a route that a first copy has proven.
+Who wants the pages, what for, and whose turn it is, is the business of the `Destination`. Used by decode
+engines (target KV) and draft engines (draft KV).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from eyas.common.errors import EyasError, TransferFailed, from_code
+from eyas.common.pool import PoolInfo
 from eyas.common.types import FirstToken, KvHandle
 from eyas.engine.ipc.messages import (
     ClosePull,
-    CopyPages,
     CopyStopped,
     Moved,
     OpenPull,
@@ -26,12 +26,14 @@ from eyas.engine.ipc.messages import (
     PullReady,
     PullReleased,
     ReleasePull,
-    StopCopies,
 )
 from eyas.engine.ipc.outbox import Outbox
-from kv_transfer.backends.base import Copy, CopyResult
+from eyas.engine.kv.approach import Approach
+from eyas.engine.kv.front_wire import FrontWire
+from kv_transfer.backends.base import Copy
 from kv_transfer.copier import Copier
 from kv_transfer.puller import (
+    Action,
     CloseWatch,
     Complete,
     Incomplete,
@@ -41,7 +43,7 @@ from kv_transfer.puller import (
     SendRelease,
     State,
 )
-from kv_transfer.route import Route
+from kv_transfer.route import Peer, Routes
 
 Told: TypeAlias = PullMet | PullReady | PullDone | PullFailed | PullReleased | CopyStopped
 
@@ -84,20 +86,26 @@ class _Active:
     pull: Pull
     handle: KvHandle
     pages: list[int] = field(default_factory=list)
-    route: str = ""  # told by the front when it has met the owner
-    fetched: dict[int, Copy] = field(default_factory=dict)  # copies that the front makes, by number
+    approach: Approach | None = None  # since the front has met the owner
 
 
+@dataclass
 class Pulls:
-    def __init__(self, copier: Copier, page_size: int, outbox: Outbox) -> None:
-        self._copier = copier
-        self._page_size = page_size
-        self._outbox = outbox
-        self._active: dict[int, _Active] = {}  # by number, in order of arrival
-        self._numbers = 0
-        self.destination: Destination | None = None
-        self.moved: dict[str, Moved] = {}  # running totals by path
-        self.failed = 0
+    """All pulls of one group of pages. `wire` takes what the front tells of copies that it makes.
+
+    `numbers`: of its pulls; no two pulls that are told to one outbox may have the same.
+    """
+
+    copier: Copier
+    routes: Routes
+    wire: FrontWire
+    page_size: int
+    outbox: Outbox
+    numbers: Iterator[int]
+    destination: Destination | None = None
+    moved: dict[str, Moved] = field(default_factory=dict)  # running totals by path
+    failed: int = 0
+    _active: dict[int, _Active] = field(default_factory=dict)  # by number, in order of arrival
 
     @property
     def active(self) -> int:
@@ -107,28 +115,35 @@ class Pulls:
         """Whose pulls are in one of `states`, in order of arrival."""
         return [active.owner for active in self._active.values() if active.pull.state in states]
 
+    def waiting(self) -> list[Any]:
+        """Whose pulls wait for pages."""
+        return self.owners(State.WAITING)
+
+    def coming(self) -> list[Any]:
+        """Whose pulls were given pages."""
+        return self.owners(State.PULLING, State.VALIDATING)
+
     def open(self, owner: Hashable, handle: KvHandle, attempt: int, deadline: float) -> None:
         """Queue a pull; its Watch opens now, so that the lease is alive from the queue place on.
 
         A handle that makes no sense is `lost` before this returns.
         """
         assert self.destination is not None
-        self._numbers += 1
+        number = next(self.numbers)
         try:
             if len(handle.shards) != 1 or handle.tokens < 1:
                 raise TransferFailed(f"KV handle {handle.id} must have rows, and one shard: this engine's.")
-            pull = Pull(self._numbers, handle, attempt, self._page_size, deadline)
+            pull = Pull(number, handle, attempt, self.page_size, deadline)
         except EyasError as error:
             self.destination.lost(owner, error)
             return
-        self._active[self._numbers] = _Active(self._numbers, owner, pull, handle)
-        self._act(self._active[self._numbers])
+        self._active[number] = _Active(number, owner, pull, handle)
+        self._act(self._active[number])
 
     def refuse(self, handle: KvHandle, attempt: int) -> None:
         """Nobody will pull this handle: its owner may free the pages now."""
-        self._numbers += 1
-        number = self._numbers
-        self._outbox.add(OpenPull(number, handle, attempt), ReleasePull(number), ClosePull(number))
+        number = next(self.numbers)
+        self.outbox.add(OpenPull(number, handle, attempt), ReleasePull(number), ClosePull(number))
 
     def cancel(self, owner: Hashable) -> None:
         now = time.monotonic()
@@ -147,19 +162,20 @@ class Pulls:
         if not pulling:
             return False
         pulling[-1].pull.preempt(time.monotonic())
-        if pulling[-1].fetched:
-            self._outbox.add(StopCopies(pulling[-1].number))
         self._act(pulling[-1])
         return True
 
     def told(self, command: Told) -> None:
         """What the front heard from the handle's owner, or got from it."""
+        if isinstance(command, CopyStopped):
+            self.wire.told(command)
+            return
         active, now = self._active.get(command.pull), time.monotonic()
         if active is None:
             return
         match command:
             case PullMet():
-                active.route = command.path
+                active.approach = self._approach(active, command.pool)
             case PullReady():
                 active.pull.ready(command.tokens, now)
             case PullDone():
@@ -168,18 +184,17 @@ class Pulls:
                 active.pull.failed(from_code(command.failure.code, command.failure.message), now)
             case PullReleased():
                 active.pull.released(command.valid, now)
-            case CopyStopped():
-                active.pull.copied(_result(active.fetched.pop(command.number), command), now)
         self._act(active)
 
     def poll(self, now: float) -> None:
         """Once a loop: finished copies, deadlines, and pages for those that wait."""
         assert self.destination is not None
-        for result in self._copier.finished():
-            active = self._active.get(result.job.pull)
-            if active is not None:
-                active.pull.copied(result, now)
-                self._act(active)
+        for result in self.copier.finished():
+            active = self._active[result.job.pull]  # a pull is not over while a copy of it runs
+            assert active.approach is not None
+            for stopped in active.approach.stopped(result):
+                active.pull.copied(stopped, now)
+            self._act(active)
         for active in list(self._active.values()):
             active.pull.sweep(now)
             self._act(active)
@@ -195,49 +210,53 @@ class Pulls:
             self._act(active)
 
     def _act(self, active: _Active) -> None:
-        destination, pull = self.destination, active.pull
-        assert destination is not None
-        for action in pull.take_actions():
-            match action:
-                case OpenWatch(handle, attempt):
-                    self._outbox.add(OpenPull(active.number, handle, attempt))
-                case CloseWatch():
-                    self._outbox.add(ClosePull(active.number))
-                case SendRelease():
-                    self._outbox.add(ReleasePull(active.number))
-                case Copy():
-                    self._copy(active, action)
-                case PagesFree(pages):
-                    destination.pages_free(list(pages))
-                case Incomplete(error):
-                    self.failed += 1
-                    destination.lost(active.owner, error)
-                case Complete():
-                    moved = self.moved.get(action.path, Moved())
-                    self.moved[action.path] = moved.plus(action.bytes, action.seconds)
-                    arrival = Arrival(
-                        handle=active.handle,
-                        pages=active.pages,
-                        first_tokens=action.first_tokens,
-                        last_feature=action.last_feature,
-                        bytes=action.bytes,
-                        seconds=action.seconds,
-                        path=action.path,
-                    )
-                    destination.arrived(active.owner, arrival)
-        if pull.over:
+        """Carry out what the machine wants; what fails at once may make it want more."""
+        while actions := active.pull.take_actions():
+            for action in actions:
+                self._do(active, action)
+        if active.pull.state is State.DRAINING and active.approach is not None:
+            active.approach.stop()
+        if active.pull.over:
             self._active.pop(active.number, None)
 
-    def _copy(self, active: _Active, job: Copy) -> None:
-        """Bytes that no memory shares come through the fronts, all others through the copy thread."""
-        if active.route == Route.GRPC:
-            active.fetched[job.number] = job
-            self._outbox.add(CopyPages(active.number, job.number, job.source.pages, job.dst_pages))
-        else:
-            self._copier.submit(job)
+    def _do(self, active: _Active, action: Action) -> None:
+        destination = self.destination
+        assert destination is not None
+        match action:
+            case OpenWatch(handle, attempt):
+                self.outbox.add(OpenPull(active.number, handle, attempt))
+            case CloseWatch():
+                self.outbox.add(ClosePull(active.number))
+            case SendRelease():
+                self.outbox.add(ReleasePull(active.number))
+            case Copy():
+                assert active.approach is not None, "an owner is met before it says what is ready"
+                for stopped in active.approach.copy(action):
+                    active.pull.copied(stopped, time.monotonic())
+            case PagesFree(pages):
+                destination.pages_free(list(pages))
+            case Incomplete(error):
+                self.failed += 1
+                destination.lost(active.owner, error)
+            case Complete():
+                self._complete(active, action)
 
+    def _complete(self, active: _Active, complete: Complete) -> None:
+        assert self.destination is not None
+        moved = self.moved.get(complete.path, Moved())
+        self.moved[complete.path] = moved.plus(complete.bytes, complete.seconds)
+        arrival = Arrival(
+            handle=active.handle,
+            pages=active.pages,
+            first_tokens=complete.first_tokens,
+            last_feature=complete.last_feature,
+            bytes=complete.bytes,
+            seconds=complete.seconds,
+            path=complete.path,
+        )
+        self.destination.arrived(active.owner, arrival)
 
-def _result(job: Copy, stopped: CopyStopped) -> CopyResult:
-    failure = stopped.failure
-    error = None if failure is None else from_code(failure.code, failure.message)
-    return CopyResult(job, Route.GRPC, stopped.bytes, stopped.seconds, error)
+    def _approach(self, active: _Active, pool: PoolInfo) -> Approach:
+        handle = active.handle
+        peer = Peer(handle.worker, handle.group, handle.shards[0].rank, pool)
+        return Approach(active.number, peer, self.routes, self.copier)

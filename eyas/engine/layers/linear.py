@@ -49,6 +49,9 @@ class Linear:
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            fused: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+                x, self._weight, self._bias, "none", [], ""
+            )
+            return fused
         out = torch.mm(x, self._weight)
         return out if self._bias is None else out.add_(self._bias)

@@ -8,7 +8,6 @@ prompts are computed for others), through draft workers, or not at all.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import secrets
 import time
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from eyas.common.config import EngineConfig
@@ -25,21 +23,21 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.device.lead import Lead
-from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import Ready
 from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.leases import Leases, OfferedPool
+from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool, sweep_stale
 from eyas.engine.kv.prefix_cache import PrefixCache
-from eyas.engine.kv.pulls import Pulls
 from eyas.engine.loading import follower
 from eyas.engine.loading.device_build import build_device, rounds_ahead
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
+from eyas.engine.loading.travel import Travel, travel
 from eyas.engine.loop.engine import Engine, Parts
-from eyas.engine.loop.plain_runner import Runner
+from eyas.engine.loop.plain_runner import PlainRunner
+from eyas.engine.loop.runner import Runner
 from eyas.engine.models.base import FeatureTap
 from eyas.engine.models.decoder import Decoder, EmbeddingAndHead
 from eyas.engine.models.heads import head_family
@@ -49,10 +47,6 @@ from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_runner import DraftRunner
 from eyas.engine.speculation.drafter import Drafter
 from eyas.engine.speculation.remote import RemoteDrafter
-from kv_transfer.backends.base import Backend, page_view
-from kv_transfer.backends.local import LocalBackend
-from kv_transfer.backends.shm import ShmBackend
-from kv_transfer.copier import Copier
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import Owner
 
@@ -92,15 +86,17 @@ def _check_device(config: EngineConfig) -> None:
     if (there := torch.cuda.device_count()) < first + ranks:
         message = f"--tensor-parallel-size: {ranks} GPUs from number {first} on, of {there}"
         raise ConfigError(message, param="tensor-parallel-size")
-    if set(config.roles) != set(Role):
-        raise ConfigError("a GPU worker takes all roles in this version: KV pages of a GPU cannot travel yet")
+    if set(config.roles) == {Role.DRAFT}:
+        raise ConfigError("--roles: a draft worker needs a CPU; a GPU drafts where it decodes", param="roles")
+    if set(config.roles) != set(Role) and ranks > 1:
+        raise ConfigError("--roles: GPUs that share a model take all roles", param="roles")
 
 
 @dataclass(frozen=True)
 class _Core:
     """What runs steps, and what it needs of the scheduler. Pools: target first."""
 
-    runner: Runner | DeviceRunner
+    runner: Runner
     pools: tuple[KvPool, ...]
     drafter: Drafter | None
     limits: Limits
@@ -115,12 +111,13 @@ def _plain_core(loaded: EngineSpec) -> _Core:
     pool = loaded.pool(KvKind.TARGET)
     drafts_here = loaded.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(config.roles))
     draft_runner = _draft_runner(loaded, model.ends) if drafts_here else None
-    runner = Runner(model, pool, backend, _tap(loaded) if loaded.head else None)
+    pools = (pool,) if draft_runner is None else (pool, draft_runner.pool)
+    runner = PlainRunner(model, pools, backend, _tap(loaded) if loaded.head else None)
     drafter = _drafter(config, draft_runner, target.vocab_size)
     round_rows = loaded.round_rows if drafter else 1
     return _Core(
         runner=runner,
-        pools=(pool,) if draft_runner is None else (pool, draft_runner.pool),
+        pools=pools,
         drafter=drafter,
         limits=Limits(config.page_size, config.max_running, config.chunk_tokens, round_rows),
         slowest_step_s=_warm_up(runner, config),
@@ -156,22 +153,24 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     pages = PagePool(pool.shape.pages)
     cache = PrefixCache(pages, config.page_size, lookahead=len(pools) - 1)
     outbox = Outbox()
-    groups = [KvKind.TARGET, KvKind.DRAFT][: len(pools)]
-    copier = Copier(_mover(loaded, KvKind.TARGET, pool), pool.shape.pages)
-    offered = {g: OfferedPool(str(p.path), loaded.layout_hash(g)) for g, p in zip(groups, pools, strict=True)}
+    moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), pages, outbox)
     owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id=partial(secrets.randbits, 63))
+    leases = Leases(owner, pages, config.page_size, moves.offers, outbox)
+    pulls = moves.pulls[KvKind.TARGET]
     return Parts(
         config=config,
         model=loaded.target,
         runner=core.runner,
         pools=pools,
-        scheduler=Scheduler(pages, cache, core.limits),
+        scheduler=Scheduler(pages, cache, core.limits, pulls, leases.reserve),
         drafter=core.drafter,
-        leases=Leases(owner, pages, config.page_size, offered, outbox),
-        pulls=Pulls(copier, config.page_size, outbox),
-        copier=copier,
+        leases=leases,
+        pulls=pulls,
+        draft_pulls=moves.pulls.get(KvKind.DRAFT),
+        copiers=tuple(moves.copiers.values()),
+        travels=moves.possible,
         outbox=outbox,
-        ready=_ready(loaded, dict(zip(groups, pools, strict=True)), core.slowest_step_s),
+        ready=_ready(loaded, moves, core.slowest_step_s),
     )
 
 
@@ -194,16 +193,16 @@ def _draft_parts(loaded: EngineSpec) -> DraftParts:
     with loaded.weights(KvKind.TARGET) as weights:
         ends = EmbeddingAndHead.load(loaded.target, weights)
     runner = _draft_runner(loaded, ends)
-    copier = Copier(_mover(loaded, KvKind.DRAFT, runner.pool), config.num_pages)
-    outbox = Outbox()
+    outbox, pages = Outbox(), PagePool(config.num_pages)
+    moves = travel(loaded, {KvKind.DRAFT: runner.pool}, pages, outbox)
     return DraftParts(
         config=config,
         runner=runner,
-        pool=PagePool(config.num_pages),
-        pulls=Pulls(copier, config.page_size, outbox),
-        copier=copier,
+        pool=pages,
+        pulls=moves.pulls[KvKind.DRAFT],
+        copier=moves.copiers[KvKind.DRAFT],
         outbox=outbox,
-        ready=_ready(loaded, {KvKind.DRAFT: runner.pool}, slowest=0.0),
+        ready=_ready(loaded, moves, slowest=0.0),
     )
 
 
@@ -229,15 +228,7 @@ def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size:
     return None
 
 
-def _mover(loaded: EngineSpec, group: KvKind, pool: KvPool) -> Backend:
-    """What brings other workers' pages into `pool`: nothing can, into a GPU's."""
-    if loaded.config.device != "cpu":
-        return LocalBackend(np.empty((0, 0), np.uint8), {})
-    memory = memoryview(pool.tensor.view(-1).numpy()).cast("B")
-    return ShmBackend(page_view(memory, loaded.geometry(group)), loaded.config.pool_dir)
-
-
-def _ready(loaded: EngineSpec, pools: dict[KvKind, KvPool], slowest: float) -> Ready:
+def _ready(loaded: EngineSpec, moves: Travel, slowest: float) -> Ready:
     config, target, head = loaded.config, loaded.target, loaded.head
     return Ready(
         epoch=loaded.epoch,
@@ -247,16 +238,15 @@ def _ready(loaded: EngineSpec, pools: dict[KvKind, KvPool], slowest: float) -> R
         context_length=loaded.target.context_length,
         vocab_size=target.vocab_size,
         pages_total=config.num_pages,
-        layout_hashes={group.value: loaded.layout_hash(group) for group in pools},
-        pools={group.value: str(pool.path) for group, pool in pools.items()},
-        geometry=json.dumps({group.value: json.loads(loaded.geometry(group).to_json()) for group in pools}),
+        pools=moves.infos,
+        files=moves.files,
         slowest_step_s=slowest,
         draft_width=head.decoder.hidden_size if head else 0,
         synthetic=bool(loaded.synthetic_rates),
     )
 
 
-def _warm_up(runner: Runner, config: EngineConfig) -> float:
+def _warm_up(runner: PlainRunner, config: EngineConfig) -> float:
     """Run the largest prompt chunk and one decode row; seconds of the slower one. Pages are not owned yet."""
     rows = min(config.chunk_tokens, config.num_pages * config.page_size, runner.model.config.context_length)
     request = GenerationRequest("warm-up", (0,) * rows, SamplingParams())
@@ -265,6 +255,6 @@ def _warm_up(runner: Runner, config: EngineConfig) -> float:
     slowest = 0.0
     for tokens in (1, rows):
         began = time.monotonic()
-        runner.run([Work(seq, 0, [0] * tokens, None, sample=True)])
+        runner.launch([Work(seq, 0, [0] * tokens, None, sample=True)])
         slowest = max(slowest, time.monotonic() - began)
     return slowest

@@ -80,7 +80,7 @@ def build_device(loaded: EngineSpec, start: Start, lead: Lead | None = None) -> 
     loaded, executor, state = rank.loaded, rank.executor, rank.executor.state
     layout = Layout(loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
     host = HostSampler(executor, loaded.target.eos_token_ids)
-    runner = DeviceRunner(executor, rank.buckets, layout, host)
+    runner = DeviceRunner(executor, rank.buckets, layout, host, ahead=loaded.config.overlap_schedule)
     return loaded, Device(runner, state.pools, rank.slowest_step_s)
 
 
@@ -147,7 +147,7 @@ def build_state(
         models = _models(loaded, ranks, attentions)
     if loaded.config.num_pages is None:
         loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
-    pools = tuple(KvPool(loaded.shape(group)) for group in groups)
+    pools = tuple(loaded.pool(group) for group in groups)
     return loaded, _state(loaded, models, tables, pools, prompts)
 
 
@@ -312,6 +312,8 @@ def _warm_up(executor: Executor, shapes: Iterable[StepShape]) -> float:
     for shape in shapes:
         for _ in range(2):
             began = time.monotonic()
-            executor.rehearse(shape)
+            program = executor.rehearse(shape)
         slowest = max(slowest, time.monotonic() - began)
+    if executor.state.drafter is not None:
+        executor.rehearse_join(program)
     return slowest

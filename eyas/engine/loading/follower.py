@@ -39,7 +39,9 @@ class Follower:
         self.calls = {
             calls.BEGIN: self._begin,
             calls.SCORE: self._score,
+            calls.FEATURES: self._features,
             calls.FINISH: self._finish,
+            calls.JOIN: self._join,
             calls.COPY_PAGE: self._copy_page,
         }
 
@@ -49,6 +51,12 @@ class Follower:
 
     def _score(self, call: RankCall) -> None:
         self._executor.score(calls.asked_of(call))
+
+    def _features(self, call: RankCall) -> None:
+        self._executor.features(call.numbers)
+
+    def _join(self, call: RankCall) -> None:
+        self._executor.join(*calls.joined_of(call))
 
     def _finish(self, call: RankCall) -> None:
         assert self._step is not None

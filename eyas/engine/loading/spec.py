@@ -13,6 +13,7 @@ import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
+from eyas.common.pool import Geometry
 from eyas.common.types import KvKind
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
@@ -23,7 +24,7 @@ from eyas.engine.models.heads import head_family, read_head
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
-from kv_transfer.layout import Geometry, PageMeaning
+from kv_transfer.layout import PageMeaning
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,9 @@ class EngineSpec:
         return Placement(config.device, getattr(torch, config.dtype), self.rank, config.tensor_parallel_size)
 
     def pool(self, group: KvKind) -> KvPool:
-        """On a CPU a file that other engines map; a GPU's pool is its own."""
+        """On a CPU a file that other engines map; a GPU's pool is its own, like that of a further rank."""
         shape = self.shape(group)
-        if self.config.device != "cpu":
+        if self.config.device != "cpu" or self.rank:
             return KvPool(shape)
         return KvPool(shape, new_pool_path(group.value, Path(self.config.pool_dir)))
 

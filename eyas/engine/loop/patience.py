@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eyas.engine.loop.plain_runner import Output
-from eyas.engine.speculation.verify import walk
+from eyas.engine.batch.landed import Landed
 
 SMOOTHING = 0.1
 MOST_STEPS = 2.0  # however good the drafter was: a dead one must not cost more than this, 8 times
@@ -24,17 +23,12 @@ class Patience:
     def draft_wait_s(self) -> float:
         return min(self._gain, MOST_STEPS) * self._step_s
 
-    def stepped(self, outputs: Sequence[Output], seconds: float) -> None:
+    def stepped(self, landed: Sequence[Landed], seconds: float) -> None:
         """Learn from a step without prompt chunks."""
-        if any(out.work.tree is None and len(out.work.tokens) > 1 for out in outputs):
+        if any(one.work.tree is None and len(one.work.tokens) > 1 for one in landed):
             return
         self._step_s += (seconds - self._step_s) * (SMOOTHING if self._step_s else 1.0)
-        verified = [out for out in outputs if out.work.tree is not None]
+        verified = [one for one in landed if one.work.tree is not None]
         if verified:
-            accepted = sum(_accepted(out) for out in verified) / len(verified)
+            accepted = sum(one.drafts.accepted for one in verified) / len(verified)
             self._gain += (accepted - self._gain) * SMOOTHING
-
-
-def _accepted(out: Output) -> int:
-    assert out.work.tree is not None
-    return len(walk(out.work.tree, out.chosen).path)

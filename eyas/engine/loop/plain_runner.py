@@ -1,65 +1,79 @@
-"""Runs one step on the device: every `Work` in one forward, then one sampling call for all sampled rows.
+"""Runs one step, the specification: every `Work` in one forward, then one sampling call for all sampled rows.
 
-It knows tensors and the model; it decides nothing: what runs was chosen by the scheduler, what the tokens
-mean is decided by the engine.
+It knows tensors and the model, and walks the drafts; it decides nothing: what runs was chosen by the
+scheduler, what the tokens mean is decided when they are committed.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from eyas.common.types import PromptLogprobs, TokenLogprob
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch, build_batch
-from eyas.engine.batch.prompt_scores import Asked
+from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.spans import Span
 from eyas.engine.batch.stopping import banned_ids
+from eyas.engine.batch.tree import Drafts
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DecoderModel, FeatureTap
 from eyas.engine.sampling.sampler import Row, Sampled, sample
 from eyas.engine.sampling.scores import score_slices
+from eyas.engine.speculation.verify import walk
 
 
 @dataclass(frozen=True)
-class Output:
-    """What a step computed for one `Work`.
+class PlainFlight:
+    """A step whose results are already there."""
 
-    `chosen`: the target's token at every sampled node: [root, node 0, ...] of a verify row; of a prompt's
-    last row one token for the sequence itself and one for each of its forks. `features`: [rows, head
-    width], or None without a head.
-    """
+    works: SequenceOf[Work]
+    results: SequenceOf[Landed]
+    launched: float
+    shape: None = None
 
-    work: Work
-    chosen: list[int]
-    logprobs: list[TokenLogprob | None]
-    features: torch.Tensor | None
-    scores: tuple[Asked, PromptLogprobs] | None = None
+    def land(self) -> SequenceOf[Landed]:
+        return self.results
 
 
-class Runner:
+class PlainRunner:
+    """`pools`: the target's first; a draft head's that lives here has the same page numbers."""
+
+    drafts = False
+
     def __init__(
         self,
         model: DecoderModel[ForwardBatch],
-        pool: KvPool,
+        pools: tuple[KvPool, ...],
         backend: AttentionBackend,
         tap: FeatureTap | None,
     ) -> None:
         self.model = model
-        self.pool = pool
+        self._pools = pools
         self._backend = backend
         self._tap = tap
         self._eos_ids = model.config.eos_token_ids
 
+    def runs_ahead(self, works: SequenceOf[Work]) -> bool:
+        return False
+
+    def copy_page(self, source: int, target: int) -> None:
+        for pool in self._pools:
+            pool.copy_page(source, target)
+
+    def close(self) -> None:
+        pass
+
     @torch.inference_mode()
-    def run(self, works: SequenceOf[Work]) -> list[Output]:
+    def launch(self, works: SequenceOf[Work]) -> PlainFlight:
+        launched, pool = time.monotonic(), self._pools[0]
         tokens = [t for work in works for t in work.tokens]
-        batch = build_batch([_span(w) for w in works], tokens, self.pool.page_size, self._backend)
+        batch = build_batch([_span(w) for w in works], tokens, pool.page_size, self._backend)
         layers = self._tap.layers if self._tap else ()
-        residual, tapped = self.model.forward(batch, self.pool, layers)
+        residual, tapped = self.model.forward(batch, pool, layers)
         features = self._tap.features(tapped) if self._tap else None
 
         picked: list[int] = []
@@ -76,21 +90,21 @@ class Runner:
         if rows:
             places = torch.tensor(picked, device=residual.device)
             sampled = sample(self.model.logits(residual, places), rows)
-        outputs = _outputs(works, counts, sampled, features)
-        return self._scored(outputs, residual)
+        landed = verified(works, counts, sampled, features, pool)
+        return PlainFlight(works, self._scored(landed, residual), launched)
 
-    def _scored(self, outputs: list[Output], residual: torch.Tensor) -> list[Output]:
+    def _scored(self, results: list[Landed], residual: torch.Tensor) -> list[Landed]:
         """With the log-probabilities of the prompts' rows that somebody asked for."""
         first = 0
-        for i, out in enumerate(outputs):
-            asked = out.work.asked(first)
-            first += len(out.work.tokens)
+        for i, one in enumerate(results):
+            asked = one.work.asked(first)
+            first += len(one.work.tokens)
             if asked is not None:
                 rows = torch.tensor(asked.places, device=residual.device)
                 tokens = torch.tensor(asked.tokens, device=residual.device)
                 found = score_slices(rows, tokens, asked.top, lambda some: self.model.logits(residual, some))
-                outputs[i] = replace(out, scores=(asked, found.packed()))
-        return outputs
+                results[i] = one._replace(scores=(asked, found.packed()))
+        return results
 
     def _rows(self, work: Work) -> list[Row]:
         """The sampling context of every row of `work` that gives a token."""
@@ -110,18 +124,62 @@ class Runner:
         return rows
 
 
-def _outputs(
-    works: SequenceOf[Work], counts: SequenceOf[int], sampled: Sampled, features: torch.Tensor | None
-) -> list[Output]:
-    """Each work's share of the step's sampled tokens and feature rows."""
-    outputs, first, at = [], 0, 0
+def verified(
+    works: SequenceOf[Work],
+    counts: SequenceOf[int],
+    sampled: Sampled,
+    features: torch.Tensor | None,
+    pool: KvPool,
+) -> list[Landed]:
+    """What each work gets of a step, of which it has `counts` sampled rows; rows of accepted drafts move."""
+    landed: list[Landed] = []
+    moves: list[tuple[int, int]] = []
+    first, at = 0, 0
     for work, count in zip(works, counts, strict=True):
         mine = None if features is None else features[first : first + len(work.tokens)]
-        here = slice(at, at + count)
-        outputs.append(Output(work, sampled.tokens[here], sampled.logprobs[here], mine))
+        share = Sampled(sampled.tokens[at : at + count], sampled.logprobs[at : at + count])
+        one, nodes = _walked(work, share, mine) if work.tree else _plain(work, share, mine)
+        landed.append(one)
+        moves += _moves(work, nodes, pool.page_size)
         first += len(work.tokens)
         at += count
-    return outputs
+    if moves:
+        sources, targets = zip(*moves, strict=True)
+        pool.move(torch.tensor(sources), torch.tensor(targets))
+    return landed
+
+
+def _plain(work: Work, share: Sampled, features: torch.Tensor | None) -> tuple[Landed, list[int]]:
+    """A row without drafts, or a chunk; the prompt's last row has a token for each choice."""
+    firsts = zip(share.tokens[1:], share.logprobs[1:], strict=True)
+    forks = dict(zip(work.seq.forks, firsts, strict=True)) if work.sample else {}
+    landed = Landed(work, tuple(share.tokens[:1]), share.logprobs[:1], forks=forks, features=features)
+    return landed, list(range(len(work.tokens)))
+
+
+def _walked(work: Work, share: Sampled, features: torch.Tensor | None) -> tuple[Landed, list[int]]:
+    """A round with drafts: what the target agrees with, from the root down."""
+    assert work.tree is not None
+    verdict = walk(work.tree, share.tokens)
+    nodes = [0, *(1 + node for node in verdict.path)]
+    landed = Landed(
+        work,
+        verdict.tokens,
+        [share.logprobs[node] for node in nodes],
+        Drafts(len(verdict.path), work.tree.height, len(work.tree)),
+        features=None if features is None else features[nodes],
+    )
+    return landed, nodes
+
+
+def _moves(work: Work, nodes: list[int], page_size: int) -> list[tuple[int, int]]:
+    """Physical rows of the certain nodes, and where they belong: start, start + 1, ..."""
+
+    def physical(row: int) -> int:
+        return work.seq.pages[row // page_size] * page_size + row % page_size
+
+    pairs = [(work.start + node, work.start + i) for i, node in enumerate(nodes) if node != i]
+    return [(physical(a), physical(b)) for a, b in pairs]
 
 
 def _picked(work: Work, first: int, count: int) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from eyas.common.errors import (
-    ContextLengthExceeded,
     DeadlineExceeded,
     EyasError,
     InvalidRequest,
@@ -31,37 +29,29 @@ from eyas.engine.ipc.messages import Admitted, Attach, Cancel, Drain, Lost, Pref
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pulls import Arrival, Pulls
+from eyas.engine.scheduling.admission import Admission
+from eyas.engine.scheduling.draft_kv import DraftKv
 from eyas.engine.scheduling.scheduler import Scheduler
-from kv_transfer.puller import State
 
 _log = logging.getLogger("eyas.engine")
 
 
-@dataclass(frozen=True)
-class Admission:
-    """The limits within which a worker accepts requests."""
-
-    context_length: int  # tokens of prompt and output together
-    vocab_size: int
-    max_waiting: int  # requests
-    transfer_policy: str  # what happens if a request's pages do not arrive: "recompute" or "fail"
-    travels: bool = True  # whether KV pages can move to and from this worker
-
-
 @dataclass
 class Requests:
-    """Owns every generation from its admission to its last token. Only the engine's thread uses it.
+    """Owns every generation from its admission to its last token.
 
-    `stop_drafting` ends the drafting for a sequence. `copy_page` (source, target) copies a KV page.
+    `draft_kv`: brings the draft KV of pulled prompts, where it lives here. `joined` hears of every sequence
+    whose prompt was pulled, with its last feature, as it begins; `left` of every one that goes.
     """
 
     scheduler: Scheduler
     leases: Leases
     pulls: Pulls
+    draft_kv: DraftKv | None
     outbox: Outbox
     admission: Admission
-    stop_drafting: Callable[[Sequence], None]
-    on_join: Callable[[Sequence, Arrival], None]  # called when a pulled sequence starts to decode
+    joined: Callable[[Sequence, bytes], None]
+    left: Callable[[Sequence], None]
     copy_page: Callable[[int, int], None]
     table: dict[str, Generation] = field(default_factory=dict)
     draining: bool = False
@@ -165,18 +155,15 @@ class Requests:
         for generation in [g for g in self.table.values() if now > g.deadline]:
             self.fail(generation, DeadlineExceeded("the request's deadline passed while it was running"))
 
-    def join(self) -> None:
+    def join(self, now: float) -> None:
         """Gives free slots to the sequences whose KV has arrived."""
+        for generation, arrival in self.draft_kv.complete(now) if self.draft_kv is not None else ():
+            self._begin_all(generation, arrival)
+        self._join()
+
+    def _join(self) -> None:
         while (seq := self.scheduler.join()) is not None:
             self._joined(seq, self._arrivals.pop(seq))
-
-    def pulls_waiting(self) -> list[Generation]:
-        """Requests that wait for destination pages."""
-        return _generations(self.pulls.owners(State.WAITING))
-
-    def pulls_running(self) -> list[Generation]:
-        """Requests that have destination pages and pull into them."""
-        return _generations(self.pulls.owners(State.PULLING, State.VALIDATING))
 
     # --- the destination of pulls (`eyas.engine.kv.pulls.Destination`) ----------------------------------
 
@@ -191,16 +178,23 @@ class Requests:
         if found is not None:
             owner.began = owner.began or time.monotonic()
             owner.cached_tokens = found[1] * self.scheduler.limits.page_size
+            if self.draft_kv is not None:
+                self.draft_kv.lent(owner, *found)
         return found
 
     def arrived(self, owner: Hashable, arrival: Arrival) -> None:
-        """The prompt's KV has arrived: every unfinished choice becomes a sequence and repeats its token 0."""
+        """The prompt's KV is here; its draft KV is waited for, if that comes too."""
         assert isinstance(owner, Generation)
         owner.transfer_ms, owner.transfer_bytes = 1e3 * arrival.seconds, arrival.bytes
         owner.transfer_path = arrival.path
+        if self.draft_kv is None or not self.draft_kv.keep(owner, arrival):
+            self._begin_all(owner, arrival)
+
+    def _begin_all(self, owner: Generation, arrival: Arrival) -> None:
+        """Every unfinished choice becomes a sequence and repeats its token 0."""
         firsts = {first.choice: first for first in arrival.first_tokens}
         wanted = [choice.index for choice in owner.request.choices]
-        if not all(index in firsts and self._is_token(firsts[index].token) for index in wanted):
+        if not all(index in firsts and self.admission.is_token(firsts[index].token) for index in wanted):
             self.scheduler.pool.drop(arrival.pages)
             self.lost(owner, TransferFailed("the prefill worker did not give every choice its first token"))
             return
@@ -225,6 +219,8 @@ class Requests:
 
     def pages_free(self, pages: list[int]) -> None:
         """Takes back the destination pages of a pull that ended early, once no copy writes them."""
+        if self.draft_kv is not None:
+            self.draft_kv.taken(pages)
         self.scheduler.pool.drop(pages)
 
     # --- inside --------------------------------------------------------------------------------------
@@ -245,7 +241,8 @@ class Requests:
         leader, *others = sequences
         rows = len(leader.prompt)
         leader.pages, leader.kv_len = arrival.pages, rows
-        leader.draft_len = leader.generation.cached_tokens  # draft KV did not travel with these pages
+        came = 0 if self.draft_kv is None else self.draft_kv.rows(leader.generation)
+        leader.draft_len = max(came, leader.generation.cached_tokens)  # cached pages have theirs
         self.scheduler.remember(leader)
         self.scheduler.joining.append(leader)
         self._arrivals[leader] = arrival
@@ -254,10 +251,10 @@ class Requests:
             if copy is not None:
                 self.copy_page(*copy)
                 self._joined(seq, arrival)
-        self.join()
+        self._join()
 
     def _joined(self, seq: Sequence, arrival: Arrival) -> None:
-        self.on_join(seq, arrival)
+        self.joined(seq, arrival.last_feature)
         self._return_draft_handle(seq.generation)
 
     def _pull(self, generation: Generation, handles: tuple[KvHandle, ...]) -> None:
@@ -268,11 +265,15 @@ class Requests:
             message = "handles must have one of the target's KV, with one row for each prompt token"
             self.fail(generation, InvalidRequest(message, param="handles"))
             return
+        draft = generation.draft_handle
+        if self.draft_kv is not None and draft is not None and generation.request.speculative:
+            generation.draft_claimed = True
+            self.draft_kv.open(generation, draft)
         self.pulls.open(generation, target, generation.attempt, generation.deadline)
 
     def _compute_here(self, generation: Generation, first_tokens: tuple[FirstToken, ...]) -> None:
-        """No pages will arrive: every choice is computed here, after its token 0 if that was delivered."""
-        if not all(self._is_token(first.token) for first in first_tokens):
+        """No pages will come: every choice goes on from its token 0, if it was already delivered."""
+        if not all(self.admission.is_token(first.token) for first in first_tokens):
             message = "first_tokens has a token id outside the vocabulary"
             self.fail(generation, InvalidRequest(message, param="first_tokens"))
             return
@@ -290,6 +291,8 @@ class Requests:
     def _forget_handles(self, generation: Generation) -> None:
         """Ends the pulls of all attempts of this generation; unclaimed handles go back to their owner."""
         self.pulls.cancel(generation)
+        if self.draft_kv is not None:
+            self.draft_kv.forget(generation)
         self._return_draft_handle(generation)
         generation.draft_handle, generation.draft_claimed = None, False
 
@@ -306,7 +309,11 @@ class Requests:
                 return None
             self._drop(older)
         try:
-            self._check(request, kind)
+            if self.draining:
+                raise _draining()
+            self.admission.check(request, kind, self.scheduler)
+            if self.queued >= self.admission.max_waiting and not request.begun:
+                raise Overloaded("this worker's queue is full")
         except EyasError as error:
             self.outbox.rejected(request.id, attempt, error)
             return None
@@ -315,51 +322,6 @@ class Requests:
         self.table[request.id] = generation
         self.outbox.add(Admitted(request.id, attempt))
         return generation
-
-    def _check(self, request: GenerationRequest, kind: Kind) -> None:
-        limits, params, n = self.admission, request.params, len(request.prompt_ids)
-        if self.draining:
-            raise _draining()
-        if kind is not Kind.LOCAL and not limits.travels:
-            raise InvalidRequest("KV pages of this worker cannot travel: it takes whole requests only")
-        if n == 0:
-            raise InvalidRequest("prompt must have at least one token", param="prompt")
-        if n + params.max_tokens > limits.context_length:  # checked before any id is read
-            message = (
-                f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context length of "
-            )
-            raise ContextLengthExceeded(message + f"{limits.context_length} tokens", param="max_tokens")
-        ids = itertools.chain(request.prompt_ids, *(choice.output_ids for choice in request.choices))
-        if not all(map(self._is_token, ids)):
-            raise InvalidRequest(
-                f"prompt has a token id outside 0 .. {limits.vocab_size - 1}", param="prompt"
-            )
-        self._check_choices(request.choices, max(params.max_tokens, 1) if kind is Kind.LOCAL else 1)
-        if not 0.0 < request.timeout_s < math.inf:
-            raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
-        params.validate(limits.vocab_size)
-        rows = n if kind is Kind.PREFILL else n + params.max_tokens  # such a prompt grows elsewhere
-        if not self.scheduler.fits(rows):
-            message = "prompt and max_tokens need more KV pages than this worker has"
-            raise InvalidRequest(message, param="max_tokens")
-        if self.queued >= limits.max_waiting and not request.begun:
-            raise Overloaded("this worker's queue is full")
-
-    def _check_choices(self, choices: tuple[Choice, ...], most: int) -> None:
-        """Raises InvalidRequest unless each choice has fewer than `most` output ids: with `most` it has
-        ended, or was begun elsewhere.
-        """
-        indices = {choice.index for choice in choices}
-        if not choices or len(indices) < len(choices) or min(indices) < 0:
-            raise InvalidRequest("choices must have distinct indices from 0 up, at least one", param="n")
-        if len(choices) > self.scheduler.limits.max_running:
-            raise InvalidRequest("n is larger than this worker's batch", param="n")
-        if any(len(choice.output_ids) >= most for choice in choices):
-            message = f"choices must have fewer than {most} output ids here"
-            raise InvalidRequest(message, param="choices")
-
-    def _is_token(self, token: int) -> bool:
-        return 0 <= token < self.admission.vocab_size
 
     def _enqueue(self, generation: Generation, choices: tuple[Choice, ...]) -> None:
         """Queues the choices. Those without output share one prompt: the first leads, the others fork."""
@@ -384,7 +346,7 @@ class Requests:
         self.table.pop(generation.id, None)
 
     def _free(self, seq: Sequence) -> None:
-        self.stop_drafting(seq)
+        self.left(seq)
         self._arrivals.pop(seq, None)
         self.scheduler.remove(seq)
         seq.generation.sequences.remove(seq)

@@ -11,9 +11,10 @@ least one always finishes. This file knows nothing of tensors, transports or tim
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Protocol
 
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.kv.pages import PagePool
@@ -57,15 +58,39 @@ class Limits:
         return pages * self.page_size - self.rows_ahead
 
 
+class Incoming(Protocol):
+    """Prompts that come from elsewhere, as far as they want pages or have them."""
+
+    def waiting(self) -> Iterable[Generation]:
+        """Those that wait for pages."""
+        ...
+
+    def coming(self) -> Iterable[Generation]:
+        """Those that were given pages."""
+        ...
+
+    def preempt(self) -> bool:
+        """Take pages back from one of these, now or soon; False if none gives any back."""
+        ...
+
+
 class Scheduler:
     """Owns the slots, the queue and the pages of all sequences. One thread uses it.
 
-    The caller sets `reclaim`, `pulls_waiting` and `pulls_running` where pages can also be pulled from other
-    workers, and empties `preempted` after each step.
+    The caller empties `preempted` after each step.
     """
 
-    def __init__(self, pool: PagePool, cache: PrefixCache, limits: Limits) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        cache: PrefixCache,
+        limits: Limits,
+        incoming: Incoming,
+        may_offer: Callable[[Generation], bool] = lambda generation: True,
+    ) -> None:
+        """`may_offer`: is there room for what a prompt that is decoded elsewhere offers?"""
         self.pool = pool
+        self._incoming = incoming
         self.cache = cache
         self.limits = limits
         self.waiting = Queue(limits.yield_tokens_per_s)
@@ -75,9 +100,7 @@ class Scheduler:
         self.prompt_tokens = 0  # running total over all allocations
         self.cached_tokens = 0  # how many of `prompt_tokens` came from the prefix cache
         self.preemptions = 0
-        self.reclaim: Callable[[], bool] = lambda: False  # takes pages from a pull; True: now or soon
-        self.pulls_waiting: Callable[[], list[Generation]] = list  # pulls that wait for pages
-        self.pulls_running: Callable[[], list[Generation]] = list  # pulls that have pages
+        self._may_offer = may_offer
         self._slots = list(range(limits.max_running - 1, -1, -1))  # the free slots
         self._occupancies = itertools.count()
         self._running_shares = Shares()
@@ -144,7 +167,7 @@ class Scheduler:
             first = self.waiting.first(shares).generation
             if shares.turn(first) < shares.turn(generation):
                 return None
-        return self._allocate(generation, generation.request.prompt_ids, rows, shares)
+        return self._allocate(generation, generation.request.prompt_ids, rows, shares, copied=True)
 
     def first(self, generations: SequenceOf[Generation]) -> Generation:
         """The generation whose turn it is."""
@@ -157,20 +180,24 @@ class Scheduler:
         rows: int,
         shares: Shares,
         computed: int | None = None,
+        *,
+        copied: bool = False,
     ) -> tuple[list[int], int] | None:
         """Pages for `rows` rows of `tokens`: (pages, how many of them came from the cache). None: no room.
 
-        Pages that hold row `computed` or a later one are never taken from the cache.
+        No page with row `computed`, or one after it, comes from the cache. `copied`: the rows are copied, not
+        computed, and pages that a step in flight may still write are waited for.
         """
         while not self._starved:
             cached = self.cache.match(tokens if computed is None else tokens[: computed + 1])
             fresh = pages_for(rows, self.limits.page_size) - len(cached)
-            if self._make_room(fresh):
+            room = self._make_room(fresh)
+            if room and (not copied or fresh <= self.pool.settled):
                 self.prompt_tokens += len(tokens)
                 self.cached_tokens += len(cached) * self.limits.page_size
-                return cached + self.pool.take(fresh), len(cached)
+                return cached + self.pool.take(fresh, settled=copied), len(cached)
             self.pool.drop(cached)
-            if not self._take_from_richer(claimant, shares, gain=1):
+            if room or not self._take_from_richer(claimant, shares, gain=1):
                 break
         return None
 
@@ -191,7 +218,7 @@ class Scheduler:
         works = [self._decode(seq) for seq in list(self.running) if self._may_decode(seq)]
         budget = self._chunk_budget(len(works))
         for seq in self.running:
-            if seq.missing > 1 and budget > 0:
+            if seq.in_prompt and budget > 0:
                 works.append(self._chunk(seq, budget))
                 budget -= len(works[-1].tokens)
         admitted = self._admissions(budget) if self.waiting else []
@@ -213,11 +240,11 @@ class Scheduler:
 
     def _may_decode(self, seq: Sequence) -> bool:
         # `running` may have lost this sequence to a preemption earlier in the same step
-        if seq.missing > 1 or not seq.pages:
+        if seq.in_prompt or not seq.pages or seq.generation.kind is Kind.PREFILL:
             return False
         if seq.in_flight and len(seq.output) + seq.in_flight >= seq.generation.request.params.max_tokens:
             return False  # the steps in flight reach its last token
-        return seq.generation.kind is Kind.PREFILL or self._reserve(seq)
+        return self._reserve(seq)
 
     def _decode(self, seq: Sequence) -> Work:
         root = seq.output[-1] if seq.output else seq.prompt[-1]
@@ -240,7 +267,7 @@ class Scheduler:
         if seq.in_flight or self._starved:
             return False
         turn = shares.turn(generation)
-        if any(shares.turn(pull) < turn for pull in self.pulls_waiting()):
+        if any(shares.turn(pull) < turn for pull in self._incoming.waiting()):
             return False
         elsewhere = generation.kind is Kind.PREFILL
         wanted = 0 if elsewhere else len(seq.forks)
@@ -250,6 +277,8 @@ class Scheduler:
         if not free:
             return False
         ahead = 0 if elsewhere else self.limits.rows_ahead
+        if elsewhere and not self._may_offer(generation):
+            return False
         computed = None if generation.scores is None else generation.scores.next
         found = self._allocate(generation, seq.all_tokens(), len(seq) + ahead, shares, computed)
         if found is None:
@@ -265,7 +294,7 @@ class Scheduler:
         rows = seq.kv_len + self.limits.rows_ahead
         need = pages_for(rows, self.limits.page_size) - len(seq.pages)
         while need > 0 and not self._make_room(need):
-            if self.reclaim():
+            if self._incoming.preempt():
                 self._starved = not self._make_room(need)
                 if self._starved:
                     return False  # this sequence waits: the pages come when the copies have stopped
@@ -298,7 +327,7 @@ class Scheduler:
 
     def _shares(self) -> Shares:
         joining = (seq.generation for seq in self.joining)
-        shares = self._running_shares.plus(itertools.chain(joining, self.pulls_running()))
+        shares = self._running_shares.plus(itertools.chain(joining, self._incoming.coming()))
         for seq in self.running:
             if seq.forks:
                 shares.add(seq.generation, seq.keeps)

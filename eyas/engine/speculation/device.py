@@ -94,6 +94,21 @@ class DeviceDrafter:
         if slots.shape[0]:
             self._propose(_picked(drafted, last), slots)
 
+    def features(self, tapped: torch.Tensor) -> torch.Tensor:
+        """tapped [m, layers * hidden] -> [m, head width]."""
+        return self._tap.features(tapped)
+
+    def join(self, words: torch.Tensor, features: torch.Tensor) -> None:
+        """Sequences before their first round: the head runs their newest draft row, then proposes below it.
+
+        words int32 [4, J], features float32 [J, head width], as `device.step.Joined` has them; the tables
+        know the sequences already.
+        """
+        slots, tokens, positions, kv_rows = (row.clone() for row in words)  # on 16 bytes, as kernels like it
+        rows = round_kernels.RoundRows(tokens, positions, kv_rows, positions)
+        last = self._run(features.to(self.pool.shape.dtype), rows, DecodeRows(slots, positions))
+        self._propose(last, slots)
+
     def _extension(self, batch: round_kernels.Batch, features: torch.Tensor) -> paths.PathRows:
         count = batch.size * self.path_rows
         rows, last = _round_rows(batch.slots, count), batch.slots.new_empty(batch.size)

@@ -15,6 +15,7 @@ import torch
 from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tree import DraftTree
+from eyas.engine.ipc.messages import DraftDown, DraftUp
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class Draft:
 class Drafter(ABC):
     """Drafts for the sequences that it follows. Used by the engine's thread only."""
 
+    late_rounds = (
+        0  # running total over all sequences: rounds that went on before the draft they had asked for
+    )
+
     @property
     @abstractmethod
     def local_kv(self) -> bool:
@@ -70,3 +75,13 @@ class Drafter(ABC):
     @abstractmethod
     def close(self, seq: Sequence) -> None:
         """Stops following a sequence; does nothing for an unknown one."""
+
+    def outgoing(self) -> list[DraftUp]:
+        """What a drafter far away is to be sent now, one message per draft worker."""
+        return []
+
+    def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
+        """What a draft worker sent. Gives the handles, and the attempts of their requests, that no drafter
+        will pull now, as far as is known here.
+        """
+        return []

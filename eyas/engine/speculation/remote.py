@@ -66,7 +66,6 @@ class RemoteDrafter(Drafter):
         self._drafts: list[Draft] = []
         self._down_until: dict[str, float] = defaultdict(float)  # monotonic seconds
         self._generations = 0
-        self.late_rounds = 0  # running total over all sequences
 
     @property
     def local_kv(self) -> bool:
@@ -122,11 +121,9 @@ class RemoteDrafter(Drafter):
         )
 
     def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
-        """Takes a message of a draft worker: proposals, and sequences that it dropped.
+        """Proposals, and sequences that the worker dropped.
 
-        An empty message says that the worker is connected; a dropped sequence 0 says that it is gone. Returns
-        the handles that no drafter will pull now, as far as is known here, with the attempts of their
-        requests.
+        An empty message says that the worker is connected; a dropped sequence 0 says that it is gone.
         """
         if not down.proposals and not down.closed and down.worker not in self._workers:
             self._workers.append(down.worker)
@@ -186,6 +183,5 @@ class RemoteDrafter(Drafter):
             self._outbox[followed.worker].closes.append(DraftClose(seq.uid, followed.generation))
 
     def outgoing(self) -> list[DraftUp]:
-        """Messages to send now, one per draft worker."""
         box, self._outbox = self._outbox, defaultdict(_Outbox)
         return [DraftUp(tuple(o.opens), tuple(o.commits), tuple(o.closes), worker=w) for w, o in box.items()]

@@ -1,0 +1,68 @@
+"""What a worker says of its KV pages to those who may read them: records only, the same on both ends.
+
+It knows names and sizes. Which backend can use which export is that backend's business, and what pages mean
+is `kv_transfer.layout`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+Export: TypeAlias = dict[str, bytes]
+"""What one backend needs to open one pool: names of its own choice, with their values."""
+
+
+class Geometry(msgspec.Struct, frozen=True):
+    """A page-major pool `[page, layer, K/V, slot, head, dim]`: one page of all layers is one block.
+
+    Raises ValueError (or msgspec.ValidationError, which is one) for sizes that no pool has.
+    """
+
+    pages: _Count  # that a handle may name
+    page_size: _Count  # rows (tokens) per page
+    layers: _Count
+    kv_heads: _Count
+    head_dim: _Count
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _ITEMSIZE:
+            raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(_ITEMSIZE)}")
+        if min(self.pages, self.page_size, self.layers, self.kv_heads, self.head_dim) < 1:
+            raise ValueError("every size must be at least 1")
+
+    @property
+    def page_bytes(self) -> int:
+        rows = 2 * self.layers * self.page_size
+        return rows * self.kv_heads * self.head_dim * _ITEMSIZE[self.dtype]
+
+    @property
+    def pool_bytes(self) -> int:
+        """Without the proof page."""
+        return self.pages * self.page_bytes
+
+
+class RankPool(msgspec.Struct, frozen=True):
+    """The pages of one rank, as its backends export them.
+
+    Page number `Geometry.pages`, one behind the last that a handle may name, is the proof page: random bytes
+    with this CRC-32, by which a puller proves a route.
+    """
+
+    rank: int
+    checksum: int
+    exports: dict[str, Export]  # by backend
+
+
+class PoolInfo(msgspec.Struct, frozen=True):
+    """The pages of one group of one worker. `epoch` names their incarnation, `layout_hash` their meaning."""
+
+    epoch: int
+    layout_hash: str
+    geometry: Geometry
+    ranks: tuple[RankPool, ...]

@@ -1,0 +1,88 @@
+"""One pull's way to its owner: copies wait until a route is proven, and then take it.
+
+The proof is a copy of the owner's proof page into a page that the pull was lent anyway, so it is cancelled
+and waited for as any other. Which routes there are is `kv_transfer.route`'s business; pages are the pull's.
+"""
+
+from __future__ import annotations
+
+from eyas.common.errors import Cancelled, EyasError
+from eyas.common.types import Shard
+from kv_transfer.backends.base import Copy, CopyResult
+from kv_transfer.copier import Copier
+from kv_transfer.route import Peer, Route, Routes
+
+
+class Approach:
+    """For the pull `number`. Every copy asked for is reported once: by what a method here gives back."""
+
+    def __init__(self, number: int, peer: Peer, routes: Routes, copier: Copier) -> None:
+        self._number = number
+        self._peer = peer
+        self._routes = routes
+        self._copier = copier
+        self._route = routes.known(peer)
+        self._search = routes.search(peer)
+        self._trying: Route | None = None
+        self._tried = 0
+        self._held: list[Copy] = []  # until a route is proven
+        self._given_up = False
+
+    def copy(self, job: Copy) -> list[CopyResult]:
+        """Begin `job`, now or as soon as a route is proven. Gives the copies that thereby ended unbegun."""
+        self._given_up = False
+        if self._route is not None:
+            self._copier.submit(self._route, job)
+            return []
+        self._held.append(job)
+        return [] if self._trying else self._prove()
+
+    def stop(self) -> None:
+        """The pull gives its pages back: what runs is to end early."""
+        if not self._given_up:
+            self._given_up = True
+            self._copier.cancel(self._number)
+
+    def stopped(self, result: CopyResult) -> list[CopyResult]:
+        """What the copier reported; gives what of it the pull itself asked for, and what ended with it."""
+        if result.job.proof is not None:
+            return self._judge(result)
+        if result.error is not None and not isinstance(result.error, Cancelled):
+            self._routes.forget(self._peer)
+        return [result]
+
+    def _prove(self) -> list[CopyResult]:
+        """Try the next way; without any, no held copy will ever begin."""
+        try:
+            self._trying = self._search.next()
+        except EyasError as error:
+            return self._drop(error)
+        self._tried += 1
+        pool, page = self._peer.pool, self._peer.info.geometry.pages
+        into = self._held[0].dst_pages[:1]
+        proof = Copy(self._number, -self._tried, Shard(pool.rank, (page,)), into, pool.checksum)
+        self._copier.submit(self._trying, proof)
+        return []
+
+    def _judge(self, result: CopyResult) -> list[CopyResult]:
+        tried, self._trying = self._trying, None
+        assert tried is not None
+        if result.error is None:
+            self._route = tried
+            self._routes.prove(self._peer, tried)
+        elif isinstance(result.error, Cancelled):
+            self._search = self._routes.search(self._peer)  # it proved nothing, for or against
+        else:
+            self._search.refuse(tried.backend.name, result.error)
+        if self._given_up:
+            return self._drop(Cancelled("the pull was given up"))
+        if self._route is None:
+            return self._prove()
+        held, self._held = self._held, []
+        for job in held:
+            self._copier.submit(self._route, job)
+        return []
+
+    def _drop(self, error: EyasError) -> list[CopyResult]:
+        held, self._held = self._held, []
+        return [CopyResult(job, "", 0, 0.0, error) for job in held]

@@ -1,0 +1,38 @@
+"""Places for whole pages in a staging area: which are free. It knows numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Slots:
+    """A free list. Every slot taken is given back once; several are taken together or not at all."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._free = list(numbers)[::-1]
+        self._taken: set[int] = set()
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def total(self) -> int:
+        return len(self._free) + len(self._taken)
+
+    def take(self, count: int) -> list[int] | None:
+        """`count` slots; None: not now. Raises AssertionError if there will never be as many."""
+        if count > self.total:
+            raise AssertionError(f"{count} staging slots asked for, there are {self.total}")
+        if count > len(self._free):
+            return None
+        slots = [self._free.pop() for _ in range(count)]
+        self._taken.update(slots)
+        return slots
+
+    def give(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            if slot not in self._taken:
+                raise AssertionError(f"staging slot {slot} is not taken")
+            self._taken.remove(slot)
+            self._free.append(slot)

@@ -1,0 +1,109 @@
+"""Host memory beside a device's pool, in a file that other processes map: pages pass through it.
+
+Its thread copies between the two, on a stream of its own, and waits for the copies itself: the step loop
+never does. Whose pages they are, and which slots are free, is the business of those who ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+
+from eyas.common.errors import ConfigError, EyasError
+from eyas.engine.kv.pool import KvPool
+from kv_transfer.area import Area, create_file
+from kv_transfer.backends.base import runs
+from kv_transfer.copy_thread import CopyThread
+
+STOP_S = 5.0  # a copy that still runs at the end is waited for so long
+_PIN_BYTES = 2**34  # registered at a time: the driver refuses very large pieces
+
+Then: TypeAlias = Callable[[EyasError | None], None]
+"""Called by `Staging.poll` once a copy has stopped, with what it failed of."""
+
+
+class Staging:
+    """`slots` places for pages of `pool`, page-locked where that is a GPU's. Closed by its pool.
+
+    Raises ConfigError if the file system cannot hold it, or the driver cannot lock it.
+    """
+
+    def __init__(self, pool: KvPool, path: Path, slots: int) -> None:
+        shape = pool.shape
+        self._path = path
+        self._file = create_file(path, (slots + 1) * shape.page_bytes)
+        self.area = Area.new(memoryview(self._file), shape.page_bytes, str(path))
+        self._host = torch.frombuffer(self._file, dtype=shape.dtype).view(slots + 1, -1)
+        self._device = pool.tensor.view(shape.pages, -1)
+        self._stream: torch.cuda.Stream | None = None
+        if self._device.is_cuda:
+            _pin(self._host)
+            self._stream = torch.cuda.Stream(self._device.device)
+        self._thread: CopyThread[int] = CopyThread("staging")
+        self._numbers = itertools.count()
+        self._running: dict[int, Then] = {}
+        pool.staging = self
+
+    def copy_out(self, pages: Sequence[int], slots: Sequence[int], then: Then) -> None:
+        """Pages of the pool to slots. Every row in them must be past its device event."""
+        self._submit(lambda: self._copy(self._device, pages, self._host, slots), then)
+
+    def copy_in(self, slots: Sequence[int], pages: Sequence[int], then: Then) -> None:
+        """Slots to pages of the pool."""
+        self._submit(lambda: self._copy(self._host, slots, self._device, pages), then)
+
+    def poll(self) -> None:
+        """Tell of the copies that stopped, in the order in which they were asked for."""
+        for done in self._thread.finished():
+            self._running.pop(done.job)(done.error)
+
+    def close(self) -> None:
+        """Ends the thread and removes the file; the memory goes with the last view of it."""
+        if self._thread.close(time.monotonic() + STOP_S):
+            if self._stream is not None:
+                _unpin(self._host)
+            self._host = self._device = torch.empty(0)
+        self._path.unlink(missing_ok=True)
+
+    def _submit(self, do: Callable[[], int], then: Then) -> None:
+        number = next(self._numbers)
+        self._running[number] = then
+        self._thread.submit(number, do)
+
+    @torch.inference_mode()
+    def _copy(
+        self, source: torch.Tensor, src: Sequence[int], target: torch.Tensor, dst: Sequence[int]
+    ) -> int:
+        """The bytes moved; when it returns they are there. On the thread."""
+        stream = self._stream
+        with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
+            for first, to, count in runs(tuple(src), tuple(dst)):
+                target[to : to + count].copy_(source[first : first + count], non_blocking=True)
+        if stream is not None:
+            event = torch.cuda.Event()
+            event.record(stream)
+            event.synchronize()
+        return len(src) * source.shape[1] * source.itemsize
+
+
+def _pin(host: torch.Tensor) -> None:
+    for address, size in _pieces(host):
+        error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+        if error:
+            raise ConfigError(f"the driver cannot page-lock {size} bytes of staging (CUDA error {error})")
+
+
+def _unpin(host: torch.Tensor) -> None:
+    for address, _ in _pieces(host):
+        torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def _pieces(host: torch.Tensor) -> Iterator[tuple[int, int]]:
+    for start in range(0, host.nbytes, _PIN_BYTES):
+        yield host.data_ptr() + start, min(_PIN_BYTES, host.nbytes - start)

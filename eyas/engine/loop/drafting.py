@@ -1,0 +1,154 @@
+"""What a drafter outside the step is told, and what becomes of its proposals.
+
+Rows reach it in one batch per step, once they are certain. Where a step drafts by itself there is no such
+drafter: then a sequence's last feature is only kept, for the step in which it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import torch
+
+from eyas.common.types import KvHandle
+from eyas.engine.batch.landed import Landed
+from eyas.engine.batch.sequence import Sequence
+from eyas.engine.ipc.messages import DraftDown, DraftUp
+from eyas.engine.loop.patience import Patience
+from eyas.engine.speculation.drafter import Commit, Draft, Drafter
+
+
+class Drafting:
+    """`drafter`: None if there is none outside the step. `most_nodes`: of a proposal that a step verifies."""
+
+    def __init__(self, drafter: Drafter | None, width: int, most_nodes: int) -> None:
+        """`width`: of the head; 0 without one."""
+        self.drafter = drafter
+        self.patience = Patience()
+        self._width = width
+        self._most_nodes = most_nodes
+        self._commits: list[Commit] = []
+
+    # --- what is certain -------------------------------------------------------------------------------
+
+    def certain(self, one: Landed, *, propose: bool) -> None:
+        """The rows of `one` whose next token is known: all of them where draft KV lives here."""
+        seq, start = one.work.seq, one.work.start
+        if self.drafter is None or one.features is None or not seq.generation.request.speculative:
+            return
+        tokens = seq.tokens(start + 1, min(start + one.rows + 1, len(seq)))
+        features = one.features[: len(tokens)]
+        if self.drafter.local_kv:
+            if tokens and (seq.drafting or (seq.draft_len == start and self._open(seq, start))):
+                self._commits.append(Commit(seq, start, tokens, features, propose))
+            return
+        seq.window.add(start, features)
+        if not propose:
+            return  # a drafter far away hears of a prompt by its handle, or of the window at its end
+        if seq.drafting:
+            self._commits.append(Commit(seq, start, tokens, features, propose))
+        else:
+            self._open_from_window(seq)
+
+    def fork(self, leader: Sequence, follower: Sequence, features: torch.Tensor | None) -> None:
+        """`follower` begins with the prompt that `leader` led; `features` end with the prompt's last row."""
+        if features is None:
+            return
+        follower.window = leader.window.copy()
+        self._begin(follower, features[-1:])
+
+    def join(self, seq: Sequence, feature: bytes) -> None:
+        """A sequence begins whose prompt was computed elsewhere: `feature` is its last row's, as it came."""
+        if not self._width or len(feature) != 4 * self._width:
+            return
+        generation = seq.generation
+        row = torch.from_numpy(np.frombuffer(feature, np.float32).copy())[None]
+        if self._begin(seq, row, generation.draft_handle) and generation.draft_handle is not None:
+            generation.draft_claimed = True
+        self.post()
+
+    def _begin(self, seq: Sequence, feature: torch.Tensor, handle: KvHandle | None = None) -> bool:
+        """The first commit of a sequence is (last feature, token 0). True: a drafter has it."""
+        base = len(seq.prompt) - 1
+        if seq.window.end != base + 1:
+            seq.window.add(base, feature)
+        if self.drafter is None or not seq.generation.request.speculative:
+            return False
+        if not self.drafter.local_kv:
+            return self._open_from_window(seq, handle)
+        if seq.draft_len != base or not self._open(seq, base):
+            return False
+        self._commits.append(Commit(seq, base, seq.output[:1], feature, propose=True))
+        return True
+
+    def _open(self, seq: Sequence, base: int, handle: KvHandle | None = None) -> bool:
+        """Follow `seq` from row `base` on, if somebody can."""
+        assert self.drafter is not None
+        seq.drafting = self.drafter.open(seq, base, handle)
+        return seq.drafting
+
+    def _open_from_window(self, seq: Sequence, handle: KvHandle | None = None) -> bool:
+        """A drafter far away starts with the features that are still here; the last is the newest."""
+        base = seq.window.base
+        if not seq.window.chunks or not self._open(seq, base, handle):
+            return False
+        recent = torch.cat(tuple(seq.window.chunks))
+        self._commits.append(Commit(seq, base, seq.tokens(base + 1, len(seq)), recent, propose=True))
+        return True
+
+    def post(self) -> None:
+        """Everything since the last call, in one batch."""
+        if self.drafter is not None and self._commits:
+            commits, self._commits = self._commits, []
+            self.drafter.post(commits)
+
+    def stop(self, seq: Sequence) -> None:
+        """It has ended, or lost its place."""
+        if self.drafter is not None and seq.drafting:
+            self.drafter.close(seq)
+        seq.drafting = False
+
+    # --- proposals -------------------------------------------------------------------------------------
+
+    def owed(self) -> bool:
+        """Is a proposal outstanding that is worth waiting for, for `wait_s`?"""
+        return self.drafter is not None and self.drafter.owed()
+
+    @property
+    def wait_s(self) -> float:
+        return self.patience.draft_wait_s
+
+    def adopt(self) -> None:
+        """The next step verifies what is left of the proposals that have come."""
+        for draft in self.drafter.take() if self.drafter is not None else ():
+            self._adopt(draft)
+
+    def _adopt(self, draft: Draft) -> None:
+        """What follows the tokens committed since, within what may be emitted."""
+        seq = draft.seq
+        if not seq.pages or not seq.drafting or draft.base >= len(seq):
+            return
+        tree = draft.tree.trim(seq.tokens(draft.base + 1, len(seq)))
+        left = seq.generation.request.params.max_tokens - len(seq.output) - 1
+        if tree:
+            tree = tree.narrow(self._most_nodes).truncate_depth(left)
+        seq.tree = tree or None
+
+    def stepped(self, landed: SequenceOf[Landed], seconds: float) -> None:
+        """A step took so long: how long is a proposal worth waiting for?"""
+        if self.drafter is not None:
+            self.patience.stepped(landed, seconds)
+
+    # --- the mailbox of a drafter far away ---------------------------------------------------------------
+
+    def outgoing(self) -> list[DraftUp]:
+        return [] if self.drafter is None else self.drafter.outgoing()
+
+    def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
+        """Handles, and the attempts of their requests, that no drafter will pull now."""
+        return [] if self.drafter is None else self.drafter.deliver(down)
+
+    @property
+    def late_rounds(self) -> int:
+        return 0 if self.drafter is None else self.drafter.late_rounds

@@ -1,0 +1,54 @@
+"""What a step loop needs of whoever computes its steps: launch, and land what was launched.
+
+A runner on a device has launched when it returns, and its flight waits for the device when it lands. The
+plain runner, the specification, has computed everything when it returns: its flight only hands it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as SequenceOf
+from typing import Protocol
+
+from eyas.engine.batch.landed import Landed
+from eyas.engine.batch.sequence import Work
+
+
+class Flight(Protocol):
+    """A step that was launched, at `launched` (monotonic seconds). Steps of one `shape` take equal times."""
+
+    @property
+    def works(self) -> SequenceOf[Work]: ...
+
+    @property
+    def launched(self) -> float: ...
+
+    @property
+    def shape(self) -> Hashable: ...
+
+    def land(self) -> SequenceOf[Landed]:
+        """Once, after all flights before it: what the step gave each work. Rows are where they belong."""
+        ...
+
+
+class Runner(Protocol):
+    """Computes steps, in the order of their launches."""
+
+    @property
+    def drafts(self) -> bool:
+        """Do its steps draft by themselves, draft KV under the target's page numbers?"""
+        ...
+
+    def runs_ahead(self, works: SequenceOf[Work]) -> bool:
+        """May these be launched while the step before them is in flight?"""
+        ...
+
+    def launch(self, works: SequenceOf[Work]) -> Flight: ...
+
+    def copy_page(self, source: int, target: int) -> None:
+        """In every pool, after the steps launched before and before those after."""
+        ...
+
+    def close(self) -> None:
+        """After the last step."""
+        ...

@@ -1,0 +1,93 @@
+"""How a step goes: composed, launched, landed, committed. It knows neither tensors nor what tokens mean.
+
+A runner that runs ahead has the next step launched before this one's tokens are known: the device keeps every
+sequence's truth, and the host holds lower bounds and learns the result one step late. With the plain runner
+nothing is ever in flight, and the same code is the specification: both give the same tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from eyas.engine.batch.sequence import Kind, Work
+from eyas.engine.ipc.messages import PrefillStarted
+from eyas.engine.loop.commit import Committer
+from eyas.engine.loop.runner import Flight, Runner
+from eyas.engine.loop.step_clock import StepClock
+from eyas.engine.loop.step_counts import StepCounts
+from eyas.engine.scheduling.scheduler import Scheduler
+
+
+@dataclass
+class StepLoop:
+    """At most one flight is in the air between two steps."""
+
+    scheduler: Scheduler
+    runner: Runner
+    committer: Committer
+    counts: StepCounts = field(default_factory=StepCounts)
+    _flight: Flight | None = field(default=None, init=False)
+    _clock: StepClock = field(default_factory=StepClock, init=False)
+
+    @property
+    def spare_s(self) -> float:
+        """How long the loop may still listen before the next step has to be composed."""
+        return self._clock.spare_s
+
+    def step(self) -> bool:
+        """Launch what can run, then land what was launched before; False when there was neither."""
+        began = time.monotonic()
+        works = self.scheduler.schedule()
+        self._forget_preempted()
+        wait = not self.runner.runs_ahead(works)
+        if wait and self._flight is not None:
+            self._land()
+            works = [work for work in works if work.seq.slot >= 0]  # the others have just ended
+        if not works and self._flight is None:
+            return False
+        launched = self._launch(works) if works else None
+        self._clock.composed(began)
+        if self._flight is None:
+            self._clock.runs(None)
+        self._land()
+        self._flight = launched
+        if wait:
+            self._land()
+        self._clock.runs(None if self._flight is None else self._flight.shape)
+        return True
+
+    def _forget_preempted(self) -> None:
+        preempted, self.scheduler.preempted = self.scheduler.preempted, []
+        for seq in preempted:
+            self.committer.drafting.stop(seq)
+
+    def _launch(self, works: list[Work]) -> Flight:
+        now = time.monotonic()
+        flight = self.runner.launch(works)
+        self.scheduler.pool.launched()
+        for work in works:
+            self._note(work, now)
+        return flight
+
+    def _note(self, work: Work, now: float) -> None:
+        """The lower bounds that hold once this has run; a prompt for elsewhere is offered as it begins."""
+        seq, generation = work.seq, work.seq.generation
+        generation.began = generation.began or now
+        if generation.kind is Kind.PREFILL and not self.committer.leases.is_offered(generation):
+            handles = self.committer.leases.offer(generation, seq.pages)
+            self.committer.outbox.add(PrefillStarted(generation.id, generation.attempt, handles))
+        seq.grow(1 if work.round else len(work.tokens), drafted=self.runner.drafts)
+        seq.in_flight += work.sample
+        seq.tree = None
+
+    def _land(self) -> None:
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        landed = flight.land()
+        self.scheduler.pool.landed()
+        seconds = time.monotonic() - flight.launched
+        self.counts.landed(len(flight.works), seconds)
+        self.committer.drafting.stepped(landed, seconds)
+        self.committer.commit(landed)

@@ -1,0 +1,62 @@
+"""What a worker accepts: sizes, ids and parameters that a request must keep to. It holds no request."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from eyas.common.errors import ContextLengthExceeded, InvalidRequest
+from eyas.common.types import Choice, GenerationRequest
+from eyas.engine.batch.sequence import Kind
+from eyas.engine.scheduling.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Limits of one worker."""
+
+    context_length: int
+    vocab_size: int
+    max_waiting: int
+    transfer_policy: str  # "recompute" or "fail": what becomes of a request whose pages did not arrive
+    travels: bool = True  # can KV pages leave this worker, or come here?
+
+    def check(self, request: GenerationRequest, kind: Kind, scheduler: Scheduler) -> None:
+        """Raises InvalidRequest, which names the field, for what can never be served here."""
+        params, n = request.params, len(request.prompt_ids)
+        if kind is not Kind.LOCAL and not self.travels:
+            raise InvalidRequest("KV pages of this worker cannot travel: it takes whole requests only")
+        if n == 0:
+            raise InvalidRequest("prompt must have at least one token", param="prompt")
+        if n + params.max_tokens > self.context_length:  # before any id is looked at
+            message = (
+                f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context length of "
+            )
+            raise ContextLengthExceeded(message + f"{self.context_length} tokens", param="max_tokens")
+        ids = itertools.chain(request.prompt_ids, *(choice.output_ids for choice in request.choices))
+        if not all(map(self.is_token, ids)):
+            raise InvalidRequest(f"prompt has a token id outside 0 .. {self.vocab_size - 1}", param="prompt")
+        most = max(params.max_tokens, 1) if kind is Kind.LOCAL else 1
+        self._check_choices(request.choices, most, scheduler.limits.max_running)
+        if not 0.0 < request.timeout_s < math.inf:
+            raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
+        params.validate(self.vocab_size)
+        rows = n if kind is Kind.PREFILL else n + params.max_tokens  # a prompt for elsewhere grows there
+        if not scheduler.fits(rows):
+            message = "prompt and max_tokens need more KV pages than this worker has"
+            raise InvalidRequest(message, param="max_tokens")
+
+    def _check_choices(self, choices: tuple[Choice, ...], most: int, slots: int) -> None:
+        """Each must have fewer than `most` tokens: with that many it has ended, or it is begun elsewhere."""
+        indices = {choice.index for choice in choices}
+        if not choices or len(indices) < len(choices) or min(indices) < 0:
+            raise InvalidRequest("choices must have distinct indices from 0 up, at least one", param="n")
+        if len(choices) > slots:
+            raise InvalidRequest("n is larger than this worker's batch", param="n")
+        if any(len(choice.output_ids) >= most for choice in choices):
+            message = f"choices must have fewer than {most} output ids here"
+            raise InvalidRequest(message, param="choices")
+
+    def is_token(self, token: int) -> bool:
+        return 0 <= token < self.vocab_size

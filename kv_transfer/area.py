@@ -1,0 +1,67 @@
+"""The memory that backends read from and write to: whole pages, and one more behind them for proofs.
+
+An area is a pool itself where other processes can reach it, else the staging beside it. What its pages hold,
+and who may read them, is not this file's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eyas.common.errors import ConfigError
+
+Pages: TypeAlias = NDArray[np.uint8]  # [pages, page_bytes], a view of a page-major pool
+
+
+@dataclass(frozen=True)
+class Area:
+    """`pages`: all of them, the proof page last. `path`: the file that they are in; empty: in none."""
+
+    pages: Pages
+    path: str = ""
+
+    @classmethod
+    def new(cls, memory: memoryview, page_bytes: int, path: str = "") -> Area:
+        """Over memory of whole pages, whose last becomes the proof page: no other pool has its bytes."""
+        if memory.nbytes < 2 * page_bytes or memory.nbytes % page_bytes:
+            raise ConfigError(f"memory of {memory.nbytes} bytes holds no pages of {page_bytes} and a proof")
+        area = cls(np.frombuffer(memory, np.uint8).reshape(-1, page_bytes), path)
+        area.pages[-1] = np.frombuffer(os.urandom(page_bytes), np.uint8)
+        return area
+
+    @property
+    def count(self) -> int:
+        """Pages but for the proof page, which is therefore this number."""
+        return len(self.pages) - 1
+
+    def checksum(self, page: int) -> int:
+        """CRC-32 of one page."""
+        return zlib.crc32(self.pages[page].data)
+
+
+def create_file(path: Path, size: int) -> mmap.mmap:
+    """A new file of `size` bytes, mapped.
+
+    It is allocated, not only sized: a full file system is a ConfigError here, not a SIGBUS in a kernel.
+    """
+    with contextlib.ExitStack() as undo:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        undo.callback(path.unlink)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            mapped = mmap.mmap(fd, size)
+        except OSError as error:
+            raise ConfigError(f"{path.parent} cannot hold KV pages of {size} bytes: {error}") from None
+        finally:
+            os.close(fd)
+        undo.pop_all()
+    return mapped

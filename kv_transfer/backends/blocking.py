@@ -1,0 +1,38 @@
+"""Ways whose copies block their caller: a thread makes them, one after the other, for every such backend."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from kv_transfer.area import Area
+from kv_transfer.backends.base import Backend, Copy, CopyResult, Source
+from kv_transfer.copy_thread import CopyThread
+
+
+class BlockingBackend(Backend):
+    """A subclass says what it exports, what it opens, and how it copies."""
+
+    def __init__(self, area: Area) -> None:
+        self.area = area
+        self._thread: CopyThread[Copy] = CopyThread(self.name)
+
+    @abstractmethod
+    def copy(self, source: Source, job: Copy) -> int:
+        """Move the bytes of a job and give their number; called by the copy thread.
+
+        Raises an EyasError (TransferFailed if the peer is gone). However it ends, nothing writes to the
+        destination afterwards, and it ends within a bounded time.
+        """
+
+    def start(self, source: Source, job: Copy) -> None:
+        self._thread.submit(job, lambda: self.copy(source, job))
+
+    def poll(self) -> list[CopyResult]:
+        done = self._thread.finished()
+        return [CopyResult(d.job, self.name, d.bytes, d.seconds, d.error) for d in done]
+
+    def cancel(self, job: Copy) -> None:
+        self._thread.cancel(job)
+
+    def close(self, deadline: float) -> bool:
+        return self._thread.close(deadline)

@@ -1,0 +1,158 @@
+"""Workers whose pools are in no file, as a GPU's: pages pass through staging, and tokens are the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_worker import RealWorker, decoding, prefill, real_worker, tiny_config
+
+from eyas.common import clients, replies, rpc
+from eyas.common.config import EngineConfig
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest, Role
+from eyas.engine.kv.pool import KvPool
+from eyas.engine.kv.staged_copier import StagedCopier
+from eyas.engine.loading import travel
+from eyas.engine.loading.spec import EngineSpec
+
+PROMPT = tuple(range(3, 133))  # 9 pages
+SLOTS = 20
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    return tiny_config(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def expected(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[int]]:
+    """What a worker says of each prompt that computes everything itself."""
+
+    async def alone() -> dict[int, list[int]]:
+        pools = str(tmp_path_factory.mktemp("pools"))
+        async with real_worker(config, *Role, pool_dir=pools) as w, decoding(w) as decode:
+            answers = {}
+            for i in range(12):
+                decode.session.submit(request(i), attempt=1, attach=False)
+                answers[i] = (await decode.tokens())[0]
+            return answers
+
+    return asyncio.run(alone())
+
+
+@pytest.fixture(autouse=True)
+def device_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pool pretends to be a device's; and staging is too small for more than two prompts."""
+    monkeypatch.setattr(EngineSpec, "pool", lambda spec, group: KvPool(spec.shape(group)))
+    monkeypatch.setattr(travel, "staging_slots", lambda spec, pages: SLOTS)
+
+
+def request(i: int, id: str = "") -> GenerationRequest:
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=12)
+    return GenerationRequest(id or f"r{i}", (*PROMPT[i:], *PROMPT[:i]), params)
+
+
+@contextlib.asynccontextmanager
+async def pair(config: EngineConfig, tmp_path: Path, by: str) -> AsyncIterator[tuple[RealWorker, RealWorker]]:
+    async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:
+        puller = {"registry": f"static:{a.address}", "transfer": by, "pool_dir": str(tmp_path)}
+        async with real_worker(config, Role.DECODE, **puller) as b:
+            yield a, b
+
+
+@pytest.mark.parametrize("by", ["auto", "shm", "grpc"])
+async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
+    config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path, by: str
+) -> None:
+    async with pair(config, tmp_path, by) as (a, b), decoding(b) as decode:
+        assert isinstance(b.engine._parts.copier, StagedCopier)
+        decode.attach(request(0), await prefill(a, request(0)))
+        assert await decode.tokens() == (expected[0], "shm" if by == "auto" else by)
+        await b.idle()
+        await a.idle()
+        digests = {hashlib.sha256(w.pages(PROMPT)).digest() for w in (a, b)}
+        assert len(digests) == 1 and len(a.pages(PROMPT)) > 0
+    assert list(tmp_path.iterdir()) == [], "staging files outlived their workers"
+
+
+@pytest.mark.parametrize("by", ["shm", "grpc"])
+async def test_more_prompts_than_staging_holds_wait_their_turn(
+    config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path, by: str
+) -> None:
+    """Prompts of 9 pages each, draft KV offered too, against 20 slots; some are cancelled on either side."""
+    async with contextlib.AsyncExitStack() as stack:
+        a, b = await stack.enter_async_context(pair(config, tmp_path, by))
+        decode = await stack.enter_async_context(decoding(b))
+        channel = await stack.enter_async_context(rpc.channel(a.address))
+
+        async def one(i: int) -> None:
+            events = clients.PrefillClient(channel).prefill(request(i), 1, False)
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    if isinstance(event, replies.PrefillStarted):
+                        if i % 4 == 3:
+                            return  # the caller leaves
+                        decode.attach(request(i), event.handles)
+
+        async with asyncio.timeout(60):
+            prompts = asyncio.gather(*(one(i) for i in range(12)))
+            answers = await collect(decode, {f"r{i}" for i in range(12) if i % 4 != 3})
+            await prompts
+        assert answers == {f"r{i}": expected[i] for i in range(12) if i % 4 != 3}
+        await b.idle()
+        await a.idle()
+        offers = a.engine._parts.leases.offers
+        assert {group: offer.slots.free for group, offer in offers.items()} == {"target": 20, "draft": 20}
+        assert b.engine._parts.copier._slots.free == SLOTS
+
+
+async def collect(decode: Any, ids: set[str]) -> dict[str, list[int]]:
+    """All tokens of these requests."""
+    tokens: dict[str, list[int]] = {id: [] for id in ids}
+    open_ids = set(ids)
+    while open_ids:
+        for entry in (await decode.next(replies.Step)).entries:
+            tokens[entry.id][entry.index :] = entry.tokens
+            if entry.finish is not None:
+                open_ids.discard(entry.id)
+    return tokens
+
+
+async def test_draft_pages_pass_through_staging_too(
+    config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        start = stack.enter_async_context
+        a = await start(real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)))
+        known = f"static:{a.address}"
+        d = await start(real_worker(config, Role.DRAFT, registry=known, pool_dir=str(tmp_path)))
+        known += f",{d.address}"
+        b = await start(real_worker(config, Role.DECODE, registry=known, pool_dir=str(tmp_path)))
+        decode = await start(decoding(b))
+        arrived = d.engine.arrived
+        pulled: list[bytes] = []
+
+        def remember(owner: Any, arrival: Any) -> None:
+            pages = d.engine._parts.runner.pool.tensor[arrival.pages]
+            assert arrival.path == "shm"
+            pulled.append(pages.numpy().tobytes())
+            arrived(owner, arrival)
+
+        d.engine.arrived = remember
+        for turn in range(40):  # until decode has found its draft worker
+            made = request(0, f"t{turn}")
+            decode.attach(made, await prefill(a, made, draft=True))
+            assert (await decode.tokens())[0] == expected[0]
+            if pulled:
+                break
+        cache = a.engine._parts.scheduler.cache
+        whole = cache.match(PROMPT)
+        a.engine._parts.scheduler.pool.drop(whole)
+        ours = a.engine._parts.pools[1].tensor[whole].numpy().tobytes()
+        assert len(whole) == 8 and pulled[0][: len(ours)] == ours

@@ -1,0 +1,148 @@
+"""Two device engines, kernels interpreted: one computes prompts, the other decodes as the plain engine does.
+
+Pages move through shared memory. `test_device_engine` has the same requests on one device engine.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from test_device_engine import DRAFTS, PROMPT, answers, config, logprobs, on_device, requests, tokens
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.params import SamplingParams
+from eyas.common.types import Choice, GenerationRequest, KvKind, Role
+from eyas.engine.ipc.messages import Cancel, Event, Failure, OpenPull, PullFailed
+from kv_transfer import puller
+from tests.unit.loopback import Loopback, Result, Worker, wait_all
+
+__all__ = ["config"]
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(300)]
+SLOW = pytest.mark.slow
+
+PATIENCE_S = 200
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine answers between two steps, and these take long here."""
+    monkeypatch.setattr(puller, "RELEASE_S", PATIENCE_S)
+
+
+def two(plain: EngineConfig, **decode: int) -> tuple[EngineConfig, EngineConfig]:
+    """Device engines; of the decode engine's configuration `decode` differs."""
+    return roles(on_device(plain), **decode)
+
+
+def roles(whole: EngineConfig, **decode: int) -> tuple[EngineConfig, EngineConfig]:
+    drafts = () if whole.draft is None else (Role.DRAFT,)
+    return (
+        replace(whole, roles=(Role.PREFILL,), worker="prefill"),
+        replace(whole, roles=(Role.DECODE, *drafts), worker="decode", **decode),
+    )
+
+
+def together(cluster: Loopback, wanted: list[GenerationRequest]) -> list[Result]:
+    """What comes of the requests; then nothing is held."""
+    try:
+        results = [cluster.submit(request, split=True) for request in wanted]
+        wait_all(results, PATIENCE_S)
+        let_go(cluster)
+    finally:
+        cluster.close()
+    return results
+
+
+def let_go(cluster: Loopback) -> None:
+    deadline = time.monotonic() + 30
+    for worker in cluster.workers.values():
+        engine = worker.engine
+        while engine._scheduler.pool.used or engine._requests.table:
+            assert time.monotonic() < deadline, f"{worker.address} holds something"
+            time.sleep(0.01)
+
+
+def by_choice(result: Result) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Its rounds."""
+    return sorted((entry.choice, entry.index, entry.tokens) for entry in result.entries)
+
+
+WAYS = [pytest.param(DRAFTS[name], id=name, marks=() if name == "chain" else SLOW) for name in DRAFTS]
+
+
+@pytest.mark.parametrize("drafts", WAYS)
+def test_tokens_and_drafts_are_the_plain_engines(
+    config: EngineConfig, drafts: SpeculationConfig | None
+) -> None:
+    """Drafting goes on where prefill left it: rounds end at the same places, from the first one on."""
+    plain = replace(config, draft=None) if drafts is None else replace(config, speculation=drafts)
+    expected, _ = answers(plain, requests())
+    found = together(Loopback(*two(plain)), requests())
+    assert tokens(found) == tokens(expected)
+    assert [by_choice(result) for result in found] == [by_choice(result) for result in expected]
+    assert logprobs(found[2]) == pytest.approx(logprobs(expected[2]), abs=1e-4)
+    assert all(entry.offered for entry in found[0].entries if entry.index == 1) or drafts is None
+
+
+@pytest.mark.parametrize("drafts", [DRAFTS["chain"], DRAFTS["tree"]], ids=["chain", "tree"])
+def test_plain_engines_have_the_same_roles(config: EngineConfig, drafts: SpeculationConfig) -> None:
+    """A decode engine that drafts by itself pulls draft KV, whatever runs its steps."""
+    plain = replace(config, speculation=drafts)
+    expected, _ = answers(plain, requests())
+    found = together(Loopback(*roles(plain)), requests())
+    assert [by_choice(result) for result in found] == [by_choice(result) for result in expected]
+
+
+class Refused(Loopback):
+    """Draft KV stays where it is."""
+
+    def _handle(self, worker: Worker, event: Event) -> None:
+        if isinstance(event, OpenPull) and event.handle.group is KvKind.DRAFT and worker.address == "decode":
+            worker.pulls[event.pull] = event.handle, event.attempt
+            worker.send(PullFailed(event.pull, Failure("transfer_failed", "no draft KV for you")))
+        super()._handle(worker, event)
+
+
+@SLOW
+def test_without_its_draft_kv_a_prompt_decodes_plainly(config: EngineConfig) -> None:
+    plain = replace(config, speculation=DRAFTS["chain"])
+    found = together(Refused(*two(plain)), requests()[:2])
+    assert tokens(found) == tokens(answers(plain, requests()[:2])[0])
+    assert not any(entry.offered for result in found for entry in result.entries)
+
+
+@SLOW
+def test_preemption_changes_no_token(config: EngineConfig) -> None:
+    """Two pulled sequences that grow over a page's end, and pages for one of them."""
+    plain = replace(config, draft=None)
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)
+    wanted = [GenerationRequest(f"r{i}", PROMPT[i : i + 28], params) for i in (0, 5)]
+    cluster = Loopback(*two(plain, num_pages=4))
+    found = together(cluster, wanted)
+    assert cluster.workers["decode"].engine._scheduler.preemptions > 0, "the pool was large enough"
+    assert tokens(found) == tokens(answers(plain, wanted)[0])
+
+
+@SLOW
+def test_who_is_cancelled_leaves_nothing_and_changes_nothing(config: EngineConfig) -> None:
+    params = SamplingParams(temperature=0.9, seed=11, max_tokens=5, ignore_eos=True)
+    wanted = [
+        GenerationRequest(f"r{i}", PROMPT[i:], params, (Choice(0), Choice(1))[: 1 + i % 2]) for i in range(4)
+    ]
+    plain = replace(config, speculation=DRAFTS["chain"])
+    cluster = Loopback(*two(plain))
+    try:
+        results = [cluster.submit(request, split=True) for request in wanted]
+        for i, after_s in ((1, 0.05), (2, 0.5)):
+            time.sleep(after_s)
+            for worker in cluster.workers.values():
+                worker.send(Cancel(f"r{i}"))
+        kept = [results[0], results[3]]
+        wait_all(kept, PATIENCE_S)
+        let_go(cluster)
+    finally:
+        cluster.close()
+    assert tokens(kept) == tokens(answers(plain, [wanted[0], wanted[3]])[0])
