@@ -71,7 +71,7 @@ async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
     config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path, by: str
 ) -> None:
     async with pair(config, tmp_path, by) as (a, b), decoding(b) as decode:
-        assert isinstance(b.engine._parts.copier, StagedCopier)
+        assert isinstance(b.engine._parts.copiers[0], StagedCopier)
         decode.attach(request(0), await prefill(a, request(0)))
         assert await decode.tokens() == (expected[0], "shm" if by == "auto" else by)
         await b.idle()
@@ -109,7 +109,7 @@ async def test_more_prompts_than_staging_holds_wait_their_turn(
         await a.idle()
         offers = a.engine._parts.leases.offers
         assert {group: offer.slots.free for group, offer in offers.items()} == {"target": 20, "draft": 20}
-        assert b.engine._parts.copier._slots.free == SLOTS
+        assert b.engine._parts.copiers[0]._slots.free == SLOTS
 
 
 async def collect(decode: Any, ids: set[str]) -> dict[str, list[int]]:

@@ -11,15 +11,15 @@ least one always finishes. This file knows nothing of tensors, transports or tim
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Protocol
 
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.scheduling.fairness import Queue, Shares
+from eyas.engine.scheduling.incoming import Incoming
 from kv_transfer.layout import pages_for
 
 MANY_CHUNKS = 6
@@ -58,26 +58,11 @@ class Limits:
         return pages * self.page_size - self.rows_ahead
 
 
-class Incoming(Protocol):
-    """Prompts that come from elsewhere, as far as they want pages or have them."""
-
-    def waiting(self) -> Iterable[Generation]:
-        """Those that wait for pages."""
-        ...
-
-    def coming(self) -> Iterable[Generation]:
-        """Those that were given pages."""
-        ...
-
-    def preempt(self) -> bool:
-        """Take pages back from one of these, now or soon; False if none gives any back."""
-        ...
-
-
 class Scheduler:
     """Owns the slots, the queue and the pages of all sequences. One thread uses it.
 
-    The caller empties `preempted` after each step.
+    The caller empties `preempted` after each step. `may_offer`: is there room for what a prompt that is
+    decoded elsewhere offers?
     """
 
     def __init__(
@@ -88,7 +73,6 @@ class Scheduler:
         incoming: Incoming,
         may_offer: Callable[[Generation], bool] = lambda generation: True,
     ) -> None:
-        """`may_offer`: is there room for what a prompt that is decoded elsewhere offers?"""
         self.pool = pool
         self._incoming = incoming
         self.cache = cache
