@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from eyas.common import chunk, convert
+from eyas.common import chunk, convert, convert_pool
 from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import InvalidRequest, NotFound, TransferFailed, Unavailable
 from eyas.common.message import Failure
@@ -64,7 +64,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 
         Raises NotFound if this worker has no such pages, Unavailable while its engine cannot serve.
         """
-        return convert.pool_to_pb(self._info(convert.group_from_pb(request.group)))
+        return convert_pool.pool_to_pb(self._info(convert.group_from_pb(request.group)))
 
     async def Watch(
         self, request: transfer_pb2.WatchRequest, context: Context

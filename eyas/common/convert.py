@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from eyas.common.errors import ConfigError, ContextLengthExceeded, EyasError, InvalidRequest, from_code
+from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest, from_code
 from eyas.common.params import SamplingParams
-from eyas.common.pool import Geometry, PoolInfo, RankPool
 from eyas.common.types import (
     Choice,
     Entry,
@@ -30,7 +29,7 @@ from eyas.common.types import (
     TokenLogprob,
     WorkerInfo,
 )
-from protos import common_pb2, decode_pb2, transfer_pb2, worker_pb2
+from protos import common_pb2, decode_pb2, worker_pb2
 
 _FINISH_TO_PB = {
     None: common_pb2.FINISH_UNSPECIFIED,
@@ -320,36 +319,6 @@ def handle_from_pb(pb: common_pb2.KvHandle) -> KvHandle:
 def handles_from_pb(pbs: Iterable[common_pb2.KvHandle]) -> tuple[KvHandle, ...]:
     """Several handles. Raises as `handle_from_pb` does."""
     return tuple(handle_from_pb(pb) for pb in pbs)
-
-
-def pool_to_pb(pool: PoolInfo) -> transfer_pb2.HandshakeResponse:
-    names = pool.geometry.__struct_fields__
-    return transfer_pb2.HandshakeResponse(
-        layout_hash=pool.layout_hash,
-        epoch=pool.epoch,
-        geometry=transfer_pb2.Geometry(**{name: getattr(pool.geometry, name) for name in names}),
-        ranks=[
-            transfer_pb2.RankPool(
-                rank=rank.rank,
-                checksum=rank.checksum,
-                exports=[transfer_pb2.PoolExport(backend=b, fields=f) for b, f in rank.exports.items()],
-            )
-            for rank in pool.ranks
-        ],
-    )
-
-
-def pool_from_pb(pb: transfer_pb2.HandshakeResponse) -> PoolInfo:
-    """Raises ConfigError for a geometry that no pool has."""
-    try:
-        geometry = Geometry(**{name: getattr(pb.geometry, name) for name in Geometry.__struct_fields__})
-    except ValueError as error:
-        raise ConfigError(f"the peer's KV geometry makes no sense: {error}") from error
-    ranks = tuple(
-        RankPool(rank.rank, rank.checksum, {export.backend: dict(export.fields) for export in rank.exports})
-        for rank in pb.ranks
-    )
-    return PoolInfo(pb.epoch, pb.layout_hash, geometry, ranks)
 
 
 # --- errors and workers ------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 import grpc
 import msgspec
 
-from eyas.common import chunk, convert, rpc
+from eyas.common import chunk, convert, convert_pool, rpc
 from eyas.common.errors import TransferFailed
 from eyas.common.pool import PoolInfo
 from eyas.common.types import FirstToken, KvHandle, KvKind
@@ -55,7 +55,7 @@ class TransferClient:
             reply = await self._stub.Handshake(request, timeout=HANDSHAKE_S)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
-        return convert.pool_from_pb(reply)
+        return convert_pool.pool_from_pb(reply)
 
     async def watch(self, handle: KvHandle, attempt: int) -> AsyncIterator[WatchReady | WatchDone]:
         """Reports what becomes readable. The lease lives while this is open; it ends only by raising.

@@ -149,7 +149,7 @@ class Chain:
         for i in range(LAYERS):
             qkv, o, gate_up, down = (self._layers[p.name][i] for p in LAYER)
             source = skinny.Source(x, sums, EPS)
-            skinny.qkv_rope(source, qkv, rows.q, rows.rotation, rows.kv(i), launch)
+            skinny.qkv_rope(source, skinny.QkvWeights(qkv), rows.q, rows.rotation, rows.kv(i), launch)
             middle = self._sums[0, : skinny.linear_parts(attended, o, launch)]
             skinny.linear(attended, o, x, launch, x, middle)
             skinny.gated(skinny.Source(x, middle, EPS), gate_up, rows.inner, launch)

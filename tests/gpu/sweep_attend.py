@@ -20,8 +20,9 @@ from typing import Any
 import torch
 import triton
 
-from eyas.engine.kernels.attend import Launch, Tiling, attend, most_parts, tiling_of
-from eyas.engine.kernels.prefill import CHUNK_TILING, ChunkTiling, attend_chunks, tile_rows
+from eyas.engine.kernels.attend import Launch, attend
+from eyas.engine.kernels.attend_tiles import Tiling, most_parts, tiling_of
+from eyas.engine.kernels.prefill import ChunkTiling, attend_chunks, chunk_tiling, tile_rows
 from tests.gpu.attend_bench import (
     BATCH,
     CHAINS,
@@ -58,9 +59,9 @@ class Sweep:
         self.compile([(case, tiling_now(case)) for case in cases])
         for case in cases:
             self.say_now(case)
-        self.compile_chunks([CHUNK_TILING])
+        self.compile_chunks([chunk_tiling()])
         for prompt in PROMPTS:
-            self.say(prompt, self.prompt_times(prompt, [CHUNK_TILING]))
+            self.say(prompt, self.prompt_times(prompt, [chunk_tiling()]))
         for family in (PLAIN, CHAINS, TREES):
             cuts = list(cuts_of(family[0]))
             self.compile([(family[0], replace(cut, parts=1)) for cut in cuts])
@@ -137,7 +138,7 @@ class Sweep:
         q = torch.randn(sum(count for _, count in prompt.chunks), HEADS, DIM, device="cuda").bfloat16()
 
         def calls(tiling: ChunkTiling) -> list[Call]:
-            tiles = tiles_of(prompt, tile_rows(HEADS, KV_HEADS, tiling))
+            tiles = tiles_of(prompt, tile_rows(HEADS, KV_HEADS, tiling.rows))
             return [lambda i=i: attend_chunks(q, self._pool.layer(i), tiles, tiling) for i in range(4)]
 
         prefix, count = prompt.chunks[0]

@@ -90,7 +90,7 @@ def _check(build: Fa3Build) -> None:
 
     shape = PoolShape(KvFormat(3, KV_HEADS, DIM), 2048, PAGE, DTYPE, "cuda")
     pool = torch.randn(shape.sizes, device="cuda", dtype=DTYPE)
-    attention = PrefillAttention(HEADS, shape, build)
+    attention = PrefillAttention(HEADS, shape, DIM**-0.5, build)
     done = []
     for sizes in MIXED:
         spans = _spans(sizes, shape.pages)
@@ -135,7 +135,7 @@ def _time_prefill(build: Fa3Build, figures: dict[str, Any]) -> None:
 
     shape = PoolShape(KvFormat(8, KV_HEADS, DIM), 1024, PAGE, DTYPE, "cuda")
     pool = torch.randn(shape.sizes, device="cuda", dtype=DTYPE)
-    attention = PrefillAttention(HEADS, shape, build)
+    attention = PrefillAttention(HEADS, shape, DIM**-0.5, build)
     for start, count in PREFILLS:
         q = torch.randn(count, HEADS, DIM, device="cuda", dtype=DTYPE)
         began = time.perf_counter()

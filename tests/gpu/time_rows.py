@@ -138,7 +138,7 @@ def row_times() -> Iterator[tuple[str, float, int]]:
             "norm": (lambda x=x: rows.norm(x, EPS, gain), 2 * x.nbytes),
             "add_norm": (lambda x=x, r=residual: rows.add_norm(x, r, EPS), 4 * x.nbytes),
             "embed": (lambda t=tokens: rows.embed(t, table), 2 * x.nbytes),
-            "silu_mul": (lambda g=gate_up: rows.silu_mul(g), gate_up.nbytes * 3 // 2),
+            "act_mul": (lambda g=gate_up: rows.act_mul(g), gate_up.nbytes * 3 // 2),
             "rope_write": (lambda a=(qkv, HEADS, q, rotation, kv): rows.rope_write(*a), 2 * qkv.nbytes),
         }
         if m <= 64:

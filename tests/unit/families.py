@@ -111,8 +111,11 @@ SEEING = {
 }
 
 
-def write_family(folder: Path, name: str, **changes: Any) -> Any:
-    """Stores the sample, with `changes` to its configuration; gives transformers' model, float32, eager."""
+def write_family(folder: Path, name: str, *, std: float = 0.2, **changes: Any) -> Any:
+    """Stores the sample, with `changes` to its configuration; gives transformers' model, float32, eager.
+
+    `std`: the standard deviation of all weights.
+    """
     sample = SAMPLES[name]
     sizes = SIZES | sample.changes | changes
     if sample.config == "Gemma3Config":
@@ -124,6 +127,6 @@ def write_family(folder: Path, name: str, **changes: Any) -> Any:
     model = getattr(transformers, sample.model)(config).eval()
     with torch.no_grad():
         for tensor, weight in model.named_parameters():
-            weight.normal_(mean=sample.gain if "norm" in tensor else 0.0, std=0.2)
+            weight.normal_(mean=sample.gain if "norm" in tensor else 0.0, std=std)
     model.save_pretrained(folder)
     return model

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.device import executor
+from tests.unit.families import write_family
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -35,10 +39,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     """The plain engine's."""
     folder = tmp_path_factory.mktemp("models")
     target = write_tiny_llama(folder / "target", tied=False, **SIZES)
-    head = write_tiny_eagle3(folder / "head", target)
-    told = json.loads((head / "config.json").read_text())
-    told["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 0, 1]}
-    (head / "config.json").write_text(json.dumps(told))
+    head = write_head(folder / "head", target)
     return EngineConfig(
         model=str(target),
         draft=str(head),
@@ -49,6 +50,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
         pool_dir=str(tmp_path_factory.mktemp("pools")),
         worker="unified",
     )
+
+
+def write_head(folder: Path, target: Path) -> Path:
+    """One that taps layers of so shallow a target."""
+    head = write_tiny_eagle3(folder, target)
+    told = json.loads((head / "config.json").read_text())
+    told["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 0, 1]}
+    (head / "config.json").write_text(json.dumps(told))
+    return head
 
 
 def on_device(plain: EngineConfig) -> EngineConfig:
@@ -173,3 +183,39 @@ def test_preemption_changes_no_token(config: EngineConfig) -> None:
     found, preemptions = answers(on_device(replace(plain, num_pages=4)), wanted)
     assert preemptions > 0, "the pool was large enough"
     assert tokens(found) == tokens(answers(plain, wanted)[0])
+
+
+WINDOW = 9  # less than the prompt, and than what a tree of drafts needs
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("plain", {}),
+    "qwen3": ("chain", {}),
+    "mistral": ("chain", {"sliding_window": WINDOW}),
+    "gemma3": ("tree", {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
+}
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=[] if f == "gemma3" else pytest.mark.slow) for f in FAMILIES]
+)
+def test_other_families_say_the_same(config: EngineConfig, tmp_path: Path, family: str) -> None:
+    drafts, changes = FAMILIES[family]
+    target = tmp_path / "target"
+    write_family(target, family, vocab_size=16, num_hidden_layers=2, **changes)
+    plain = replace(config, model=str(target), draft=None)
+    if (spec := DRAFTS[drafts]) is not None:
+        plain = replace(plain, draft=str(write_head(tmp_path / "head", target)), speculation=spec)
+    greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    wanted = [GenerationRequest("long", PROMPT[:21], greedy), GenerationRequest("short", (5, 9, 11), greedy)]
+    expected, _ = answers(plain, wanted)
+    found, _ = answers(on_device(plain), wanted)
+    assert tokens(found) == tokens(expected)
+    assert [rounds(result) for result in found] == [rounds(result) for result in expected]
+
+
+def test_a_tree_longer_than_a_window_is_refused(config: EngineConfig, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    write_family(target, "mistral", vocab_size=16, num_hidden_layers=2, sliding_window=3)
+    head = write_head(tmp_path / "head", target)
+    tree = replace(config, model=str(target), draft=str(head), speculation=SpeculationConfig(2, 2, 4))
+    with pytest.raises(ConfigError, match="trees of 4 rows do not fit into the model's window of 3 tokens"):
+        answers(on_device(tree), [])

@@ -35,6 +35,7 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
 from eyas.engine.loop.step_loop import StepLoop
+from eyas.engine.models.base import Drafted
 from eyas.engine.scheduling.scheduler import Limits
 from eyas.engine.speculation.device import DeviceDrafter
 from kv_transfer.layout import pages_for
@@ -70,7 +71,7 @@ AGREEMENTS: dict[str, Agrees] = {
 class Watch(Executor):
     """Sees every row of every forward; stands in for both models."""
 
-    capture_layers = (0,)
+    layers = (0,)
     token_map = None
 
     def __init__(self, rig: Rig, tables: Tables, spec: SpeculationConfig | None) -> None:
@@ -78,7 +79,7 @@ class Watch(Executor):
         self._most_width = max(tables.sizes.width, 0 if spec is None else spec.topk)
         self.nowhere = rig.pool.num_pages
         pool = KvPool(PoolShape(KvFormat(1, 1, 16), self.nowhere + 1, PAGE))
-        drafter = None if spec is None else DeviceDrafter(self, pool, tables, spec, pdl=False)  # type: ignore[arg-type]
+        drafter = None if spec is None else DeviceDrafter((self, self), pool, tables, spec, pdl=False)  # type: ignore[arg-type]
         special = SpecialSampler(tables, VOCAB, pdl=False)
         super().__init__(DeviceState(self, pool, tables, special, drafter))  # type: ignore[arg-type]
 
@@ -95,7 +96,7 @@ class Watch(Executor):
         rows, tokens = next(arg for arg in args if isinstance(arg, Rows)), args[0]
         self._look_at(rows)
         x = torch.zeros(rows.count, HIDDEN)
-        return (x, x) if tokens is rows else x
+        return (x, x) if tokens is rows else Drafted(x, x)
 
     def features(self, of):
         """Of the head; and of the executor, whose rows are handed on."""

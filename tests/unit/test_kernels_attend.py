@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from eyas.engine.kernels.attend import Launch, Queries, Tiling, attend, tiling_of
+from eyas.engine.kernels.attend import Launch, Queries, attend
+from eyas.engine.kernels.attend_tiles import Tiling, tiling_of
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import ChunkTiling, attend_chunks, tile_rows
+from eyas.engine.kernels.scores import Scores
 
 PAGE = 16
 LAYER = 1
@@ -41,6 +45,23 @@ class Scene:
         """[rows, heads, dim] as they lie beside keys and values in one product's result."""
         return self.normal(rows, self.heads + 2, self.dim).to(DEVICE)[:, : self.heads]
 
+    def ruled(self, rule: Scores, firsts: list[int] | None = None) -> None:
+        """From now on; what lies below a slot's first row is NaN."""
+        bounds = None if firsts is None else int32(*firsts)
+        self.kv = replace(self.kv, scores=rule, firsts=bounds)
+        for slot, first in enumerate(firsts or []):
+            self.poison(slot, first)
+
+    def poison(self, slot: int, end: int) -> None:
+        """Rows below `end` become NaN: what reads them shows."""
+        for row in range(end):
+            self.kv.pool[self.kv.tables[slot, row // PAGE], :, row % PAGE] = float("nan")
+
+    def seen(self, slot: int, path: list[int]) -> list[int]:
+        """The rows of a path that its last one sees."""
+        first = 0 if self.kv.firsts is None else int(self.kv.firsts[slot])
+        return [row for row in path[-self.kv.rule.window :] if row >= first]
+
     def expected(self, q: torch.Tensor, slot: int, seen: list[int]) -> torch.Tensor:
         """One query row [heads, dim] over the logical rows `seen`, in float64."""
         rows = torch.tensor(seen, device=DEVICE)
@@ -48,7 +69,10 @@ class Scene:
         k, v = (
             self.kv.pool[page, which, place].double().repeat_interleave(self.group, 1) for which in (0, 1)
         )
-        scores = torch.einsum("hd,khd->hk", q.double(), k) / self.dim**0.5
+        rule = self.kv.rule
+        scores = torch.einsum("hd,khd->hk", q.double(), k) * rule.scale
+        if rule.soft_cap:
+            scores = (scores / rule.soft_cap).tanh() * rule.soft_cap
         return torch.einsum("hk,khd->hd", scores.softmax(-1), v)
 
 
@@ -68,8 +92,8 @@ def decode_expected(scene: Scene, q: torch.Tensor, queries: Queries) -> torch.Te
             after = [r for r in range(j + 1)]
             if queries.mask is not None:
                 after = [r for r in range(queries.width) if (int(queries.mask[b, j]) >> r) & 1]
-            seen = [*range(start), *(start + r for r in after)]
-            rows.append(scene.expected(q[b * queries.width + j], slot, seen))
+            path = [*range(start), *(start + r for r in after)]
+            rows.append(scene.expected(q[b * queries.width + j], slot, scene.seen(slot, path)))
     return torch.stack(rows)
 
 
@@ -140,6 +164,82 @@ def test_a_level_of_a_tree_sees_the_levels_above() -> None:
     assert (got.view(2, 3, 4, 32) - whole[:, 4:]).abs().max() < 1e-5
 
 
+RULES = {
+    "scale": Scores(0.4),
+    "cap": Scores(0.5, soft_cap=1.5),
+    "window": Scores(0.2, window=37),
+    "short window": Scores(0.2, window=2),
+    "window and cap": Scores(0.5, window=70, soft_cap=1.5),
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+@pytest.mark.parametrize(
+    ("width", "parts", "firsts"), [(1, 4, None), (4, 2, None), (3, 3, [0, 61, 5, 97, 1])]
+)
+def test_rows_and_chains_by_a_layers_rule(
+    rule: Scores, width: int, parts: int, firsts: list[int] | None
+) -> None:
+    ends = [width, 100, 16 + width, 257, 64]
+    scene = Scene(4, 2, 32, ends)
+    queries = Queries(*positions(ends, [3, 0, 4, 2, 1], width), width)
+    q = scene.queries(len(ends) * width)
+    plain = decode_expected(scene, q, queries)
+    scene.ruled(rule, firsts)
+    got = decode(scene, q, queries, Tiling(rows=16, keys=32, parts=parts, warps=4, stages=2))
+    assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
+    assert (got - plain).abs().max() > 0.05, "the rule changes nothing"
+
+
+def parents_mask(parents: list[int]) -> list[int]:
+    """What each node sees: itself and its ancestors; -1: a child of nobody."""
+    masks: list[int] = []
+    for node, parent in enumerate(parents):
+        masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
+    return masks
+
+
+@pytest.mark.parametrize("window", [8, 41])
+def test_a_window_is_counted_along_a_trees_paths(window: int) -> None:
+    """Not by row: the last node of a wide tree is no deeper than its first leaf."""
+    ends = [107, 37, 8]
+    scene = Scene(4, 2, 32, ends)
+    slots, starts = positions(ends, [0, 1, 2], 8)
+    mask = torch.tensor(parents_mask([-1, 0, 0, 1, 1, 2, 3, 0]), device=DEVICE).expand(3, 8).contiguous()
+    queries = Queries(slots, starts, 8, mask | -(1 << 9))  # bits of rows that are not there count for nothing
+    q = scene.queries(24)
+    plain = decode_expected(scene, q, queries)
+    scene.ruled(Scores(0.3, window))
+    got = decode(scene, q, queries, Tiling(rows=16, keys=32, parts=3, warps=4, stages=2))
+    assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
+    assert (got - plain).abs().max() > 0.05
+    level = Queries(slots, starts, 2, mask[:, 6:].contiguous(), extent=8)
+    rows = decode(scene, q.reshape(3, 8, 4, 32)[:, 6:].flatten(0, 1), level, tiling_of(3, 4, 2))
+    assert (rows.view(3, 2, 4, 32) - got.view(3, 8, 4, 32)[:, 6:]).abs().max() < 1e-5
+
+
+def test_a_tree_longer_than_the_window_is_refused() -> None:
+    scene = Scene(2, 1, 32, [40])
+    scene.ruled(Scores(0.2, window=3))
+    mask = torch.ones(1, 4, dtype=torch.int64, device=DEVICE)
+    with pytest.raises(ValueError, match="window of 3"):
+        decode(scene, scene.queries(4), Queries(*positions([40], [0], 4), 4, mask), tiling_of(1, 8, 1))
+
+
+def test_what_no_row_of_the_tile_sees_is_not_read() -> None:
+    """Rows further back than the window may be anything: no program reads them, whatever its part."""
+    scene = Scene(2, 1, 32, [300])
+    scene.ruled(Scores(0.2, window=40))
+    scene.poison(0, 240)  # the first row that is seen is 297 - 39 = 258, in the block that begins with 256
+    queries = Queries(*positions([300], [0], 3), 3)
+    q = scene.queries(3)
+    got = decode(scene, q, queries, Tiling(rows=16, keys=32, parts=4, warps=4, stages=2))
+    assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
+    chunk = torch.tensor([[0, 0, 297, 3]], dtype=torch.int32, device=DEVICE)
+    tiles = attend_chunks(q, scene.kv, chunk, ChunkTiling(16, 32, warps=4, stages=2))
+    assert (tiles - got).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("tree", [False, True])
 def test_padding_is_finite_and_changes_nothing(tree: bool) -> None:
     ends = [75, 40]
@@ -183,7 +283,7 @@ def test_chunks(heads: int, kv_heads: int, dim: int, rows: int, keys: int) -> No
     chunks = [(1, 0, 40), (0, 70, 33), (3, 0, 1), (2, 31, 17)]
     scene = Scene(heads, kv_heads, dim, [start + count for _, start, count in sorted(chunks)])
     tiling = ChunkTiling(rows, keys, warps=4, stages=2)
-    tiles = cut(scene, chunks, tile_rows(heads, kv_heads, tiling))
+    tiles = cut(scene, chunks, tile_rows(heads, kv_heads, tiling.rows))
     padded = torch.cat((tiles, tiles.new_zeros(3, 4)))  # a bucket's tiles that do nothing
     q = scene.queries(sum(count for _, _, count in chunks))
     got = attend_chunks(q, scene.kv, padded, tiling)
@@ -192,3 +292,25 @@ def test_chunks(heads: int, kv_heads: int, dim: int, rows: int, keys: int) -> No
     rows_expected = [scene.expected(*row) for row in zip(q, slots, map(list, expected), strict=True)]
     assert (got - torch.stack(rows_expected)).abs().max() < 1e-5
     assert torch.equal(attend_chunks(q, scene.kv, tiles.flip(0), tiling), got)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+@pytest.mark.parametrize("firsts", [None, [0, 33, 40, 150]], ids=["all rows", "from a row on"])
+def test_chunks_by_a_layers_rule(rule: Scores, firsts: list[int] | None) -> None:
+    """Chunks longer and shorter than the window, with a prefix that it does not reach."""
+    chunks = [(1, 0, 50), (0, 70, 33), (3, 150, 60), (2, 31, 17)]
+    if firsts is not None:
+        chunks[0], chunks[3] = (1, 33, 17), (2, 40, 8)
+    scene = Scene(4, 1, 32, [103, 50, 48, 210])
+    tiling = ChunkTiling(64, 32, warps=4, stages=2)
+    tiles = cut(scene, chunks, tile_rows(4, 1, tiling.rows))
+    q = scene.queries(sum(count for _, _, count in chunks))
+    plain = attend_chunks(q, scene.kv, tiles, tiling)
+    scene.ruled(rule, firsts)
+    got = attend_chunks(q, scene.kv, tiles, tiling)
+    paths = [(slot, list(range(start + i + 1))) for slot, start, count in chunks for i in range(count)]
+    expected = [
+        scene.expected(row, slot, scene.seen(slot, path)) for row, (slot, path) in zip(q, paths, strict=True)
+    ]
+    assert (got - torch.stack(expected)).abs().max() < 1e-5
+    assert (got - plain).abs().max() > 0.05, "the rule changes nothing"

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from eyas.engine.checkpoint.config import Rope
 from eyas.engine.kernels import rows
-from eyas.engine.kernels.skinny import MAX_ROWS, KvRows, Rotation
+from eyas.engine.kernels.skinny import MAX_ROWS, HeadNorms, KvRows, Rotation
 from eyas.engine.layers.rotary import Rotary, tables
 
 pytestmark = pytest.mark.slow
@@ -69,6 +69,25 @@ def test_the_norm_is_that_of_the_rounded_sum() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "width"), [(4, 96), (2, 1024)])
+@pytest.mark.parametrize("gain_dtype", [torch.float32, None])
+def test_what_is_added_may_be_normalised_first(
+    m: int, width: int, dtype: torch.dtype, gain_dtype: torch.dtype | None
+) -> None:
+    """Rounded as by a kernel of its own; gains may have more precision than rows."""
+    x, residual, gain = (random(*sizes, dtype=dtype) for sizes in ((m, width), (m, width), (width,)))
+    post = random(width, dtype=gain_dtype or dtype)
+    expected = residual + (F.rms_norm(x.float(), (width,), post.float(), EPS)).to(dtype)
+    assert (expected - residual - x).abs().max() > 0.1, "norm and gain change nothing"
+    wide, narrow = residual.clone(), residual.clone()
+    close(rows.add_norm(x, wide, EPS, gain, post), F.rms_norm(expected, (width,), gain, EPS))
+    close(wide, expected)
+    sums = rows.add_normed(x, narrow, post, EPS)
+    assert torch.equal(narrow, wide) and sums.shape == (1, MAX_ROWS)
+    torch.testing.assert_close(sums[0, :m], wide.float().square().sum(1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 def test_rows_are_gathered(dtype: torch.dtype, index_dtype: torch.dtype) -> None:
     source = random(9, 48, dtype=dtype)
@@ -88,11 +107,29 @@ def test_embedding_leaves_sums_of_squares(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_embedding_scales_in_the_tables_precision(dtype: torch.dtype) -> None:
+    table, scale = random(20, 96, dtype=dtype), 33.7
+    tokens = torch.tensor([19, 0, 7], dtype=torch.int32, device=DEVICE)
+    expected = table[tokens.long()] * torch.tensor(scale, device=DEVICE).to(dtype)
+    out, sums = rows.embed(tokens, table, sums=True, scale=scale)
+    assert torch.equal(out, expected) and sums is not None
+    torch.testing.assert_close(sums[0, :3], out.float().square().sum(1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "inner"), [(1, 48), (3, 1040)])
-def test_silu_mul(m: int, inner: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("gelu", [False, True])
+def test_act_mul(m: int, inner: int, dtype: torch.dtype, gelu: bool) -> None:
     gate_up = random(m, 2 * inner, dtype=dtype) * 4
-    gate, up = gate_up.float().chunk(2, dim=1)
-    close(rows.silu_mul(gate_up), (F.silu(gate) * up).to(dtype))
+    gate, up = gate_up.double().chunk(2, dim=1)  # in float32 torch's tanh loses the small ones
+    passed = F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)
+    close(rows.act_mul(gate_up, gelu), (passed * up).to(dtype))
+
+
+def test_gates_far_out_are_finite() -> None:
+    gate_up = torch.tensor([[-1e4, -300.0, 300.0, 1e4, 1.0, 1.0, 1.0, 1.0]], device=DEVICE)
+    for gelu in (False, True):
+        assert rows.act_mul(gate_up, gelu).tolist() == [[0.0, 0.0, 300.0, 1e4]]
 
 
 def rotated(x: torch.Tensor, positions: torch.Tensor, rope: Rope, dim: int) -> torch.Tensor:
@@ -111,8 +148,8 @@ def test_rope_write(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, nor
     kv_rows = torch.tensor([23, -1, 0, 9], dtype=torch.int32, device=DEVICE)
     cos, sin = (t.to(DEVICE) for t in tables(rope, dim, 64))
     q = torch.empty(m, heads, dim, dtype=dtype, device=DEVICE)
-    gains = (random(dim, dtype=dtype), random(dim, dtype=dtype)) if normed else (None, None)
-    norms = rows.HeadNorms(*gains, EPS) if normed else None
+    gains = random(2, dim, dtype=dtype) if normed else (None, None)
+    norms = HeadNorms(gains, EPS) if normed else None
     place, layout = KvRows(pool[:, LAYER], kv_rows), rows.Heads(heads, kv_heads, dim, norms)
     rows.rope_write(qkv, layout, q, Rotation(cos, sin, positions), place)
     all_heads = qkv.view(m, -1, dim)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 import triton
 
 from eyas.engine.checkpoint.config import Rope
@@ -51,9 +52,9 @@ def sums_of(x: torch.Tensor, parts: int) -> torch.Tensor:
     return sums
 
 
-def normed(x: torch.Tensor) -> torch.Tensor:
+def normed(x: torch.Tensor, dim: int = 1) -> torch.Tensor:
     wide = x.double()
-    return wide / (wide.square().mean(1, keepdim=True) + EPS).sqrt()
+    return wide / (wide.square().mean(dim, keepdim=True) + EPS).sqrt()
 
 
 def close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -104,23 +105,30 @@ def test_more_parts_than_usual() -> None:
 
 @pytest.mark.parametrize("tile", CUTS)
 @pytest.mark.parametrize("m", [3, 20])
-def test_gated(m: int, tile: Tile) -> None:
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gated(m: int, tile: Tile, gelu: bool) -> None:
     inner, k = 96, 128
     x, weight = random(m, k), random(2 * inner, k, scale=k**-0.5)
     out = torch.full((m + 1, inner), UNWRITTEN, device=DEVICE)
     shared = launch("gated", 16 if m == 3 else 32, weight, tile)
-    skinny.gated(skinny.Source(x, sums_of(x, 2), EPS), weight, out[:m], shared)
+    skinny.gated(skinny.Source(x, sums_of(x, 2), EPS), weight, out[:m], shared, gelu)
     gate, up = (normed(x) @ weight.double().t()).chunk(2, dim=1)
-    close(out[:m], torch.nn.functional.silu(gate) * up, torch.float32)
+    silu, by_tanh = F.silu(gate), F.gelu(gate, approximate="tanh")
+    assert (silu - by_tanh).abs().max() > 0.01
+    close(out[:m], (by_tanh if gelu else silu) * up, torch.float32)
     assert (out[m] == UNWRITTEN).all()
 
 
 @pytest.mark.parametrize("tile", CUTS)
 @pytest.mark.parametrize("with_sums", [True, False])
 @pytest.mark.parametrize("integers", [torch.int32, torch.int64])
-def test_qkv_rope(tile: Tile, with_sums: bool, integers: torch.dtype) -> None:
+@pytest.mark.parametrize("extras", ["", "bias", "norms", "bias, norms"])
+def test_qkv_rope(tile: Tile, with_sums: bool, integers: torch.dtype, extras: str) -> None:
     m, k, heads, kv_heads, dim, page_size, length = 6, 64, 3, 2, 32, 4, 50
     x, weight = random(m, k), random((heads + 2 * kv_heads) * dim, k, scale=k**-0.5)
+    bias = random(len(weight)) if "bias" in extras else None
+    gains = random(2, dim) if "norms" in extras else None
+    norms = None if gains is None else skinny.HeadNorms(gains, EPS)
     pool = torch.full((5, 3, 2, page_size, kv_heads, dim), UNWRITTEN, device=DEVICE)
     untouched = pool.clone()
     positions = torch.randint(length, (m,), device=DEVICE).to(integers)
@@ -130,14 +138,17 @@ def test_qkv_rope(tile: Tile, with_sums: bool, integers: torch.dtype) -> None:
     q_out = torch.full((m + 1, heads, dim), UNWRITTEN, device=DEVICE)
     skinny.qkv_rope(
         skinny.Source(x, sums_of(x, 2), EPS) if with_sums else skinny.Source(x),
-        weight,
+        skinny.QkvWeights(weight, bias, norms),
         q_out[:m],
         skinny.Rotation(angles.cos(), angles.sin(), positions),
         skinny.KvRows(pool[:, 1], rows),
-        launch("qkv", 16, weight, tile),
+        launch("qkv" if norms is None else "heads", 16, weight, tile),
     )
-    qkv = ((normed(x) if with_sums else x.double()) @ weight.double().t()).view(m, -1, dim)
+    qkv = (normed(x) if with_sums else x.double()) @ weight.double().t()
+    qkv = (qkv if bias is None else qkv + bias.double()).view(m, -1, dim)
     q, k_rows, v_rows = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    if gains is not None:
+        q, k_rows = normed(q, -1) * gains[0].double(), normed(k_rows, -1) * gains[1].double()
     turn = torch.polar(torch.ones_like(angles), angles).to(torch.complex128)[positions.long()][:, None]
     close(q_out[:m], rotated(q, turn), torch.float32)
     assert (q_out[m] == UNWRITTEN).all()
@@ -242,14 +253,18 @@ def recipe() -> None:
     source, kv = skinny.Source(x, sums, EPS), skinny.KvRows(pool[:, 1], integers)
     rotation = skinny.Rotation(angles, angles, integers)
     for cut in HOPPER_CUTS:
-        tiles = {(kind, 64, k, k): cut for kind in ("linear", "gated", "qkv")}
+        tiles = {(kind, 64, k, k): cut for kind in ("linear", "gated", "qkv", "heads")}
         shared = replace(skinny.Launch.on("meta", pdl=True), tiles=tiles)
         left = torch.empty(k // cut.columns, 128, device="meta")
         skinny.linear(skinny.Source(x), weight, out, shared, out, left)
         inner = torch.empty(m, k // 2, dtype=x.dtype, device="meta")
         skinny.gated(source, weight, inner, shared)
         q_out = torch.empty(m, 2, dim, dtype=x.dtype, device="meta")
-        skinny.qkv_rope(source, weight, q_out, rotation, kv, shared)
+        skinny.qkv_rope(source, skinny.QkvWeights(weight), q_out, rotation, kv, shared)
+        bias, gains = (torch.empty(*sizes, dtype=x.dtype, device="meta") for sizes in ((k,), (2, dim)))
+        heads = skinny.QkvWeights(weight, bias, skinny.HeadNorms(gains, EPS))
+        skinny.qkv_rope(source, heads, q_out, rotation, kv, shared)
+        skinny.gated(source, weight, inner, shared, gelu=True)
 
 
 @pytest.mark.slow
@@ -260,12 +275,12 @@ def test_all_compiles_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     compiled = Warmup("tests.unit.test_kernels_skinny:recipe", (), 90, processes=2).wait()
     codes = [path.read_text() for path in tmp_path.rglob("*.ptx")]
-    assert compiled.kernels == len(codes) == 3 * len(HOPPER_CUTS)
+    assert compiled.kernels == len(codes) == 5 * len(HOPPER_CUTS)
     for code in codes:
         assert "griddepcontrol.wait" in code and "griddepcontrol.launch_dependents" in code
         assert "cp.async.bulk.tensor" in code
-    assert sum("prefetch.global.L2" in code for code in codes) == 3
-    assert sum("wgmma" in code for code in codes) == 8  # two blocks of 32 rows are too small for it
+    assert sum("prefetch.global.L2" in code for code in codes) == 5
+    assert sum("wgmma" in code for code in codes) == 13  # two blocks of 32 rows are too small for it
 
 
 @pytest.mark.parametrize("kind", ["linear", "gated", "qkv"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from eyas.common import convert
+from eyas.common import convert_pool
 from eyas.common.errors import ConfigError
 from eyas.common.pool import Geometry, PoolInfo, RankPool
 from eyas.common.types import KvKind
@@ -35,8 +35,8 @@ def info(meaning: PageMeaning, geometry: Geometry = LLAMA_8B) -> PoolInfo:
 
 def test_what_a_worker_says_of_its_pool_survives_the_wire():
     said = info(MEANING)
-    wire = convert.pool_to_pb(said).SerializeToString()
-    assert convert.pool_from_pb(transfer_pb2.HandshakeResponse.FromString(wire)) == said
+    wire = convert_pool.pool_to_pb(said).SerializeToString()
+    assert convert_pool.pool_from_pb(transfer_pb2.HandshakeResponse.FromString(wire)) == said
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def test_what_a_worker_says_of_its_pool_survives_the_wire():
     [("pages", 0, "at least 1"), ("page_size", 0, "at least 1"), ("dtype", "int7", "int7")],
 )
 def test_a_peers_bad_geometry_is_one_clear_error(field, value, complaint):
-    reply = convert.pool_to_pb(info(MEANING))
+    reply = convert_pool.pool_to_pb(info(MEANING))
     setattr(reply.geometry, field, value)
     with pytest.raises(ConfigError, match=complaint):
-        convert.pool_from_pb(reply)
+        convert_pool.pool_from_pb(reply)
 
 
 def test_every_field_of_meaning_changes_the_hash():

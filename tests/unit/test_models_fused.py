@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.config import (
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    ModelConfig,
+    Norms,
+    Rope,
+)
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.eagle3 import spelling
-from eyas.engine.models.fused import FusedLlama, LayerContext
-from eyas.engine.models.fused_eagle3 import FusedEagle3
+from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.fused_eagle3 import FusedEagle3Draft, FusedEagle3Tap
+from eyas.engine.models.fused_layer import LayerContext
+from eyas.engine.models.refusal import refusal
+from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
+from tests.unit.families import write_family
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -68,7 +80,7 @@ class Twin:
         self._tables = tables
         attention = PagedAttention(tables, config.num_heads, pool.shape, Most(SLOTS, 3), pdl=False)
         launch = skinny.Launch.on("cpu", pdl=False)
-        self.fabric = LayerContext.on("cpu", config, ProcessGroup(RankInfo(), "cpu"), launch, attention)
+        self.context = LayerContext.on("cpu", config, ProcessGroup(RankInfo(), "cpu"), launch, attention)
 
     def rows(self, rounds: Placed, chunks: Placed) -> Rows:
         """Of tokens 0."""
@@ -137,35 +149,106 @@ def test_a_llama_is_a_llama(target: Path, first: int) -> None:
     same_forwards(target, first)
 
 
-@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
-@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST.keys())
-def test_biases_and_norms_of_heads(tmp_path: Path, first: int, family: str) -> None:
-    """Rounds of few rows too go the wide way then."""
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.normal_(mean=float("norm" in name), std=0.2)
-    model.save_pretrained(tmp_path)
-    same_forwards(tmp_path, first)
+WINDOW = 11  # less than a prompt
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama_yarn": {},
+    "llama_biases": {},
+    "mistral": {"sliding_window": WINDOW},
+    "qwen2": {},
+    "qwen2_windows": {"sliding_window": WINDOW, "max_window_layers": 1},
+    "qwen3": {},
+    "gemma2": {"sliding_window": WINDOW},
+    "gemma3": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+}
+WAYS = [("narrow", family) for family in FAMILIES] + [("wide", f) for f in ("qwen2", "qwen3", "gemma2")]
 
 
-def same_forwards(target: Path, first: int) -> None:
+@pytest.mark.parametrize(("way", "family"), WAYS)
+def test_every_family(tmp_path: Path, way: str, family: str) -> None:
+    """Of few rows all but one take the narrow way: no kernel of it adds an output bias."""
+    write_family(tmp_path, family, vocab_size=128, num_hidden_layers=LAYERS, **FAMILIES[family])
+    model = same_forwards(tmp_path, FIRST[way])
+    assert model.narrow_rows == (0 if family == "llama_biases" else skinny.MAX_ROWS)
+
+
+SPECIALS: dict[str, dict[str, Any]] = {
+    "window": {"attention": {"window": 0}},
+    "cap of scores": {"attention": {"soft_cap": 0.0}},
+    "scale": {"attention": {"scale": 0.25}},
+    "rope": {"attention": {"rope": Rope(theta=100.0)}},
+    "cap of logits": {"logit_soft_cap": 0.0},
+    "embedding scale": {"embedding_scale": 1.0},
+    "offset of gains": {"norm_offset": 0.0},
+}
+
+
+@pytest.mark.parametrize("special", SPECIALS)
+def test_every_special_counts(tmp_path: Path, special: str) -> None:
+    """What makes Gemma another model than Llama is not lost on the way to the kernels."""
+    write_family(tmp_path, "gemma2", vocab_size=128, num_hidden_layers=LAYERS, sliding_window=WINDOW)
+    common = dict(SPECIALS[special])
+    changed = common.pop("attention", {})
+    config = read_model(tmp_path)
+    layers = [replace(layer, attention=replace(layer.attention, **changed)) for layer in config.layers]
+    with pytest.raises(AssertionError):
+        same_forwards(tmp_path, FIRST["narrow"], replace(config, layers=tuple(layers), **common))
+
+
+def test_every_field_of_a_specification_is_known() -> None:
+    """A new one is computed by the kernels or refused by name; then it may be added here."""
+    known = {
+        ModelConfig: "folder architecture vocab_size hidden_size norm_eps layers context_length tied_head "
+        "norm_offset embedding_scale logit_soft_cap renamed eos_token_ids load_format",
+        LayerSpec: "attention feed_forward norms",
+        AttentionSpec: "num_heads num_kv_heads head_dim rope scale window soft_cap qkv_bias output_bias "
+        "head_norms",
+        FeedForwardSpec: "width activation",
+        Norms: "before_attention after_attention before_feed_forward after_feed_forward",
+    }
+    for spec, names in known.items():
+        assert [field.name for field in fields(spec)] == names.split()
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A feed-forward that no kernel knows."""
+
+    width: int
+    activation: str = "silu"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, ""),
+        ({"feed_forward": Experts(96)}, "layers whose feed-forward is a Experts"),
+        ({"feed_forward": FeedForwardSpec(90)}, "intermediate_size 90 (a multiple of 16 is needed)"),
+        ({"norms": Norms(before_attention="")}, "layers that read rows without a norm"),
+        ({"norms": Norms(after_attention="n")}, "layers with a norm after one of their halves"),
+    ],
+)
+def test_what_no_kernel_computes_is_refused_by_name(target: Path, change: dict[str, Any], why: str) -> None:
+    config = read_model(target)
+    last = replace(config.layers[-1], **change)
+    assert refusal(replace(config, layers=(*config.layers[:-1], last)), 128) == why
+
+
+def test_sizes_that_no_kernel_has_are_refused_by_name(target: Path) -> None:
+    config = read_model(target)
+    assert refusal(config, 120) == "vocabulary rows 120 (a multiple of 16 is needed)"
+    (layer, _), dims = config.layers, "16, 32, 64, 128, 256"
+    wide = replace(layer, attention=replace(layer.attention, head_dim=80))
+    assert refusal(replace(config, layers=(wide,)), 128) == f"heads of 80 ({dims} are served)"
+
+
+def same_forwards(target: Path, first: int, config: ModelConfig | None = None) -> FusedDecoder:
+    """The plain model's are the fused one's, whose configuration `config` is, if it is given."""
     rig = Rig(target)
-    tables = torch.zeros(SLOTS, 8, dtype=torch.int32)
-    twin = Twin(rig.config, rig.pool, tables)
+    config = config or rig.config
+    tables = torch.zeros(SLOTS, 16, dtype=torch.int32)
+    twin = Twin(config, rig.pool, tables)
     with FolderWeights(target) as weights:
-        model = FusedLlama(rig.config, weights, twin.fabric)
+        model = FusedDecoder(config, weights, twin.context)
     for rounds, chunks, spans, tokens in Steps(rig, first):
         residual, expected = rig.forward(spans, tokens.tolist(), CAPTURE)
         rows = with_tokens(twin.rows(rounds, chunks), tokens.tolist())
@@ -175,6 +258,7 @@ def same_forwards(target: Path, first: int) -> None:
         assert same_rows_written(twin.pool, rig.pool)
         picked = [rows.count - 1, 0]
         assert close(model.logits(x, int32(picked)), rig.model.logits(residual, torch.tensor(picked)))
+    return model
 
 
 @pytest.mark.parametrize("draft_vocab", [None, 48], ids=["shared", "own_head"])
@@ -187,17 +271,19 @@ def test_a_head_is_a_head(target: Path, tmp_path: Path, first: int, draft_vocab:
     tables = torch.zeros(SLOTS, 8, dtype=torch.int32)
     twin = Twin(plain.config.decoder, plain.pool, tables)
     with FolderWeights(target) as weights:
-        model = FusedLlama(rig.config, weights, twin.fabric)
+        model = FusedDecoder(rig.config, weights, twin.context)
     with FolderWeights(folder, spelling) as weights:
-        head = FusedEagle3(plain.config, weights, model, twin.fabric)
-    assert head.capture_layers == CAPTURE
+        tap = FusedEagle3Tap(plain.config, weights, twin.context)
+        head = FusedEagle3Draft(plain.config, weights, model, twin.context)
+    assert tap.layers == CAPTURE
     for rounds, chunks, spans, tokens in Steps(rig, first):
         captured = torch.randn(len(tokens), len(CAPTURE) * rig.config.hidden_size)
         features = plain.capture.features(captured)
-        assert close(head.features(captured), features[: len(tokens)])
+        assert close(tap.features(captured), features[: len(tokens)])
         expected = plain.forward(features[: len(tokens)], spans, tokens.tolist())
         rows = twin.rows(rounds, chunks)
-        found = head.forward(features[: len(tokens)].contiguous(), tokens.int(), rows, twin.pool)
+        found, same = head.forward(features[: len(tokens)].contiguous(), tokens.int(), rows, twin.pool)
+        assert same is found
         assert close(found, expected) and same_rows_written(twin.pool, plain.pool)
         assert close(head.logits(found[:5]), plain.head.logits(expected[:5]))
     same_map = plain.head.token_map is None or torch.equal(head.token_map, plain.head.token_map)

@@ -18,8 +18,10 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.batch.spans import Span
+from eyas.engine.kernels.scores import Scores
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import PoolShape
+from tests.unit.families import write_family
 from tests.unit.loopback import Loopback, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -56,8 +58,8 @@ class Attention:
     planned: list[list[tuple[int, int]]] = []  # (start, count) of the spans of each plan
     runs = 0
 
-    def __init__(self, heads: int, shape: PoolShape, build: Build) -> None:
-        self._group, self.ready = heads // shape.kv_heads, build.ready
+    def __init__(self, heads: int, shape: PoolShape, scale: float, build: Build) -> None:
+        self._group, self._scale, self.ready = heads // shape.kv_heads, scale, build.ready
 
     def plan(self, spans: Sequence[Span]) -> None:
         self.planned.append([(span.start, span.count) for span in spans])
@@ -72,7 +74,7 @@ class Attention:
             keys, values = rows.repeat_interleave(self._group, 2).transpose(1, 2)
             seen = torch.ones(end, end, dtype=torch.bool).tril()[span.start :]
             out[mine] = scaled_dot_product_attention(
-                q[mine].transpose(0, 1), keys, values, attn_mask=seen
+                q[mine].transpose(0, 1), keys, values, attn_mask=seen, scale=self._scale
             ).transpose(0, 1)
             row += span.count
 
@@ -113,13 +115,32 @@ def test_prompts_go_over_when_the_kernels_are_built(
 
 
 @pytest.mark.usefixtures("flashinfer")
+def test_layers_with_a_window_stay_with_the_triton_kernel(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And those that see everything go over, by their own scale; both are said once."""
+    caplog.set_level(logging.INFO, "eyas.engine")
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 24}
+    write_family(tmp_path / "gemma", "gemma3", vocab_size=256, num_hidden_layers=2, **kinds)
+    models = tmp_path / "gemma", tmp_path
+    tokens = _answers(models, None, "flashinfer")
+    assert Attention.runs == len(Attention.planned) > 0
+    assert [record.message for record in caplog.records if "attend" in record.message] == [
+        "prompts attend by the triton kernel in 1 of 2 layers, which have windows or soft caps",
+        "prompts attend by flashinfer from now on",
+    ]
+    assert tokens == _answers(models, None, "torch")
+
+
+@pytest.mark.usefixtures("flashinfer")
 def test_prompts_stay_where_the_kernels_cannot_be_built(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is said once, and the build is not asked again."""
     monkeypatch.setattr(Build, "failed", True)
     build = Build(torch.float32, 16, "cpu")
-    prompts = PromptAttention(Attention(4, PoolShape(KvFormat(LAYERS, 2, 16), 1, 16), build))
+    attention = Attention(4, PoolShape(KvFormat(LAYERS, 2, 16), 1, 16), 0.25, build)
+    prompts = PromptAttention(attention, Scores(0.25))
     assert [prompts.plan([Span((0,), 0, 1)]) for _ in range(4)] == [False] * 4
     assert (Attention.planned, build.asked) == ([], Build.asks)
     assert [record.message for record in caplog.records] == [

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.families import write_family
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
 pytest.importorskip("triton")
@@ -71,9 +72,31 @@ if sums:
 kernels = sorted({name(variant) for variant in found})
 print(json.dumps({"kernels": kernels, "found": keys(found), "launched": keys(record(launched))}))
 """
+LAYERS = """
+import json, sys
+from functools import partial
+from triton.runtime import driver
+from eyas.common.config import resolve_engine
+from eyas.engine.loading import recipe
+from eyas.engine.kernels.compile_ahead import NoDevice, compile_all, record
+
+model, compiled = json.loads(sys.argv[1])
+driver.set_active(NoDevice(90))
+asked = {"max_running": 24, "chunk_tokens": 300, "prefill_attention_backend": "triton", "draft": None}
+launches = partial(recipe.launches, resolve_engine("cuda", model=model, **asked))
+
+def told(variants):
+    return sorted((variant.args[0].__name__, variant.args[1]) for variant in variants)
+
+found = record(launches)
+recipe._keep_one_of_each = lambda model: None
+every = record(launches)
+compile_all([variant for variant in found if variant.args[0].__name__ in compiled], 1)
+print(json.dumps({"found": told(found), "every": told(every)}))
+"""
 PLAIN = {"_gather", "_prepare", "_attend", "_attend_chunks", "_peaks", "_settle", "_draw", "_verdict"}
 PLAIN |= {"_land", "_process", "_report"}
-PLAIN |= {"_norm", "_rope_write", "_silu_mul", "qkv_rope_kernel", "linear_kernel", "gated_kernel"}
+PLAIN |= {"_norm", "_rope_write", "_act_mul", "qkv_rope_kernel", "linear_kernel", "gated_kernel"}
 DRAFTED = PLAIN | {"_join", "_gather_path"}
 SPECULATION = {
     "plain": ((3, 1, 4), PLAIN),
@@ -122,6 +145,21 @@ def test_a_batch_without_a_graph_has_its_kernels(tmp_path: Path, cache: Path) ->
     every = _recorded(tmp_path, spec)
     assert _recorded(tmp_path, spec, cuda_graph_bs=[1]) == every
     assert set(every) == kernels
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def test_layers_left_out_launch_nothing_else(tmp_path: Path, cache: Path, family: str) -> None:
+    """And what only this family launches compiles for a GPU. Of Gemma's layers only the third sees all."""
+    sizes = {"vocab_size": 128, "hidden_size": 64, "head_dim": 32}
+    local, everywhere = "sliding_attention", "full_attention"
+    kinds = {"layer_types": [local, local, everywhere, local]} if family == "gemma3" else {}
+    write_family(tmp_path / "model", family, **sizes, **kinds)
+    compiled = {"llama": [], "qwen3": ["qkv_rope_kernel"], "gemma3": ["_norm", "_gather", "_attend_chunks"]}
+    told = _told(LAYERS, json.dumps([str(tmp_path / "model"), compiled[family]]))
+    assert told["found"] == told["every"]
+    assert {name for name, _ in told["found"]} == PLAIN
+    windows = {"window=40" in key for name, key in told["found"] if name in ("_attend", "_attend_chunks")}
+    assert windows == ({True, False} if family == "gemma3" else {False})
 
 
 def _recorded(

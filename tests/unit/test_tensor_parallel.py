@@ -30,6 +30,7 @@ from eyas.engine.loading import follower
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import Channel, RankCall, RankInfo, follow
+from tests.unit.families import write_family
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -48,6 +49,7 @@ SHARED = replace(
     worker="shared",
 )
 PROMPT = tuple(range(7, 26))
+LAYERS = ["sliding_attention", "full_attention"]
 
 
 def _interpreted(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
@@ -98,12 +100,15 @@ def _dummy_with_biases(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["narrow", "wide"])
+@pytest.mark.parametrize("path", ["narrow", "wide", "norms around"])
 def test_two_ranks_give_what_one_gives(tmp_path: Path, path: str, followers_interpret: None) -> None:
     """Special rows, forked choices whose pages are copied, tokens chosen on the device."""
     model = {"model": str(write_tiny_llama(tmp_path, layers=2, tied=False))}
     if path == "wide":
         model = _dummy_with_biases(tmp_path / "biased")
+    if path == "norms around":
+        write_family(tmp_path / "gemma", "gemma3", vocab_size=64, num_hidden_layers=2, layer_types=LAYERS)
+        model = {"model": str(tmp_path / "gemma")}
     requests = [
         _request("special", 3, logprobs=5, logit_bias={11: 100.0}, prompt_logprobs=5),
         _request("forks", 3, choices=2, logprobs=5, temperature=1.0, seed=3),

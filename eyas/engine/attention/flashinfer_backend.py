@@ -78,11 +78,14 @@ class Fa3Build:
 
 
 class PrefillAttention:
-    """Causal attention of prompt chunks: `plan` once a step, then `run` for each layer."""
+    """Causal attention of prompt chunks: `plan` once a step, then `run` for each layer of that scale."""
 
-    def __init__(self, heads: int, shape: PoolShape, build: Fa3Build) -> None:
-        """`heads`: of the queries. 16 MiB of memory, half of it on the device, for each plan in flight."""
-        self._heads, self._shape, self._build = heads, shape, build
+    def __init__(self, heads: int, shape: PoolShape, scale: float, build: Fa3Build) -> None:
+        """`heads`: of the queries; `scale`: of the scores.
+
+        16 MiB of memory, half of it on the device, for each plan in flight.
+        """
+        self._heads, self._shape, self._scale, self._build = heads, shape, scale, build
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
         self._wrappers = [
             flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa3")
@@ -114,6 +117,7 @@ class PrefillAttention:
             self._shape.head_dim,
             self._shape.page_size,
             causal=True,
+            sm_scale=self._scale,
             q_data_type=self._shape.dtype,
         )
         sent.record()

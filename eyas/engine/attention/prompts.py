@@ -13,6 +13,7 @@ import torch
 
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import Span
+from eyas.engine.kernels.scores import Scores
 
 
 class PlannedAttention(Protocol):
@@ -26,9 +27,13 @@ class PlannedAttention(Protocol):
 
 
 class PromptAttention:
-    """Offers `attention` to every step; declines until it is ready, and for good if it cannot be built."""
+    """Offers `attention` to every step; declines until it is ready, and for good if it cannot be built.
 
-    def __init__(self, attention: PlannedAttention) -> None:
+    `scores`: of the layers that it is for.
+    """
+
+    def __init__(self, attention: PlannedAttention, scores: Scores) -> None:
+        self.scores = scores
         self._attention = attention
         self._usable: bool | None = None  # not known yet
 

@@ -17,6 +17,7 @@ from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.kernels.attend import Launch, Queries, attend
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import attend_chunks
+from eyas.engine.kernels.scores import Scores
 from eyas.engine.kernels.skinny import MAX_ROWS, empty_padded
 from eyas.engine.kv.pool import PoolShape
 
@@ -32,7 +33,8 @@ class Most:
 class PagedAttention:
     """Of `heads` query heads, over the sequences of `tables` int32 [slots, most pages].
 
-    `prompts` attends the chunks of planned rows; without it the tile kernel does, planned or not.
+    `prompts` attends the chunks of planned rows, in layers whose scores it computes; all others the tile
+    kernel does.
     """
 
     def __init__(
@@ -51,21 +53,21 @@ class PagedAttention:
         self._launch = Launch.on(PagedKv(sample, tables), heads, most.batch, most.width, pdl)
         self._side = torch.cuda.Stream() if sample.is_cuda else None
 
-    def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim] -> [m, heads * dim]."""
-        out = empty_padded(*q.shape, like=q)
+    def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
+        """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim], by `scores` -> [m, heads * dim]."""
+        kv, out = PagedKv(layer, self._tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
         if not rows.groups:
-            self._chunks(q, layer, rows, out)
+            self._chunks(q, kv, rows, out)
         elif rows.tiles is None:
-            self._groups(q, layer, rows.groups, out)
+            self._groups(q, kv, rows.groups, out)
         else:
-            self._both(q, layer, rows, out)
+            self._both(q, kv, rows, out)
         return out.view(q.shape[0], -1)
 
-    def _both(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, out: torch.Tensor) -> None:
+    def _both(self, q: torch.Tensor, kv: PagedKv, rows: Rows, out: torch.Tensor) -> None:
         """The chunks on the side, except for few rows: their products are launched one into the other."""
         first = sum(group.rows for group in rows.groups)
-        chunks = partial(self._chunks, q[first:], layer, rows, out[first:])
+        chunks = partial(self._chunks, q[first:], kv, rows, out[first:])
         side = self._side if rows.count > MAX_ROWS else None
         if side is None:
             chunks()
@@ -73,22 +75,21 @@ class PagedAttention:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 chunks()
-        self._groups(q, layer, rows.groups, out)
+        self._groups(q, kv, rows.groups, out)
         if side is not None:
             torch.cuda.current_stream().wait_stream(side)
 
-    def _groups(
-        self, q: torch.Tensor, layer: torch.Tensor, groups: list[DecodeRows], out: torch.Tensor
-    ) -> None:
+    def _groups(self, q: torch.Tensor, kv: PagedKv, groups: list[DecodeRows], out: torch.Tensor) -> None:
         first = 0
         for group in groups:
             queries = Queries(group.slots, group.starts, group.width, group.mask, group.extent)
             own = slice(first, first + group.rows)
-            attend(q[own], PagedKv(layer, self._tables), queries, self._launch, out=out[own])
+            attend(q[own], kv, queries, self._launch, out=out[own])
             first += group.rows
 
-    def _chunks(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, out: torch.Tensor) -> None:
-        if rows.planned and self._prompts is not None:
-            self._prompts.run(q, layer, out)
+    def _chunks(self, q: torch.Tensor, kv: PagedKv, rows: Rows, out: torch.Tensor) -> None:
+        prompts = self._prompts if rows.planned and rows.firsts is None else None
+        if prompts is not None and prompts.scores == kv.scores:
+            prompts.run(q, kv.pool, out)
         elif rows.tiles is not None:
-            attend_chunks(q, PagedKv(layer, self._tables), rows.tiles, out=out)
+            attend_chunks(q, kv, rows.tiles, out=out)

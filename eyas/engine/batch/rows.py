@@ -35,7 +35,8 @@ class Rows:
     `tokens`, `positions`, `kv_rows` int32 [m]: ids, RoPE positions, and the physical KV row that each row
     writes (-1: none). `tiles` int32 [T, 4] cut the chunks: (slot, first row counted from the first chunk
     row, its logical row, number of rows). `planned`: the prompts' attention was last planned for these
-    chunk rows. `singles`: sequences with one row each, whose rows follow those of `rounds`.
+    chunk rows. `singles`: sequences with one row each, whose rows follow those of `rounds`. `firsts` int32
+    [slots]: each slot's first row that may be seen, what lies below it being anything (None: all rows may).
     """
 
     tokens: torch.Tensor
@@ -45,6 +46,7 @@ class Rows:
     tiles: torch.Tensor | None = None
     planned: bool = False
     singles: DecodeRows | None = None
+    firsts: torch.Tensor | None = None
 
     @property
     def groups(self) -> list[DecodeRows]:

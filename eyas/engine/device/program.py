@@ -19,7 +19,7 @@ from eyas.engine.device.step import StepShape
 from eyas.engine.kernels import landing, paths, sample
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.fused import FusedLlama
+from eyas.engine.models.base import DeviceModel
 from eyas.engine.sampling.scores import SLICE
 from eyas.engine.speculation.device import CertainChunk, DeviceDrafter
 
@@ -32,7 +32,7 @@ class DeviceState:
     there is one; all others, and those of every graph, the tile kernel does.
     """
 
-    model: FusedLlama
+    model: DeviceModel
     pool: KvPool
     tables: Tables
     special: SpecialSampler
@@ -121,8 +121,8 @@ class StepProgram:
         singles = self._decode_rows("single_slots", first, 1) if shape.singles else None
         tiles = part["tiles"].view(-1, 4) if shape.chunk else None
         rows = Rows(part["tokens"], part["positions"], part["kv_rows"], rounds, tiles, self._planned, singles)
-        layers = state.drafter.capture_layers if state.drafter and shape.drafts else ()
-        x, self._captured = state.model.forward(rows, state.pool, layers)
+        taps = state.drafter.taps if state.drafter and shape.drafts else ()
+        x, self._tapped = state.model.forward(rows, state.pool, taps)
         self._rows = rows
         if shape.sampled:
             picked = part["picked"] if shape.chunk else None
@@ -150,7 +150,7 @@ class StepProgram:
     def features(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, head width]: of the forward's rows, int64 [n]."""
         assert self._state.drafter is not None
-        return self._state.drafter.features(self._captured.index_select(0, rows))
+        return self._state.drafter.features(self._tapped.index_select(0, rows))
 
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""
@@ -179,7 +179,7 @@ class StepProgram:
             self._land(chosen[shape.round_rows :])
         if state.drafter is not None and shape.drafts:
             batch = self._batch("slots") if shape.batch else None
-            state.drafter.follow(self._captured, batch, verdicts, self._chunk())
+            state.drafter.follow(self._tapped, batch, verdicts, self._chunk())
 
     def _verdict(self, chosen: torch.Tensor) -> round_kernels.Verdicts:
         state, batch = self._state, self._batch("slots")

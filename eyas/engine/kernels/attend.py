@@ -8,7 +8,6 @@ shapes of the tensors alone. It knows nothing of layers, requests or speculation
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -16,12 +15,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from eyas.engine.kernels.attend_tiles import Tiling, most_parts, tiling_of
 from eyas.engine.kernels.paged import PagedKv, pages_of
+from eyas.engine.kernels.scores import lowest_row, tanh
 
-# For up to so many programs of few rows: into how many parts each is cut. Measured on an H200, the longest
-# sequences first: parts let the others help with those; adding them up costs more where rows are more.
-_PARTS = ((16, 16), (160, 8), (224, 6), (384, 4), (512, 3))
-_PROGRAMS = 512  # of more than 8 rows, about four for each of 132 multiprocessors
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
 
@@ -33,7 +30,8 @@ class Queries:
     whose key and value are already in the pool. Every query sees the rows below starts[b]. Without `mask` it
     also sees those up to its own; with `mask` int64 [B, width] it sees row starts[b] + r where bit r of
     mask[b, j] is set (r < 64; a query's own bit is set by the caller). `extent`: rows from starts[b] on that
-    are there (None: `width`); a level of a growing tree sees those of the levels above it as well.
+    are there (None: `width`); a level of a growing tree sees those of the levels above it as well. A window
+    is counted along the query's path; one that is shorter than a tree's extent is refused.
 
     Padding names a slot whose page table is all zeros, and start 0: its results are finite and mean nothing.
     """
@@ -43,40 +41,6 @@ class Queries:
     width: int
     mask: torch.Tensor | None = None
     extent: int | None = None
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """How a launch is cut: a program takes `rows` rows (queries times heads of one key head) and goes through
-    its keys `keys` at a time; at most `parts` programs share a sequence's keys.
-
-    Programs start in the order of the sequences: with the longest first none is left alone at the end.
-    """
-
-    rows: int
-    keys: int
-    parts: int
-    warps: int
-    stages: int
-
-
-def tiling_of(batch: int, rows: int, kv_heads: int) -> Tiling:
-    """For `batch` sequences of `rows` = width * group rows a key head."""
-    if rows <= 16:
-        programs = batch * kv_heads
-        parts = next((parts for most, parts in _PARTS if programs <= most), 2)
-        if rows > 8:
-            parts = min(parts, max(2, triton.cdiv(_PROGRAMS, programs)))
-        return Tiling(16, 32, parts, 2, 3)
-    tile = 32 if rows <= 32 else 64 if batch * triton.cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
-    programs = batch * kv_heads * triton.cdiv(rows, tile)
-    parts = min(most_parts(tile), triton.next_power_of_2(triton.cdiv(_PROGRAMS, programs)))
-    return Tiling(tile, 32 if tile == 128 else 64, parts, 8 if tile == 128 else 4, 3)
-
-
-def most_parts(tile: int) -> int:
-    """The more rows a program has, the fewer parts: adding up should cost the last one the same."""
-    return max(4, 256 // tile)
 
 
 @dataclass(frozen=True)
@@ -127,6 +91,14 @@ class _Layout:
     tile: int
     keys: int
     pdl: bool
+    window: int
+    bounded: bool
+    ceiling: float
+
+    @property
+    def narrow(self) -> bool:
+        """Are there rows before a sequence's end that its queries do not see?"""
+        return self.window > 0 or self.bounded
 
     @property
     def group(self) -> int:
@@ -162,22 +134,14 @@ def attend(
     tiling: Tiling | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(q k / sqrt(dim)) v of q [B * width, heads, dim], strided by row at most -> `out`, if given."""
+    """softmax(scores of q and k) v of q [B * width, heads, dim], strided by row at most -> `out`, if given.
+
+    Raises ValueError for a tree that does not fit into the layer's window.
+    """
     batch, heads = queries.slots.shape[0], q.shape[1]
-    tiling = tiling or tiling_of(batch, queries.width * heads // kv.kv_heads, kv.kv_heads)
-    layout = _Layout(
-        width=queries.width,
-        extent=queries.extent or queries.width,
-        tree=queries.mask is not None,
-        heads=heads,
-        kv_heads=kv.kv_heads,
-        dim=kv.dim,
-        page_size=kv.page_size,
-        page_stride=kv.pool.stride(0),
-        tile=tiling.rows,
-        keys=tiling.keys,
-        pdl=launch.pdl,
-    )
+    rows = queries.width * heads // kv.kv_heads
+    tiling = tiling or tiling_of(batch, rows, kv.kv_heads, kv.dim * kv.pool.element_size())
+    layout = _layout(heads, kv, queries, tiling, launch.pdl)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     args = (
@@ -189,12 +153,13 @@ def attend(
         kv.tables.stride(0),
         queries.slots,
         queries.starts,
+        kv.firsts,
         queries.starts if queries.mask is None else queries.mask,
         out,
         launch.parts,
         launch.lses,
         launch.tickets,
-        math.log2(math.e) / math.sqrt(kv.dim),
+        kv.rule.factor,
         layout,
     )
     grid = (kv.kv_heads * layout.tiles, tiling.parts, batch)
@@ -206,7 +171,29 @@ def attend(
     return out
 
 
-@triton.jit(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks", "tickets"])
+def _layout(heads: int, kv: PagedKv, queries: Queries, tiling: Tiling, pdl: bool) -> _Layout:
+    rule, extent = kv.rule, queries.extent or queries.width
+    if queries.mask is not None and 0 < rule.window < extent:
+        raise ValueError(f"a tree of {extent} rows does not fit into a window of {rule.window}")
+    return _Layout(
+        width=queries.width,
+        extent=extent,
+        tree=queries.mask is not None,
+        heads=heads,
+        kv_heads=kv.kv_heads,
+        dim=kv.dim,
+        page_size=kv.page_size,
+        page_stride=kv.pool.stride(0),
+        tile=tiling.rows,
+        keys=tiling.keys,
+        pdl=pdl,
+        window=rule.window,
+        bounded=kv.firsts is not None,
+        ceiling=rule.ceiling,
+    )
+
+
+@triton.jit(do_not_specialize=["tables", "table_stride", "slots", "starts", "firsts", "masks", "tickets"])
 def _attend(
     q,
     q_stride,
@@ -216,6 +203,7 @@ def _attend(
     table_stride,
     slots,
     starts,
+    firsts,
     masks,
     out,
     parts,
@@ -228,9 +216,9 @@ def _attend(
     sequence, part = tl.program_id(2), tl.program_id(1)
     if layout.pdl:
         gdc_launch_dependents()
-        _prefetch(keys, values, tables, table_stride, slots, starts, layout)
+        _prefetch(keys, values, tables, table_stride, slots, starts, firsts, layout)
         gdc_wait()
-    table, start, first, last, used = _part_of(tables, table_stride, slots, starts, layout)
+    table, start, low, first, last, used = _part_of(tables, table_stride, slots, starts, firsts, layout)
     if part >= used:
         return
     head = tl.program_id(0) // layout.tiles
@@ -246,7 +234,7 @@ def _attend(
         sees = tl.load(masks + query, mask=real, other=0)
     at = head * layout.dim + dim
     acc, lse = _over_part(
-        q_tile, sees[:, None], keys + at, values + at, table, start, first, last, scale, layout
+        q_tile, sees[:, None], keys + at, values + at, table, start, low, first, last, scale, layout
     )
     place = query * layout.heads + column  # of a query head, in out and in each part
     if used == 1:
@@ -267,8 +255,9 @@ def _attend(
 
 
 @triton.jit
-def _part_of(tables, table_stride, slots, starts, layout: tl.constexpr):
-    """The sequence's page table and start, the program's rows first .. last - 1, and the number of parts.
+def _part_of(tables, table_stride, slots, starts, firsts, layout: tl.constexpr):
+    """The sequence's page table and start, its first row that a query sees, the program's rows
+    first .. last - 1, and the number of parts.
 
     Parts beyond that have nothing to do, and nobody waits for them.
     """
@@ -277,21 +266,23 @@ def _part_of(tables, table_stride, slots, starts, layout: tl.constexpr):
     start = tl.minimum(tl.maximum(start, 0), table_stride * layout.page_size - layout.extent)
     slot = tl.load(slots + tl.program_id(2), volatile=True)
     end = start + layout.extent
-    length = tl.cdiv(tl.cdiv(end, tl.num_programs(1)), layout.keys) * layout.keys
-    first = tl.program_id(1) * length
+    low = lowest_row(firsts, slot, start, layout.window)
+    begin = low // layout.keys * layout.keys
+    length = tl.cdiv(tl.cdiv(end - begin, tl.num_programs(1)), layout.keys) * layout.keys
+    first = begin + tl.program_id(1) * length
     table = tables + slot.to(tl.int64) * table_stride
-    return table, start, first, tl.minimum(first + length, end), tl.cdiv(end, length)
+    return table, start, low, first, tl.minimum(first + length, end), tl.cdiv(end - begin, length)
 
 
 @triton.jit
-def _prefetch(keys, values, tables, table_stride, slots, starts, layout: tl.constexpr):
+def _prefetch(keys, values, tables, table_stride, slots, starts, firsts, layout: tl.constexpr):
     """Calls the first block of keys and values into the L2 cache while the kernel ahead still runs.
 
     Only a hint: what it reads may be about to change, and is read again after the wait.
     """
     LINE: tl.constexpr = 128 // (keys.dtype.element_ty.primitive_bitwidth // 8)
     LINES: tl.constexpr = (layout.dim + LINE - 1) // LINE
-    table, _, first, last, _ = _part_of(tables, table_stride, slots, starts, layout)
+    table, _, _, first, last, _ = _part_of(tables, table_stride, slots, starts, firsts, layout)
     row = first + tl.arange(0, layout.keys)
     line = tl.program_id(0) // layout.tiles * layout.dim + tl.arange(0, LINES)[None, :] * LINE
     at = pages_of(table, row, last, layout.page_size) * layout.page_stride
@@ -308,26 +299,36 @@ def _prefetch_lines(lines):
 
 
 @triton.jit
-def _over_part(q_tile, sees, keys, values, table, start, first, last, scale, layout: tl.constexpr):
+def _over_part(q_tile, sees, keys, values, table, start, low, first, last, scale, layout: tl.constexpr):
     """Softmax over rows first .. last - 1 in blocks -> result float32 [tile, dim], base 2 lse [tile].
 
     keys and values point at [1, dim] of the pool's first row; sees [tile, 1] is a query's own row after
-    `start`, or its mask.
+    `start`, or its mask; low is the first row that any of them sees.
     """
     peak = tl.full([layout.tile], _UNSEEN, tl.float32)
     total = tl.full([layout.tile], 0.0, tl.float32)
     acc = tl.full([layout.tile, layout.dim], 0.0, tl.float32)
+    lowest = low
+    if layout.window > 0:
+        lowest = start + _depth(sees, layout) - layout.window + 1
     row = first + tl.arange(0, layout.keys)
     pages = pages_of(table, row, last, layout.page_size)
     for block in range(first, last, layout.keys):
         row = block + tl.arange(0, layout.keys)
         inside = row < last
+        if layout.narrow:
+            inside = inside & (row >= low)
         at = pages * layout.page_stride + (row % layout.page_size)[:, None] * layout.row_stride
         pages = pages_of(table, row + layout.keys, last, layout.page_size)  # ahead of the rows they lead to
         k = tl.load(keys + at, mask=inside[:, None], other=0.0)
         v = tl.load(values + at, mask=inside[:, None], other=0.0)
         scores = tl.dot(q_tile, tl.trans(k), input_precision="ieee") * scale
-        if block + layout.keys > start:
+        if layout.ceiling > 0:
+            scores = tanh(scores) * layout.ceiling
+        if layout.narrow:
+            seen = _seen(row[None, :] - start, sees, layout.tree) & inside[None, :]
+            scores = tl.where(seen & (row[None, :] >= lowest), scores, _UNSEEN)
+        elif block + layout.keys > start:
             scores = tl.where(
                 _seen(row[None, :] - start, sees, layout.tree) & inside[None, :], scores, _UNSEEN
             )
@@ -347,6 +348,17 @@ def _seen(after, sees, TREE: tl.constexpr):
         return (after < 0) | (((sees >> tl.minimum(tl.maximum(after, 0), 63)) & 1) != 0)
     else:
         return after <= sees
+
+
+@triton.jit
+def _depth(sees, layout: tl.constexpr):
+    """How far each query's path goes beyond its sequence's start, [tile, 1]."""
+    if layout.tree:
+        bit = tl.arange(0, 64)[None, :]
+        ancestors = tl.where(bit < layout.extent, (sees >> bit) & 1, 0)  # itself included
+        return (tl.sum(ancestors, 1) - 1).to(tl.int32)[:, None]
+    else:
+        return sees
 
 
 @triton.jit

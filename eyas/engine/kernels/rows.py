@@ -13,64 +13,78 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.skinny import MAX_ROWS, KvRows, Rotation, empty_padded
+from eyas.engine.kernels.activation import steepness
+from eyas.engine.kernels.skinny import MAX_ROWS, HeadNorms, KvRows, Rotation, empty_padded
 
-_PRODUCTS = 1024  # elements of a row that a program of `silu_mul` makes
+_PRODUCTS = 1024  # elements of a row that a program of `act_mul` makes
 _HEADS = 8  # heads of a row that a program of `rope_write` rotates, at most
 
 
 def norm(x: torch.Tensor, eps: float, gain: torch.Tensor | None = None, pdl: bool = False) -> torch.Tensor:
     """Rows x [m, hidden] over their root mean square, times gain [hidden] if there is one."""
     out = empty_padded(*x.shape, like=x)
-    _norm[(x.shape[0],)](x, None, gain, out, eps, **_row(x.shape[1], pdl))
+    _norm[(x.shape[0],)](x, None, None, gain, out, None, eps, **_row(x.shape[1], pdl))
     return out
 
 
 def add_norm(
-    x: torch.Tensor, residual: torch.Tensor, eps: float, gain: torch.Tensor | None = None, pdl: bool = False
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    eps: float,
+    gain: torch.Tensor | None = None,
+    post: torch.Tensor | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
-    """residual += x, in place and rounded; then the norm of the rounded residual. All [m, hidden]."""
+    """residual += x, in place and rounded; then the norm of the rounded residual. All [m, hidden].
+
+    With `post` [hidden], the norm of x with that gain, rounded, is added instead of x.
+    """
     out = torch.empty_like(x)
-    _norm[(x.shape[0],)](x, residual, gain, out, eps, **_row(x.shape[1], pdl))
+    _norm[(x.shape[0],)](x, residual, post, gain, out, None, eps, **_row(x.shape[1], pdl))
     return out
+
+
+def add_normed(
+    x: torch.Tensor, residual: torch.Tensor, post: torch.Tensor, eps: float, pdl: bool = False
+) -> torch.Tensor:
+    """residual += the norm of x with gain `post` [hidden], rounded; in place and rounded. Both [m, hidden].
+
+    Returns the sums of squares of the residual's rows (m <= 128), float32 [1, 128], for `skinny.Source`.
+    """
+    sums = x.new_empty(1, MAX_ROWS, dtype=torch.float32)
+    _norm[(x.shape[0],)](x, residual, post, None, None, sums, eps, **_row(x.shape[1], pdl))
+    return sums
 
 
 def gather_rows(source: torch.Tensor, index: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """source [n, width], index int32 or int64 [m] -> [m, width]."""
     out = source.new_empty(index.shape[0], source.shape[1])
-    _gather[(index.shape[0],)](source, index, out, None, **_row(source.shape[1], pdl))
+    _gather[(index.shape[0],)](source, index, out, None, SCALE=1.0, **_row(source.shape[1], pdl))
     return out
 
 
 def embed(
-    tokens: torch.Tensor, table: torch.Tensor, sums: bool = False, pdl: bool = False
+    tokens: torch.Tensor, table: torch.Tensor, sums: bool = False, scale: float = 1.0, pdl: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """tokens int32 [m], table [vocab, hidden] -> rows [m, hidden].
+    """tokens int32 [m], table [vocab, hidden] -> rows [m, hidden], times `scale` in the table's precision.
 
     With `sums` (m <= 128) also the rows' sums of squares as `skinny.Source` takes them, float32 [1, 128].
     """
+    scale = torch.tensor(scale, dtype=table.dtype).item()
     out = empty_padded(tokens.shape[0], table.shape[1], like=table)
     squares = table.new_empty(1, MAX_ROWS, dtype=torch.float32) if sums else None
-    _gather[(tokens.shape[0],)](table, tokens, out, squares, **_row(table.shape[1], pdl))
+    _gather[(tokens.shape[0],)](table, tokens, out, squares, SCALE=scale, **_row(table.shape[1], pdl))
     return out, squares
 
 
-def silu_mul(gate_up: torch.Tensor, pdl: bool = False) -> torch.Tensor:
-    """Rows [gate ; up] [m, 2 * inner] -> silu(gate) * up [m, inner]."""
+def act_mul(gate_up: torch.Tensor, gelu: bool = False, pdl: bool = False) -> torch.Tensor:
+    """Rows [gate ; up] [m, 2 * inner] -> silu(gate) * up [m, inner], or with GELU in its tanh form."""
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, inner)
     grid = (rows, triton.cdiv(inner, _PRODUCTS))
-    _silu_mul[grid](gate_up, out, INNER=inner, BLOCK=_PRODUCTS, PDL=pdl, num_warps=4, launch_pdl=pdl)
+    sizes = {"INNER": inner, "BLOCK": _PRODUCTS, "GELU": gelu, "PDL": pdl}
+    _act_mul[grid](gate_up, out, **sizes, num_warps=4, launch_pdl=pdl)
     return out
-
-
-@dataclass(frozen=True)
-class HeadNorms:
-    """Gains [dim] of the RMSNorm that each head of q and of k passes before it is rotated (Qwen3)."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    eps: float
 
 
 @dataclass(frozen=True)
@@ -98,7 +112,7 @@ def rope_write(
     block = min(_HEADS, triton.next_power_of_2(heads.kv))
     programs = triton.cdiv(heads.q, block) + 2 * triton.cdiv(heads.kv, block)
     norms = heads.norms
-    gains = (None, None, 0.0) if norms is None else (norms.q, norms.k, norms.eps)
+    gains = (None, None, 0.0) if norms is None else (*norms.gains, norms.eps)
     _rope_write[(qkv.shape[0], programs)](
         *(qkv, q, kv.layer, kv.layer.stride(0), kv.rows),
         *(rotation.cos, rotation.sin, rotation.positions, *gains),
@@ -130,7 +144,9 @@ def _after_previous(PDL: tl.constexpr):
 
 
 @triton.jit
-def _norm(x, residual, gain, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _norm(
+    x, residual, post, gain, out, sums, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     if gain is not None:
@@ -138,24 +154,36 @@ def _norm(x, residual, gain, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     _after_previous(PDL)
     start = tl.program_id(0).to(tl.int64) * WIDTH
     row = tl.load(x + start + column, mask=inside, other=0.0).to(tl.float32)
+    if post is not None:
+        row *= tl.rsqrt(tl.sum(row * row) / WIDTH + eps)
+        row *= tl.load(post + column, mask=inside, other=0.0).to(tl.float32)
+        row = row.to(x.dtype.element_ty).to(tl.float32)
     if residual is not None:
         row += tl.load(residual + start + column, mask=inside, other=0.0).to(tl.float32)
         rounded = row.to(residual.dtype.element_ty)
         tl.store(residual + start + column, rounded, mask=inside)
         row = rounded.to(tl.float32)
-    row *= tl.rsqrt(tl.sum(row * row) / WIDTH + eps)
-    if gain is not None:
-        row *= scale
-    tl.store(out + start + column, row.to(out.dtype.element_ty), mask=inside)
+    if sums is not None:
+        tl.store(sums + tl.program_id(0), tl.sum(row * row))
+    if out is not None:
+        row *= tl.rsqrt(tl.sum(row * row) / WIDTH + eps)
+        if gain is not None:
+            row *= scale
+        tl.store(out + start + column, row.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["index"])
-def _gather(source, index, out, sums, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _gather(
+    source, index, out, sums,
+    SCALE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     _after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     start = tl.load(index + row).to(tl.int64) * WIDTH
     values = tl.load(source + start + column, mask=column < WIDTH, other=0.0)
+    if SCALE != 1.0:
+        values = (values.to(tl.float32) * SCALE).to(values.dtype)
     tl.store(out + row * WIDTH + column, values, mask=column < WIDTH)
     if sums is not None:
         wide = values.to(tl.float32)
@@ -163,7 +191,9 @@ def _gather(source, index, out, sums, WIDTH: tl.constexpr, BLOCK: tl.constexpr, 
 
 
 @triton.jit
-def _silu_mul(gate_up, out, INNER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _act_mul(
+    gate_up, out, INNER: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     _after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -171,7 +201,7 @@ def _silu_mul(gate_up, out, INNER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.co
     start = gate_up + row * 2 * INNER + column
     gate = tl.load(start, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(start + INNER, mask=inside, other=0.0).to(tl.float32)
-    product = gate * tl.sigmoid(gate) * up
+    product = gate * tl.sigmoid(steepness(gate, GELU)) * up
     tl.store(out + row * INNER + column, product.to(out.dtype.element_ty), mask=inside)
 
 

@@ -6,17 +6,18 @@ folded into the columns of the next weight at load time, whoever writes a row le
 whoever reads it scales the finished product by 1 / rms.
 
 These functions know contiguous tensors, aligned to 16 bytes, with sides that are multiples of 16. They refuse
-to know biases, head norms, models and who owns a KV row. None allocates or waits: all can be captured.
+to know models and who owns a KV row. None allocates or waits: all can be captured.
 
 Signatures: one is compiled for each (product, n, k, padded rows 16 / 32 / 64 / 128). A Llama has five
 products: qkv_rope, linear with residual and sums (o and down), gated, and a linear to float32 (the head); an
-EAGLE-3 head has its own four, its lm_head and fc. Called once each, with `compile_only` or in a recipe of
+EAGLE-3 head has its own four, its lm_head and fc. Where a norm follows a product, that linear has neither
+residual nor sums. Called once each, with `compile_only` or in a recipe of
 `compile_ahead`, they compile all that ever runs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -68,6 +69,25 @@ class Source:
     x: torch.Tensor
     sums: torch.Tensor | None = None
     eps: float = 0.0
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Gains [2, head_dim] of the RMSNorm that each head of q, and of k, passes before it is rotated."""
+
+    gains: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class QkvWeights:
+    """weight [(heads + 2 kv_heads) * head_dim, k] of q, k and v, their bias [rows of the weight], if there is
+    one, and what the heads pass before they are rotated.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    norms: HeadNorms | None = None
 
 
 @dataclass(frozen=True)
@@ -125,9 +145,14 @@ def linear_parts(source: Source, weight: torch.Tensor, launch: Launch) -> int:
     return plan.n // plan.columns
 
 
-def gated(source: Source, weight: torch.Tensor, out: torch.Tensor, launch: Launch) -> None:
-    """out [m, inner] = silu(gate) * up in float32, where [gate, up] = source . weight [2 inner, k]^T."""
-    plan = _plan("gated", source, weight, weight.shape[0], launch)
+def gated(
+    source: Source, weight: torch.Tensor, out: torch.Tensor, launch: Launch, gelu: bool = False
+) -> None:
+    """out [m, inner] = silu(gate) * up in float32, where [gate, up] = source . weight [2 inner, k]^T.
+
+    `gelu`: the gate passes GELU, in its tanh form, instead of SiLU.
+    """
+    plan = replace(_plan("gated", source, weight, weight.shape[0], launch), gelu=gelu)
     _expect("out", out, source.x.shape[0], plan.n // 2)
     x, weights = _rows(source.x, plan), _blocks(weight, [plan.half], plan)
     args = (x, weight, weights, out, source.sums, launch.partials, launch.tickets)
@@ -135,24 +160,30 @@ def gated(source: Source, weight: torch.Tensor, out: torch.Tensor, launch: Launc
 
 
 def qkv_rope(
-    source: Source, weight: torch.Tensor, q_out: torch.Tensor, rotation: Rotation, kv: KvRows, launch: Launch
+    source: Source, qkv: QkvWeights, q_out: torch.Tensor, rotation: Rotation, kv: KvRows, launch: Launch
 ) -> None:
     """Queries to q_out [m, heads, head_dim] and keys to the pool, both rotated; values to the pool.
 
-    weight [(heads + 2 kv_heads) * head_dim, k] holds q, k and v. The rotation pairs element i of a head with
-    i + head_dim / 2, in float32. Raises ValueError for shapes that do not fit.
+    The rotation pairs element i of a head with i + head_dim / 2, in float32. Raises ValueError for shapes
+    that do not fit.
     """
     _, _, page_size, kv_heads, dim = kv.layer.shape
-    heads = Heads(q_out.shape[1], kv_heads, dim, page_size, kv.layer.stride(0))
+    weight, norms = qkv.weight, qkv.norms
+    heads = Heads(q_out.shape[1], kv_heads, dim, page_size, kv.layer.stride(0), norms.eps if norms else 0.0)
     if weight.shape[0] != (heads.q + 2 * heads.kv) * dim or not kv.layer[0].is_contiguous():
         raise ValueError(f"weight {tuple(weight.shape)} or layer {kv.layer.stride()} does not suit {heads}")
-    plan = _plan("qkv", source, weight, dim, launch)
+    plan = _plan("heads" if norms else "qkv", source, weight, dim, launch)
     _expect("q_out", q_out, source.x.shape[0], heads.q, dim)
+    if qkv.bias is not None:
+        _expect("bias", qkv.bias, plan.n)
+    if norms is not None:
+        _expect("gains", norms.gains, 2, dim)
     x = _rows(source.x, plan)
     weights = _blocks(weight.view(-1, 2, dim // 2, plan.k), [1, 2, plan.half], plan)
-    args = (x, weight, weights, q_out, kv.layer, rotation.cos, rotation.sin, rotation.positions)
-    args = (*args, kv.rows, source.sums, launch.partials, launch.tickets, *_counts(source), heads)
-    _start(qkv_rope_kernel, plan, args, launch)
+    gains = None if norms is None else norms.gains
+    args = (x, weight, weights, qkv.bias, gains, q_out, kv.layer, rotation.cos, rotation.sin)
+    args = (*args, rotation.positions, kv.rows, source.sums, launch.partials, launch.tickets)
+    _start(qkv_rope_kernel, plan, (*args, *_counts(source), heads), launch)
 
 
 def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: Launch) -> Plan:

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from eyas.engine.kernels.activation import steepness
+
 SUMS_WIDTH = tl.constexpr(128)
 """Columns of every tensor of sums: the rows of the tallest product."""
 
@@ -23,7 +25,7 @@ class Plan:
 
     A program owns `columns` weight rows and one of `split` parts of k, by steps of `depth`. `slots`: the most
     parts of sums (0: there are none). `ahead`: lines of 128 bytes, `line` elements each, that L2 is asked for
-    in advance, of each of a program's weight rows.
+    in advance, of each of a program's weight rows. `gelu`: the gate's activation; else it is SiLU.
     """
 
     rows: int
@@ -39,6 +41,7 @@ class Plan:
     pdl: bool
     ahead: int
     line: int
+    gelu: bool = False
 
     @property
     def half(self) -> int:
@@ -51,13 +54,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads of `qkv_rope` and the pool's layout, in elements."""
+    """Heads of `qkv_rope` and the pool's layout, in elements. `eps`: of the heads' norms."""
 
     q: int
     kv: int
     dim: int
     page_size: int
     page_stride: int
+    eps: float = 0.0
 
     @property
     def half(self) -> int:
@@ -114,17 +118,18 @@ def gated_kernel(x, weight, weights, out, sums, partials, tickets, m, parts, pla
         up = _total(shares + plan.half, m, plan, plan.split)
     scale = _scale(squares, plan)[:, None]
     gate *= scale
-    y = gate * (up * scale) / (1.0 + tl.exp(-gate))
+    y = gate * (up * scale) / (1.0 + tl.exp(-steepness(gate, plan.gelu)))
     place = row[:, None] * (plan.n // 2) + (first + tl.arange(0, plan.half))[None, :]
     tl.store(out + place, y.to(out.dtype.element_ty), mask=row[:, None] < m)
 
 
 @triton.jit(do_not_specialize=["m", "parts"], do_not_specialize_on_alignment=["positions", "kv_rows"])
 def qkv_rope_kernel(
-    x, weight, weights, q_out, pool, cos, sin, positions, kv_rows, sums, partials, tickets, m, parts,
-    heads: tl.constexpr, plan: tl.constexpr,
+    x, weight, weights, bias, gains, q_out, pool, cos, sin, positions, kv_rows, sums, partials, tickets,
+    m, parts, heads: tl.constexpr, plan: tl.constexpr,
 ):  # fmt: skip
     # A tile lies within one head: some elements of its lower half, and their partners in its upper half.
+    # Where heads are normalised it is all of them.
     row = tl.arange(0, plan.rows)
     first = tl.program_id(0) * plan.half
     head = first // heads.half
@@ -148,6 +153,12 @@ def qkv_rope_kernel(
         m = _finisher(tickets, m, plan)
         y = _total(shares, m, plan, plan.split)
     y *= _scale(squares, plan)[:, None]
+    if bias is not None:
+        element_bias = tl.load(bias + lower + pair % plan.half + pair // plan.half * heads.half)
+        y += element_bias.to(tl.float32)[None, :]
+    if gains is not None and head < heads.q + heads.kv:
+        gain = tl.load(gains + (head >= heads.q) * heads.dim + pair).to(tl.float32)
+        y *= tl.rsqrt(tl.sum(y * y, 1) / heads.dim + heads.eps)[:, None] * gain[None, :]
     low, high = tl.split(tl.permute(tl.reshape(y, (plan.rows, 2, plan.half)), (0, 2, 1)))
     low, high = low * c - high * s, high * c + low * s
     is_query = head < heads.q

@@ -19,7 +19,8 @@ MOST_SHARES = 32768
 class Shape:
     """One product: out [rows, n] = x [rows, k] . weight [n, k]^T.
 
-    `kind` is linear, gated or qkv; `rows` is padded (16, 32, 64, 128); `span`: a tile's columns divide it.
+    `kind` is linear, gated, qkv or heads (qkv whose heads are normalised, so that a tile is one head); `rows`
+    is padded (16, 32, 64, 128); `span`: a tile's columns divide it, and are it where a tile is one head.
     """
 
     kind: str
@@ -94,7 +95,8 @@ def tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile:
     split = tile.split
     if split * shape.n > MOST_SHARES or shape.k % (split * _NARROWEST):
         split = 1
-    columns, depth = math.gcd(tile.columns, shape.span), math.gcd(tile.depth, shape.k // split)
+    columns = shape.span if shape.kind == "heads" else math.gcd(tile.columns, shape.span)
+    depth = math.gcd(tile.depth, shape.k // split)
     if min(columns // (2 if shape.kind == "gated" else 1), depth) < _NARROWEST:
         raise ValueError(f"{shape} has a side that is not a multiple of {_NARROWEST}")
     stages = min(tile.stages, _SHARED_BYTES // ((columns + shape.rows) * depth * itemsize))
@@ -105,7 +107,10 @@ def tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile:
 def _rule(shape: Shape) -> Tile:
     """Half as many programs as SMs are enough; then wide tiles, since every program reads all of x."""
     columns = 128 if shape.kind == "gated" or shape.n >= 8192 else 64
+    if shape.kind == "heads":
+        columns = shape.span
     programs = shape.n // columns
     split = 1 if programs >= (64 if shape.rows <= 32 else 96) else 2 if programs >= 32 else 4
-    warps = 8 if shape.rows == 128 else 4  # for the registers of what follows the product
-    return Tile(columns, 64 if columns == 128 else 128, warps, stages=5, split=split, ahead=256)
+    # For the registers of what follows the product.
+    warps = 8 if shape.rows == 128 or shape.rows * columns > 8192 else 4
+    return Tile(columns, 64 if columns >= 128 else 128, warps, stages=5, split=split, ahead=256)

@@ -18,6 +18,7 @@ from eyas.common.params import MAX_STOP_TOKEN_IDS
 from eyas.common.types import KvKind
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.attention.rows import Most, PagedAttention
+from eyas.engine.batch.rows import Rows
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import FEW_SINGLES, MAX_ENDS, Buckets, default_batches
 from eyas.engine.device.executor import WORDS, Executor
@@ -28,12 +29,15 @@ from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout, StepShape
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.prefill import tile_rows
+from eyas.engine.kernels.scores import Scores
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases, Start
-from eyas.engine.models.fused import FusedLlama, LayerContext
-from eyas.engine.models.fused_eagle3 import FusedEagle3
+from eyas.engine.models.base import DraftModel, FeatureTap
+from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.fused_layer import LayerContext
+from eyas.engine.models.heads import device_head
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.sampling.scores import SLICE, SLICE_BYTES
@@ -87,6 +91,7 @@ def build_rank(
     """The same on every rank, at about the same time."""
     buckets = buckets_of(loaded)
     _check_words(loaded, buckets)
+    _check_windows(loaded)
     with start.phases("import"):
         prompts = _prompts(loaded)
     loaded, state = build_state(loaded, ranks, start.phases, prompts)
@@ -109,6 +114,17 @@ def _check_words(loaded: EngineSpec, buckets: Buckets) -> None:
             f"steps of {shape.batch} sequences with {shape.width} rows each and {shape.chunk} prompt rows "
             f"take {words} words, and {WORDS} is the most: lower --max-running or --chunk-tokens",
             param="max-running",
+        )
+
+
+def _check_windows(loaded: EngineSpec) -> None:
+    """Raises ConfigError if a layer's window is shorter than the tree of drafts that it verifies."""
+    windows = [layer.attention.window for layer in loaded.target.layers if layer.attention.window]
+    if loaded.config.speculation.topk > 1 and min(windows, default=loaded.width) < loaded.width:
+        raise ConfigError(
+            f"trees of {loaded.width} rows do not fit into the model's window of {min(windows)} tokens: "
+            "lower --spec-draft-tokens or take --spec-topk 1",
+            param="spec-draft-tokens",
         )
 
 
@@ -147,10 +163,18 @@ def build_state(
 def _prompts(loaded: EngineSpec) -> PromptAttention | None:
     """FA3, if it is asked for: the build of its kernels begins here and goes on behind everything else.
 
-    A model that it has no template for is served all the same, as the log says.
+    A model, or a layer, that it has no template for is served all the same, as the log says.
     """
     config, target = loaded.config, loaded.share(KvKind.TARGET)
     if config.prefill_attention_backend != "flashinfer":
+        return None
+    log = logging.getLogger("eyas.engine")
+    rules = [Scores.of(layer.attention) for layer in target.layers]
+    plain = next((rule for rule in rules if rule == Scores(rule.scale)), None)
+    if others := sum(rule != plain for rule in rules):
+        text = "prompts attend by the triton kernel in %d of %d layers, which have windows or soft caps"
+        log.info(text, others, len(rules))
+    if plain is None:
         return None
     try:
         from eyas.engine.attention.flashinfer_backend import Fa3Build, PrefillAttention
@@ -161,9 +185,9 @@ def _prompts(loaded: EngineSpec) -> PromptAttention | None:
     try:
         build = Fa3Build(shape.dtype, shape.head_dim, config.device)
     except ConfigError as error:
-        logging.getLogger("eyas.engine").warning("prompts attend by the triton kernel: %s", error.message)
+        log.warning("prompts attend by the triton kernel: %s", error.message)
         return None
-    return PromptAttention(PrefillAttention(target.num_heads, shape, build))
+    return PromptAttention(PrefillAttention(target.num_heads, shape, plain.scale, build), plain)
 
 
 def _pages(loaded: EngineSpec, groups: list[KvKind]) -> int:
@@ -225,19 +249,28 @@ def _pdl(loaded: EngineSpec) -> bool:
     return loaded.config.device != "cpu"
 
 
+Head = tuple[FeatureTap, DraftModel[Rows]]
+
+
 def _models(
     loaded: EngineSpec, ranks: ProcessGroup, attentions: dict[KvKind, PagedAttention]
-) -> tuple[FusedLlama, FusedEagle3 | None]:
-    device = loaded.config.device
-    launch = skinny.Launch.on(device, pdl=_pdl(loaded))
+) -> tuple[FusedDecoder, Head | None]:
+    launch = skinny.Launch.on(loaded.config.device, pdl=_pdl(loaded))
+
+    def context(group: KvKind) -> LayerContext:
+        return LayerContext.on(loaded.config.device, loaded.decoder(group), ranks, launch, attentions[group])
+
     with loaded.weights(KvKind.TARGET) as weights:
-        fabric = LayerContext.on(device, loaded.target, ranks, launch, attentions[KvKind.TARGET])
-        model = FusedLlama(loaded.target, weights, fabric)
+        model = FusedDecoder(loaded.target, weights, context(KvKind.TARGET))
+    if not model.narrow_rows:
+        text = "steps of few rows are slower than they could be: no kernel adds this model's output biases"
+        logging.getLogger("eyas.engine").warning(text)
     if loaded.head is None:
         return model, None
+    kind, here = device_head(loaded.head.algorithm), context(KvKind.DRAFT)
     with loaded.weights(KvKind.DRAFT) as weights:
-        fabric = LayerContext.on(device, loaded.head.decoder, ranks, launch, attentions[KvKind.DRAFT])
-        return model, FusedEagle3(loaded.head, weights, model, fabric)
+        tap = kind.load_tap(loaded.head, weights, here)
+        return model, (tap, kind.load_draft(loaded.head, weights, model, here))
 
 
 def _synthetic(loaded: EngineSpec) -> torch.Tensor | None:

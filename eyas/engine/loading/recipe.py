@@ -25,6 +25,8 @@ from eyas.engine.kernels.special import COLUMNS
 from eyas.engine.loading.device_build import buckets_of, build_state, rehearsed
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases
+from eyas.engine.models.base import DeviceModel
+from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import OneShot
 from eyas.engine.parallel.ranks import RankInfo
@@ -35,7 +37,7 @@ def launches(config: EngineConfig) -> None:
     """Launches what an engine with `config`, for a GPU, may launch; its pages do not matter."""
     nowhere = dataclasses.replace(config, device="meta", num_pages=1)
     loaded, state = build_state(_Unread.of(nowhere), _Absent(config.tensor_parallel_size), Phases())
-    del state.model.layers[2:]  # they launch what the second does, which the first does not quite
+    _keep_one_of_each(state.model)
     inputs, results = (torch.empty(WORDS, dtype=torch.int32, device="meta") for _ in range(2))
     for shape in dict.fromkeys(_shapes(loaded)):
         program = StepProgram(state, shape, inputs, results)
@@ -45,6 +47,13 @@ def launches(config: EngineConfig) -> None:
         if shape.sampled:
             program.sample_special(torch.empty(min(shape.sampled, SLICE), len(COLUMNS), dtype=torch.int32))
         program.rest(program.choose())
+
+
+def _keep_one_of_each(model: DeviceModel) -> None:
+    """The first layer, and the first of each kind among the others: these launch all that the rest does."""
+    assert isinstance(model, FusedDecoder)
+    kinds = dict(reversed([*zip(model.config.layers, range(model.config.num_layers), strict=True)][1:]))
+    model.layers = [model.layers[i] for i in (0, *sorted(kinds.values()))]
 
 
 class _Absent(ProcessGroup):

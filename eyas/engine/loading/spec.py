@@ -20,8 +20,8 @@ from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
 from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path
-from eyas.engine.models.fused import refusal
 from eyas.engine.models.heads import head_family, read_head
+from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
 from kv_transfer.layout import PageMeaning
@@ -48,9 +48,9 @@ class EngineSpec:
         if config.draft is not None:
             head = read_head(config.draft, target, config.load_format)
         for decoder in [target] if head is None else [target, head.decoder]:
-            config_of_rank(decoder, config.tensor_parallel_size)
+            share = config_of_rank(decoder, config.tensor_parallel_size)
             if config.attention_backend != "torch":
-                _check_implemented(decoder)
+                _check_implemented(share, decoder.vocab_size // config.tensor_parallel_size)
         return cls(config, target, head, epoch)
 
     def with_pages(self, num_pages: int) -> Self:
@@ -156,9 +156,12 @@ class EngineSpec:
         ).hash()
 
 
-def _check_implemented(decoder: ModelConfig) -> None:
-    """Raises ConfigError for what the device path would run by other equations than the model's."""
-    if why := refusal(decoder):
+def _check_implemented(decoder: ModelConfig, outputs: int) -> None:
+    """Raises ConfigError for what the device path would run by other equations than the model's.
+
+    `decoder`: one rank's share; `outputs`: the rows of the output head that it has.
+    """
+    if why := refusal(decoder, outputs):
         raise ConfigError(
             f"{decoder.architecture} of {decoder.folder} has no implementation for a GPU: {why} "
             "(--attention-backend torch serves it slowly)",

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
+from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
@@ -38,6 +39,17 @@ class DecoderModel(Protocol[RowsT]):
 
     def logits(self, residual: torch.Tensor, picked: torch.Tensor | None = None) -> torch.Tensor:
         """Rows as `forward` gave them, all or those `picked` (integers [r]) -> float32 [r, vocab]."""
+
+
+class DeviceModel(DecoderModel[Rows], Protocol):
+    """A target model whose launches can be captured: it reads nothing of the device, and may be told where to
+    put its largest result.
+    """
+
+    def logits(
+        self, residual: torch.Tensor, picked: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `DecoderModel.logits`, `picked` int32; in `out`, if it is given."""
 
 
 class FeatureTap(Protocol):

@@ -12,15 +12,20 @@ from typing import Protocol, cast
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
+from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.folder import read_config
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.models.base import DraftModel, FeatureTap
 from eyas.engine.models.decoder import EmbeddingAndHead
+from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.fused_layer import LayerContext
 from eyas.engine.models.keys import Raw, reading
 
-HEADS = ("eagle3",)
-"""The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they are asked."""
+HEADS = {"eagle3": "fused_eagle3"}
+"""The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they are asked; and the
+`DeviceHead` of each ("": it has none, and is refused by name where there is a device).
+"""
 
 
 class HeadFamily(Protocol):
@@ -49,6 +54,18 @@ class HeadFamily(Protocol):
         """The half that drafts. `ends`: the target's, for a head without its own."""
 
 
+class DeviceHead(Protocol):
+    """What the module of a kind of head on a device holds."""
+
+    def load_tap(self, config: DraftConfig, weights: Weights, context: LayerContext) -> FeatureTap:
+        """The half beside the target."""
+
+    def load_draft(
+        self, config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
+    ) -> DraftModel[Rows]:
+        """The half that drafts. `target`: for a head without ends; `context`: of the head's own layers."""
+
+
 def read_head(folder: Path | str, target: ModelConfig, load_format: str = "auto") -> DraftConfig:
     """The draft head that a folder holds. Raises ConfigError if it is none, or does not fit `target`."""
     folder = Path(folder)
@@ -66,3 +83,14 @@ def read_head(folder: Path | str, target: ModelConfig, load_format: str = "auto"
 def head_family(algorithm: str) -> HeadFamily:
     """The module that knows a kind of head, by its line in `HEADS`, which is `DraftConfig.algorithm`."""
     return cast(HeadFamily, importlib.import_module(f"eyas.engine.models.{algorithm}"))
+
+
+def device_head(algorithm: str) -> DeviceHead:
+    """The module that runs a kind of head on a device. Raises ConfigError if there is none."""
+    module = HEADS[algorithm]
+    if not module:
+        name = head_family(algorithm).NAME
+        raise ConfigError(
+            f"{name} has no implementation for a GPU (docs/adding-a-draft-head.md)", param="draft"
+        )
+    return cast(DeviceHead, importlib.import_module(f"eyas.engine.models.{module}"))

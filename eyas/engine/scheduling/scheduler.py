@@ -20,6 +20,7 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.scheduling.elsewhere import Incoming, Outgoing
 from eyas.engine.scheduling.fairness import Queue, Shares
+from eyas.engine.scheduling.incoming import Incoming
 from kv_transfer.layout import pages_for
 
 MANY_CHUNKS = 6
@@ -61,7 +62,8 @@ class Limits:
 class Scheduler:
     """Owns the slots, the queue and the pages of all sequences. One thread uses it.
 
-    The caller empties `preempted` after each step.
+    The caller empties `preempted` after each step. `may_offer`: is there room for what a prompt that is
+    decoded elsewhere offers?
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from eyas.engine.batch.tables import Tables
 from eyas.engine.kernels import paths, sample, trees
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.fused_eagle3 import FusedEagle3
+from eyas.engine.models.base import Drafted, DraftModel, FeatureTap
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,20 @@ class CertainChunk:
 
 
 class DeviceDrafter:
+    """`head`: in its two halves; `pool`: of the one that drafts."""
+
     def __init__(
-        self, head: FusedEagle3, pool: KvPool, tables: Tables, spec: SpeculationConfig, *, pdl: bool
+        self,
+        head: tuple[FeatureTap, DraftModel[Rows]],
+        pool: KvPool,
+        tables: Tables,
+        spec: SpeculationConfig,
+        *,
+        pdl: bool,
     ) -> None:
-        self.capture_layers = head.capture_layers
+        self._tap, self._head = head
+        self.taps = self._tap.layers
         self.pool = pool
-        self._head = head
         self._tables = tables
         self._spec = spec
         self._pdl = pdl
@@ -55,16 +63,16 @@ class DeviceDrafter:
 
     def follow(
         self,
-        captured: torch.Tensor,
+        tapped: torch.Tensor,
         batch: round_kernels.Batch | None,
         verdicts: round_kernels.Verdicts | None,
         chunk: CertainChunk | None,
     ) -> None:
-        """captured [m, layers * hidden] of the step's rows: extend by what is certain, propose below it."""
-        features = self._head.features(captured)
+        """tapped [m, layers * hidden] of the step's rows: extend by what is certain, propose below it."""
+        features = self._tap.features(tapped)
         parts, rounds = [], None
         if batch is not None and verdicts is not None:
-            count = captured.shape[0] - (0 if chunk is None else chunk.rows.count)
+            count = tapped.shape[0] - (0 if chunk is None else chunk.rows.count)
             extension = self._extension(batch, features)
             paths.gather_path(batch, verdicts, features[:count], extension)
             rounds = DecodeRows(batch.slots, extension.rows.starts, self.path_rows)
@@ -74,7 +82,7 @@ class DeviceDrafter:
             )
         if chunk is not None:
             own, before = chunk.rows, 0 if rounds is None else rounds.rows
-            rest = features[captured.shape[0] - own.count :]
+            rest = features[tapped.shape[0] - own.count :]
             parts.append(
                 (rest, chunk.following, own.positions, own.kv_rows, chunk.ends + before, chunk.end_slots)
             )
@@ -82,13 +90,13 @@ class DeviceDrafter:
         rows = Rows(tokens, positions, kv_rows, rounds)
         if chunk is not None:
             rows = replace(rows, tiles=chunk.rows.tiles, planned=chunk.rows.planned)
-        hidden = self._head.forward(joined, tokens, rows, self.pool)
+        drafted = self._head.forward(joined, tokens, rows, self.pool)
         if slots.shape[0]:
-            self._propose(hidden.index_select(0, last), slots)
+            self._propose(_picked(drafted, last), slots)
 
-    def features(self, captured: torch.Tensor) -> torch.Tensor:
-        """captured [m, layers * hidden] -> [m, head width]."""
-        return self._head.features(captured)
+    def features(self, tapped: torch.Tensor) -> torch.Tensor:
+        """tapped [m, layers * hidden] -> [m, head width]."""
+        return self._tap.features(tapped)
 
     def join(self, words: torch.Tensor, features: torch.Tensor) -> None:
         """Sequences before their first round: the head runs their newest draft row, then proposes below it.
@@ -98,41 +106,41 @@ class DeviceDrafter:
         """
         slots, tokens, positions, kv_rows = (row.clone() for row in words)  # on 16 bytes, as kernels like it
         rows = round_kernels.RoundRows(tokens, positions, kv_rows, positions)
-        hidden = self._run(features.to(self.pool.shape.dtype), rows, DecodeRows(slots, positions))
-        self._propose(hidden, slots)
+        last = self._run(features.to(self.pool.shape.dtype), rows, DecodeRows(slots, positions))
+        self._propose(last, slots)
 
     def _extension(self, batch: round_kernels.Batch, features: torch.Tensor) -> paths.PathRows:
         count = batch.size * self.path_rows
         rows, last = _round_rows(batch.slots, count), batch.slots.new_empty(batch.size)
         return paths.PathRows(features.new_empty(count, features.shape[1]), rows, last)
 
-    def _propose(self, hidden: torch.Tensor, slots: torch.Tensor) -> None:
-        """Drafts for each slot; `hidden` [N, width] is its newest row's output."""
+    def _propose(self, last: Drafted, slots: torch.Tensor) -> None:
+        """Drafts for each slot; `last` is what its newest row gave."""
         batch = round_kernels.Batch(self._tables, slots, self.pool.page_size, self._pdl)
         if self.trees:
-            self._tree(hidden, batch)
+            self._tree(last, batch)
         else:
-            self._chain(hidden, batch)
+            self._chain(last, batch)
 
-    def _chain(self, hidden: torch.Tensor, batch: round_kernels.Batch) -> None:
+    def _chain(self, last: Drafted, batch: round_kernels.Batch) -> None:
         rows = _round_rows(batch.slots, batch.size)
         places = self._tables.length.index_select(0, batch.slots)
         for step in range(self._spec.steps):
             best = batch.slots.new_empty(batch.size)
             who = sample.SampledRows(batch.slots, places + (1 + step))
             sample.propose(
-                self._head.logits(hidden), who, self._tables, best, self._head.token_map, pdl=self._pdl
+                self._head.logits(last.rows), who, self._tables, best, self._head.token_map, pdl=self._pdl
             )
             round_kernels.propose_rows(batch, best, step, rows)
             if step + 1 < self._spec.steps:
-                hidden = self._run(hidden, rows, DecodeRows(batch.slots, rows.starts))
+                last = self._run(last.features, rows, DecodeRows(batch.slots, rows.starts))
 
-    def _tree(self, hidden: torch.Tensor, batch: round_kernels.Batch) -> None:
+    def _tree(self, last: Drafted, batch: round_kernels.Batch) -> None:
         """EAGLE-2: every level runs the k best nodes of each sequence."""
         spec, k = self._spec, self._spec.topk
-        growth = trees.new_growth(spec, batch.size, self._head.token_map, str(hidden.device))
+        growth = trees.new_growth(spec, batch.size, self._head.token_map, str(last.rows.device))
         for level in range(spec.steps):
-            best, ids = self._head.logits(hidden).softmax(-1).topk(k)
+            best, ids = self._head.logits(last.rows).softmax(-1).topk(k)
             below = None
             if level + 1 < spec.steps:
                 rows = _round_rows(batch.slots, batch.size * k)
@@ -140,16 +148,23 @@ class DeviceDrafter:
             trees.grow(batch, growth, level, best, ids, below)
             if below is not None:
                 sees = DecodeRows(batch.slots, below.rows.starts, k, growth.visible[level], (level + 1) * k)
-                hidden = self._run(hidden.index_select(0, below.sources), below.rows, sees)
+                last = self._run(last.features.index_select(0, below.sources), below.rows, sees)
         trees.select(batch, growth)
 
-    def _run(self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: DecodeRows) -> torch.Tensor:
+    def _run(self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: DecodeRows) -> Drafted:
         forward = Rows(rows.tokens, rows.positions, rows.kv_rows, rounds)
         return self._head.forward(features, rows.tokens, forward, self.pool)
 
 
 def _round_rows(like: torch.Tensor, count: int) -> round_kernels.RoundRows:
     return round_kernels.RoundRows(*(like.new_empty(count) for _ in range(4)))
+
+
+def _picked(drafted: Drafted, index: torch.Tensor) -> Drafted:
+    """Some of the rows; where rows are features too, they are copied once."""
+    rows = drafted.rows.index_select(0, index)
+    same = drafted.features is drafted.rows
+    return Drafted(rows, rows if same else drafted.features.index_select(0, index))
 
 
 def _cat(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -1,0 +1,63 @@
+"""A layer's rule for scores: what becomes of a query's product with a key, and which keys it meets at all.
+
+It knows one layer's numbers and logical rows; where keys lie, and who asks, it does not know.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import triton
+import triton.language as tl
+
+from eyas.engine.checkpoint.config import AttentionSpec
+
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """`scale` times the product of query and key, bent by a tanh to stay below `soft_cap` (0: it is not).
+
+    `window`: a query sees the rows of its path that are among the last so many, its own included (0: all).
+    """
+
+    scale: float
+    window: int = 0
+    soft_cap: float = 0.0
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> Self:
+        return cls(spec.scale, spec.window, spec.soft_cap)
+
+    @property
+    def factor(self) -> float:
+        """By which kernels multiply a product first."""
+        return self.scale / self.soft_cap if self.soft_cap else self.scale * LOG2_E
+
+    @property
+    def ceiling(self) -> float:
+        """The cap as a power of 2 (0: none), by which kernels multiply the tanh."""
+        return self.soft_cap * LOG2_E
+
+
+@triton.jit
+def lowest_row(firsts, slot, start, WINDOW: tl.constexpr):
+    """The first row that the query at row `start` sees, and none after it sees an earlier one.
+
+    firsts int32 [slots] or None: a slot's first row that anybody sees.
+    """
+    low = 0
+    if WINDOW > 0:
+        low = tl.maximum(start - WINDOW + 1, 0)
+    if firsts is not None:
+        low = tl.maximum(low, tl.minimum(tl.load(firsts + slot), start))
+    return low
+
+
+@triton.jit
+def tanh(x):
+    """In plain operations, which the interpreter has as well."""
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)

@@ -1,0 +1,24 @@
+"""What the scheduler knows of prompts whose KV comes from another worker: that they want pages, or have some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from eyas.engine.batch.sequence import Generation
+
+
+class Incoming(Protocol):
+    """Prompts that come from elsewhere, as far as they want pages or have them."""
+
+    def waiting(self) -> Iterable[Generation]:
+        """Those that wait for pages."""
+        ...
+
+    def coming(self) -> Iterable[Generation]:
+        """Those that were given pages."""
+        ...
+
+    def preempt(self) -> bool:
+        """Take pages back from one of these, now or soon; False if none gives any back."""
+        ...

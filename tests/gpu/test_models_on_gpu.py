@@ -1,0 +1,191 @@
+"""Every family's device model on a GPU against transformers in float32: logits, and so greedy tokens.
+
+Random models of real proportions, a few layers deep. Two prompts go the wide way in one step, then both
+sequences the narrow way, a row at a time, along the tokens of the reference. A greedy token is right if the
+reference gives no other a logit higher by more than `SLACK`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eyas.common.config import resolve_engine
+from eyas.engine.attention.rows import Most, PagedAttention
+from eyas.engine.batch.rows import DecodeRows, Rows
+from eyas.engine.checkpoint.weights import FolderWeights, Placement
+from eyas.engine.kernels import skinny
+from eyas.engine.kernels.prefill import tile_rows
+from eyas.engine.kernels.warm import Warmup
+from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.fused_layer import LayerContext
+from eyas.engine.models.table import read_model
+from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.ranks import RankInfo
+from tests.unit.families import write_family
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here"),
+]
+
+SLACK = {"float32": 0.002, "bfloat16": 0.25}  # logits, whose standard deviation is about 1
+WINDOW = 128
+PROMPTS, ANSWER = (301, 150), 24  # the windows move past the shorter prompt's end too
+PAGE = 16
+SIZES: dict[str, Any] = {
+    "vocab_size": 2048,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 1024,
+}
+WINDOWED = {"sliding_window": WINDOW}
+GEMMA = WINDOWED | {"query_pre_attn_scalar": 128}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama_llama3": {},
+    "mistral": WINDOWED | {"head_dim": 64, "num_attention_heads": 16, "num_key_value_heads": 4},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma2": GEMMA,
+    "gemma3": GEMMA,
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A model's folder, prompts, and transformers' logits: float32 [prompt + answer, vocab] for each."""
+
+    folder: Path
+    prompts: list[list[int]]
+    logits: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, folder: Path, family: str, device: str = "cuda", **sizes: Any) -> Reference:
+        """Its greedy answers are appended to the prompts."""
+        changes = SIZES | FAMILIES[family] | sizes
+        model = write_family(folder, family, std=changes["hidden_size"] ** -0.5, **changes).to(device)
+        generator = torch.Generator().manual_seed(1)
+        prompts, logits = [], []
+        for length in PROMPTS:
+            ids = torch.randint(changes["vocab_size"], (1, length), generator=generator).to(device)
+            whole = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=ANSWER,
+                do_sample=False,
+                pad_token_id=0,
+            )
+            with torch.no_grad():
+                logits.append(model(whole).logits[0])
+            prompts.append(whole[0].tolist())
+        return cls(folder, prompts, logits)
+
+
+class Device:
+    """A family's device model, a pool, and a page table for each prompt."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: str = "cuda") -> None:
+        config = read_model(folder).limited_to(1024)
+        pages = -(-(max(PROMPTS) + ANSWER) // PAGE)
+        order = torch.randperm(len(PROMPTS) * pages, generator=torch.Generator().manual_seed(2)) + 1
+        self._tables = order.view(len(PROMPTS), pages).to(torch.int32).to(device)
+        shape = PoolShape(config.kv_format, 1 + order.numel(), PAGE, dtype, device)
+        self._pool, self._tile = KvPool(shape), tile_rows(config.num_heads, config.num_kv_heads)
+        pdl, most = device == "cuda", Most(len(PROMPTS), 1)
+        attention = PagedAttention(self._tables, config.num_heads, shape, most, pdl=pdl)
+        group, launch = ProcessGroup(RankInfo(), device), skinny.Launch.on(device, pdl=pdl)
+        context = LayerContext.on(device, config, group, launch, attention)
+        with FolderWeights(folder, config.spelling, Placement(device, dtype)) as weights:
+            self.model = FusedDecoder(config, weights, context)
+        self._device = device
+
+    def prompts(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Logits of the last rows of whole prompts, in one step: float32 [prompts, vocab]."""
+        tokens, places, tiles, ends = [], [], [], []
+        for slot, prompt in enumerate(prompts):
+            for i in range(0, len(prompt), self._tile):
+                tiles.append((slot, len(tokens) + i, i, min(self._tile, len(prompt) - i)))
+            places += [(slot, row) for row in range(len(prompt))]
+            tokens += prompt
+            ends.append(len(tokens) - 1)
+        return self._logits(tokens, places, None, self._int32(tiles), self._int32(ends))
+
+    def rounds(self, tokens: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+        """Of the next row of every sequence: float32 [prompts, vocab]."""
+        slots = range(len(tokens))
+        decode = DecodeRows(self._int32(slots), self._int32(lengths))
+        return self._logits(tokens, list(zip(slots, lengths, strict=True)), decode, None, None)
+
+    def _logits(
+        self,
+        tokens: Sequence[int],
+        places: Sequence[tuple[int, int]],
+        rounds: DecodeRows | None,
+        tiles: torch.Tensor | None,
+        picked: torch.Tensor | None,
+    ) -> torch.Tensor:
+        slots, rows = (torch.tensor(column, device=self._device) for column in zip(*places, strict=True))
+        kv_rows = self._tables[slots, rows // PAGE] * PAGE + rows % PAGE
+        step = Rows(self._int32(tokens), rows.int(), kv_rows.int(), rounds, tiles)
+        with torch.inference_mode():
+            x, _ = self.model.forward(step, self._pool)
+            return self.model.logits(x, picked)
+
+    def _int32(self, values: Sequence[object]) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.int32, device=self._device)
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
+    """All families', and their kernels compiled side by side for both precisions."""
+    folder = tmp_path_factory.mktemp("families")
+    found = {family: Reference.of(folder / family, family) for family in FAMILIES}
+    warmups = [_warmup(reference.folder, dtype) for reference in found.values() for dtype in SLACK]
+    with ThreadPoolExecutor(len(warmups)) as pool:
+        list(pool.map(Warmup.wait, warmups))
+    return found
+
+
+def _warmup(folder: Path, dtype: str) -> Warmup:
+    """Of an engine without graphs, whose steps have the shapes of those here."""
+    asked = {"model": str(folder), "draft": None, "dtype": dtype, "context_length": 1024}
+    asked |= {"max_running": 4, "chunk_tokens": sum(PROMPTS), "mixed_tokens": 0, "cuda_graph_max_bs": 0}
+    config = resolve_engine("cuda", prefill_attention_backend="triton", **asked)
+    major, minor = torch.cuda.get_device_capability()
+    return Warmup("eyas.engine.loading.recipe:launches", (config,), 10 * major + minor, processes=2)
+
+
+@pytest.mark.parametrize("dtype", SLACK)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_transformers(references: dict[str, Reference], family: str, dtype: str) -> None:
+    reference = references[family]
+    check(reference, Device(reference.folder, getattr(torch, dtype)), SLACK[dtype])
+
+
+def check(reference: Reference, device: Device, slack: float) -> None:
+    """Raises AssertionError with the greatest error, if it is too great, or a greedy token is wrong."""
+    assert device.model.narrow_rows == skinny.MAX_ROWS
+    found = device.prompts([prompt[:-ANSWER] for prompt in reference.prompts])
+    worst, spread = 0.0, min(float(logits.std()) for logits in reference.logits)
+    assert spread > 0.5, "the logits say too little"
+    for step in range(ANSWER):
+        lengths = [len(prompt) - ANSWER + step for prompt in reference.prompts]
+        expected = torch.stack([x[n - 1] for x, n in zip(reference.logits, lengths, strict=True)])
+        worst = max(worst, float((found - expected).abs().max()))
+        chosen = expected.gather(1, found.argmax(1, keepdim=True))[:, 0]
+        assert (expected.amax(1) - chosen).max() <= slack, f"a greedy token is wrong at step {step}"
+        tokens = [prompt[n] for prompt, n in zip(reference.prompts, lengths, strict=True)]
+        found = device.rounds(tokens, lengths)
+    print(f"greatest error {worst:.5f} of logits with a standard deviation of {spread:.2f}")
+    assert worst < slack
