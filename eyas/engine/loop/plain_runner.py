@@ -88,8 +88,10 @@ class PlainRunner:
         if rows:
             places = torch.tensor(picked, device=residual.device)
             sampled = sample(self.model.logits(residual, places), rows)
-        landed = verified(works, counts, sampled, features, pool)
-        return PlainFlight(works, self._scored(landed, residual), launched)
+        landed = self._scored(verified(works, counts, sampled, features, pool), residual)
+        if residual.is_cuda:
+            torch.cuda.current_stream(residual.device).synchronize()  # copies of its pages may begin now
+        return PlainFlight(works, landed, launched)
 
     def _scored(self, results: list[Landed], residual: torch.Tensor) -> list[Landed]:
         """With the log-probabilities of the prompts' rows that somebody asked for."""

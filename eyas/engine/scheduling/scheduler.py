@@ -20,7 +20,6 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.scheduling.elsewhere import Incoming, Outgoing
 from eyas.engine.scheduling.fairness import Queue, Shares
-from eyas.engine.scheduling.incoming import Incoming
 from kv_transfer.layout import pages_for
 
 MANY_CHUNKS = 6
