@@ -99,9 +99,9 @@ class Tier:
         pool, outbox, copier = PagePool(pages), Outbox(), StandStillCopier()
         self.pulls = hand_pulls(copier, PAGE, outbox)
         cache, limits = PrefixCache(pool, PAGE, lookahead=0), Limits(PAGE, max_running, CHUNK, ROUND_ROWS)
-        self.scheduler = Scheduler(pool, cache, limits, self.pulls)
         owner = Owner(name, 1, LEASE_S, itertools.count(1).__next__)
         self.leases = Leases(owner, pool, PAGE, {KvKind.TARGET: PoolOffers("m", pool)}, outbox)
+        self.scheduler = Scheduler(pool, cache, limits, self.pulls, self.leases.reserve)
         model: Any = FakeModel(self)
         ready: Any = SimpleNamespace(context_length=64, draft_width=0)
         self.copier = copier

@@ -97,9 +97,9 @@ class Rig:
         self.copier = HandCopier()
         self.pulls = self._pulls()
         limits = Limits(PAGE, max_running, 16, round_rows)
-        self.scheduler = Scheduler(self.pool, self.cache, limits, self.pulls)
         owner, offers = Owner("here", 1, 30.0, itertools.count(1).__next__), PoolOffers("m", self.pool)
         self.leases = Leases(owner, self.pool, PAGE, {KvKind.TARGET: offers}, self.outbox)
+        self.scheduler = Scheduler(self.pool, self.cache, limits, self.pulls, self.leases.reserve)
         self.joined: list[Sequence] = []
         self.requests = Requests(
             scheduler=self.scheduler,

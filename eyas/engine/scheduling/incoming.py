@@ -1,4 +1,4 @@
-"""What the scheduler knows of prompts whose KV comes from another worker: that they want pages, or have some."""
+"""What the scheduler knows of prompts whose KV comes from another worker: they want pages, or have some."""
 
 from __future__ import annotations
 

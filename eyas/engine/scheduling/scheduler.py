@@ -71,7 +71,7 @@ class Scheduler:
         cache: PrefixCache,
         limits: Limits,
         incoming: Incoming,
-        may_offer: Callable[[Generation], bool] = lambda generation: True,
+        may_offer: Callable[[Generation], bool],
     ) -> None:
         self.pool = pool
         self._incoming = incoming
