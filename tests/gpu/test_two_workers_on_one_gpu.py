@@ -69,7 +69,7 @@ def worker(role: Role, port: int, folder: Path, **changes: Any) -> Iterator[str]
     config = dataclasses.replace(config, registry=f"static:{members}")
     config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, **changes))
     words = [word for word in worker_argv(config) if word != "--supervised"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
     with open(folder / f"{role}.log", "w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "eyas.cli", *words], stdout=log, stderr=log, env=env

@@ -20,6 +20,7 @@ from eyas.engine.loading.device_build import (
     rounds_ahead,
 )
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loading.travel import Travel
 
 TREE = SpeculationConfig(steps=5, topk=8, draft_tokens=32)
 BUSHY = SpeculationConfig(steps=2, topk=64, draft_tokens=64)
@@ -84,7 +85,8 @@ def test_chance_decides_where_drafts_are_verified_by_the_fast_path() -> None:
     spec = SpeculationConfig(synthetic_rates=(0.5,) * 5)
     made = loaded(speculation=spec)
     assert made.synthetic_rates == spec.synthetic_rates
-    assert _ready(made, {}, 0.0).synthetic and not _ready(loaded(), {}, 0.0).synthetic
+    nowhere = Travel({}, {}, {}, {}, {})
+    assert _ready(made, nowhere, 0.0).synthetic and not _ready(loaded(), nowhere, 0.0).synthetic
     assert loaded(speculation=spec, draft=None).synthetic_rates == ()
     assert loaded(speculation=spec, attention_backend="torch").synthetic_rates == ()
     assert loaded().synthetic_rates == ()

@@ -11,8 +11,7 @@ from eyas.common.params import SamplingParams
 from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
 
 SIZES = TableSizes(slots=5, max_pages=7, width=4)
-NAMES = ("seed", "mask", "pages", "length", "root", "drafts", "parents", "depth", "speculative", "choice")
-NAMES += ("top_k", "temperature", "top_p", "min_p")
+NAMES = tuple(Tables(SIZES, "cpu")._places)
 
 
 def apply(tables: Tables, writes: TableWrites) -> None:

@@ -64,7 +64,9 @@ def test_layout_hashes_tell_apart_what_gives_other_keys(tmp_path: Path) -> None:
 def test_a_device_refuses_by_name_what_it_would_compute_wrongly(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eyas.engine.loading.spec.refusal", lambda config: "layer 0 has a sliding window")
+    monkeypatch.setattr(
+        "eyas.engine.loading.spec.refusal", lambda config, outputs: "layer 0 has a sliding window"
+    )
     write_family(tmp_path, name)
     spec(tmp_path)
     with pytest.raises(ConfigError, match="has no implementation for a GPU: layer 0 has a sliding window"):

@@ -220,6 +220,8 @@ def _blocks(
             scores = tl.where(seen, scores, _UNSEEN)
         new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
         weights = tl.exp2(scores * factor - new_peak[:, None])
+        if MASKED and layout.narrow:  # a row that has seen nothing yet: its peak is a rounded product
+            weights = tl.where(seen, weights, 0.0)
         kept = tl.exp2(peak - new_peak)
         total = total * kept + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
