@@ -61,8 +61,7 @@ class Limits:
 class Scheduler:
     """Owns the slots, the queue and the pages of all sequences. One thread uses it.
 
-    The caller empties `preempted` after each step. `may_offer`: is there room for what a prompt that is
-    decoded elsewhere offers?
+    The caller empties `preempted` after each step.
     """
 
     def __init__(
