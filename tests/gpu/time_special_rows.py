@@ -61,7 +61,12 @@ def main() -> int:
             (str(head), ("all alike", "one asks", "one undrafted", "none drafted")),
         ):
             options = {"model": str(model), "draft": drafts, "load_format": "dummy", "speculation": CHAIN}
-            options |= {"max_running": STREAMS, "worker": "unified", "context_length": 2048, "num_pages": 2048}
+            options |= {
+                "max_running": STREAMS,
+                "worker": "unified",
+                "context_length": 2048,
+                "num_pages": 2048,
+            }
             cluster = Loopback(resolve_engine("cuda", prefill_attention_backend="triton", **options))
             try:
                 step_ms(cluster, "warm", asked.tokens // 4)

@@ -209,7 +209,7 @@ async def test_no_free_page_is_ever_written(config: EngineConfig, tmp_path: Path
 
 
 class Poison:
-    """Every free page of a worker's pool is full of one number; whoever writes to a free page is found."""
+    """Every free page of a worker's pool is full of one number; a write to a free page is found."""
 
     VALUE = -777.0
 
@@ -217,25 +217,28 @@ class Poison:
         self._pages = worker.engine._parts.scheduler.pool
         self._tensor = worker.engine._parts.pools[0].tensor
         self.freed = 0
-        self._tensor[self._pages._free] = self.VALUE
+        self._tensor[self._free()] = self.VALUE
         self._take, self._drop, self._forget = self._pages.take, self._pages.drop, self._pages.forget
         self._pages.take, self._pages.drop = self._checked_take, self._poisoned_drop
         self._pages.forget = self._poisoned_forget
         self.spoilt: list[int] = []
 
     def check(self) -> None:
-        self.spoilt += self._spoilt(self._pages._free)
+        self.spoilt += self._spoilt(self._free())
         assert self.spoilt == []
 
-    def _checked_take(self, count: int) -> list[int]:
-        pages = self._take(count)
+    def _free(self) -> list[int]:
+        return [*self._pages._settled, *self._pages._limbo]
+
+    def _checked_take(self, count: int, *, settled: bool = False) -> list[int]:
+        pages = self._take(count, settled=settled)
         self.spoilt += self._spoilt(pages)
         return pages
 
     def _poisoned_drop(self, pages: Any) -> None:
         pages = list(pages)
         self._drop(pages)
-        self._poison(set(pages) & set(self._pages._free))
+        self._poison(set(pages) & set(self._free()))
 
     def _poisoned_forget(self, page: int) -> None:
         self._forget(page)
