@@ -32,7 +32,7 @@ def accepts_a_wrong_child() -> Iterator[None]:
         child = tree.children(-1)[-1]
         return Verdict((child,), (tree.tokens[child], chosen[1 + child]))
 
-    with mock.patch("eyas.engine.loop.commit.walk", trusting):
+    with mock.patch("eyas.engine.loop.plain_runner.walk", trusting):
         yield
 
 
