@@ -25,6 +25,8 @@ from eyas.common.types import FirstToken, KvHandle, KvKind, Shard
 
 
 class State(enum.StrEnum):
+    """Where a lease stands; the module's picture shows the ways between them."""
+
     FILLING = "filling"
     READY = "ready"
     RELEASED = "released"
@@ -164,7 +166,7 @@ class Owner:
     def release(self, handle_id: int, epoch: int, attempt: int, now: float) -> bool:
         """The puller wants nothing more. True: all it read was complete and leased all the time.
 
-        Before READY it means that nobody will pull: the claim ends at once, and the answer is False.
+        Before READY it means that no worker will pull: the claim ends at once, and the answer is False.
         A stale call (ended handle, other epoch, lower attempt) is False and changes nothing.
         """
         lease = self._claimed(handle_id, epoch, attempt, now)

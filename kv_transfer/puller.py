@@ -33,6 +33,8 @@ DRAIN_S = 10.0  # a copy that has not stopped by then ends the attempt; its page
 
 
 class State(enum.StrEnum):
+    """Where an attempt stands; the module's picture shows the ways between them."""
+
     WAITING = "waiting"  # for destination pages; the Watch is open and holds the lease
     PULLING = "pulling"
     DRAINING = "draining"  # nothing more is copied, but copies still run
@@ -43,6 +45,8 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True)
 class OpenWatch:
+    """Watch the owner's handle in the name of this attempt."""
+
     handle: KvHandle
     attempt: int
 
@@ -153,7 +157,7 @@ class Pull:
             self._settle()
 
     def cancel(self, now: float) -> None:
-        """Nobody wants the pages any more."""
+        """The pages are not wanted any more."""
         if not self._decided:
             self._give_up(now)
 

@@ -66,6 +66,7 @@ class Routes:
         return route if epoch == peer.info.epoch else None
 
     def search(self, peer: Peer) -> Search:
+        """A new search for a way to `peer`, through all backends that may be taken."""
         return Search(peer, list(self._backends), self._transfer)
 
     def prove(self, peer: Peer, route: Route) -> None:

@@ -19,9 +19,13 @@ class Prose(Protocol):
 
     text: str
 
-    def write(self, text: str) -> None: ...
+    def write(self, text: str) -> None:
+        """Adds the next part of the answer."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the answer. Nothing is written after this."""
+        ...
 
 
 class PlainProse:
@@ -31,10 +35,12 @@ class PlainProse:
         self.text: str = ""
 
     def write(self, text: str) -> None:
+        """Prints the part at once."""
         self.text += text
         print(text, end="", flush=True)
 
     def close(self) -> None:
+        """Ends the last line."""
         print(flush=True)
 
 
@@ -48,6 +54,7 @@ class MarkdownProse:
         self._live.start()
 
     def write(self, text: str) -> None:
+        """Prints the blocks that the part completes, and redraws the unfinished one."""
         self.text += text
         whole, self._open = split_blocks(self._open + text)
         if whole:
@@ -55,6 +62,7 @@ class MarkdownProse:
         self._live.update(Markdown(self._open))
 
     def close(self) -> None:
+        """Prints the last block for good."""
         self._live.stop()
         self._live.console.print(Markdown(self._open))
 

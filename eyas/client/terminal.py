@@ -108,6 +108,7 @@ class Conversation:
         self._messages: list[Message] = []
 
     def clear(self) -> None:
+        """Forgets all messages: the next question begins a new conversation."""
         self._messages.clear()
 
     def answer(self, question: str, prose: Prose) -> bool:

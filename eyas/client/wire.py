@@ -101,6 +101,7 @@ def _logprob_from_pb(pb: eyas_pb2.TokenLogprob) -> TokenLogprob:
 
 
 def prompt_logprobs_from_pb(pb: eyas_pb2.PromptLogprobs) -> PromptLogprobs:
+    """Reads the log-probabilities of prompt tokens. Raises ValueError if the message's lists do not match."""
     best, top = list(zip(pb.top_tokens, pb.top_logprobs, strict=True)), pb.top
     rows = [TokenLogprob(own, tuple(best[i * top : (i + 1) * top])) for i, own in enumerate(pb.logprobs)]
     return PromptLogprobs(pb.start, tuple(pb.tokens), tuple(rows))
@@ -120,6 +121,7 @@ def usage_from_pb(usage: eyas_pb2.Usage, metadata: Iterable[tuple[str, str | byt
 
 
 def timings_from_pb(pb: eyas_pb2.Timings) -> Timings:
+    """Reads the times of one request, in milliseconds."""
     return Timings(
         first_token_ms=pb.first_token_ms,
         first_decode_ms=_given(pb, "first_decode_ms"),

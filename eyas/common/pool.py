@@ -38,6 +38,7 @@ class Geometry(msgspec.Struct, frozen=True):
 
     @property
     def page_bytes(self) -> int:
+        """Bytes of one page: keys and values of all its slots, in all layers."""
         rows = 2 * self.layers * self.page_size
         return rows * self.kv_heads * self.head_dim * _ITEMSIZE[self.dtype]
 

@@ -1,6 +1,6 @@
 """Copies that the engine cannot make: the owner's bytes come by gRPC, straight into our own pool's file.
 
-`CopyPages` starts one, `CopyStopped` says that it is over, and that promises: nobody writes to its pages any
+`CopyPages` starts one, `CopyStopped` says that it is over, and that promises: nothing writes to its pages any
 more. No byte of a page crosses the link to the engine.
 """
 

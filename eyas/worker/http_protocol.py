@@ -97,6 +97,7 @@ class HttpProtocol(HttpToolsProtocol):
     # --- the connection --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Admits the connection, or refuses and closes it if there are too many."""
         super().connection_made(transport)
         try:
             self._connections.enter(self)
@@ -107,28 +108,33 @@ class HttpProtocol(HttpToolsProtocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Frees its place and stops its timers."""
         self._connections.leave(self)
         self._unset_keepalive_if_required()
         self.resume_writing()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
+        """The client reads too slowly: starts the time after which the connection is cut."""
         super().pause_writing()
         self._stalled = self.loop.call_later(self._limits.stalled_s, self.transport.abort)
 
     def resume_writing(self) -> None:
+        """The client reads again."""
         super().resume_writing()
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
 
     def timeout_keep_alive_handler(self) -> None:
+        """No further request came in time: the connection closes, once the client has taken everything."""
         super().timeout_keep_alive_handler()
         self._watch()  # it closes when the client has taken everything; that has a time limit too
 
     # --- a request -------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        """Parses what came; answers what is not HTTP, or too large, with an error."""
         if self._refused:
             return
         self._loose_bytes += len(data)
@@ -145,6 +151,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(error)
 
     def on_message_begin(self) -> None:
+        """A request begins. Raises InvalidRequest if too many wait for their answers."""
         if len(self.pipeline) >= self._limits.pipelined:
             raise InvalidRequest("too many requests were sent ahead of their answers")
         super().on_message_begin()
@@ -153,10 +160,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._watch()
 
     def on_url(self, url: bytes) -> None:
+        """Counts a part of the request line as header bytes."""
         super().on_url(url)
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Counts one header's bytes."""
         super().on_header(name, value)
         self._count(len(name) + len(value))
 
@@ -166,21 +175,25 @@ class HttpProtocol(HttpToolsProtocol):
             raise self._too_large()
 
     def on_headers_complete(self) -> None:
+        """The body's time limit starts."""
         super().on_headers_complete()
         self._in_header, self._in_body = False, True
         self._watch()
 
     def on_body(self, body: bytes) -> None:
+        """Bytes of a body do not count as header bytes."""
         self._loose_bytes = max(0, self._loose_bytes - len(body) - _CHUNK_LINES)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        """The request is whole: no limit on its arrival holds any longer."""
         super().on_message_complete()
         self._in_body = False
         self._loose_bytes = 0
         self._watch()
 
     def on_response_complete(self) -> None:
+        """Starts the time limit for the next request."""
         super().on_response_complete()
         self._watch()
 

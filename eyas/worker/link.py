@@ -73,10 +73,12 @@ class ZmqFront:
         self._loop.add_reader(self._socket.FD, self._look)
 
     def send(self, commands: Sequence[Command]) -> None:
+        """Queues the commands and sends as many as the socket takes; never blocks."""
         self._unsent.append(self._encoder.encode(commands))
         self._look()
 
     async def recv(self) -> list[Event]:
+        """Waits for the engine's next events."""
         return await self._events.get()
 
     def close(self) -> None:
@@ -137,9 +139,11 @@ class LocalFront:
         self.commands: queue.SimpleQueue[Sequence[Command]] = queue.SimpleQueue()
 
     def send(self, commands: Sequence[Command]) -> None:
+        """Queues the commands; never blocks."""
         self.commands.put(commands)
 
     async def recv(self) -> list[Event]:
+        """Waits for the engine's next events."""
         return await self._events.get()
 
     def deliver(self, events: Sequence[Event]) -> None:

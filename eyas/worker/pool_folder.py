@@ -28,6 +28,7 @@ class PoolFolder:
         self.path, self._lock = _make(parent)
 
     def leave(self) -> None:
+        """Gives up the lock; if no other process has one, the folder and its pools are removed."""
         _leave(self.path, self._lock)
 
 

@@ -29,6 +29,7 @@ class Copy:
 
     @property
     def name(self) -> tuple[int, int]:
+        """The pull and the number of the job in it."""
         return self.pull, self.number
 
 
@@ -44,6 +45,7 @@ class CopyResult:
 
     @property
     def ok(self) -> bool:
+        """Whether every page was copied."""
         return self.error is None
 
 

@@ -15,6 +15,8 @@ from kv_transfer.backends.blocking import BlockingBackend
 
 @dataclass(frozen=True)
 class Neighbour(Source):
+    """A peer whose area this process can reach."""
+
     area: Area
 
 
@@ -43,5 +45,6 @@ class LocalBackend(BlockingBackend):
         return copy_pages(job, source.area.pages, self.area.pages)
 
     def close(self, deadline: float) -> bool:
+        """No peer finds its area any more."""
         self._areas.pop(self._key, None)
         return super().close(deadline)

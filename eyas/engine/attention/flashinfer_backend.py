@@ -78,7 +78,7 @@ class Fa3Build:
 
 
 class PrefillAttention:
-    """Causal attention of prompt chunks: `plan` once a step, then `run` for each layer of that scale."""
+    """Causal attention of prompt chunks: `plan` once per step, then `run` for each layer of that scale."""
 
     def __init__(self, heads: int, shape: PoolShape, scale: float, build: Fa3Build) -> None:
         """`heads`: of the queries; `scale`: of the scores.

@@ -27,7 +27,7 @@ class ForwardBatch:
 def build_batch(
     spans: Sequence[Span], tokens: Sequence[int], page_size: int, backend: AttentionBackend
 ) -> ForwardBatch:
-    """A forward of the spans' rows, in order, one token a row."""
+    """A forward of the spans' rows, in order, one token per row."""
     positions: list[int] = []
     kv_rows: list[int] = []
     for span in spans:

@@ -1,4 +1,4 @@
-"""Prompt attention by kernels that may still be being built: whoever asks is told whether they take a step.
+"""Prompt attention by kernels whose build may still run: `plan` says whether they take a step.
 
 It knows spans and readiness. What the kernels are, and who attends until they are there, it does not know.
 """
@@ -19,11 +19,17 @@ from eyas.engine.kernels.scores import Scores
 class PlannedAttention(Protocol):
     """Causal attention that is planned on the host, such as `flashinfer_backend.PrefillAttention`."""
 
-    def ready(self) -> bool: ...
+    def ready(self) -> bool:
+        """Whether the kernels are built. Raises ConfigError if they cannot be."""
+        ...
 
-    def plan(self, spans: Sequence[Span]) -> None: ...
+    def plan(self, spans: Sequence[Span]) -> None:
+        """Prepares the attention of these chunks, for all layers of one step."""
+        ...
 
-    def run(self, q: torch.Tensor, layer_pool: torch.Tensor, out: torch.Tensor) -> None: ...
+    def run(self, q: torch.Tensor, layer_pool: torch.Tensor, out: torch.Tensor) -> None:
+        """Attends q [rows, heads, dim] to one layer of the pool; writes to `out`, shaped like q."""
+        ...
 
 
 class PromptAttention:

@@ -1,8 +1,8 @@
 """Attention of a device step's rows: rounds by the split-KV kernel, prompt chunks by the tile kernel.
 
 Lengths are read on the device, from what the step's rows say; the host knows counts only. Chunks that were
-planned on the host go to whoever planned them. Where a step has both kinds the chunks run beside the rounds,
-on a stream of their own: these wait for memory, those for the matrix units.
+planned on the host go to the attention that planned them. Where a step has both kinds the chunks run beside
+the rounds, on a stream of their own: these wait for memory, those for the matrix units.
 """
 
 from __future__ import annotations

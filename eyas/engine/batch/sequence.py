@@ -148,7 +148,7 @@ class Sequence:
         return bool(self.next_forks) or params.reads_history or len(self.output) < params.min_tokens
 
     def grow(self, rows: int, *, drafted: bool) -> None:
-        """So many rows more have KV; and draft KV, if that was `drafted` and none is missing below them."""
+        """The next `rows` rows have KV; draft KV too, if that was `drafted` and no earlier row lacks it."""
         whole = drafted and self.draft_len >= self.kv_len
         self.kv_len += rows
         if whole:

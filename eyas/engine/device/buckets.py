@@ -47,7 +47,7 @@ class Buckets:
     mixed_tokens: int = 0
 
     def mixed_prefill_budget(self, batch: int, many: bool) -> int:
-        """Prompt rows for a step with so many rounds: as captured, or as many as there may be.
+        """Prompt rows for a step with `batch` rounds: as captured, or as many as there may be.
 
         Where these are the same, rounds that only pad the batch would be a few more: not worth a graph.
         """
@@ -102,7 +102,7 @@ class Buckets:
         return alone + [StepShape(size, self.width, singles=FEW_SINGLES) for size in sizes if size > 1]
 
     def _chunks(self, batch: int) -> tuple[int, ...]:
-        """Prompt rows of the captured steps with so many rounds."""
+        """Prompt rows of the captured steps with `batch` rounds."""
         taken = batch * self.width
         end = self.mixed_tokens + 1
         totals = (*range(2 * GRAIN, min(FINE + 1, end), GRAIN), *range(FINE + 2 * GRAIN, end, 2 * GRAIN))

@@ -43,12 +43,14 @@ def step_of(call: RankCall) -> StepInput:
 
 
 def score(asked: Asked) -> RankCall:
+    """`asked`: prompt tokens whose log-probabilities are wanted."""
     return RankCall(
         SCORE, (asked.row, asked.places.start, asked.top), np.array(asked.tokens, np.int32).tobytes()
     )
 
 
 def asked_of(call: RankCall) -> Asked:
+    """What `score` was made of."""
     row, first, top = call.numbers
     tokens = np.frombuffer(call.data, np.int32).tolist()
     return Asked(row, range(first, first + len(tokens)), tuple(tokens), top)
@@ -60,6 +62,7 @@ def sample(rows: np.ndarray) -> RankCall:
 
 
 def join(joined: Joined, writes: np.ndarray) -> RankCall:
+    """`writes`: int32 [2, n], as a `StepInput` has them."""
     parts = (joined.words.reshape(-1), joined.features.view(np.int32).reshape(-1), writes.reshape(-1))
     return RankCall(JOIN, (*joined.features.shape,), np.concatenate(parts, dtype=np.int32).tobytes())
 
@@ -74,18 +77,22 @@ def joined_of(call: RankCall) -> tuple[Joined, np.ndarray]:
 
 
 def features(rows: SequenceOf[int]) -> RankCall:
+    """`rows`: those of the step that was begun whose features are wanted."""
     return RankCall(FEATURES, tuple(rows))
 
 
 def rows_of(call: RankCall) -> np.ndarray:
+    """What `sample` was made of: int32 [n, columns], writable."""
     return np.frombuffer(bytearray(call.data), np.int32).reshape(call.numbers)
 
 
 def finish() -> RankCall:
+    """The step that was begun is complete."""
     return RankCall(FINISH, ())
 
 
 def copy_page(source: int, target: int) -> RankCall:
+    """Page `source` is copied to page `target`, in every pool."""
     return RankCall(COPY_PAGE, (source, target))
 
 

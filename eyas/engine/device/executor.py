@@ -31,7 +31,9 @@ WORDS = 1 << 18  # of a step's array, at most
 class Event(Protocol):
     """What passes when the device has done a step, such as a torch.cuda.Event."""
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Blocks until the device has passed it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Captured:
 
 
 class Executor:
+    """Runs steps on one device: `begin`, what is asked of the step's rows, then `finish`."""
+
     def __init__(self, state: DeviceState) -> None:
         self.state = state
         self._captured: dict[StepShape, Captured] = {}
@@ -57,6 +61,7 @@ class Executor:
 
     @property
     def tables(self) -> Tables:
+        """The device's page tables."""
         return self.state.tables
 
     # --- a step ----------------------------------------------------------------------------------------

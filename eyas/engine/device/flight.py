@@ -55,7 +55,7 @@ class DeviceFlight:
     def land(self) -> list[Landed]:
         """Waits for the device. The result is as `StepShape.result_ends` says.
 
-        The chunks come first here: those who wait for a first token hear of it before the others of theirs.
+        The chunks come first here: first tokens are delivered before the next tokens of running sequences.
         """
         if self.event is not None:
             self.event.synchronize()

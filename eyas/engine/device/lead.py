@@ -1,7 +1,7 @@
 """Rank 0's side of an engine with several ranks: every call of its executor is made on all of them.
 
 It knows what must happen everywhere and in which order, and that a device whose peer is gone waits for ever:
-so whoever waits for it here looks after the followers too. What a step means it does not know.
+so each wait for it here looks after the followers too. What a step means it does not know.
 """
 
 from __future__ import annotations
@@ -135,4 +135,5 @@ class Watched:
         self._lead = lead
 
     def synchronize(self) -> None:
+        """Blocks until the device has passed it. Raises EngineError after STEP_S, or if a follower ends."""
         self._lead.wait(self._event)

@@ -58,6 +58,7 @@ class DeviceState:
 
     @property
     def device(self) -> str:
+        """Where the pool lies, as torch names it."""
         return self.pool.shape.device
 
     def slice_logits(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -57,6 +57,7 @@ class DeviceRunner:
         self._occupants: dict[int, _Known] = {}  # by slot
 
     def launch(self, works: SequenceOf[Work]) -> DeviceFlight:
+        """Starts a step; `land` of the result waits for it."""
         writes = self._tables(works)
         shape, placed = self._place(works)
         data, spans = pack(placed, shape, self._layout), self._spans(placed.chunks)
@@ -115,7 +116,7 @@ class DeviceRunner:
         return [Span(work.seq.pages, work.start, len(work.tokens)) for work in chunks]
 
     def prompt_rows(self, rounds: int, many: bool) -> int:
-        """How many a step with so many rounds should have, if few or many wait."""
+        """How many prompt rows a step with this number of rounds should have; `many`: whether many wait."""
         return self._buckets.mixed_prefill_budget(rounds, many)
 
     def copy_page(self, source: int, target: int) -> None:

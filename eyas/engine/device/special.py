@@ -172,7 +172,7 @@ class SpecialSampler:
 
 
 def padding_rows(count: int, padding_slot: int) -> np.ndarray:
-    """Rows that nobody asked for, of the step's first sampled row: int32 [count, len(COLUMNS)]."""
+    """Rows that no request asked for, of the step's first sampled row: int32 [count, len(COLUMNS)]."""
     rows = np.zeros((count, len(COLUMNS)), np.int32)
     rows[:, COLUMNS.index("slot")] = padding_slot
     return rows

@@ -41,6 +41,7 @@ class StepShape:
 
     @property
     def rows(self) -> int:
+        """All rows of a step: those of its rounds, and those of its chunks."""
         return self.round_rows + self.chunk
 
     @property
@@ -52,7 +53,7 @@ class StepShape:
     def sections(self) -> dict[str, tuple[int, int]]:
         """First word and number of words of each part of a step's array.
 
-        `following`: the token after each chunk row, for the draft head, and a word that nobody reads.
+        `following`: the token after each chunk row, for the draft head, and a word that is never read.
         `sampled_slots`, `picked`: slot and row of each row that gives a token; `settled`: that token if it is
         known before the others are chosen, else -1. `tiles`: (slot, first chunk
         row, its position, rows), see `eyas.engine.kernels.prefill`. `end_slots`, `end_positions`, `end_rows`:
@@ -107,6 +108,7 @@ class Placed:
 
     @property
     def ends(self) -> list[Work]:
+        """The chunks that end their prompt, and so give a token."""
         return [work for work in self.chunks if work.sample]
 
 
@@ -147,7 +149,7 @@ class Layout:
 
 
 def tiles_for(counts: SequenceOf[int], layout: Layout) -> int:
-    """Tiles of chunks with so many rows each."""
+    """Tiles of chunks; `counts`: the rows of each chunk."""
     return sum(-(-count // layout.tile_rows) for count in counts)
 
 

@@ -74,6 +74,7 @@ class EngineClient:
 
     @ready.setter
     def ready(self, ready: Ready) -> None:
+        """From now on the engine is loaded."""
         self._ready = ready
 
     def send(self, *commands: Command) -> None:

@@ -202,6 +202,7 @@ class Moved(msgspec.Struct, frozen=True):
         return Moved(self.pulls + 1, self.bytes + bytes, self.seconds + seconds)
 
     def joined(self, other: Moved) -> Moved:
+        """The sum of both."""
         return Moved(self.pulls + other.pulls, self.bytes + other.bytes, self.seconds + other.seconds)
 
 

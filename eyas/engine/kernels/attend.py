@@ -1,9 +1,9 @@
-"""Attention of a few query rows a sequence over the paged pool: plain decode, chains and trees.
+"""Attention of a few query rows per sequence over the paged pool: plain decode, chains and trees.
 
-Split-KV (Flash-Decoding, Dao et al. 2023): a sequence's keys are cut into parts of equal length, a program
-each; the program that arrives last adds the parts up in their order, so that results do not depend on who
-was last. The host knows upper bounds only: lengths are read on the device, and the grid follows from the
-shapes of the tensors alone. It knows nothing of layers, requests or speculation.
+Split-KV (Flash-Decoding, Dao et al. 2023): a sequence's keys are cut into parts of equal length, one
+per program; the program that arrives last adds the parts up in their order, so that results do not depend
+on which was last. The host knows upper bounds only: lengths are read on the device, and the grid follows
+from the shapes of the tensors alone. It knows nothing of layers, requests or speculation.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def _part_of(tables, table_stride, slots, starts, firsts, layout: tl.constexpr):
     """The sequence's page table and start, its first row that a query sees, the program's rows
     first .. last - 1, and the number of parts.
 
-    Parts beyond that have nothing to do, and nobody waits for them.
+    Parts beyond that have nothing to do, and no program waits for them.
     """
     start = tl.load(starts + tl.program_id(2), volatile=True)  # both at once, and again after a wait
     # Before the wait this may be anything, and must still lead to a page that exists.

@@ -11,7 +11,7 @@ import triton
 
 from eyas.engine.kernels.paged import keys_at_a_time
 
-# For up to so many programs of few rows: into how many parts each is cut. Measured on an H200, the longest
+# (programs of few rows, at most; parts that each of them is cut into). Measured on an H200, the longest
 # sequences first: parts let the others help with those; adding them up costs more where rows are more.
 _PARTS = ((16, 16), (160, 8), (224, 6), (384, 4), (512, 3))
 _PROGRAMS = 512  # of more than 8 rows, about four for each of 132 multiprocessors

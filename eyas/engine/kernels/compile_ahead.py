@@ -40,12 +40,15 @@ class NoDevice:
         self._target = GPUTarget("cuda", capability, 32)
 
     def get_current_target(self) -> GPUTarget:
+        """The GPU that kernels are compiled for."""
         return self._target
 
     def get_current_device(self) -> int:
+        """The only one."""
         return 0
 
     def get_current_stream(self, device: int) -> int:
+        """The default one."""
         return 0
 
 

@@ -31,6 +31,7 @@ class PagedKv:
 
     @property
     def rule(self) -> Scores:
+        """The layer's rule, or the usual one."""
         return self.scores or Scores(self.dim**-0.5)
 
     @property
@@ -55,7 +56,7 @@ class PagedKv:
 
 
 def keys_at_a_time(key_bytes: int) -> int:
-    """How many keys of so many bytes, with their values, a program may hold in each stage of its pipeline."""
+    """How many keys of this size, with their values, a program may hold in each stage of its pipeline."""
     return max(16, min(64, 16384 // key_bytes))
 
 

@@ -1,4 +1,4 @@
-"""Causal attention of prompt chunks over the paged pool, a tile of consecutive query rows a program.
+"""Causal attention of prompt chunks over the paged pool, a tile of consecutive query rows per program.
 
 The query heads that share a key head are rows of one matrix product (FlashAttention, Dao et al. 2022, with
 grouped queries packed), so that a block of keys is read once for all of them. Where the tiles are is read on

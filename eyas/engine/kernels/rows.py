@@ -1,4 +1,4 @@
-"""The small kernels between the products of a wide forward: one row, or a few heads of one, a program.
+"""The small kernels between the products of a wide forward: one row per program, or a few of its heads.
 
 They know rows, gains and where a row lies in a layer of the paged pool; they know nothing of models. Sums are
 taken in float32; a result is rounded once, to the dtype of its input. Tensors are contiguous, their rows a
@@ -129,7 +129,7 @@ def rope_write(
 
 
 def _row(width: int, pdl: bool) -> dict[str, object]:
-    """What every kernel with a whole row a program takes."""
+    """What every kernel takes that gives each program a whole row."""
     block = triton.next_power_of_2(width)
     sizes = {"WIDTH": width, "BLOCK": block, "PDL": pdl, "launch_pdl": pdl}
     return {**sizes, "num_warps": min(max(block // 512, 1), 16)}

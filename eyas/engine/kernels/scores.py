@@ -21,7 +21,7 @@ LOG2_E = math.log2(math.e)
 class Scores:
     """`scale` times the product of query and key, bent by a tanh to stay below `soft_cap` (0: it is not).
 
-    `window`: a query sees the rows of its path that are among the last so many, its own included (0: all).
+    `window`: a query sees this many rows at the end of its path, its own included (0: all).
     """
 
     scale: float
@@ -30,6 +30,7 @@ class Scores:
 
     @classmethod
     def of(cls, spec: AttentionSpec) -> Self:
+        """The rule of a layer that attends as `spec` says."""
         return cls(spec.scale, spec.window, spec.soft_cap)
 
     @property

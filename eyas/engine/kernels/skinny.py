@@ -2,8 +2,8 @@
 
 A decoder layer takes four of them (`qkv_rope`, `linear`, `gated`, `linear`) and attention, nothing more.
 They are computed transposed, weight rows on the matrix unit's long side. RMSNorm costs no kernel: its gain is
-folded into the columns of the next weight at load time, whoever writes a row leaves sums of its squares, and
-whoever reads it scales the finished product by 1 / rms.
+folded into the columns of the next weight at load time, the kernel that writes a row leaves sums of its
+squares, and the kernel that reads it scales the finished product by 1 / rms.
 
 These functions know contiguous tensors, aligned to 16 bytes, with sides that are multiples of 16. They refuse
 to know models and who owns a KV row. None allocates or waits: all can be captured.
@@ -38,7 +38,7 @@ MAX_ROWS = SUMS_WIDTH.value
 """Rows of the tallest product, and columns of every tensor of sums."""
 
 _LINE_BYTES = 128
-_LEAST_SLOTS = 64  # sums are read as one block of at least so many parts, so that their number may vary
+_LEAST_SLOTS = 64  # sums are read as one block of at least this many parts: their number may vary
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Launch:
 
     @classmethod
     def on(cls, device: str, pdl: bool) -> Launch:
+        """Allocates the scratch memory on `device`."""
         partials = torch.empty(MOST_SHARES * MAX_ROWS, dtype=torch.float32, device=device)
         return cls(partials, torch.zeros(MOST_SHARES, dtype=torch.int32, device=device), pdl)
 

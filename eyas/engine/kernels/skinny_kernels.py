@@ -45,10 +45,12 @@ class Plan:
 
     @property
     def half(self) -> int:
+        """Weight rows of each of the two blocks that a tile may pair."""
         return self.columns // 2
 
     @property
     def chunk(self) -> int:
+        """Elements of k per program."""
         return self.k // self.split
 
 
@@ -65,6 +67,7 @@ class Heads:
 
     @property
     def half(self) -> int:
+        """Elements of half a head, which rotate with those of its other half."""
         return self.dim // 2
 
     @property
@@ -77,6 +80,7 @@ class Heads:
 def linear_kernel(
     x, weight, weights, out, residual, sums, sums_out, partials, tickets, m, parts, plan: tl.constexpr
 ):
+    """out [m, n] = normalised x . weight^T, plus `residual`; `sums_out`: the squares of its rows, by tile."""
     tile = tl.program_id(0)
     row = tl.arange(0, plan.rows)
     column = tile * plan.columns + tl.arange(0, plan.columns)
@@ -103,6 +107,7 @@ def linear_kernel(
 
 @triton.jit(do_not_specialize=["m", "parts"])
 def gated_kernel(x, weight, weights, out, sums, partials, tickets, m, parts, plan: tl.constexpr):
+    """out [m, n / 2] = act(gate) * up; the first half of the weight rows is the gate's."""
     row = tl.arange(0, plan.rows)
     first = tl.program_id(0) * plan.half
     pair = tl.arange(0, plan.columns)
@@ -128,6 +133,7 @@ def qkv_rope_kernel(
     x, weight, weights, bias, gains, q_out, pool, cos, sin, positions, kv_rows, sums, partials, tickets,
     m, parts, heads: tl.constexpr, plan: tl.constexpr,
 ):  # fmt: skip
+    """Queries go to `q_out`, keys and values to the pool's `kv_rows` (-1: nowhere); q and k are rotated."""
     # A tile lies within one head: some elements of its lower half, and their partners in its upper half.
     # Where heads are normalised it is all of them.
     row = tl.arange(0, plan.rows)

@@ -74,6 +74,8 @@ class Workspace:
 
     @classmethod
     def on(cls, device: str, rows: int, vocab: int) -> Workspace:
+        """Allocates it on `device`, for `rows` special rows."""
+
         def ints(*sizes: int) -> torch.Tensor:
             return torch.zeros(sizes, dtype=torch.int32, device=device)
 

@@ -21,14 +21,17 @@ class FrontWire:
         self._stopped: list[Done[Copy]] = []
 
     def fetch(self, job: Copy) -> None:
+        """Asks the front for the bytes of a job; `stopped` gives its one result."""
         self._running[job.name] = job
         self._outbox.add(CopyPages(*job.name, job.source.pages, job.dst_pages, proof=job.proof is not None))
 
     def stop(self, job: Copy) -> None:
+        """Asks the front to end the job, if it still runs."""
         if job.name in self._running:
             self._outbox.add(StopCopy(*job.name))
 
     def stopped(self) -> list[Done[Copy]]:
+        """The jobs that stopped since the last call."""
         stopped, self._stopped = self._stopped, []
         return stopped
 

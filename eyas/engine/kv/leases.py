@@ -23,6 +23,8 @@ from kv_transfer.owner import Offer, Owner, Update
 
 @dataclass
 class Leases:
+    """The pages that this engine offers, each page of `page_size` rows. `offers`: where they are read."""
+
     owner: Owner
     pool: PagePool
     page_size: int
@@ -68,6 +70,7 @@ class Leases:
         return handle
 
     def is_offered(self, generation: Generation) -> bool:
+        """Whether the pages of its prompt are leased."""
         return generation.id in self._handles
 
     def filled(self, generation: Generation, rows: int) -> None:
@@ -108,17 +111,20 @@ class Leases:
             self.owner.withdraw(handle.id, time.monotonic())
 
     def abandon(self, id: str) -> None:
-        """The caller left when the prompt was done already: nobody may have been told of its handles."""
+        """The caller left when the prompt was done already: perhaps no puller was told of its handles."""
         for handle_id in [handle_id for handle_id, (whose, _) in self._placed.items() if whose == id]:
             self.owner.withdraw(handle_id, time.monotonic())
 
     def watch_opened(self, command: WatchOpened) -> None:
+        """A puller has begun to watch a handle."""
         self.owner.watch_opened(command.watch, command.handle, command.attempt, time.monotonic())
 
     def watch_closed(self, command: WatchClosed) -> None:
+        """A puller has stopped watching."""
         self.owner.watch_closed(command.watch, time.monotonic())
 
     def release(self, command: Release) -> None:
+        """A puller needs the pages no longer; the answer says whether all that it read was valid."""
         valid = self.owner.release(command.handle, command.epoch, command.attempt, time.monotonic())
         self.outbox.add(Released(command.call, valid))
 
@@ -128,7 +134,7 @@ class Leases:
         return any(offers.copying for offers in self.offers.values())
 
     def poll(self, now: float) -> None:
-        """Once a loop: expire, tell the watchers, free what nobody may read any more."""
+        """Once a loop: expire, tell the watchers, free what no puller may read any more."""
         for offers in self.offers.values():
             offers.poll()
         self.owner.sweep(now)

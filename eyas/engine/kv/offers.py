@@ -81,12 +81,14 @@ class PoolOffers:
     pool: PagePool
 
     def reserve(self, id: str, count: int) -> bool:
+        """Always True: no room beyond the pages themselves is needed."""
         return True
 
     def leave(self, id: str) -> None:
         """There is nothing to free."""
 
     def place(self, id: str, pages: list[int]) -> Placed:
+        """Offers the pages under their own numbers."""
         return _InPool(self.pool, pages, tuple(pages))
 
     def poll(self) -> None:
@@ -94,6 +96,7 @@ class PoolOffers:
 
     @property
     def copying(self) -> bool:
+        """Always False: nothing is copied."""
         return False
 
 
@@ -145,6 +148,7 @@ class StagedOffers:
     _reserved: dict[str, list[int]] = field(default_factory=dict)
 
     def reserve(self, id: str, count: int) -> bool:
+        """Takes `count` slots, or none; False: too few are free now."""
         if id not in self._reserved:
             slots = self.slots.take(count)
             if slots is None:
@@ -153,14 +157,18 @@ class StagedOffers:
         return True
 
     def leave(self, id: str) -> None:
+        """Frees the slots that were reserved and not placed."""
         self.slots.give(self._reserved.pop(id, []))
 
     def place(self, id: str, pages: list[int]) -> Placed:
+        """Offers the pages under the numbers of the slots that were reserved for them."""
         return _Staged(self, pages, tuple(self._reserved.pop(id)))
 
     def poll(self) -> None:
+        """Tells which copies have ended since the last call."""
         self.staging.poll()
 
     @property
     def copying(self) -> bool:
+        """Whether a copy to a slot still runs."""
         return self.staging.copying

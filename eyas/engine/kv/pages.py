@@ -32,6 +32,7 @@ class PagePool:
 
     @property
     def free(self) -> int:
+        """The number of pages without an owner, kept ones too."""
         return len(self._settled) + len(self._limbo)
 
     @property

@@ -35,18 +35,22 @@ class PoolShape:
 
     @property
     def layers(self) -> int:
+        """Layers of every page."""
         return self.format.layers
 
     @property
     def kv_heads(self) -> int:
+        """Heads per row of keys, and of values."""
         return self.format.kv_heads
 
     @property
     def head_dim(self) -> int:
+        """Elements per head."""
         return self.format.head_dim
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
+        """The sizes of the tensor, in the order of its dimensions."""
         fields, heads, elements = self.format.slot
         return self.pages, self.format.layers, fields, self.page_size, heads, elements
 
@@ -57,13 +61,16 @@ class PoolShape:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the whole pool."""
         return self.pages * self.page_bytes
 
 
 class Closable(Protocol):
     """What ends with a pool."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Frees what it holds."""
+        ...
 
 
 class KvPool:
@@ -92,6 +99,7 @@ class KvPool:
 
     @property
     def page_size(self) -> int:
+        """Rows per page."""
         return self.shape.page_size
 
     def layer(self, index: int) -> torch.Tensor:
@@ -117,6 +125,7 @@ class KvPool:
         self.tensor[dst // size, :, :, dst % size] = taken
 
     def copy_page(self, src: int, dst: int) -> None:
+        """Copies all layers of page `src` to page `dst`."""
         self.tensor[dst] = self.tensor[src]
 
     def close(self) -> None:

@@ -72,11 +72,17 @@ class Destination(Protocol):
         """Pages for all rows of `handle`, and how many of the first are already filled; None: not now."""
         ...
 
-    def arrived(self, owner: Hashable, arrival: Arrival) -> None: ...
+    def arrived(self, owner: Hashable, arrival: Arrival) -> None:
+        """The pull has succeeded: `owner` has the pages of `arrival` from now on."""
+        ...
 
-    def lost(self, owner: Hashable, error: EyasError) -> None: ...
+    def lost(self, owner: Hashable, error: EyasError) -> None:
+        """The pull has failed. Pages that it was lent come back by `pages_free`."""
+        ...
 
-    def pages_free(self, pages: list[int]) -> None: ...
+    def pages_free(self, pages: list[int]) -> None:
+        """Takes back pages of a failed pull: no copy writes to them any more."""
+        ...
 
 
 @dataclass
@@ -109,6 +115,7 @@ class Pulls:
 
     @property
     def active(self) -> int:
+        """The number of pulls that have not ended."""
         return len(self._active)
 
     def owners(self, *states: State) -> list[Hashable]:
@@ -141,11 +148,12 @@ class Pulls:
         self._act(self._active[number])
 
     def refuse(self, handle: KvHandle, attempt: int) -> None:
-        """Nobody will pull this handle: its owner may free the pages now."""
+        """This handle will not be pulled: its owner may free the pages now."""
         number = next(self.numbers)
         self.outbox.add(OpenPull(number, handle, attempt), ReleasePull(number), ClosePull(number))
 
     def cancel(self, owner: Hashable) -> None:
+        """Ends every pull of `owner`; its pages come back once no copy writes to them."""
         now = time.monotonic()
         for active in [a for a in self._active.values() if a.owner == owner]:
             active.pull.cancel(now)

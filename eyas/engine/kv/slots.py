@@ -14,10 +14,12 @@ class Slots:
 
     @property
     def free(self) -> int:
+        """The number of slots that are not taken."""
         return len(self._free)
 
     @property
     def total(self) -> int:
+        """The number of all slots."""
         return len(self._free) + len(self._taken)
 
     def take(self, count: int) -> list[int] | None:
@@ -31,6 +33,7 @@ class Slots:
         return slots
 
     def give(self, slots: Iterable[int]) -> None:
+        """Takes slots back. Raises AssertionError for one that is not taken."""
         for slot in slots:
             if slot not in self._taken:
                 raise AssertionError(f"staging slot {slot} is not taken")

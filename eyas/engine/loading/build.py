@@ -51,10 +51,10 @@ from kv_transfer.layout import pages_for
 from kv_transfer.owner import Owner
 
 YIELD_TOKENS_PER_S = 500.0
-"""So many tokens of a GPU's prompt are worth a second of waiting for shorter ones."""
+"""Tokens of a GPU's prompt that are worth one second of waiting for shorter prompts."""
 
 PLAIN_PAGES = 2048
-"""Of the torch backend, where nobody says how many: it is a specification, whatever the device."""
+"""Of the torch backend, where no option says how many: it is a specification, whatever the device."""
 
 _log = logging.getLogger("eyas.engine")
 

@@ -132,9 +132,9 @@ def largest(loaded: EngineSpec, buckets: Buckets) -> StepShape:
     """No step has more of anything, with or without a graph."""
     config = loaded.config
     batch = max(config.max_running, config.cuda_graph_max_bs)
-    ends = max(batch, MAX_ENDS)  # a chunk's graph has room for so many, whatever the batch
+    ends = max(batch, MAX_ENDS)  # a chunk's graph has room for MAX_ENDS, whatever the batch
     tiles = -(-config.chunk_tokens // buckets.tile_rows) + ends  # every prompt's last one is partly empty
-    singles = FEW_SINGLES if loaded.width > 1 else 0  # more of them are so many rounds less
+    singles = FEW_SINGLES if loaded.width > 1 else 0  # each one beyond these takes the place of a round
     return StepShape(batch, loaded.width, config.chunk_tokens, tiles, ends, singles)
 
 

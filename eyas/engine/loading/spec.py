@@ -64,6 +64,7 @@ class EngineSpec:
         return dataclasses.replace(self, config=dataclasses.replace(self.config, device=device), rank=rank)
 
     def backend(self, group: KvKind) -> AttentionBackend:
+        """Attention in plain torch, for the group's decoder."""
         return TorchAttention.of(self.decoder(group), self.shape(group))
 
     @contextlib.contextmanager
@@ -79,6 +80,7 @@ class EngineSpec:
 
     @property
     def placement(self) -> Placement:
+        """Where this rank's weights go, and their dtype."""
         config = self.config
         return Placement(config.device, getattr(torch, config.dtype), self.rank, config.tensor_parallel_size)
 
@@ -90,6 +92,7 @@ class EngineSpec:
         return KvPool(shape, new_pool_path(group.value, Path(self.config.pool_dir)))
 
     def shape(self, group: KvKind) -> PoolShape:
+        """Sizes of this rank's part of the group's pool."""
         assert self.config.num_pages is not None
         return PoolShape(
             format=self.decoder(group).kv_format.of_rank(self.config.tensor_parallel_size),
@@ -120,6 +123,7 @@ class EngineSpec:
         return self.config.speculation.synthetic_rates
 
     def decoder(self, group: KvKind) -> ModelConfig:
+        """The model whose KV the group holds: the target, or the draft head's decoder."""
         if group is KvKind.TARGET:
             return self.target
         assert self.head is not None
@@ -130,6 +134,7 @@ class EngineSpec:
         return config_of_rank(self.decoder(group), self.config.tensor_parallel_size)
 
     def geometry(self, group: KvKind) -> Geometry:
+        """The pool's sizes as pullers are told of them."""
         shape = self.shape(group)
         return Geometry(
             pages=shape.pages,
@@ -141,6 +146,7 @@ class EngineSpec:
         )
 
     def layout_hash(self, group: KvKind) -> str:
+        """Names what the group's pages mean; pages travel only between workers whose hashes are equal."""
         geometry, decoder = self.geometry(group), self.decoder(group)
         fingerprint = self.target.fingerprint
         if group is KvKind.DRAFT and self.head is not None:

@@ -51,6 +51,7 @@ class Travel:
 
     @property
     def possible(self) -> bool:
+        """Whether pages can travel at all."""
         return bool(self.infos)
 
 
@@ -105,7 +106,7 @@ class _Reach:
 def _reach(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _Reach:
     if pool.area is not None:
         return _Reach(wire, pool.area, _backends(spec, pool.area, wire))
-    if set(spec.config.roles) == set(Role):  # it takes whole requests only: nobody sends it pages
+    if set(spec.config.roles) == set(Role):  # it takes whole requests only: no worker sends it pages
         return _Reach(wire, Area(np.empty((1, 0), np.uint8)), {})
     roles, slots = spec.config.roles, staging_slots(spec, pool.shape.pages)
     out = slots if Role.PREFILL in roles else 0

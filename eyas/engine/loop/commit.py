@@ -39,8 +39,8 @@ class Committer:
     def commit(self, landed: SequenceOf[Landed]) -> None:
         """Apply one step; what it gave to those who were cancelled meanwhile is dropped.
 
-        A prompt's rows have their draft KV before its pages are offered or copied, and nobody gives pages
-        back before that is done.
+        A prompt's rows have their draft KV before its pages are offered or copied, and no page is
+        given back before that is done.
         """
         alive = [one for one in landed if self._is_alive(one)]
         ended = [one.work.seq for one in alive if self._take(one)]

@@ -117,6 +117,7 @@ class Drafting:
 
     @property
     def wait_s(self) -> float:
+        """Seconds that a step may wait for drafts."""
         return self.patience.draft_wait_s
 
     def adopt(self) -> None:
@@ -143,6 +144,7 @@ class Drafting:
     # --- the mailbox of a drafter far away ---------------------------------------------------------------
 
     def outgoing(self) -> list[DraftUp]:
+        """Messages for the draft worker since the last call."""
         return [] if self.drafter is None else self.drafter.outgoing()
 
     def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
@@ -151,4 +153,5 @@ class Drafting:
 
     @property
     def late_rounds(self) -> int:
+        """How many rounds went without a proposal because it came too late."""
         return 0 if self.drafter is None else self.drafter.late_rounds

@@ -168,6 +168,7 @@ class Engine:
     # --- the loop ------------------------------------------------------------------------------------
 
     def run(self) -> None:
+        """Serves until it is told to stop, then frees everything and says `Stopped`."""
         gc.collect()
         gc.freeze()  # what the start left behind is not searched again: that would stop a step for 20 ms
         self._link.send([self._parts.ready])

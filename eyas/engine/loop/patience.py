@@ -15,12 +15,15 @@ MOST_STEPS = 2.0  # however good the drafter was: a dead one must not cost more 
 
 
 class Patience:
+    """Running averages of what a step takes and of what a proposal saves."""
+
     def __init__(self) -> None:
-        self._gain = 1.0  # accepted drafts a verify row
+        self._gain = 1.0  # accepted drafts per proposal
         self._step_s = 0.0
 
     @property
     def draft_wait_s(self) -> float:
+        """Seconds that a step may wait for a proposal; 0.0 before the first step."""
         return min(self._gain, MOST_STEPS) * self._step_s
 
     def stepped(self, landed: Sequence[Landed], seconds: float) -> None:

@@ -36,6 +36,7 @@ class PlainFlight:
     shape: None = None
 
     def land(self) -> SequenceOf[Landed]:
+        """The results, one per work."""
         return self.results
 
 
@@ -59,14 +60,16 @@ class PlainRunner:
         self._eos_ids = model.config.eos_token_ids
 
     def copy_page(self, source: int, target: int) -> None:
+        """Copies page `source` to page `target`, in every pool."""
         for pool in self._pools:
             pool.copy_page(source, target)
 
     def close(self) -> None:
-        pass
+        """Nothing: it owns no thread and no memory."""
 
     @torch.inference_mode()
     def launch(self, works: SequenceOf[Work]) -> PlainFlight:
+        """Computes the whole step before it returns."""
         launched, pool = time.monotonic(), self._pools[0]
         tokens = [t for work in works for t in work.tokens]
         batch = build_batch([_span(w) for w in works], tokens, pool.page_size, self._backend)

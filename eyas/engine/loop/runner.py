@@ -1,4 +1,4 @@
-"""What a step loop needs of whoever computes its steps: launch, and land what was launched.
+"""What a step loop needs of the runner that computes its steps: launch, and land what was launched.
 
 A runner on a device has launched when it returns, and its flight waits for the device when it lands. The
 plain runner, the specification, has computed everything when it returns: its flight only hands it over.
@@ -18,13 +18,19 @@ class Flight(Protocol):
     """A step that was launched, at `launched` (monotonic seconds). Steps of one `shape` take equal times."""
 
     @property
-    def works(self) -> SequenceOf[Work]: ...
+    def works(self) -> SequenceOf[Work]:
+        """What the step computes."""
+        ...
 
     @property
-    def launched(self) -> float: ...
+    def launched(self) -> float:
+        """When it was launched, in monotonic seconds."""
+        ...
 
     @property
-    def shape(self) -> Hashable: ...
+    def shape(self) -> Hashable:
+        """Equal for steps that take equal times."""
+        ...
 
     def land(self) -> SequenceOf[Landed]:
         """Once, after all flights before it: what the step gave each work. Rows are where they belong."""
@@ -44,7 +50,9 @@ class Runner(Protocol):
         """May a step be launched while the one before it is in flight?"""
         ...
 
-    def launch(self, works: SequenceOf[Work]) -> Flight: ...
+    def launch(self, works: SequenceOf[Work]) -> Flight:
+        """Starts a step of these works, which come after all steps launched before."""
+        ...
 
     def copy_page(self, source: int, target: int) -> None:
         """In every pool, after the steps launched before and before those after."""

@@ -9,6 +9,8 @@ from eyas.common.histogram import STEP_SECONDS, STEP_SEQUENCES, Histogram
 
 @dataclass(frozen=True)
 class StepCounts:
+    """Two histograms over all steps: `seconds` from launch to landing, and `sequences` per step."""
+
     seconds: Histogram = field(default_factory=lambda: Histogram(STEP_SECONDS))
     sequences: Histogram = field(default_factory=lambda: Histogram(STEP_SEQUENCES))
 

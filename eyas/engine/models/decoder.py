@@ -35,6 +35,7 @@ class EmbeddingAndHead:
 
     @classmethod
     def load(cls, config: ModelConfig, weights: Weights) -> EmbeddingAndHead:
+        """Takes both ends from `weights`; a tied head is the embedding itself."""
         shape = (config.vocab_size, config.hidden_size)
         embedding = weights.take("model.embed_tokens.weight", shape)
         head = embedding if config.tied_head else weights.take("lm_head.weight", shape)
@@ -78,6 +79,7 @@ class Decoder:
 
     @property
     def kv_format(self) -> KvFormat:
+        """What one row of KV holds in every layer."""
         return self.config.kv_format
 
     @torch.inference_mode()

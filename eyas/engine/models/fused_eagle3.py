@@ -84,10 +84,12 @@ class FusedEagle3Draft:
 
 
 def load_tap(config: DraftConfig, weights: Weights, context: LayerContext) -> FusedEagle3Tap:
+    """Takes the tap's tensors from `weights`."""
     return FusedEagle3Tap(config, weights, context)
 
 
 def load_draft(
     config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
 ) -> FusedEagle3Draft:
+    """Takes the head's tensors from `weights`; what it lacks of embedding and lm_head is the target's."""
     return FusedEagle3Draft(config, weights, target, context)

@@ -54,6 +54,7 @@ class LayerContext:
         launch: skinny.Launch,
         attention: RowAttention,
     ) -> LayerContext:
+        """Computes the rotary tables of every RoPE in `config`, on `device`."""
         angles = {}
         for rope in dict.fromkeys(layer.attention.rope for layer in config.layers):
             cos, sin = rotary_tables(rope, config.head_dim, config.context_length)
@@ -69,6 +70,7 @@ class Forward:
     context: LayerContext
 
     def rotation(self, rope: Rope) -> skinny.Rotation:
+        """How the forward's rows are rotated by `rope`."""
         return skinny.Rotation(*self.context.angles[rope], self.rows.positions)
 
 

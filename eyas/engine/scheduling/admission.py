@@ -59,4 +59,5 @@ class Admission:
             raise InvalidRequest(message, param="choices")
 
     def is_token(self, token: int) -> bool:
+        """Whether the model's vocabulary has this number."""
         return 0 <= token < self.vocab_size

@@ -98,6 +98,7 @@ class DraftKv:
     # --- the destination of pulls (`eyas.engine.kv.pulls.Destination`) ----------------------------------
 
     def first(self, owners: list[Hashable]) -> Hashable:
+        """The first whose prompt was lent pages; if there is none, the first of all."""
         return next((owner for owner in owners if self._of(owner).pages is not None), owners[0])
 
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
@@ -110,14 +111,17 @@ class DraftKv:
         return pages, min(coming.held, len(pages))
 
     def arrived(self, owner: Hashable, arrival: Arrival) -> None:
+        """Notes that the draft KV is here; the pages remain with their prompt."""
         coming = self._of(owner)
         coming.rows, coming.over = arrival.handle.tokens, True
         self._pool.drop(arrival.pages)
 
     def lost(self, owner: Hashable, error: EyasError) -> None:
+        """Notes that no draft KV will come: the prompt begins without it."""
         self._of(owner).over = True
 
     def pages_free(self, pages: list[int]) -> None:
+        """Drops the pull's claim to these pages."""
         self._pool.drop(pages)
 
     def _of(self, owner: Hashable) -> _Coming:

@@ -59,6 +59,7 @@ class DeviceDrafter:
 
     @property
     def trees(self) -> bool:
+        """Whether a proposal can branch."""
         return self._spec.topk > 1
 
     def follow(

@@ -278,10 +278,12 @@ class DraftEngine:
         return owners[0]
 
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
+        """As many new pages as the prompt needs, none of them filled; None: too few are free."""
         count = pages_for(handle.tokens, self._page_size)
         return (self._pool.take(count), 0) if count <= self._pool.free else None
 
     def arrived(self, owner: Hashable, arrival: Arrival) -> None:
+        """Gives the pages to every sequence that waits for this prompt."""
         prompt = self._prompts[owner]
         prompt.pages = arrival.pages
         for key in list(prompt.users):
