@@ -6,7 +6,7 @@ engine decides that. Every failure is an EyasError.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import grpc
 import msgspec
@@ -57,7 +57,7 @@ class TransferClient:
             raise rpc.map_rpc_error(error) from error
         return convert_pool.pool_from_pb(reply)
 
-    async def watch(self, handle: KvHandle, attempt: int) -> AsyncIterator[WatchReady | WatchDone]:
+    async def watch(self, handle: KvHandle, attempt: int) -> AsyncGenerator[WatchReady | WatchDone, None]:
         """Reports what becomes readable. The lease lives while this is open; it ends only by raising.
 
         Raises TransferFailed if the owner closes it, or the error that the owner reports.

@@ -136,8 +136,10 @@ class StepProgram:
         starts = batch.slots.new_empty(batch.size)
         mask = torch.empty(batch.size, width, dtype=torch.int64, device=starts.device)
         own = slice(first, first + batch.size * width)
-        rows = (part[name][own] for name in ("tokens", "positions", "kv_rows"))
-        round_kernels.prepare(batch, round_kernels.RoundRows(*rows, starts), mask)
+        rows = round_kernels.RoundRows(
+            part["tokens"][own], part["positions"][own], part["kv_rows"][own], starts
+        )
+        round_kernels.prepare(batch, rows, mask)
         return DecodeRows(batch.slots, starts, width, mask if self._state.trees and width > 1 else None)
 
     def sample_special(self, rows: torch.Tensor) -> torch.Tensor:

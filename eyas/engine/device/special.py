@@ -141,7 +141,8 @@ class Told:
     def _row(self, row: int) -> np.ndarray:
         if self._words is None:
             self._words = torch.cat(tuple(self.reports)).numpy()
-        return self._words[row]
+        words: np.ndarray = self._words[row]
+        return words
 
 
 class SpecialSampler:

@@ -182,9 +182,9 @@ def qkv_rope(
     x = _rows(source.x, plan)
     weights = _blocks(weight.view(-1, 2, dim // 2, plan.k), [1, 2, plan.half], plan)
     gains = None if norms is None else norms.gains
-    args = (x, weight, weights, qkv.bias, gains, q_out, kv.layer, rotation.cos, rotation.sin)
-    args = (*args, rotation.positions, kv.rows, source.sums, launch.partials, launch.tickets)
-    _start(qkv_rope_kernel, plan, (*args, *_counts(source), heads), launch)
+    inputs = (x, weight, weights, qkv.bias, gains, q_out, kv.layer, rotation.cos, rotation.sin)
+    rows = (rotation.positions, kv.rows, source.sums, launch.partials, launch.tickets)
+    _start(qkv_rope_kernel, plan, (*inputs, *rows, *_counts(source), heads), launch)
 
 
 def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: Launch) -> Plan:
@@ -215,7 +215,7 @@ def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: La
 
 
 def _padded(m: int) -> int:
-    return max(16, triton.next_power_of_2(m))
+    return max(16, int(triton.next_power_of_2(m)))
 
 
 def _rows(x: torch.Tensor, plan: Plan) -> TensorDescriptor:

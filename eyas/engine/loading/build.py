@@ -120,7 +120,7 @@ def _plain_core(loaded: EngineSpec) -> _Core:
         pools=pools,
         drafter=drafter,
         limits=Limits(config.page_size, config.max_running, config.chunk_tokens, round_rows),
-        slowest_step_s=_warm_up(runner, config),
+        slowest_step_s=_warm_up(runner, pool, config),
     )
 
 
@@ -193,7 +193,7 @@ def _draft_parts(loaded: EngineSpec) -> DraftParts:
     with loaded.weights(KvKind.TARGET) as weights:
         ends = EmbeddingAndHead.load(loaded.target, weights)
     runner = _draft_runner(loaded, ends)
-    outbox, pages = Outbox(), PagePool(config.num_pages)
+    outbox, pages = Outbox(), PagePool(runner.pool.shape.pages)
     moves = travel(loaded, {KvKind.DRAFT: runner.pool}, pages, outbox)
     return DraftParts(
         config=config,
@@ -230,6 +230,8 @@ def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size:
 
 def _ready(loaded: EngineSpec, moves: Travel, slowest: float) -> Ready:
     config, target, head = loaded.config, loaded.target, loaded.head
+    pages = config.num_pages
+    assert pages is not None, "it is known once there is a pool"
     return Ready(
         epoch=loaded.epoch,
         model=Path(config.model).name,
@@ -237,7 +239,7 @@ def _ready(loaded: EngineSpec, moves: Travel, slowest: float) -> Ready:
         draft_fingerprint=head.fingerprint if head else "",
         context_length=loaded.target.context_length,
         vocab_size=target.vocab_size,
-        pages_total=config.num_pages,
+        pages_total=pages,
         pools=moves.infos,
         files=moves.files,
         slowest_step_s=slowest,
@@ -246,9 +248,10 @@ def _ready(loaded: EngineSpec, moves: Travel, slowest: float) -> Ready:
     )
 
 
-def _warm_up(runner: PlainRunner, config: EngineConfig) -> float:
+def _warm_up(runner: PlainRunner, pool: KvPool, config: EngineConfig) -> float:
     """Run the largest prompt chunk and one decode row; seconds of the slower one. Pages are not owned yet."""
-    rows = min(config.chunk_tokens, config.num_pages * config.page_size, runner.model.config.context_length)
+    shape = pool.shape
+    rows = min(config.chunk_tokens, shape.pages * shape.page_size, runner.model.config.context_length)
     request = GenerationRequest("warm-up", (0,) * rows, SamplingParams())
     seq = Sequence(0, Generation(request, 0, Kind.LOCAL, 0.0, 0.0), 0, request.prompt_ids, [])
     seq.pages = list(range(-(-rows // config.page_size)))

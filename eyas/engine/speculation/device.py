@@ -77,9 +77,9 @@ class DeviceDrafter:
             extension = self._extension(batch, features)
             paths.gather_path(batch, verdicts, features[:count], extension)
             rounds = DecodeRows(batch.slots, extension.rows.starts, self.path_rows)
-            own = extension.rows
+            new = extension.rows
             parts.append(
-                (extension.features, own.tokens, own.positions, own.kv_rows, extension.last_row, batch.slots)
+                (extension.features, new.tokens, new.positions, new.kv_rows, extension.last_row, batch.slots)
             )
         if chunk is not None:
             own, before = chunk.rows, 0 if rounds is None else rounds.rows
