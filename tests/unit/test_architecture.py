@@ -183,7 +183,7 @@ def test_loads_without_torch(module: str) -> None:
 
 
 def test_families_stand_in_their_own_files_and_in_a_table() -> None:
-    """What is special about a model or a head is nobody else's business; nobody imports its module."""
+    """Only its own file knows what is special about a model or a head; no other module imports it."""
     from eyas.engine.models.heads import HEADS
     from eyas.engine.models.table import MODELS
 

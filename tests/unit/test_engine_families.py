@@ -1,4 +1,4 @@
-"""Whole engines on tiny models of other families: transformers' tokens, whoever computes them and however."""
+"""Whole engines on tiny models of other families give transformers' tokens, with drafts and without."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_rows_and_chains_by_a_layers_rule(
 
 
 def parents_mask(parents: list[int]) -> list[int]:
-    """What each node sees: itself and its ancestors; -1: a child of nobody."""
+    """What each node sees: itself and its ancestors; -1: it has no parent."""
     masks: list[int] = []
     for node, parent in enumerate(parents):
         masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)

@@ -126,7 +126,7 @@ def test_validation_waits_for_the_slowest_shard():
 def test_a_cancelled_pull_keeps_its_pages_until_the_copy_stopped(pull):
     job = start_one_copy(pull)
     pull.cancel(3.0)
-    assert pull.take_actions() == [SendRelease(), CloseWatch()], "nobody is told Incomplete"
+    assert pull.take_actions() == [SendRelease(), CloseWatch()], "Incomplete is not told"
     assert pull.state is State.DRAINING and not pull.over
     pull.copied(moved(job), 4.0)
     assert pull.take_actions() == [PagesFree(DST)]

@@ -38,7 +38,7 @@ def whole(rig: Rig, tokens: list[int]) -> torch.Tensor:
 
 
 def test_every_architecture_has_a_sample() -> None:
-    """Of those that transformers has; the others state their equations in a test of their own."""
+    """Covers the models that transformers has; each other model states its equations in its own test."""
     known = {name for name in MODELS if hasattr(transformers, name)}
     assert {sample.model for sample in SAMPLES.values()} == known
 

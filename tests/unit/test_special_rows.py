@@ -115,7 +115,7 @@ def same(ours: TokenLogprob | None, theirs: TokenLogprob | None) -> bool:
 @pytest.mark.parametrize("width", [1, 6])
 @pytest.mark.parametrize("asked", ASKED)
 def test_tokens_and_logprobs_are_the_specifications(asked: str, width: int) -> None:
-    """At the root, at every node below it, at a prompt's end; nodes without a draft disturb nobody."""
+    """At the root, at every node below it, at a prompt's end; nodes without a draft change no other row."""
     step = Step(width, width, [ASKED[asked]] * 6)
     told = step.run()
     for i, seq in enumerate(step.rounds):

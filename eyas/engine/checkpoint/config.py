@@ -188,31 +188,6 @@ class ModelConfig:
         """Elements of every head."""
         return self.layers[0].attention.head_dim
 
-    @cached_property
-    def intermediate_size(self) -> int:
-        """Width of every layer's feed-forward part. Raises ConfigError if the layers differ."""
-        return self._shared("intermediate_size", lambda layer: layer.feed_forward.width)
-
-    @cached_property
-    def rope(self) -> Rope:
-        """The rotary embedding of every layer. Raises ConfigError if the layers differ."""
-        return self._shared("rope_parameters", lambda layer: layer.attention.rope)
-
-    @cached_property
-    def qkv_bias(self) -> bool:
-        """Whether query, key and value have a bias. Raises ConfigError if the layers differ."""
-        return self._shared("attention_bias", lambda layer: layer.attention.qkv_bias)
-
-    @cached_property
-    def output_bias(self) -> bool:
-        """Whether the attention's output has a bias. Raises ConfigError if the layers differ."""
-        return self._shared("attention_bias", lambda layer: layer.attention.output_bias)
-
-    @cached_property
-    def qk_norm(self) -> bool:
-        """Whether the heads of query and key are normalised. Raises ConfigError if the layers differ."""
-        return self._shared("head norms", lambda layer: layer.attention.head_norms)
-
     @property
     def rope_meaning(self) -> str:
         """Every parameter of the rotary embeddings that keys are stored with."""

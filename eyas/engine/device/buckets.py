@@ -47,7 +47,7 @@ class Buckets:
     mixed_tokens: int = 0
 
     def mixed_prefill_budget(self, batch: int, many: bool) -> int:
-        """Prompt rows for a step with `batch` rounds: as captured, or as many as there may be.
+        """Gives the prompt rows beside `batch` rounds: those of a captured shape, or the most allowed.
 
         Where these are the same, rounds that only pad the batch would be a few more: not worth a graph.
         """
