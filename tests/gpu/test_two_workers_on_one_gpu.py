@@ -135,9 +135,10 @@ async def answers(
     return tokens, ways
 
 
-@pytest.mark.parametrize("by", ["shm", "grpc"])
-def test_answers_are_those_of_one_worker(by: str, alone: dict[str, list[int]]) -> None:
-    pools = Path("/dev/shm") / f"eyas-test-{os.getpid()}-{by}"
+@pytest.mark.parametrize(("by", "kernels"), [("shm", "triton"), ("grpc", "triton"), ("shm", "torch")])
+def test_answers_are_those_of_one_worker(by: str, kernels: str, alone: dict[str, list[int]]) -> None:
+    pools = Path("/dev/shm") / f"eyas-test-{os.getpid()}-{by}-{kernels}"
+    backends = {"attention_backend": kernels, "prefill_attention_backend": kernels}
     requests = chats(CHATS)
     with contextlib.closing(free_ports()) as ports:
         first, second = next(ports), next(ports)
@@ -149,10 +150,10 @@ def test_answers_are_those_of_one_worker(by: str, alone: dict[str, list[int]]) -
         return await answers(prefill, decode, requests)
 
     try:
-        with worker(Role.PREFILL, first, pools) as prefill:
+        with worker(Role.PREFILL, first, pools, **backends) as prefill:
             asyncio.run(until_serving(prefill, pools / "prefill.log"))  # each measures what is free
             members = f"{prefill},127.0.0.1:{second}"
-            with worker(Role.DECODE, second, pools, members=members, transfer=by) as decode:
+            with worker(Role.DECODE, second, pools, members=members, transfer=by, **backends) as decode:
                 tokens, ways = asyncio.run(run(prefill, decode))
         logs = {role: (pools / f"{role}.log").read_text() for role in (Role.PREFILL, Role.DECODE)}
         assert not [path for path in pools.iterdir() if path.suffix != ".log"], "staging outlived its worker"
@@ -166,5 +167,6 @@ def test_answers_are_those_of_one_worker(by: str, alone: dict[str, list[int]]) -
     results = [Result(1, {0: tokens[request.id]}) for request in requests]
     worst = max(reference.excess(request, result) for request, result in zip(requests, results, strict=True))
     differ = sum(tokens[request.id] != alone[request.id] for request in requests)
-    print(f"\n{by}: {differ} of {CHATS} answers differ from those of one worker; at most {worst:.3f} off")
+    told = f"{differ} of {CHATS} answers differ from those of one worker; at most {worst:.3f} off"
+    print(f"\n{by}, {kernels}: {told}")
     assert worst <= SLACK["bfloat16"] and differ <= 0.25 * CHATS
