@@ -1,0 +1,1 @@
+"""Figures of measurements, readable without colours and without the text around them."""

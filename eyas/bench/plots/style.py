@@ -1,0 +1,150 @@
+"""How every figure looks: line styles and markers that differ without colour, labels at the lines, clear axes.
+
+It knows matplotlib, which is an extra, and refuses to know what is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eyas.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg")
+DPI = 130
+PANEL_INCHES = (5.2, 3.3)
+QUIET = "#8a8a8a"  # of what is not data
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one series is drawn."""
+
+    color: str
+    dashes: Any  # a matplotlib line style
+    marker: str
+
+
+# From dark to light, so that the order stays when the colours go.
+LOOKS = (
+    Look("#000000", "-", "o"),
+    Look("#b3362b", (0, (6, 2)), "s"),
+    Look("#2f6fb0", (0, (1.2, 1.4)), "^"),
+    Look("#d9822b", (0, (7, 2, 1.5, 2)), "D"),
+    Look("#5aa469", (0, (3, 1.5)), "v"),
+    Look("#a98bc4", (0, (5, 1.5, 1, 1.5, 1, 1.5)), "P"),
+)
+
+
+def check_plot(path: Path) -> None:
+    """Raises ConfigError where no figure can be written: no matplotlib, or a suffix that is none of SUFFIXES.
+
+    Commands call it before they measure.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"--plot: {path} does not end in {' or '.join(SUFFIXES)}", param="plot")
+    try:
+        import matplotlib  # noqa: F401  # only whether it is there
+    except ImportError as error:
+        raise ConfigError("--plot: needs matplotlib: pip install 'eyas[bench]'", param="plot") from error
+
+
+def check_series(count: int) -> None:
+    """Raises ConfigError for more series than can be told apart."""
+    if count > len(LOOKS):
+        raise ConfigError(f"--plot: {count} runs are too many for one figure: {len(LOOKS)} at most", param="plot")
+
+
+def panels(titles: Sequence[str], heading: str) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel per title, two in a row, under one heading."""
+    from matplotlib.figure import Figure
+
+    rows = (len(titles) + 1) // 2
+    width, height = PANEL_INCHES
+    figure = Figure(figsize=(2 * width, rows * height + 0.4), layout="constrained")
+    figure.suptitle(heading, fontsize=11, x=0.01, ha="left")
+    grid = figure.subplots(rows, 2, squeeze=False).flatten()
+    for axes, title in zip(grid, titles, strict=False):
+        axes.set_title(title, fontsize=10, loc="left", fontweight="bold")
+        axes.grid(True, color="#dddddd", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8.5)
+    for axes in grid[len(titles) :]:
+        axes.set_visible(False)
+    return figure, list(grid[: len(titles)])
+
+
+def log_x(axes: Axes) -> None:
+    """A logarithmic x axis whose ticks are plain numbers: 1, 2, 5, 10, ..."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def draw(axes: Axes, look: Look, x: Any, y: Any, marks: Any) -> None:
+    """One series; `marks`: the indices of the points that have a marker, or None for all of them."""
+    axes.plot(
+        x,
+        y,
+        color=look.color,
+        linestyle=look.dashes,
+        linewidth=1.7,
+        marker=look.marker,
+        markersize=5,
+        markevery=marks,
+        markeredgecolor="white",
+        markeredgewidth=0.5,
+    )
+
+
+def label(axes: Axes, text: str, point: tuple[float, float], *, left: bool = False) -> None:
+    """A series' name beside one of its points, on white so that lines below do not cross it."""
+    axes.annotate(
+        text,
+        point,
+        xytext=(-7 if left else 7, 0),
+        textcoords="offset points",
+        ha="right" if left else "left",
+        va="center",
+        fontsize=8.5,
+        bbox={"boxstyle": "square,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.9},
+        annotation_clip=False,
+        zorder=5,
+    )
+
+
+def legend(figure: Figure, names: Sequence[str]) -> None:
+    """Name, line and marker of every series, once under all panels."""
+    from matplotlib.lines import Line2D
+
+    lines = [
+        Line2D([], [], color=look.color, linestyle=look.dashes, linewidth=1.7, marker=look.marker, markersize=5)
+        for look, _ in zip(LOOKS, names, strict=False)
+    ]
+    figure.legend(
+        lines,
+        list(names),
+        loc="outside lower left",
+        ncols=4 if len(names) <= 4 else 3,
+        fontsize=9,
+        frameon=False,
+        handlelength=4.5,
+    )
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes PNG or SVG, by the suffix; makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix.lower() == ".svg":
+        figure.savefig(path, metadata={"Date": None})
+    else:
+        figure.savefig(path, dpi=DPI)
