@@ -1,7 +1,7 @@
 """The flags of the `eyas` command: their names, their defaults and the values that they take.
 
 Every default is read from `eyas.common.config`. A flag that users of other servers know under another name
-has that name too. What flags mean together is decided in `eyas.cli`, where they become a configuration.
+has that name too. What flags mean together is decided in `eyas.configuration`.
 """
 
 from __future__ import annotations
@@ -276,21 +276,6 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     """The flags of `eyas chat`."""
     add_server(parser)
     parser.add_argument("--temperature", type=float, default=0.0, help="(0)")
-
-
-def add_bench(parser: argparse.ArgumentParser) -> None:
-    """The flags of `eyas bench`, except those of a cluster of its own."""
-    from eyas.bench.cases import CASES, DEFAULT_CASES
-
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "cases:\n" + "\n".join(f"  {name:22} {text}" for name, text in CASES.items())
-    default = list(DEFAULT_CASES)
-    parser.add_argument("cases", nargs="*", default=default, metavar="CASE", help=f"({' '.join(default)})")
-    add_server(parser, url=None)
-    parser.add_argument("--served-model", metavar="ID", help="the model's name there (the first it lists)")
-    parser.add_argument("--both", action="store_true", help="run every case also without speculation")
-    parser.add_argument("--vocab-size", type=positive, default=4096, help="for random prompts (4096)")
-    parser.add_argument("--out", metavar="FILE", help="append the JSON lines to this file")
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas import cli
+from eyas import cli, configuration
 from eyas.bench import shapes
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig, Rope
@@ -84,7 +84,7 @@ def test_the_8b_shape_is_the_published_one(tmp_path: Path) -> None:
 def test_a_server_takes_the_folders(folders: tuple[Path, Path]) -> None:
     model, head = map(str, folders)
     flags = ["serve", "--load-format", "dummy", "--model", model, "--draft", head]
-    config = cli.engine_config(cli._parser().parse_args(flags))
+    config = configuration.engine_config(cli._parser().parse_args(flags))
     check_model(config.model, config.load_format)
     check_draft(config.draft, config.load_format)
     target = read_model(config.model, config.load_format)

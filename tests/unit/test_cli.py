@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import resource
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas import cli
+from eyas import cli, configuration
 from eyas.common import api_keys
 from eyas.common.config import (
     GPU_DEFAULTS,
@@ -67,6 +68,7 @@ def test_help_is_quick() -> None:
         (["worker", "--host", "0.0.0.0", "--advertise", "0.0.0.0"], "'0.0.0.0' is not HOST or HOST:PORT"),
         (["worker", "--advertise", "unix:/tmp/x"], "'unix:/tmp/x' is not HOST or HOST:PORT"),
         (["gateway", "--registry", "etcd:"], "registry must start with 'static:' or 'redis://'"),
+        (["bench", "serve", "--rat", "1"], "(see eyas bench serve --help)"),
         (["bench", "bs0"], "'bs0'"),
         (["serve", "--mem-fraction-static", "1.5"], "--mem-fraction-static: '1.5' is not a fraction"),
         (["serve", "--mixed-step-tokens", "-1"], "--mixed-step-tokens"),
@@ -100,15 +102,15 @@ def test_version() -> None:
     assert eyas("--version").stdout.startswith("eyas ")
 
 
-def parse(*args: str) -> cli.argparse.Namespace:
+def parse(*args: str) -> argparse.Namespace:
     return cli._parser().parse_args(args)
 
 
 def test_defaults_are_those_of_the_dataclasses() -> None:
     args = parse("serve")
-    gateway = cli.gateway_config(args)
+    gateway = configuration.gateway_config(args)
     assert gateway == ServeConfig().gateway == GatewayConfig(drain_s=5.0)
-    assert cli.serve_config(args, gateway) == ServeConfig()
+    assert configuration.serve_config(args, gateway) == ServeConfig()
 
 
 def test_a_worker_command_line_comes_back_as_its_config() -> None:
@@ -130,9 +132,9 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
     )
     worker = WorkerConfig(engine=engine, port=7001, metrics_port=7004, registry="redis://h:6379/1")
     args = parse(*worker_argv(worker))
-    assert cli.worker_config(args) == worker and args.supervised
+    assert configuration.worker_config(args) == worker and args.supervised
     plain = dataclasses.replace(worker, engine=dataclasses.replace(engine, draft=None))
-    assert cli.worker_config(parse(*worker_argv(plain))) == plain
+    assert configuration.worker_config(parse(*worker_argv(plain))) == plain
 
 
 @pytest.mark.parametrize(
@@ -145,9 +147,9 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
     ],
 )
 def test_a_worker_is_named_after_the_address_that_reaches_it(flags: list[str], address: str) -> None:
-    config = cli.worker_config(parse("worker", "--port", "7001", *flags))
+    config = configuration.worker_config(parse("worker", "--port", "7001", *flags))
     assert config.address == config.engine.worker == address
-    assert cli.worker_config(parse(*worker_argv(config))) == config
+    assert configuration.worker_config(parse(*worker_argv(config))) == config
 
 
 def test_a_gateway_command_line_comes_back_as_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +166,7 @@ def test_a_gateway_command_line_comes_back_as_its_config(monkeypatch: pytest.Mon
     )
     monkeypatch.setenv(api_keys.VARIABLE, api_keys.environment(gateway.api_keys)[api_keys.VARIABLE])
     args = parse(*gateway_argv(gateway))
-    assert cli.gateway_config(args, args.registry) == gateway
+    assert configuration.gateway_config(args, args.registry) == gateway
 
 
 def test_a_key_is_handed_on_out_of_sight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ def test_a_key_is_handed_on_out_of_sight(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("--api-key", "from-flag"): ("from-flag",),
         ("--api-key-file", str(file)): ("first-key", "second-key"),
     }.items():
-        config = cli.gateway_config(parse("serve", *flags))
+        config = configuration.gateway_config(parse("serve", *flags))
         assert config.api_keys == keys
         assert not any(key in word for key in keys for word in (*gateway_argv(config), repr(config)))
     assert api_keys.VARIABLE not in api_keys.environment(())  # a worker's, or that of a gateway without keys
@@ -190,32 +192,34 @@ def test_what_is_no_key_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     file.write_text(given)
     for flags in (["--api-key", given], ["--api-key-file", str(file)]):
         with pytest.raises(ConfigError, match=flags[0]):
-            cli.gateway_config(parse("serve", *flags))
+            configuration.gateway_config(parse("serve", *flags))
     monkeypatch.setenv(api_keys.VARIABLE, given)
     if given:
         with pytest.raises(ConfigError, match=api_keys.VARIABLE):
-            cli.gateway_config(parse("serve"))
+            configuration.gateway_config(parse("serve"))
     else:
-        assert cli.gateway_config(parse("serve")).api_keys == ()
+        assert configuration.gateway_config(parse("serve")).api_keys == ()
 
 
 def test_only_the_embedded_model_has_the_embedded_head(tmp_path: Path) -> None:
-    assert cli.engine_config(parse("serve")).draft == EngineConfig().draft
-    assert cli.engine_config(parse("serve", "--draft", "none")).draft is None
-    assert cli.engine_config(parse("serve", "--model", str(tmp_path))).draft is None
-    assert cli.gateway_config(parse("serve", "--model", str(tmp_path))).served_model == tmp_path.name
+    assert configuration.engine_config(parse("serve")).draft == EngineConfig().draft
+    assert configuration.engine_config(parse("serve", "--draft", "none")).draft is None
+    assert configuration.engine_config(parse("serve", "--model", str(tmp_path))).draft is None
+    assert (
+        configuration.gateway_config(parse("serve", "--model", str(tmp_path))).served_model == tmp_path.name
+    )
 
 
 def test_a_gpu_serves_unified_by_default() -> None:
-    assert cli.serve_config(parse("serve", "--device", "cuda"), GatewayConfig()).layout == "unified"
+    assert configuration.serve_config(parse("serve", "--device", "cuda"), GatewayConfig()).layout == "unified"
     asked = parse("serve", "--device", "cuda", "--layout", "split")
-    assert cli.serve_config(asked, GatewayConfig()).layout == "split"
+    assert configuration.serve_config(asked, GatewayConfig()).layout == "split"
 
 
 def test_auto_is_what_the_device_does_best() -> None:
     auto = ("--dtype", "auto", "--attention-backend", "auto", "--prefill-attention-backend", "auto")
-    assert cli.engine_config(parse("serve", *auto)) == EngineConfig()
-    gpu = cli.engine_config(parse("serve", "--device", "cuda:1", *auto))
+    assert configuration.engine_config(parse("serve", *auto)) == EngineConfig()
+    gpu = configuration.engine_config(parse("serve", "--device", "cuda:1", *auto))
     rows = GPU_DEFAULTS.speculation.width
     assert gpu == dataclasses.replace(GPU_DEFAULTS, device="cuda:1", cuda_graph_max_bs=1024 // rows)
     assert (gpu.dtype, gpu.num_pages, gpu.overlap_schedule) == ("bfloat16", None, True)
@@ -233,9 +237,9 @@ def test_flags_by_the_names_of_another_server() -> None:
         "--context-length": "context_length",
     }
     for flag, field in theirs.items():
-        assert getattr(cli.engine_config(parse("serve", "--device", "cuda", flag, "7")), field) == 7
+        assert getattr(configuration.engine_config(parse("serve", "--device", "cuda", flag, "7")), field) == 7
     spec = ("--speculative-num-steps=3", "--speculative-eagle-topk=8", "--speculative-num-draft-tokens=32")
-    assert cli.engine_config(parse("serve", *spec)).speculation == SpeculationConfig(3, 8, 32)
+    assert configuration.engine_config(parse("serve", *spec)).speculation == SpeculationConfig(3, 8, 32)
 
 
 @pytest.mark.parametrize("command", ["serve", "worker"])
@@ -254,7 +258,7 @@ def test_a_round_of_another_width_than_asked_for_is_refused(
 ) -> None:
     args = parse(command, f"--spec-steps={steps}", f"--spec-topk={topk}", f"--spec-draft-tokens={asked}")
     with pytest.raises(ConfigError, match=f"--spec-draft-tokens: .*{allowed}") as refused:
-        cli.engine_config(args)
+        configuration.engine_config(args)
     assert refused.value.param == "spec-draft-tokens"
 
 
@@ -270,7 +274,7 @@ def test_a_round_of_another_width_than_asked_for_is_refused(
 def test_a_round_that_no_drafter_takes_is_refused(steps: int, topk: int, nodes: int, refusal: str) -> None:
     args = parse("serve", f"--spec-steps={steps}", f"--spec-topk={topk}", f"--spec-draft-tokens={nodes}")
     with pytest.raises(ConfigError, match=refusal):
-        cli.engine_config(args)
+        configuration.engine_config(args)
 
 
 def test_the_widest_tree_has_every_candidate() -> None:
@@ -282,7 +286,7 @@ def test_the_widest_tree_has_every_candidate() -> None:
     most = 1 + len(growing.select())
     for asked in (2, most - 1, most):
         args = parse("serve", "--spec-steps=3", "--spec-topk=4", f"--spec-draft-tokens={asked}")
-        assert cli.engine_config(args).speculation == SpeculationConfig(3, 4, asked)
+        assert configuration.engine_config(args).speculation == SpeculationConfig(3, 4, asked)
 
 
 @pytest.mark.parametrize(
@@ -299,20 +303,22 @@ def test_the_widest_tree_has_every_candidate() -> None:
     ],
 )
 def test_batches_with_a_graph(flags: list[str], largest: int, batches: tuple[int, ...]) -> None:
-    engine = cli.engine_config(parse("serve", "--device", "cuda", *flags))
+    engine = configuration.engine_config(parse("serve", "--device", "cuda", *flags))
     assert (engine.cuda_graph_max_bs, engine.cuda_graph_bs) == (largest, batches)
 
 
 def test_a_mixed_step_is_no_larger_than_one_of_prompts() -> None:
-    engine = cli.engine_config(parse("serve", "--device", "cuda", "--chunk-tokens", "100"))
+    engine = configuration.engine_config(parse("serve", "--device", "cuda", "--chunk-tokens", "100"))
     assert (engine.chunk_tokens, engine.mixed_tokens) == (100, 100)
 
 
 def test_synthetic_acceptance_is_resolved_for_every_step() -> None:
     flags = ["--device", "cuda", "--spec-steps", "3", "--rejection-sample-method", "synthetic"]
-    length = cli.engine_config(parse("serve", *flags, "--synthetic-acceptance-length", "2.5"))
+    length = configuration.engine_config(parse("serve", *flags, "--synthetic-acceptance-length", "2.5"))
     assert length.speculation.synthetic_rates == (1.0, 0.5, 0.0)
-    rates = cli.engine_config(parse("serve", *flags, "--synthetic-acceptance-rates", "0.8", "0.4", "0.1"))
+    rates = configuration.engine_config(
+        parse("serve", *flags, "--synthetic-acceptance-rates", "0.8", "0.4", "0.1")
+    )
     assert rates.speculation.synthetic_rates == (0.8, 0.5, 0.25)
 
 
@@ -329,14 +335,14 @@ def test_synthetic_acceptance_is_resolved_for_every_step() -> None:
     ],
 )
 def test_a_gpu_worker_command_line_comes_back_as_its_config(flags: list[str]) -> None:
-    worker = cli.worker_config(parse("worker", "--device", "cuda", *flags))
-    assert cli.worker_config(parse(*worker_argv(worker))) == worker
+    worker = configuration.worker_config(parse("worker", "--device", "cuda", *flags))
+    assert configuration.worker_config(parse(*worker_argv(worker))) == worker
 
 
 NOWHERE = ("--url", "http://127.0.0.1:1")
 
 
-@pytest.mark.parametrize("command", [("chat",), ("bench", "bs1"), ("evals", "nano"), ("doctor",)])
+@pytest.mark.parametrize("command", [("chat",), ("bench", "serve"), ("evals", "nano"), ("doctor",)])
 def test_a_command_that_finds_no_server_says_how_to_start_one(command: tuple[str, ...]) -> None:
     done = eyas(*command, *NOWHERE)
     assert done.returncode == 1
@@ -347,12 +353,12 @@ def test_a_command_that_finds_no_server_says_how_to_start_one(command: tuple[str
 
 def test_an_unknown_flag_names_the_help_of_its_command() -> None:
     assert "(see eyas serve --help)" in eyas("serve", "--prot", "1").stderr
-    assert "(see eyas bench --help)" in eyas("bench", "--rat", "1").stderr
 
 
-def test_the_help_of_bench_lists_its_cases() -> None:
-    said = eyas("bench", "--help").stdout
-    assert all(name in said for name in ("bs1 bs8 bs32", "s1k s8k", "inf1k", "chatC", "CxIxOxN"))
+def test_bench_alone_lists_its_commands() -> None:
+    done = eyas("bench")
+    assert done.returncode == 0
+    assert "serve" in done.stdout and "load a server" in done.stdout
 
 
 def test_an_address_is_one_of_http() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from eyas import cli
+from eyas.commands import Parser
 from tests import shape
 
 ROOT = shape.ROOT
@@ -204,14 +205,18 @@ def commands(line: str) -> Iterator[str]:
 
 @functools.cache
 def eyas_flags() -> dict[str, set[str]]:
-    """The flags of every `eyas` command."""
-    (commands,) = (
-        action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction)
-    )
-    return {
-        name: {flag for action in parser._actions for flag in action.option_strings}
-        for name, parser in commands.choices.items()
-    }
+    """The flags of every `eyas` command, those of its own commands included."""
+
+    def flags(parser: Parser) -> set[str]:
+        parser.complete()
+        own = {flag for action in parser._actions for flag in action.option_strings}
+        return own.union(*map(flags, commands(parser).values()))
+
+    def commands(parser: Parser) -> dict[str, Parser]:
+        choices = (a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+        return next(choices, {})
+
+    return {name: flags(parser) for name, parser in commands(cli._parser()).items()}
 
 
 @functools.cache

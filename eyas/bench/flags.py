@@ -1,0 +1,14 @@
+"""The commands of `eyas bench`: a table of names. The module of each has its flags and its work."""
+
+from __future__ import annotations
+
+from eyas.commands import Command, Parser
+
+COMMANDS = {
+    "serve": Command("load a server and measure it", "eyas.bench.serve"),
+}
+
+
+def add_bench(parser: Parser) -> None:
+    """The commands of `eyas bench`."""
+    parser.add_commands(COMMANDS)

@@ -1,0 +1,65 @@
+"""What one run measured: a record per request, and the run that holds them.
+
+Times are the client's, in seconds. It refuses to know how a request was sent, and what is computed from
+records (`eyas.bench.figures`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class RequestRecord:
+    """One request. `error` is empty if it succeeded; only then do its other fields count.
+
+    A request is due when its arrival time has come or the request before it in the conversation has ended.
+    """
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    start_s: float = 0.0
+    """When it was sent, from the run's zero."""
+    waited_s: float = 0.0
+    """From when it was due until it was sent: the client's own waiting."""
+    ttft_s: float = 0.0
+    """From sending to the first chunk that has text."""
+    latency_s: float = 0.0
+    """From sending to the last line of the answer."""
+    itls_s: list[float] = field(default_factory=list)
+    """Gaps between chunks that have text; per token where a chunk says its number of tokens."""
+    accepted: int = 0
+    """Drafted tokens that were accepted, where the server's usage says so."""
+    rejected: int = 0
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    """Times that the server itself reports, by name."""
+    text: str = ""
+    error: str = ""
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per output token after the first; None for fewer than two tokens."""
+        if self.output_tokens < 2:
+            return None
+        return (self.latency_s - self.ttft_s) / (self.output_tokens - 1)
+
+
+@dataclass
+class Run:
+    """All requests of one run, in the order in which they were due, and what was asked for."""
+
+    settings: dict[str, Any]
+    """What was asked, by the names of `eyas.bench.figures`: backend, dataset_name, request_rate ..."""
+    seconds: float
+    """From the run's zero to the end of its last request."""
+    records: list[RequestRecord]
+    accept_length: float | None = None
+    """Mean tokens per verify step, where the server reports it."""
+    server_info: dict[str, Any] | None = None
+    client_cpu: float = 0.0
+    """CPU seconds of the client per second of the run: 1.0 is a whole core."""
+    client_lag_ms: float = 0.0
+    """How late the client's event loop was, 99th percentile."""
+    complete: bool = True
+    """False for a run that was interrupted: `records` are those that had ended."""

@@ -1,0 +1,61 @@
+"""The parser of a command line with commands, and commands of commands.
+
+It knows how a wrong flag is told (one line, which names the command's help) and that a command's own module
+adds its flags only when that command is parsed, so that `eyas --help` stays quick. It knows no command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+USAGE_ERROR = 2
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: its help text, and the module that has its `add_flags(parser)` and `run(args) -> int`."""
+
+    text: str
+    module: str
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that never abbreviates flags, and that may belong to a command of `add_commands`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.allow_abbrev = False
+        self._module: str | None = None
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def add_commands(self, commands: Mapping[str, Command]) -> None:
+        """Adds commands, whose modules are imported when they are used; without one, prints the help."""
+        self.set_defaults(run=self._show_help)
+        choices = self.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
+        for name, command in commands.items():
+            added = choices.add_parser(name, help=command.text, description=command.text)
+            added.set_defaults(parser=added)
+            added._module = command.module
+
+    def complete(self) -> None:
+        """Adds the flags of the parser's command, if they are missing yet."""
+        if self._module is not None:
+            module = importlib.import_module(self._module)
+            self._module = None
+            self.set_defaults(run=module.run)
+            module.add_flags(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, once the command's flags are there."""
+        self.complete()
+        return super().parse_known_args(args, namespace)
+
+    def _show_help(self, _: argparse.Namespace) -> int:
+        self.print_help()
+        return 0
