@@ -16,7 +16,7 @@ import numpy as np
 from eyas.bench.saved import Floats
 
 SEED = 1
-RESAMPLES = 10_000
+RESAMPLES = 4000
 AT_ONCE = 1_000_000  # numbers in memory
 FEWEST = 10  # requests on the far side of a percentile, and in all, for an interval
 LEVEL = 0.95
@@ -60,7 +60,7 @@ def enough(requests: int, share: float) -> bool:
 
 
 def ratio(name: str, sides: tuple[Floats, Floats], statistic: Statistic, level: float | None) -> Ratio:
-    """The ratio of a statistic of two arrays [runs, requests], without NaN; column i is the same request in both.
+    """The ratio of a statistic of two arrays [runs, requests] without NaN; a column is one request in both.
 
     `level`: of the interval; None: there is to be none. There is none either if the first may be 0.
     """
@@ -74,9 +74,7 @@ def ratio(name: str, sides: tuple[Floats, Floats], statistic: Statistic, level: 
     return Ratio(name, first, second, (float(low), float(high)))
 
 
-def _resampled(
-    sides: tuple[Floats, Floats], statistic: Statistic, rng: np.random.Generator
-) -> list[Floats]:
+def _resampled(sides: tuple[Floats, Floats], statistic: Statistic, rng: np.random.Generator) -> list[Floats]:
     """RESAMPLES ratios in portions: requests drawn once for both sides, runs for each side."""
     requests = sides[0].shape[1]
     portion = max(1, AT_ONCE // max(side.size for side in sides))

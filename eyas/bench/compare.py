@@ -1,7 +1,7 @@
 """`eyas bench compare A.jsonl B.jsonl`: is B faster than A, and by how much?
 
-Runs of the same settings are compared, request by request. It knows which settings must agree and what to tell;
-it refuses to know how runs were measured.
+Runs of the same settings are compared, request by request. It knows which settings must agree and what to
+tell; it refuses to know how runs were measured.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ STATISTICS = {  # and the share of requests that are below it
     "p99": (bootstrap.percentile(0.99), 0.99),
 }
 CHANCE = (
-    "The intervals hold for all ratios of a table together ({level:.0%}). They cover chance among the requests\n"
-    "of these runs; what changes from one run to the next, only where a file has several runs of the settings."
+    "The intervals hold for all ratios of a table together ({level:.0%}). They cover chance among the\n"
+    "requests of these runs; what changes from one run to the next only if a file has several runs."
 )
 
 
@@ -87,12 +87,14 @@ def compare(first: Sequence[SavedRun], second: Sequence[SavedRun]) -> list[Compa
     if common := [key for key in sides[0] if key in sides[1]]:
         return [_compared(sides[0][key], sides[1][key]) for key in common]
     one, other = settings(first[0]), settings(second[0])
-    differ = [f"{key} {one.get(key)} and {other.get(key)}" for key in SETTINGS if one.get(key) != other.get(key)]
+    differ = [
+        f"{key} {one.get(key)} and {other.get(key)}" for key in SETTINGS if one.get(key) != other.get(key)
+    ]
     raise ConfigError(f"the files have no run of the same settings: {', '.join(differ)}")
 
 
 def settings(run: SavedRun) -> dict[str, Any]:
-    """What must agree between two runs, as far as their lines say it; the number of requests is always known."""
+    """What must agree between two runs, as far as their lines say it, and the number of requests."""
     said = {key: run.figures[key] for key in SETTINGS if run.figures.get(key) is not None}
     return {**said, "num_prompts": run.requests}
 
@@ -141,7 +143,9 @@ def table(comparison: Comparison, names: tuple[str, str]) -> str:
         speed = float(np.mean([run.figures.get("output_throughput") or np.nan for run in side]))
         count = f"{len(side)} run{'s' * (len(side) > 1)}"
         lines.append(f"  {letter}: {name}, {count}, {failed} failed requests, {speed:,.1f} output tokens/s")
-    lines.append(f"  {comparison.requests} of {runs[0][0].requests} requests succeeded everywhere and are compared")
+    lines.append(
+        f"  {comparison.requests} of {runs[0][0].requests} requests succeeded everywhere and are compared"
+    )
     lines.append(f"  {'':12}{'A ms':>10}{'B ms':>10}{'B / A':>8}   {'interval':16}")
     lines += [_line(ratio) for ratio in comparison.ratios]
     return "\n".join(lines)

@@ -6,6 +6,7 @@ from eyas.commands import Command, Parser
 
 COMMANDS = {
     "serve": Command("load a server and measure it", "eyas.bench.serve"),
+    "compare": Command("which of two runs is faster, with confidence intervals", "eyas.bench.compare"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Runs read back from JSONL, one per line, as `eyas bench serve --output-details` and SGLang's client write them.
+"""Runs read back from JSONL, a line each, as `eyas bench serve --output-details` or SGLang's client writes.
 
 It knows the fields of a line and what can be computed from them per request. It refuses to know how a run was
 measured and what is done with it.
@@ -25,8 +25,8 @@ REMEDY = "write it with `eyas bench serve --output-details --output-file FILE`"
 class SavedRun:
     """One run. Every array has an element per request; where a request has no such figure, it is NaN.
 
-    `starts_s`: when each was sent, in seconds since the run's start; None if the line does not say. `ttfts_s`,
-    `tpots_s` (two tokens or more) and `latencies_s` (to the last token) in seconds. `figures`: the whole line.
+    All in seconds. `starts_s`: when each was sent, since the run's start; None if the line does not say.
+    `tpots_s`: of those with two tokens or more. `latencies_s`: to the last token. `figures`: the whole line.
     """
 
     name: str
@@ -98,7 +98,9 @@ def from_figures(figures: dict[str, Any], where: str, name: str) -> SavedRun:
     good = np.array([not error for error in figures["errors"]], dtype=bool)
     if not good.any():
         raise ConfigError(f"{where}: no request of this run succeeded", param=where)
-    ttfts, tokens = (np.where(good, _numbers(figures, name, where), np.nan) for name in ("ttfts", "output_lens"))
+    ttfts, tokens = (
+        np.where(good, _numbers(figures, name, where), np.nan) for name in ("ttfts", "output_lens")
+    )
     if "e2e_latencies" in figures:
         latencies = np.where(good, _numbers(figures, "e2e_latencies", where), np.nan)
     else:  # SGLang's client: what the gaps between chunks add up to

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MARKS = 5  # markers per line
-LOG_FROM = 12.0  # the range (99th percentile over the 1st) from which times are shown on a log axis
 BUCKETS = 40
 WIDTHS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
 TITLES = (
@@ -51,8 +50,8 @@ def _distributions(axes: Axes, runs: Sequence[SavedRun], times: Sequence[Floats]
     """One CDF per run that has such times."""
     known = [(i, np.sort(values[~np.isnan(values)])) for i, values in enumerate(times)]
     lines = [(i, values) for i, values in known if len(values)]
-    if lines and _spread(np.concatenate([values for _, values in lines])) > LOG_FROM:
-        style.log_x(axes)
+    if lines and style.spread(np.concatenate([values for _, values in lines])) > style.LOG_FROM:
+        style.log_scale(axes, "x")
     for i, values in lines:
         share = 100 * np.arange(1, len(values) + 1) / len(values)
         marks = np.unique(np.linspace(0, len(values) - 1, MARKS).astype(int)).tolist()
@@ -90,11 +89,6 @@ def _free_place(axes: Axes, own: float, others: list[float], letters: int, left:
             break
         place = x
     return place
-
-
-def _spread(values: Floats) -> float:
-    low, high = np.quantile(values, [0.01, 0.99])
-    return float(high / low) if low > 0 else 0.0
 
 
 def _over_time(axes: Axes, runs: Sequence[SavedRun]) -> None:

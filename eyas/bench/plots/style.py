@@ -1,4 +1,4 @@
-"""How every figure looks: line styles and markers that differ without colour, labels at the lines, clear axes.
+"""How every figure looks: line styles and markers that differ without colour, names at the lines, clear axes.
 
 It knows matplotlib, which is an extra, and refuses to know what is shown.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from eyas.common.errors import ConfigError
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg")
 DPI = 130
 PANEL_INCHES = (5.2, 3.3)
+LABEL_HEIGHT = 0.06  # of a panel
+LOG_FROM = 12.0
 QUIET = "#8a8a8a"  # of what is not data
 
 
@@ -58,7 +62,9 @@ def check_plot(path: Path) -> None:
 def check_series(count: int) -> None:
     """Raises ConfigError for more series than can be told apart."""
     if count > len(LOOKS):
-        raise ConfigError(f"--plot: {count} runs are too many for one figure: {len(LOOKS)} at most", param="plot")
+        raise ConfigError(
+            f"--plot: {count} runs are too many for one figure: {len(LOOKS)} at most", param="plot"
+        )
 
 
 def panels(titles: Sequence[str], heading: str) -> tuple[Figure, list[Axes]]:
@@ -80,18 +86,25 @@ def panels(titles: Sequence[str], heading: str) -> tuple[Figure, list[Axes]]:
     return figure, list(grid[: len(titles)])
 
 
-def log_x(axes: Axes) -> None:
-    """A logarithmic x axis whose ticks are plain numbers: 1, 2, 5, 10, ..."""
+def log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
+    """A logarithmic axis whose ticks are plain numbers: 1, 2, 5, 10, ..."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
-def draw(axes: Axes, look: Look, x: Any, y: Any, marks: Any) -> None:
-    """One series; `marks`: the indices of the points that have a marker, or None for all of them."""
+def spread(values: Sequence[float]) -> float:
+    """The 99th percentile over the 1st: from LOG_FROM on, an axis should be logarithmic; 0 if some are 0."""
+    low, high = np.quantile(values, [0.01, 0.99])
+    return float(high / low) if low > 0 else 0.0
+
+
+def draw(axes: Axes, look: Look, x: Any, y: Any, marks: Any = None) -> None:
+    """One series; `marks`: the indices of the points that have a marker, or their distance (all of them)."""
     axes.plot(
         x,
         y,
@@ -122,12 +135,31 @@ def label(axes: Axes, text: str, point: tuple[float, float], *, left: bool = Fal
     )
 
 
+def label_ends(axes: Axes, ends: Sequence[tuple[str, tuple[float, float]]]) -> None:
+    """The names of series on the right of their last points, moved apart where these are close.
+
+    The axes' scales and all that they show must be there already.
+    """
+    axes.autoscale_view()
+    scale = axes.transScale + axes.transLimits
+    last = -1.0
+    for name, point in sorted(ends, key=lambda end: end[1][1]):
+        x, y = scale.transform(point)
+        last = max(float(y), last + LABEL_HEIGHT)
+        at = (float(x) + 0.02, last)
+        axes.annotate(
+            name, point, at, textcoords="axes fraction", va="center", fontsize=8.5, annotation_clip=False
+        )
+
+
 def legend(figure: Figure, names: Sequence[str]) -> None:
     """Name, line and marker of every series, once under all panels."""
     from matplotlib.lines import Line2D
 
     lines = [
-        Line2D([], [], color=look.color, linestyle=look.dashes, linewidth=1.7, marker=look.marker, markersize=5)
+        Line2D(
+            [], [], color=look.color, linestyle=look.dashes, linewidth=1.7, marker=look.marker, markersize=5
+        )
         for look, _ in zip(LOOKS, names, strict=False)
     ]
     figure.legend(

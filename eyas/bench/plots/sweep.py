@@ -21,34 +21,64 @@ TITLES = (
     "Time to first token (lower is better)",
     "Time per output token (lower is better)",
 )
-LOG_FROM = 12.0
 
 
 def plot_sweep(
     servers: Mapping[str, Sequence[Line]], bounds_ms: Mapping[str, float], path: Path, heading: str
 ) -> None:
-    """Writes one figure of all servers. `bounds_ms`: of the SLO, by "ttft" and "tpot".
+    """Writes one figure of all servers. `bounds_ms`: those of the SLO, by "ttft" and "tpot".
 
     Raises ConfigError as `style.check_plot` and `style.check_series`.
     """
     style.check_plot(path)
     style.check_series(len(servers))
     figure, axes = style.panels(TITLES, heading)
-    _draw(axes[0], servers, "output_throughput")
-    _draw(axes[1], servers, "goodput")
-    rates = sorted({float(line["request_rate"]) for lines in servers.values() for line in lines})
+    ordered = {name: sorted(lines, key=_rate) for name, lines in servers.items() if lines}
+    rates = sorted({_rate(line) for lines in ordered.values() for line in lines})
     axes[1].plot(rates, rates, color=style.QUIET, linewidth=0.8)
-    axes[1].set_ylabel("requests per second within the SLO\n(thin line: all that were sent)", fontsize=9)
-    axes[0].set_ylabel("tokens per second", fontsize=9)
-    for panel, name in ((axes[2], "ttft"), (axes[3], "tpot")):
-        _draw(panel, servers, f"median_{name}_ms", f"p99_{name}_ms")
-        panel.set_ylabel("ms (thin lines: 99th percentile)", fontsize=9)
-        _log_if_wide(panel, servers, name)
-        if bound := bounds_ms.get(name):
-            panel.axhline(bound, color=style.QUIET, linewidth=1.2, linestyle=(0, (1, 3)))
-            panel.annotate(f"SLO {bound:g} ms", (0.01, bound), xycoords=panel.get_yaxis_transform(), fontsize=8.5, va="bottom")
-    for panel in axes:
-        style.log_ticks(panel.xaxis)
-        panel.set_xlabel("requests sent per second", fontsize=9)
-    style.legend(figure, list(servers))
+    _lines(axes[0], ordered, "output_throughput", "tokens per second")
+    _lines(axes[1], ordered, "goodput", "requests per second within the SLO\n(thin line: all that were sent)")
+    for panel, name in zip(axes[2:], ("ttft", "tpot"), strict=True):
+        for look, lines in zip(style.LOOKS, ordered.values(), strict=False):
+            x, y = _points(lines, f"p99_{name}_ms")
+            panel.plot(x, y, color=look.color, linestyle=look.dashes, linewidth=0.8)
+        if name in bounds_ms:
+            _bound(panel, bounds_ms[name])
+        _lines(panel, ordered, f"median_{name}_ms", "ms: median (thin line: 99th percentile)")
+    style.legend(figure, list(ordered))
     style.save(figure, path)
+
+
+def _rate(line: Line) -> float:
+    return float(line["request_rate"])
+
+
+def _points(lines: Sequence[Line], figure: str) -> tuple[list[float], list[float]]:
+    """Rates and values; a run without a success has none."""
+    known = [line for line in lines if line[figure] is not None]
+    return [_rate(line) for line in known], [float(line[figure]) for line in known]
+
+
+def _lines(axes: Axes, servers: Mapping[str, Sequence[Line]], figure: str, unit: str) -> None:
+    """One line per server, with its name at its last point."""
+    points = {name: _points(lines, figure) for name, lines in servers.items()}
+    for look, (x, y) in zip(style.LOOKS, points.values(), strict=False):
+        style.draw(axes, look, x, y)
+    style.log_scale(axes, "x")
+    values = [value for _, y in points.values() for value in y]
+    if figure.endswith("_ms") and values and style.spread(values) > style.LOG_FROM:
+        style.log_scale(axes, "y")
+    style.label_ends(axes, [(name, (x[-1], y[-1])) for name, (x, y) in points.items() if x])
+    axes.set_xlabel("requests sent per second", fontsize=9)
+    axes.set_ylabel(unit, fontsize=9)
+
+
+def _bound(axes: Axes, bound_ms: float) -> None:
+    axes.axhline(bound_ms, color=style.QUIET, linewidth=1.2, linestyle=(0, (1, 2)))
+    axes.annotate(
+        f"SLO: {bound_ms:g} ms",
+        (0.01, bound_ms),
+        xycoords=axes.get_yaxis_transform(),
+        fontsize=8.5,
+        va="bottom",
+    )

@@ -1,0 +1,106 @@
+"""A section of docs/benchmarks.md: what one machine measured, in Markdown, and its place in the page.
+
+It knows tables, and the comments that mark where a section begins and ends. It refuses to know how anything
+was measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eyas.bench.surroundings import Surroundings
+
+Row = dict[str, Any]  # the figures of a run, with "case" and "speculative"
+COLUMNS = {
+    "case": "case",
+    "drafts": "speculative",
+    "requests": "completed",
+    "failed": "failed",
+    "output tokens/s": "output_throughput",
+    "TTFT p50, ms": "median_ttft_ms",
+    "p99": "p99_ttft_ms",
+    "TPOT p50, ms": "median_tpot_ms",
+    "p99 ": "p99_tpot_ms",
+    "tokens per verify step": "accept_length",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """One server's rows, the command that makes them, and sentences below them."""
+
+    title: str
+    command: str
+    rows: Sequence[Row]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure, by its path from the page, and what it shows."""
+
+    path: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """All that one machine has to say; `command` makes the whole section."""
+
+    where: Surroundings
+    command: str
+    tables: Sequence[Table]
+    plots: Sequence[Plot]
+
+
+def write_section(page: Path, section: Section) -> None:
+    """Replaces this hardware's section of a page, or adds it at the end; a missing page becomes one."""
+    text = page.read_text() if page.exists() else "# Benchmarks\n"
+    page.write_text(replaced(text, section))
+
+
+def replaced(page: str, section: Section) -> str:
+    """The page with this section in the place of the earlier one of the same hardware, or at the end."""
+    name = section.where.hardware
+    begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+    text = f"{begin}\n{markdown(section)}\n{end}"
+    earlier = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if earlier.search(page):
+        return earlier.sub(lambda _: text, page, count=1)
+    return f"{page.rstrip()}\n\n{text}\n"
+
+
+def markdown(section: Section) -> str:
+    """The section's text, without the comments around it."""
+    where = section.where
+    parts = [
+        f"## {where.hardware}",
+        f"{where.date}, commit {where.commit}. {where.details}. Load just before: {where.load:.1f}.",
+        f"The whole section: `{section.command}`",
+    ]
+    for table in section.tables:
+        parts += [f"**{table.title}**: `{table.command}`", grid(table.rows), *table.notes]
+    parts += [f"![{plot.caption}]({plot.path})\n\n{plot.caption}" for plot in section.plots]
+    return "\n\n".join(parts)
+
+
+def grid(rows: Sequence[Row]) -> str:
+    """Rows as a Markdown table; columns in which no row has a figure are left out."""
+    columns = {title: key for title, key in COLUMNS.items() if any(row.get(key) is not None for row in rows)}
+    lines = [list(columns), ["---" if key in ("case", "speculative") else "--:" for key in columns.values()]]
+    lines += [[_cell(row.get(key)) for key in columns.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return str(value)
