@@ -51,7 +51,9 @@ def _counts(run: Run, good: list[RequestRecord]) -> dict[str, Any]:
         "completed": len(good),
         "total_input_tokens": inputs,
         "total_input_text_tokens": inputs,
+        "total_input_vision_tokens": 0,
         "total_output_tokens": outputs,
+        "total_output_tokens_retokenized": None,
         "request_throughput": len(good) / run.seconds,
         "input_throughput": inputs / run.seconds,
         "output_throughput": outputs / run.seconds,
@@ -108,6 +110,11 @@ def _own(run: Run, good: list[RequestRecord], slo: Slo | None) -> dict[str, Any]
         out[f"mean_{name}_ms"], out[f"median_{name}_ms"] = float(np.mean(times)), float(np.median(times))
         out[f"p99_{name}_ms"] = float(np.percentile(times, 99))
     return out
+
+
+def without_details(line: dict[str, Any]) -> dict[str, Any]:
+    """`figures` with details, without them."""
+    return {name: value for name, value in line.items() if name not in _details([])}
 
 
 def _details(records: list[RequestRecord]) -> dict[str, Any]:
