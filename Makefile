@@ -44,7 +44,7 @@ two-hosts: $(STAMP)  # network namespaces: needs root and iproute2
 	$(BIN)/python -m tests.e2e.two_hosts
 
 bench: $(STAMP)
-	$(BIN)/eyas bench
+	$(BIN)/eyas bench suite --report docs/benchmarks.md
 
 protos: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto

@@ -17,6 +17,7 @@ import numpy as np
 
 from eyas.bench import bootstrap
 from eyas.bench.bootstrap import Ratio
+from eyas.bench.files import check_writable
 from eyas.bench.plots.runs import plot_runs
 from eyas.bench.plots.style import check_plot
 from eyas.bench.saved import Floats, SavedRun, read_runs
@@ -67,6 +68,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints a table per settings that both files have; returns 0."""
     if args.plot:
+        check_writable("plot", args.plot)
         check_plot(args.plot)
     comparisons = compare(read_runs(args.first), read_runs(args.second))
     names = (str(args.first), str(args.second))

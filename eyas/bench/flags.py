@@ -6,7 +6,11 @@ from eyas.commands import Command, Parser
 
 COMMANDS = {
     "serve": Command("load a server and measure it", "eyas.bench.serve"),
+    "sweep": Command("load servers more and more, to the knee of their goodput", "eyas.bench.sweep"),
     "compare": Command("which of two runs is faster, with confidence intervals", "eyas.bench.compare"),
+    "suite": Command(
+        "the named cases, and a report of them (without --url: on clusters of its own)", "eyas.bench.suite"
+    ),
 }
 
 

@@ -55,6 +55,7 @@ class Section:
     command: str
     tables: Sequence[Table]
     plots: Sequence[Plot]
+    notes: Sequence[str] = ()
 
 
 def write_section(page: Path, section: Section) -> None:
@@ -84,6 +85,7 @@ def markdown(section: Section) -> str:
     ]
     for table in section.tables:
         parts += [f"**{table.title}**: `{table.command}`", grid(table.rows), *table.notes]
+    parts += section.notes
     parts += [f"![{plot.caption}]({plot.path})\n\n{plot.caption}" for plot in section.plots]
     return "\n\n".join(parts)
 

@@ -6,7 +6,6 @@ It knows the command's flags, what is shown and written, and which ends are fail
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +18,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from eyas.bench.figures import figures, without_details
+from eyas.bench.files import append_line, check_writable
 from eyas.bench.http import Server
 from eyas.bench.measure import Measurement
 from eyas.bench.plan import Plan, add_plan, make_plan
+from eyas.bench.plots.runs import plot_runs
+from eyas.bench.plots.style import check_plot
 from eyas.bench.records import RequestRecord
 from eyas.bench.runner import OnRecord
-from eyas.bench.summary import summary, warnings
-from eyas.common.errors import ConfigError, EyasError
+from eyas.bench.saved import from_figures
+from eyas.bench.summary import said_rate, summary, warnings
+from eyas.common.errors import EyasError
 from eyas.configuration import client_key, own_config
 from eyas.flags import add_engine, add_layout, add_server
 from eyas.worker.screen import run_on_screen
@@ -45,9 +48,10 @@ class Output:
 
     def check(self) -> None:
         """Raises ConfigError for a file that cannot be written, before anything is measured."""
-        for flag, path in (("output-file", self.file), ("plot", self.plot)):
-            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-                raise ConfigError(f"--{flag}: {path} cannot be written", param=flag)
+        if self.plot is not None:
+            check_plot(self.plot)
+        check_writable("output-file", self.file)
+        check_writable("plot", self.plot)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -114,14 +118,10 @@ def progress(total: int) -> Iterator[OnRecord]:
 
 
 def _write(line: dict[str, Any], output: Output) -> None:
-    if output.file is not None:
-        kept = line if output.details else without_details(line)
-        with output.file.open("a") as file:
-            file.write(json.dumps(kept) + "\n")
-    if output.plot is not None:
-        from eyas.bench.plot import plot_runs
-
-        plot_runs([line], output.plot)
+    append_line(output.file, line if output.details else without_details(line))
+    if output.plot is not None and line["completed"]:
+        run = from_figures(line, "the run", output.tag or line["model"])
+        plot_runs([run], output.plot, f"{line['dataset_name']}, {said_rate(line['request_rate'])}")
 
 
 def _exit_code(line: dict[str, Any]) -> int:

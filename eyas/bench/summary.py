@@ -41,7 +41,7 @@ def warnings(run: Run) -> list[str]:
 def _facts(figures: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "backend", figures["backend"]
     yield "dataset", f"{figures['dataset_name']}, seed {figures['seed']}"
-    yield "request rate", _rate(figures["request_rate"])
+    yield "request rate", said_rate(figures["request_rate"])
     yield "at most at a time", _or_none(figures["max_concurrency"], "d")
     yield "succeeded", f"{figures['completed']:,} of {figures['completed'] + figures['failed']:,}"
     yield "first error", figures["first_error"]
@@ -61,7 +61,8 @@ def _facts(figures: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "client", f"{figures['client_cpu']:.0%} of a core, {figures['client_lag_ms']:.1f} ms late (p99)"
 
 
-def _rate(rate: float | str) -> str:
+def said_rate(rate: float | str) -> str:
+    """When requests are sent, in words; `rate` per second, infinite, or a name."""
     if rate == float("inf"):
         return "all at once"
     return f"{rate:g} per second" if isinstance(rate, float) else rate

@@ -29,7 +29,7 @@ class Surroundings:
     load: float  # processes that wanted a core, on average over the minute before
 
 
-def look(device: str, gpus: int, commit: str | None) -> Surroundings:
+def look_around(device: str, gpus: int, commit: str | None) -> Surroundings:
     """Looks around, before the measurement. `commit` None: what git says about this checkout."""
     cpu = f"{_cpu()}, {len(os.sched_getaffinity(0))} cores"
     gpu = _gpu() if device == "cuda" else ""

@@ -9,7 +9,7 @@ import pytest
 
 from eyas.bench import surroundings
 from eyas.bench.section import Plot, Section, Table, grid, replaced, write_section
-from eyas.bench.surroundings import Surroundings, look
+from eyas.bench.surroundings import Surroundings, look_around
 
 HERE = Surroundings("A CPU (r), 2 cores", "24 GiB of memory", "abc1234", "2026-11-22", 0.4)
 ROW = {"case": "bs1", "speculative": True, "completed": 2, "failed": 0, "median_tpot_ms": 4.105}
@@ -58,18 +58,18 @@ def test_columns_without_figures_are_left_out() -> None:
 
 
 def test_here_has_a_name() -> None:
-    here = look("cpu", 1, "1234567")
+    here = look_around("cpu", 1, "1234567")
     assert here.commit == "1234567" and here.hardware.endswith("cores") and "Python 3" in here.details
 
 
 def test_without_git_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surroundings, "_output", lambda *command: "")
-    assert look("cpu", 1, None).commit == "unknown"
+    assert look_around("cpu", 1, None).commit == "unknown"
 
 
 def test_gpus_are_counted_and_the_cpu_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"nvidia-smi": "NVIDIA H200, 143771\nNVIDIA H200, 143771"}
     monkeypatch.setattr(surroundings, "_output", lambda *command: said.get(command[0], ""))
-    here = look("cuda", 2, None)
+    here = look_around("cuda", 2, None)
     assert here.hardware == "NVIDIA H200, 140 GiB x 2" and "cores" in here.details
-    assert look("cuda", 1, None).hardware == "NVIDIA H200, 140 GiB"
+    assert look_around("cuda", 1, None).hardware == "NVIDIA H200, 140 GiB"

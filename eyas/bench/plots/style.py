@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from eyas.common.errors import ConfigError
 
@@ -97,7 +98,7 @@ def log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def spread(values: Sequence[float]) -> float:
+def spread(values: npt.NDArray[np.float64]) -> float:
     """The 99th percentile over the 1st: from LOG_FROM on, an axis should be logarithmic; 0 if some are 0."""
     low, high = np.quantile(values, [0.01, 0.99])
     return float(high / low) if low > 0 else 0.0

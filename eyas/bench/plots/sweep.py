@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from eyas.bench.plots import style
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def _lines(axes: Axes, servers: Mapping[str, Sequence[Line]], figure: str, unit:
         style.draw(axes, look, x, y)
     style.log_scale(axes, "x")
     values = [value for _, y in points.values() for value in y]
-    if figure.endswith("_ms") and values and style.spread(values) > style.LOG_FROM:
+    if figure.endswith("_ms") and values and style.spread(np.array(values)) > style.LOG_FROM:
         style.log_scale(axes, "y")
     style.label_ends(axes, [(name, (x[-1], y[-1])) for name, (x, y) in points.items() if x])
     axes.set_xlabel("requests sent per second", fontsize=9)

@@ -1,0 +1,228 @@
+"""`eyas bench suite`: the named cases on one server, or on clusters that it starts, and a report of them.
+
+It knows what is measured on a server and what of it is told. It refuses to know how a case is measured, which
+clusters there are (`eyas.bench.setups`) and how a page looks (`eyas.bench.section`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from eyas.bench.backends import backend_for
+from eyas.bench.cases import CASES, Case, make_case
+from eyas.bench.datasets.draw import Draw
+from eyas.bench.figures import figures
+from eyas.bench.files import append_line, check_writable
+from eyas.bench.gateway_cost import measure_gateway
+from eyas.bench.http import Server
+from eyas.bench.measure import SAFE_VOCABULARY, Facts, Measurement, look
+from eyas.bench.plan import Plan
+from eyas.bench.plots.runs import plot_runs
+from eyas.bench.plots.style import check_plot
+from eyas.bench.saved import SavedRun, from_figures
+from eyas.bench.section import Plot, Row, Section, Table, write_section
+from eyas.bench.setups import MAKE_SHAPE, ON_CPU, ON_GPU, Setup, asked, cases_of, setups
+from eyas.bench.surroundings import Surroundings, look_around
+from eyas.common.errors import EyasError
+from eyas.configuration import client_key
+from eyas.flags import add_engine, add_layout, add_server
+from eyas.worker.screen import run_on_screen
+from eyas.worker.serve import LocalCluster
+
+WARM_UP = ("1x64x32x2", "chat1")  # chats are always the same, so they are measured with a warm prefix cache
+BY_CHANCE = (
+    "Drafts were accepted by chance (synthetic acceptance): tokens per verify step were set beforehand."
+)
+FEWEST_DRAWN = 8  # requests from which a distribution is worth a figure
+PLOTS = ".svg"
+
+
+# --- the command ---------------------------------------------------------------------------------------
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `eyas bench suite`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "cases:\n" + "\n".join(f"  {name:22} {text}" for name, text in CASES.items())
+    default = f"({' '.join(ON_CPU)}; on a GPU {' '.join(ON_GPU)})"
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=default)
+    add_server(parser, url=None)
+    add = parser.add_argument_group("suite").add_argument
+    add("--served-model", metavar="ID", help="the model's name there (the first it lists)")
+    add("--both", action="store_true", help="every case also without speculation (so it is without a CASE)")
+    add("--output-file", type=Path, metavar="FILE", help="append one JSON line per run, with every request")
+    add("--report", type=Path, metavar="PAGE", help="write this hardware's section of a Markdown page")
+    add("--commit", metavar="ID", help="of the code, for the report (what git says)")
+    add_layout(parser)
+    add_engine(parser)
+    parser.set_defaults(model=None)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code: 1 if a request failed."""
+    names = cases_of(args)
+    for name in names:
+        make_case(name, vocab_size=4096)  # so that a wrong name is told before anything starts
+    check_writable("output-file", args.output_file)
+    if args.report:
+        check_writable("report", args.report)
+        check_plot(args.report.with_suffix(PLOTS))
+    where = look_around(args.device, args.tensor_parallel_size, args.commit)
+    notes: list[str] = []
+    if args.url:
+        drafts = (True, False) if args.both else (True,)
+        measurement = Suite(names, drafts, args.served_model, args.output_file)
+        rows = uvloop.run(measurement.measure(Server(args.url, client_key(args))))
+        tables = [Table(args.url, asked(args), rows)]
+    else:
+        tables = _clusters(args, names)
+        notes = [*_shape_note(args), asyncio.run(_gateway_note())]
+        print("\n".join(notes))
+    if args.report:
+        command = f"{asked(args)} --report {args.report}"
+        plots = draw(tables, args.report.parent, where)
+        write_section(args.report, Section(where, command, tables, plots, notes))
+    return int(any(row["failed"] for table in tables for row in table.rows))
+
+
+def _clusters(args: argparse.Namespace, names: tuple[str, ...]) -> list[Table]:
+    """Starts and measures one cluster after the other."""
+    with tempfile.TemporaryDirectory(prefix="eyas-bench-") as folder:
+        return [_cluster(setup, names, args.output_file) for setup in setups(args, Path(folder))]
+
+
+def _cluster(setup: Setup, names: tuple[str, ...], out: Path | None) -> Table:
+    tables: list[Table] = []
+
+    async def work(cluster: LocalCluster) -> int:
+        notes = [f"Start to healthy: {cluster.start_s:.1f} s."]
+        if setup.config.engine.speculation.synthetic_rates:
+            notes.append(BY_CHANCE)
+        print("\n".join([setup.title, *notes]), flush=True)
+        rows = await Suite(names, setup.drafts, cluster.model, out).measure(Server(cluster.url))
+        tables.append(Table(setup.title, setup.command, rows, notes))
+        return 0
+
+    run_on_screen(setup.config, work, quiet=True)
+    return tables[0]
+
+
+def _shape_note(args: argparse.Namespace) -> list[str]:
+    if args.model is None and args.device == "cuda":
+        return [f"M8 and H8 are folders with random weights' shapes: `{MAKE_SHAPE}`"]
+    return []
+
+
+async def _gateway_note() -> str:
+    cost = await measure_gateway()
+    parts = f"{cost['cpu_us_per_request']:.0f} us per request and {cost['cpu_us_per_token']:.1f} us per token"
+    return f"CPU time of the gateway's HTTP front alone: {parts}."
+
+
+# --- measuring -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Cases to measure on a server. `drafts`: with speculation, without it, or both, one after the other.
+
+    `model` None: the first that the server lists. `out`: where lines of JSON are appended, if anywhere.
+    """
+
+    names: tuple[str, ...]
+    drafts: tuple[bool, ...]
+    model: str | None
+    out: Path | None
+
+    async def measure(self, server: Server) -> list[Row]:
+        """A row of figures per case, with details; each is printed and written as it ends.
+
+        Raises EyasError if no request of a case succeeds.
+        """
+        facts = await look(server)
+        rows = []
+        for name in WARM_UP:
+            await self._case(server, facts, name, speculative=True)
+        for name in self.names:
+            for speculative in self.drafts:
+                row = await self._case(server, facts, name, speculative)
+                print(told(row), flush=True)
+                append_line(self.out, row)
+                rows.append(row)
+        return rows
+
+    async def _case(self, server: Server, facts: Facts, name: str, speculative: bool) -> Row:
+        # Without drafts the prompts differ: the same ones would be in the prefix cache by then.
+        case = make_case(name, facts.vocab_size or SAFE_VOCABULARY, seed=1 if speculative else 2)
+        result = await Measurement(self._plan(case, speculative), server, facts).run(lambda _: None)
+        if not result.complete:
+            raise asyncio.CancelledError
+        if all(record.error for record in result.records):
+            raise EyasError(f"{name}: no request succeeded: {result.records[0].error}")
+        return {"case": name, "speculative": speculative, **figures(result, details=True)}
+
+    def _plan(self, case: Case, speculative: bool) -> Plan:
+        return Plan(
+            dataset=case.name,
+            draw=Draw(count=len(case.jobs)),
+            jobs=list(case.jobs),
+            backend=backend_for(case.jobs),
+            rate=case.rate or float("inf"),
+            max_concurrency=case.concurrency,
+            warmup=0,
+            model=self.model,
+            vocab_size=None,
+            temperature=0.0,
+            ignore_eos=True,
+            extra={} if speculative else {"speculative": False},
+            slo=None,
+        )
+
+
+def told(row: Row) -> str:
+    """One line for people."""
+    drafts = "drafts" if row["speculative"] else "no drafts"
+    counts = f"{row['completed']} requests, {row['failed']} failed, {row['output_throughput']:,.0f} tokens/s"
+    times = [
+        f"{name.upper()} {row[f'median_{name}_ms']:.2f} ms (p99 {row[f'p99_{name}_ms']:.2f})"
+        for name in ("ttft", "tpot")
+        if row[f"median_{name}_ms"] is not None
+    ]
+    return ", ".join([f"{row['case']}, {drafts}: {counts}", *times])
+
+
+# --- figures -------------------------------------------------------------------------------------------
+
+
+def draw(tables: Sequence[Table], page: Path, where: Surroundings) -> list[Plot]:
+    """Writes a figure per case, in `page`/plots: its runs on all tables, with drafts and without."""
+    runs: dict[str, list[SavedRun]] = {}
+    for table in tables:
+        for row in table.rows:
+            if row["completed"] >= FEWEST_DRAWN:
+                run = from_figures(row, row["case"], "with drafts" if drafted(row) else "without drafts")
+                runs.setdefault(row["case"], []).append(run)
+    plots = []
+    for case, found in runs.items():
+        path = f"plots/{_slug(where.hardware)}-{_slug(case)}{PLOTS}"
+        caption = f"{case} on {where.hardware}"
+        plot_runs(found, page / path, caption)
+        plots.append(Plot(path, caption))
+    return plots
+
+
+def drafted(row: Row) -> bool:
+    """Whether the server told of drafts."""
+    return bool(row["accepted_tokens"] or row["rejected_tokens"])
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -1,0 +1,214 @@
+"""`eyas bench sweep`: servers under rising load, up to the rate at which they no longer keep an SLO.
+
+It knows when a rate counts as borne, and what is told of it. It refuses to know how one run is measured and
+how the next rate is chosen (`eyas.bench.knee`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from eyas.bench.figures import figures
+from eyas.bench.files import append_line, check_writable
+from eyas.bench.http import Server
+from eyas.bench.knee import knee, next_rate
+from eyas.bench.measure import Measurement
+from eyas.bench.plan import TRACE, add_plan, make_plan
+from eyas.bench.plots.style import check_plot, check_series
+from eyas.bench.plots.sweep import plot_sweep
+from eyas.bench.slo import Slo
+from eyas.common.errors import ConfigError
+from eyas.configuration import client_key, own_config
+from eyas.flags import add_engine, add_layout, http_url
+from eyas.worker.screen import run_on_screen
+from eyas.worker.serve import LocalCluster
+
+BORNE = 0.9  # the share of requests within the SLO from which a rate counts as borne
+SECONDS = 30.0  # for how long each rate is sent
+FEWEST = 20  # requests at a rate
+INTERRUPTED = 130
+COLUMNS = {
+    "server": "server",
+    "requests/s": "request_rate",
+    "goodput": "goodput",
+    "within SLO": "slo_attainment",
+    "tokens/s": "output_throughput",
+    "TTFT p50 ms": "median_ttft_ms",
+    "p99 ": "p99_ttft_ms",
+    "TPOT p50 ms": "median_tpot_ms",
+    "p99": "p99_tpot_ms",
+    "failed": "failed",
+}
+
+Line = dict[str, Any]
+Measure = Callable[[str, float], Awaitable[Line]]  # of a server, by name, at a rate
+
+
+@dataclass
+class Sweep:
+    """Rates to try, none: until the knee is known; and every line so far, by server."""
+
+    measure: Measure
+    rates: tuple[float, ...]
+    tell: Callable[[Line], None]
+    lines: dict[str, list[Line]] = field(default_factory=dict)
+    complete: bool = True
+
+    async def server(self, name: str) -> None:
+        """Loads one server at every rate. An interrupted run ends the sweep: `complete` is then False."""
+        lines = self.lines.setdefault(name, [])
+        while self.complete and (rate := self._next(name)) is not None:
+            line = await self.measure(name, rate)
+            self.complete = line["complete"]
+            lines.append(line)
+            self.tell(line)
+
+    def knee(self, name: str) -> float | None:
+        """The highest rate that a server bore, requests per second; None if it bore none."""
+        return knee(self._borne(name))
+
+    def _next(self, name: str) -> float | None:
+        borne = self._borne(name)
+        if self.rates:
+            return next((rate for rate in self.rates if rate not in borne), None)
+        return next_rate(borne)
+
+    def _borne(self, name: str) -> dict[float, bool]:
+        return {line["request_rate"]: line["slo_attainment"] >= BORNE for line in self.lines.get(name, [])}
+
+
+# --- the command ---------------------------------------------------------------------------------------
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `eyas bench sweep`."""
+    add = parser.add_argument_group("servers").add_argument
+    text = "a running server, and its name in figures; repeat it for more (a cluster of its own)"
+    add("--url", type=named_url, action="append", default=[], metavar="[NAME=]URL", help=text)
+    add("--api-key", metavar="K", help="their key ($EYAS_API_KEY)")
+    add = parser.add_argument_group("sweep").add_argument
+    add("--rates", type=rates, default=(), metavar="R,...", help="requests per second (up to the knee)")
+    add("--output-file", type=Path, metavar="FILE", help="append one JSON line per run")
+    add("--output-details", action="store_true", help="the line also has every request")
+    add("--plot", type=Path, metavar="FILE", help="one figure of all servers: .png or .svg")
+    add_plan(parser)
+    add_layout(parser)
+    add_engine(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    _check(args)
+    if args.url:
+        servers = {name: Server(url, client_key(args)) for name, url in args.url}
+        return int(uvloop.run(sweep(args, servers)))
+
+    async def work(cluster: LocalCluster) -> int:
+        return await sweep(args, {cluster.model: Server(cluster.url)})
+
+    return run_on_screen(own_config(args), work, quiet=True)
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.request_rate != float("inf"):
+        raise ConfigError("--request-rate: a sweep tries many rates: see --rates", param="request-rate")
+    if args.dataset_name == TRACE:
+        raise ConfigError("--dataset-name: a trace has times of its own, and no rate", param="dataset-name")
+    if args.slo is None and not args.rates:
+        raise ConfigError("--slo: the knee is where it is missed: give one, or --rates", param="slo")
+    if len({name for name, _ in args.url}) < len(args.url):
+        raise ConfigError("--url: two servers have the same name: give NAME=URL", param="url")
+    check_writable("output-file", args.output_file)
+    if args.plot:
+        check_writable("plot", args.plot)
+        check_plot(args.plot)
+        check_series(len(args.url))
+    make_plan(_at(args, 1.0))  # so that a wrong flag is told before anything is measured
+
+
+async def sweep(args: argparse.Namespace, servers: Mapping[str, Server]) -> int:
+    """Loads one server after the other; prints, writes and draws. Gives the exit code."""
+    slo = Slo({}) if args.slo is None else Slo.parse(args.slo)
+
+    async def measure(name: str, rate: float) -> Line:
+        measurement = await Measurement.begin(make_plan(_at(args, rate)), servers[name])
+        result = await measurement.run(lambda record: None)
+        return {"server": name, **figures(result, slo, details=args.output_details)}
+
+    def tell(line: Line) -> None:
+        print(_cells(line), flush=True)
+        append_line(args.output_file, line)
+
+    print("".join(f"{title:>13}" for title in COLUMNS))
+    swept = Sweep(measure, args.rates, tell)
+    for name in servers:
+        await swept.server(name)
+    if args.plot:
+        bounds_ms = {kind: 1e3 * bound for kind, bound in slo.bounds_s.items()}
+        plot_sweep(swept.lines, bounds_ms, args.plot, _heading(args))
+    return _end(swept, slo)
+
+
+def _at(args: argparse.Namespace, rate: float) -> argparse.Namespace:
+    """The flags of one run. Each rate has its own prompts, alike for all servers: no cache knows them."""
+    count = args.num_prompts or max(FEWEST, round(SECONDS * rate))
+    seed = args.seed + round(1000 * rate)
+    return argparse.Namespace(**{**vars(args), "request_rate": rate, "num_prompts": count, "seed": seed})
+
+
+def _end(swept: Sweep, slo: Slo) -> int:
+    """Tells every server's knee. 1 if some server bore no rate, 130 if the sweep was interrupted."""
+    missed = False
+    for name, lines in swept.lines.items():
+        within = f"with {BORNE:.0%} of the requests within {slo}" if slo.bounds_s else "without failures"
+        if (rate := swept.knee(name)) is not None:
+            print(f"{name} bears {rate:g} requests per second {within}")
+        elif lines:
+            missed = True
+            tried = f"{min(line['request_rate'] for line in lines):g} per second"
+            print(f"eyas: {name} bears no rate {within}: the lowest tried was {tried}", file=sys.stderr)
+    return int(missed) if swept.complete else INTERRUPTED
+
+
+def _cells(line: Line) -> str:
+    def cell(value: Any) -> str:
+        if value is None:
+            return "-"
+        return f"{value:,.2f}" if isinstance(value, float) else str(value)
+
+    return "".join(f"{cell(line[key]):>13}" for key in COLUMNS.values())
+
+
+def _heading(args: argparse.Namespace) -> str:
+    return f"Rising load: dataset {args.dataset_name}" + (f", SLO {args.slo}" if args.slo else "")
+
+
+# --- values ----------------------------------------------------------------------------------------------
+
+
+def named_url(text: str) -> tuple[str, str]:
+    """NAME=URL, or a URL that is its own name."""
+    name, equals, url = text.partition("=")
+    if not equals or "/" in name:
+        return http_url(text), http_url(text)
+    if not name:
+        raise argparse.ArgumentTypeError(f"{text!r} has no name before =")
+    return name, http_url(url)
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """Distinct rates above 0, separated by commas, in rising order."""
+    try:
+        values = {float(part) for part in text.split(",")}
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list like 1,2,4") from error
+    if not all(0 < value < float("inf") for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r} has a rate that is not a number above 0")
+    return tuple(sorted(values))
