@@ -28,14 +28,7 @@ class Asking:
     ignore_eos: bool = True
     timings: bool = False
     """Asks where the time went, an extension of Eyas's."""
-    speculative: bool = True
-    """False asks for plain decoding, an extension of Eyas's."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def extensions(self) -> dict[str, Any]:
-        """The fields that no other server knows, where they are asked for."""
-        asked = {"timings": True} if self.timings else {}
-        return asked if self.speculative else {**asked, "speculative": False}
 
 
 class Told(msgspec.Struct):
@@ -128,8 +121,9 @@ def _openai_body(asking: Asking, job: Job, max_tokens: int) -> dict[str, Any]:
         "temperature": asking.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
-        **asking.extensions(),
     }
+    if asking.timings:
+        body["timings"] = True
     if asking.ignore_eos and not job.may_stop:
         body["ignore_eos"] = True
     if job.schema is not None:
@@ -186,14 +180,10 @@ def _generate_body(asking: Asking, job: Job, question: Question, max_tokens: int
     }
     if job.schema is not None:
         sampling["json_schema"] = msgspec.json.encode(job.schema).decode()
-    source = "text" if isinstance(question, str) else "input_ids"
-    return {
-        source: question,
-        "sampling_params": sampling,
-        "stream": True,
-        **asking.extensions(),
-        **asking.extra,
-    }
+    body = {"sampling_params": sampling, "stream": True}
+    if asking.timings:
+        body["timings"] = True
+    return {"text" if isinstance(question, str) else "input_ids": question, **body, **asking.extra}
 
 
 # --- both --------------------------------------------------------------------------------------------------

@@ -103,7 +103,11 @@ def _own(run: Run, good: list[RequestRecord], slo: Slo | None) -> dict[str, Any]
     }
     if slo is not None:
         met = sum(slo.met(record) for record in run.records)
-        out |= {"slo": str(slo), "goodput": met / run.seconds, "slo_attainment": met / len(run.records)}
+        out |= {
+            "slo": str(slo),
+            "goodput": met / run.seconds,
+            "slo_attainment": met / max(1, len(run.records)),
+        }
     names = dict.fromkeys(name for record in good for name in record.phases_ms)
     for name in names:
         times = [record.phases_ms[name] for record in good if name in record.phases_ms]

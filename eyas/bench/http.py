@@ -11,8 +11,8 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 import httptools
 
@@ -36,8 +36,8 @@ class Server:
 
     async def get(self, path: str) -> bytes:
         """The body of a GET. Raises EyasError if the status is not 200, Unavailable if nothing answers."""
-        answer = _Answer(None)
-        await self._exchange("GET", path, b"", answer)
+        answer = _Answer(self._request("GET", path, b""), None)
+        await self._exchange(answer)
         return bytes(answer.body)
 
     async def get_json(self, path: str) -> Any:
@@ -57,14 +57,12 @@ class Server:
 
         Raises EyasError if the status is not 200, Unavailable if the connection breaks, TimeoutError.
         """
-        await self._exchange("POST", path, body, _Answer(on_event))
+        await self._exchange(_Answer(self._request("POST", path, body), on_event))
 
-    async def _exchange(self, method: str, path: str, body: bytes, answer: _Answer) -> None:
-        address = urlsplit(self.url)
+    async def _exchange(self, answer: _Answer) -> None:
         async with asyncio.timeout(TIMEOUT_S):
-            transport = await self._connect(address, answer)
+            transport = await self._connect(answer)
             try:
-                transport.write(self._request(address, method, path, body))
                 await answer.ended
             finally:
                 transport.close()
@@ -74,7 +72,8 @@ class Server:
             text = answer.body[:SHOWN].decode(errors="replace")
             raise EyasError(f"HTTP {answer.status}: {text}")
 
-    async def _connect(self, address: SplitResult, answer: _Answer) -> asyncio.WriteTransport:
+    async def _connect(self, answer: _Answer) -> asyncio.WriteTransport:
+        address = urlsplit(self.url)
         secure = address.scheme == "https"
         host, port = address.hostname or "", address.port or (443 if secure else 80)
         loop = asyncio.get_running_loop()
@@ -85,8 +84,8 @@ class Server:
             raise nothing_listens(self.url) from error
         return transport
 
-    def _request(self, address: SplitResult, method: str, path: str, body: bytes) -> bytes:
-        lines = [f"{method} {path} HTTP/1.1", f"Host: {address.netloc}", "Connection: close"]
+    def _request(self, method: str, path: str, body: bytes) -> bytes:
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {urlsplit(self.url).netloc}", "Connection: close"]
         lines += [f"Content-Length: {len(body)}", "Content-Type: application/json"]
         if self.api_key:
             lines.append(f"Authorization: Bearer {self.api_key}")
@@ -94,9 +93,10 @@ class Server:
 
 
 class _Answer(asyncio.Protocol):
-    """The answer to one request. Without `on_event`, or if it is a refusal, its body is kept whole."""
+    """One request and its answer. Without `on_event`, or if it is a refusal, the body is kept whole."""
 
-    def __init__(self, on_event: OnEvent | None) -> None:
+    def __init__(self, request: bytes, on_event: OnEvent | None) -> None:
+        self._request = request
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.body = bytearray()
         self.status = 0
@@ -104,6 +104,9 @@ class _Answer(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._now = 0.0
         self._rest = b""  # a line that is not whole yet
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.WriteTransport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
         self._now = time.perf_counter()

@@ -50,10 +50,8 @@ def _facts(figures: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     peak = f"{figures['output_throughput']:,.1f} per second, peak {figures['max_output_tokens_per_s']:,.0f}"
     yield "tokens out", f"{figures['total_output_tokens']:,}  ({peak})"
     yield "requests", f"{figures['request_throughput']:.2f} per second"
-    yield (
-        "under way",
-        f"{figures['concurrency']:.1f} on average, at most {figures['max_concurrent_requests']}",
-    )
+    most = figures["max_concurrent_requests"]
+    yield "under way", f"{figures['concurrency']:.1f} on average, at most {most}"
     yield "acceptance length", _or_none(figures["accept_length"], ".2f")
     if "slo" in figures:
         met = f"{figures['goodput']:.2f} good requests per second, {figures['slo_attainment']:.1%} of all"
