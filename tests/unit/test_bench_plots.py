@@ -6,7 +6,6 @@ import builtins
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
@@ -16,12 +15,6 @@ from eyas.bench.plots.runs import plot_runs
 from eyas.bench.plots.sweep import plot_sweep
 from eyas.bench.saved import SavedRun, from_figures
 from eyas.common.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text in SVG stays text, so that tests can read it."""
-    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
 
 
 def a_run(name: str, requests: int = 30, **changes: Any) -> SavedRun:

@@ -50,12 +50,13 @@ def _distributions(axes: Axes, runs: Sequence[SavedRun], times: Sequence[Floats]
     """One CDF per run that has such times."""
     known = [(i, np.sort(values[~np.isnan(values)])) for i, values in enumerate(times)]
     lines = [(i, values) for i, values in known if len(values)]
+    for i, values in lines:
+        marks = np.unique(np.linspace(0, len(values) - 1, MARKS).astype(int)).tolist()
+        style.draw(axes, style.LOOKS[i], values, _shares(values), marks)
     if lines and style.spread(np.concatenate([values for _, values in lines])) > style.LOG_FROM:
         style.log_scale(axes, "x")
-    for i, values in lines:
-        share = 100 * np.arange(1, len(values) + 1) / len(values)
-        marks = np.unique(np.linspace(0, len(values) - 1, MARKS).astype(int)).tolist()
-        style.draw(axes, style.LOOKS[i], values, share, marks)
+    else:
+        axes.set_xlim(left=0)
     _name_lines(axes, [(runs[i].name, values) for i, values in lines])
     axes.set_ylim(0, 101)
     axes.set_yticks([0, 25, 50, 75, 90, 99])
@@ -63,29 +64,44 @@ def _distributions(axes: Axes, runs: Sequence[SavedRun], times: Sequence[Floats]
     axes.set_ylabel("% of requests that took at most this", fontsize=9)
 
 
+def _shares(values: Floats) -> Floats:
+    """In percent: how many of the sorted values are at most as large as each."""
+    return 100 * np.arange(1, len(values) + 1) / len(values)
+
+
 def _name_lines(axes: Axes, lines: list[tuple[str, Floats]]) -> None:
     """Each name stands beside its line: faster ones high on the left, slower ones low on the right.
 
-    A CDF leaves these corners free. Where other lines are too close, a thin line leads past them.
+    A CDF leaves these corners free. Where other lines are too close, a thin line leads past them; where the
+    panel ends, the name stands on the other side.
     """
-    axes.autoscale_view()
     ordered = sorted(lines, key=lambda line: float(np.median(line[1])))
-    for rank, (name, values) in enumerate(ordered):
-        height = 1 - (rank + 0.5) / len(ordered)
-        left = rank < len(ordered) / 2
-        own = float(np.quantile(values, height))
-        edge = _free_place(axes, own, [float(np.quantile(v, height)) for _, v in lines], len(name), left)
-        axes.plot([edge, own], [100 * height] * 2, color=style.QUIET, linewidth=0.7)
-        style.label(axes, name, (edge, 100 * height), left=left)
-
-
-def _free_place(axes: Axes, own: float, others: list[float], letters: int, left: bool) -> float:
-    """The first place from `own` outwards that has room for a name before the next of `others`."""
-    width = 0.04 + 0.017 * letters  # of the panel's width
     scale = axes.transScale + axes.transLimits
+    for rank, (name, values) in enumerate(ordered):
+        height = 100 * (1 - (rank + 0.5) / len(ordered))
+        own, *others = (
+            float(scale.transform((np.interp(height, _shares(line), line), 1))[0])
+            for line in (values, *(line for _, line in lines))
+        )
+        width = 0.04 + 0.017 * len(name)  # of the panel's
+        left = rank < len(ordered) / 2
+        place = _free_place(own, others, width, left)
+        if place < width if left else place > 1 - width:
+            left = not left
+            place = _free_place(own, others, width, left)
+        x = [float(scale.inverted().transform((share, 0))[0]) for share in (place, own)]
+        axes.plot(x, [height] * 2, color=style.QUIET, linewidth=0.7)
+        style.label(axes, name, (x[0], height), left=left)
+
+
+def _free_place(own: float, others: list[float], width: float, left: bool) -> float:
+    """The first place from `own` outwards that has room for a name before the next of `others`.
+
+    All are shares of the panel's width.
+    """
     place = own
     for x in sorted((x for x in others if (x < own if left else x > own)), reverse=left):
-        if abs(scale.transform((x, 1))[0] - scale.transform((place, 1))[0]) > width:
+        if abs(x - place) > width:
             break
         place = x
     return place

@@ -175,9 +175,10 @@ def legend(figure: Figure, names: Sequence[str]) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes PNG or SVG, by the suffix; makes the folder."""
+    """Writes PNG or SVG, by the suffix; makes the folder. An SVG's words stay words, and it has no date."""
+    from matplotlib import rc_context
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix.lower() == ".svg":
-        figure.savefig(path, metadata={"Date": None})
-    else:
-        figure.savefig(path, dpi=DPI)
+    svg = path.suffix.lower() == ".svg"
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": path.name}):
+        figure.savefig(path, dpi=DPI, metadata={"Date": None} if svg else None)
