@@ -35,7 +35,7 @@ from tests.rpc.redis_server import redis_server
 from tests.rpc.scripted_backend import INFO, ScriptedBackend, nano_tokenizer
 
 TOKENS = 16
-SOON_S = 20.0
+SOON_S = 60.0
 MINUTE_S = 60.0
 LAYOUTS = {
     "unified": ((Role.PREFILL, Role.DECODE, Role.DRAFT),),
