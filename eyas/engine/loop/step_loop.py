@@ -18,7 +18,6 @@ from eyas.engine.loop.step_clock import StepClock
 from eyas.engine.loop.step_counts import StepCounts
 from eyas.engine.scheduling.scheduler import Scheduler
 
-
 LOOK_S = 0.001  # a step in flight may end earlier than expected: that is looked for so often
 
 
