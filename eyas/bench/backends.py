@@ -169,6 +169,8 @@ def _generate(data: bytes) -> Told:
     if meta.spec_draft_token_num is not None:
         told.rejected = meta.spec_draft_token_num - (meta.spec_accept_token_num or 0)
     told.verify_steps, told.timings = meta.spec_verify_ct, meta.timings
+    if meta.timings:
+        told.verify_steps = meta.timings.get("verify_steps")
     return told
 
 

@@ -102,19 +102,19 @@ class Measurement:
         except EyasError:  # it may have died in the middle: the records say so
             info = None
         run.server_info = info if isinstance(info, dict) else None
-        run.accept_length = acceptance_length(run.records) or _server_acceptance(info)
+        run.accept_length = acceptance_length(run.records, info)
 
 
-def acceptance_length(records: Sequence[RequestRecord]) -> float | None:
-    """Tokens per verify step, its own included; None where the server does not tell steps."""
-    steps = sum(record.verify_steps for record in records if not record.error)
-    accepted = sum(record.accepted for record in records if not record.error)
-    return 1 + accepted / steps if steps else None
+def acceptance_length(records: Sequence[RequestRecord], server_info: Any) -> float | None:
+    """Tokens per verify step, its own included; None without such steps.
 
-
-def _server_acceptance(info: Any) -> float | None:
-    """What SGLang tells of all requests since its start."""
-    states = info.get("internal_states") if isinstance(info, dict) else None
+    Where requests do not tell their steps, it is what SGLang's server tells of all since its start.
+    """
+    told = [record for record in records if not record.error and record.verify_steps is not None]
+    if told:
+        steps = sum(record.verify_steps or 0 for record in told)
+        return 1 + sum(record.accepted for record in told) / steps if steps else None
+    states = server_info.get("internal_states") if isinstance(server_info, dict) else None
     length = states[0].get("avg_spec_accept_length") if states else None
     return float(length) if isinstance(length, int | float) else None
 

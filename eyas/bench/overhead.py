@@ -148,6 +148,7 @@ class _Stream(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
         elif len(body) >= int(head.lower().partition(b"content-length:")[2].split()[0]):
             self._left = self._tokens = json.loads(body)["max_tokens"]
+            self._asked.clear()  # the connection may be used again
             self._transport.write(HEAD)
             self._streams.add(self)
 

@@ -1,4 +1,4 @@
-"""What a run sends: the same for a seed, whatever the vocabulary. Malformed files are named with their line."""
+"""What a run sends: the same for a seed, whatever the vocabulary. Malformed lines of files are named."""
 
 from __future__ import annotations
 

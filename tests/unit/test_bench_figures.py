@@ -10,6 +10,7 @@ import pytest
 from eyas.bench.asking import DONE, Reading
 from eyas.bench.backends import CHATS, COMPLETIONS, GENERATE, Backend
 from eyas.bench.figures import figures, without_details
+from eyas.bench.measure import acceptance_length
 from eyas.bench.records import RequestRecord, Run
 from eyas.bench.slo import Slo
 from eyas.bench.summary import summary, warnings
@@ -108,7 +109,7 @@ def test_a_chats_role_and_reasoning() -> None:
         (0.3, {"choices": [{"delta": {"content": "yes"}}]}),
         (0.4, {"choices": [{"delta": {}}]}),
     )
-    assert (record.text, record.ttft_s) == ("hm yes", pytest.approx(0.2))
+    assert record.text == "hm yes" and record.ttft_s == pytest.approx(0.2)
     assert record.itls_s == pytest.approx([0.1])
 
 
@@ -170,6 +171,17 @@ def test_phases_are_named_by_role() -> None:
     timings = {"first_token_ms": 8.5, "first_decode_ms": None, "verify_steps": 4, "legs": legs}
     record = read(COMPLETIONS, (0.1, text("x", timings=timings)))
     assert record.phases_ms == {"server_first_token": 8.5, "decode_queue": 2.0, "decode_transfer": 3.5}
+
+
+def test_the_acceptance_length_is_that_of_the_run_where_requests_tell() -> None:
+    info = {"internal_states": [{"avg_spec_accept_length": 2.25}]}
+    drafted = [RequestRecord(accepted=3, verify_steps=2), RequestRecord(accepted=1, verify_steps=2)]
+    failed = RequestRecord(accepted=90, verify_steps=1, error="broke off")
+    assert acceptance_length([*drafted, failed], info) == 2.0
+    assert acceptance_length([RequestRecord(verify_steps=0)], info) is None, "none of these was drafted"
+    assert acceptance_length([RequestRecord()], info) == 2.25
+    assert acceptance_length([RequestRecord()], None) is None
+    assert acceptance_length([RequestRecord()], {"internal_states": []}) is None
 
 
 # --- a run -------------------------------------------------------------------------------------------------
