@@ -27,6 +27,7 @@ COLUMNS = {
     "p99 ": "p99_tpot_ms",
     "tokens per verify step": "accept_length",
 }
+BUSY = "**Other work had the cores too: these figures are too slow, and the next ones will differ.**"
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def markdown(section: Section) -> str:
     parts = [
         f"## {where.hardware}",
         f"{where.date}, commit {where.commit}. {where.details}. Load just before: {where.load:.1f}.",
+        *([BUSY] if where.busy else []),
         f"The whole section: `{section.command}`",
     ]
     for table in section.tables:

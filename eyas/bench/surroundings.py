@@ -27,19 +27,25 @@ class Surroundings:
     commit: str
     date: str
     load: float  # processes that wanted a core, on average over the minute before
+    cores: int
+
+    @property
+    def busy(self) -> bool:
+        """Whether other work took much of the machine."""
+        return self.load > self.cores / 2
 
 
 def look_around(device: str, gpus: int, commit: str | None) -> Surroundings:
     """Looks around, before the measurement. `commit` None: what git says about this checkout."""
-    cpu = f"{_cpu()}, {len(os.sched_getaffinity(0))} cores"
+    cores = len(os.sched_getaffinity(0))
+    cpu = f"{_cpu()}, {cores} cores"
     gpu = _gpu() if device == "cuda" else ""
     hardware = cpu if not gpu else f"{gpu} x {gpus}" if gpus > 1 else gpu
     versions = [f"{name} {version}" for name in VERSIONS if (version := _version(name))]
     machine = [f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB of memory"]
     details = ", ".join([*([cpu] if gpu else []), *machine, f"Python {platform.python_version()}", *versions])
-    return Surroundings(
-        hardware, details, commit or _commit(), datetime.now(UTC).date().isoformat(), os.getloadavg()[0]
-    )
+    date = datetime.now(UTC).date().isoformat()
+    return Surroundings(hardware, details, commit or _commit(), date, os.getloadavg()[0], cores)
 
 
 def _cpu() -> str:

@@ -11,7 +11,7 @@ from eyas.bench import surroundings
 from eyas.bench.section import Plot, Section, Table, grid, replaced, write_section
 from eyas.bench.surroundings import Surroundings, look_around
 
-HERE = Surroundings("A CPU (r), 2 cores", "24 GiB of memory", "abc1234", "2026-11-22", 0.4)
+HERE = Surroundings("A CPU (r), 2 cores", "24 GiB of memory", "abc1234", "2026-11-22", 0.4, 2)
 ROW = {"case": "bs1", "speculative": True, "completed": 2, "failed": 0, "median_tpot_ms": 4.105}
 TABLE = Table("Plain", "eyas bench suite bs1", [ROW, {**ROW, "case": "bs8"}], ["Ready after 3 s."])
 SECTION = Section(HERE, "make bench", [TABLE], [Plot("plots/a.svg", "chats")])
@@ -24,6 +24,12 @@ def test_a_section_says_where_when_and_how() -> None:
     assert "Load just before: 0.4" in text and "Ready after 3 s." in text
     assert "![chats](plots/a.svg)" in text
     assert "| bs8 | yes | 2 | 0 | 4.11 |" in text
+
+
+def test_a_busy_machine_is_told() -> None:
+    assert "Other work had the cores" not in replaced("", SECTION)
+    busy = dataclasses.replace(SECTION, where=dataclasses.replace(HERE, load=1.1))
+    assert "Other work had the cores" in replaced("", busy)
 
 
 def test_writing_twice_is_writing_once(tmp_path: Path) -> None:
