@@ -6,6 +6,8 @@ from eyas.commands import Command, Parser
 
 COMMANDS = {
     "serve": Command("load a server and measure it", "eyas.bench.serve"),
+    "one-batch": Command("run static batches through an engine, without a server", "eyas.bench.one_batch"),
+    "kernels": Command("time kernels beside what memory and arithmetic allow", "eyas.bench.kernels.command"),
 }
 
 
