@@ -12,8 +12,9 @@ from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
 
 
-def check_device(config: EngineConfig) -> None:
-    """Raises ConfigError if there is no such device here."""
+def check(config: EngineConfig) -> None:
+    """Raises ConfigError if the model's folder cannot be served, or there is no such device here."""
+    read_model(config.model, config.load_format)
     if config.device != "cpu" and not torch.cuda.is_available():
         message = f"--device: {config.device} is not available: PyTorch sees no GPU here"
         raise ConfigError(message, param="device")

@@ -17,8 +17,9 @@ WIDTH = 10  # of a column, unless its title or its first value is wider
 
 
 class Lines:
-    """Prints a table with `columns` (title -> field), as `show(field, value)` writes values; `first`: the least
-    width of the first column.
+    """Prints a table with `columns` (title -> field), as `show(field, value)` writes values.
+
+    `first`: the least width of the first column.
 
     A line with an `error` is no figure: it is named on standard error, counted in `failed`, and kept out of
     `file`. Raises ConfigError if `file` cannot be written.
@@ -32,7 +33,7 @@ class Lines:
         self._show = show
         self._first = first
         self._widths: list[int] = []
-        self._file = None if file is None else _writable(Path(file))
+        self._file = None if file is None else writable(file, "output-file")
 
     def tell(self, line: dict[str, Any]) -> None:
         """Prints one line, and appends it to the file."""
@@ -58,11 +59,11 @@ class Lines:
         print("  ".join([first.strip().ljust(len(first)), *others]), flush=True)
 
 
-def _writable(path: Path) -> Path:
-    """Raises ConfigError if nothing can be appended to the file; it is there afterwards."""
+def writable(name: str, flag: str) -> Path:
+    """A file that can be appended to, and is there afterwards; ConfigError, naming the flag, if it cannot."""
+    path = Path(name)
     try:
         path.open("a").close()
     except OSError as error:
-        message = f"--output-file: {path} cannot be written: {error.strerror}"
-        raise ConfigError(message, param="output-file") from None
+        raise ConfigError(f"--{flag}: {path} cannot be written: {error.strerror}", param=flag) from None
     return path

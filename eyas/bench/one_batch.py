@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyas.bench.lines import Lines
+from eyas.bench.lines import Lines, writable
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError
 from eyas.configuration import engine_config
@@ -66,13 +66,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures and prints a table; 1 if anything failed."""
-    from eyas.bench.fits import check_device
+    from eyas.bench.fits import check
     from eyas.bench.parts import Part, run_parts
 
     plan = plan_of(args)
     largest = max(batch.size for batch in plan.batches)
     config = config_for(args, largest)
-    check_device(config)
+    check(config)
+    if plan.profile:
+        writable(plan.profile, "profile")
     lines = Lines(COLUMNS, args.output_file, show=_shown)
     modes = list(modes_of(config))
     parts = []

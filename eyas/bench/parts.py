@@ -17,15 +17,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from eyas.common import logging as eyas_logging
+from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
-from eyas.engine.kv.pool import SHARED_MEMORY
 from eyas.worker.lifeline import signal_on_parent_death
 from eyas.worker.pool_folder import remove_pools
 
 SILENCE_S = 600.0  # a part that says nothing for so long is ended: a large model is loaded meanwhile
+POOLS = Path(EngineConfig.pool_dir)  # what a part leaves there when it dies is removed
 LEAVE_S = 10.0  # for a part to leave in good order
 
 Line: TypeAlias = dict[str, Any]
@@ -66,6 +68,7 @@ def _run(part: Part, tell: Tell, silence_s: float) -> str | None:
     process = context.Process(target=_main, args=(part, theirs), name=part.name)
     process.start()
     theirs.close()
+    grace_s = 0.0
     try:
         while ours.poll(silence_s):
             try:
@@ -73,25 +76,24 @@ def _run(part: Part, tell: Tell, silence_s: float) -> str | None:
             except EOFError:
                 process.join(LEAVE_S)
                 return f"its process ended with exit code {process.exitcode} before it was done"
-            if said is None:
-                return None
-            if isinstance(said, _Failure):
-                return said.message
+            if said is None or isinstance(said, _Failure):
+                grace_s = LEAVE_S
+                return said.message if said else None
             tell(said)
         return f"it said nothing for {silence_s:g} s"
     finally:
         ours.close()
-        _end(process)
+        _end(process, grace_s)
 
 
-def _end(process: BaseProcess) -> None:
-    """It has said its last word, or is asked to leave, or is made to."""
-    process.join(LEAVE_S if process.exitcode is None and not sys.exc_info()[0] else 0)
+def _end(process: BaseProcess, grace_s: float) -> None:
+    """It leaves within `grace_s`, or is asked to, or is made to."""
+    process.join(grace_s)
     for end in (process.terminate, process.kill):
         if process.is_alive():
             end()
             process.join(LEAVE_S)
-    remove_pools(SHARED_MEMORY, process.pid or 0)
+    remove_pools(POOLS, process.pid or 0)
 
 
 def _main(part: Part, pipe: Connection) -> None:
@@ -110,7 +112,7 @@ def _main(part: Part, pipe: Connection) -> None:
         traceback.print_exc()
         last = _Failure(brief(error))
     finally:
-        remove_pools(SHARED_MEMORY, os.getpid())
+        remove_pools(POOLS, os.getpid())
     with contextlib.suppress(BrokenPipeError):
         pipe.send(last)
 

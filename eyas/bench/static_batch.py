@@ -139,18 +139,20 @@ class ScriptLink:
 
     def send(self, events: Sequence[Event]) -> None:
         """Notes what was said of the requests, and when."""
-        now = time.perf_counter()
+        now, trace = time.perf_counter(), self._trace
+        if trace is None or trace.over:
+            ready = next((event for event in events if isinstance(event, Ready)), None)
+            self._script = self._begin(ready) if ready else self._script
+            return
         for event in events:
-            if isinstance(event, Ready):
-                self._script = self._begin(event)
-            elif isinstance(event, Step) and self._trace is not None:
-                self._trace.add(now, event.entries)
-            elif isinstance(event, Rejected | Failed) and self._trace is not None:
-                self._trace.failures.append(event.failure.message)
-            elif isinstance(event, Lost) and self._trace is not None:
-                self._trace.failures.append("the engine lost the request")
-        if self._trace is not None and self._trace.over:
-            self._rest_until = max(self._rest_until, self._trace.began + self._trace.total_s + PAUSE_S)
+            if isinstance(event, Step):
+                trace.add(now, event.entries)
+            elif isinstance(event, Rejected | Failed):
+                trace.failures.append(event.failure.message)
+            elif isinstance(event, Lost):
+                trace.failures.append("the engine lost the request")
+        if trace.over:
+            self._rest_until = now + PAUSE_S
 
 
 def repeat(batch: Batch, vocab_size: int) -> Generator[list[GenerationRequest], Trace, list[Trace]]:

@@ -47,7 +47,7 @@ def _work(setting: Setting, params: SamplingParams, count: int) -> Work:
 
 def _sample(params: SamplingParams, logits: list[torch.Tensor]) -> list[Call]:
     rows = [
-        sampler.Row(msgspec.structs.replace(params, seed=i), 0, 100 + i, (), (), ())
+        sampler.Row(msgspec.structs.replace(params, seed=params.seed + i), 0, 100 + i, (), (), ())
         for i in range(logits[0].shape[0])
     ]
     return [partial(sampler.sample, some, rows) for some in logits]
