@@ -1,4 +1,4 @@
-"""What is sent in one measurement: prompts, lengths, and when each request starts.
+"""The named cases of `eyas bench suite`: what is sent in each measurement.
 
 Pure values from a seed, so that two servers are measured with the same requests. It knows no server.
 """
@@ -10,6 +10,7 @@ import random
 import re
 from dataclasses import dataclass
 
+from eyas.bench.jobs import Job, Turn, draw_ids, fit, poisson
 from eyas.common.errors import ConfigError
 
 DEFAULT_CASES = ("chat1", "chat8", "bs1", "bs8")
@@ -26,7 +27,6 @@ CASES = {
     "chatC": "C chats at once, temperature 0, to their end: chat1 chat8 ...",
     "CxIxOxN": "C at once, I tokens in, O out, N requests: 4x128x64x16 ...",
 }
-FIRST_PLAIN_ID = 10  # ids below it are special in most vocabularies
 CHATS = (
     "What is the capital of France?",
     "Tom has 12 apples and buys 7 more. How many apples does Tom have?",
@@ -37,14 +37,6 @@ CHATS = (
     "Hello! How are you today?",
     "Write a Python function that adds two numbers.",
 )
-
-
-@dataclass(frozen=True)
-class Job:
-    """One request. `prompt`: token ids (always answered to `max_tokens`), or a chat's user message."""
-
-    prompt: tuple[int, ...] | str
-    max_tokens: int
 
 
 @dataclass(frozen=True)
@@ -60,20 +52,12 @@ class Case:
 def make_case(name: str, vocab_size: int, seed: int = 1) -> Case:
     """One of CASES, by name. Raises ConfigError for anything else."""
     rng = random.Random(seed)
-
-    def ids(count: int) -> tuple[int, ...]:
-        return tuple(rng.randrange(FIRST_PLAIN_ID, vocab_size) for _ in range(count))
-
     if name in POISSON or name == "inf1k":
-        longest = POISSON.get(name, 1024)
-        jobs = tuple(
-            Job(ids(rng.randint(1, longest)), rng.randint(1, LONGEST_ANSWER)) for _ in range(OPEN_REQUESTS)
-        )
-        return Case(name, jobs, OPEN_REQUESTS, None if name == "inf1k" else POISSON_RATE)
+        return _open(name, vocab_size, rng)
     if chat := re.fullmatch(r"chat([1-9]\d*)", name):
         concurrency = int(chat[1])
         prompts = itertools.islice(itertools.cycle(CHATS), max(concurrency * 4, FEWEST_CHATS))
-        return Case(name, tuple(Job(prompt, 128) for prompt in prompts), concurrency)
+        return Case(name, tuple(Job((Turn(prompt, 128),), may_stop=True) for prompt in prompts), concurrency)
     if shape := re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)", name):
         concurrency, prompt, answer, count = map(int, shape.groups())
     elif name in CLOSED:
@@ -82,4 +66,20 @@ def make_case(name: str, vocab_size: int, seed: int = 1) -> Case:
         raise ConfigError(f"CASE: {name!r} is none of {' '.join(CASES)}", param="CASE")
     if 0 in (concurrency, prompt, answer, count):
         raise ConfigError(f"CASE: {name!r} has a zero", param="CASE")
-    return Case(name, tuple(Job(ids(prompt), answer) for _ in range(count)), concurrency)
+    jobs = (Job.single(draw_ids(rng, prompt), answer) for _ in range(count))
+    return Case(name, tuple(fit(jobs, vocab_size)), concurrency)
+
+
+def _open(name: str, vocab_size: int, rng: random.Random) -> Case:
+    """Draws a prompt's length, its ids, the answer's length, and again; then every arrival.
+
+    This order is part of the case: figures of other servers were measured with it.
+    """
+    longest = POISSON.get(name, 1024)
+    turns = [
+        (draw_ids(rng, rng.randint(1, longest)), rng.randint(1, LONGEST_ANSWER)) for _ in range(OPEN_REQUESTS)
+    ]
+    rate = None if name == "inf1k" else POISSON_RATE
+    dues = poisson(rng, rate or float("inf"))
+    jobs = (Job.single(ids, answer, due) for (ids, answer), due in zip(turns, dues, strict=False))
+    return Case(name, tuple(fit(jobs, vocab_size)), OPEN_REQUESTS, rate)

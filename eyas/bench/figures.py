@@ -51,7 +51,9 @@ def _counts(run: Run, good: list[RequestRecord]) -> dict[str, Any]:
         "completed": len(good),
         "total_input_tokens": inputs,
         "total_input_text_tokens": inputs,
+        "total_input_vision_tokens": 0,
         "total_output_tokens": outputs,
+        "total_output_tokens_retokenized": None,
         "request_throughput": len(good) / run.seconds,
         "input_throughput": inputs / run.seconds,
         "output_throughput": outputs / run.seconds,
@@ -101,13 +103,22 @@ def _own(run: Run, good: list[RequestRecord], slo: Slo | None) -> dict[str, Any]
     }
     if slo is not None:
         met = sum(slo.met(record) for record in run.records)
-        out |= {"slo": str(slo), "goodput": met / run.seconds, "slo_attainment": met / len(run.records)}
+        out |= {
+            "slo": str(slo),
+            "goodput": met / run.seconds,
+            "slo_attainment": met / max(1, len(run.records)),
+        }
     names = dict.fromkeys(name for record in good for name in record.phases_ms)
     for name in names:
         times = [record.phases_ms[name] for record in good if name in record.phases_ms]
         out[f"mean_{name}_ms"], out[f"median_{name}_ms"] = float(np.mean(times)), float(np.median(times))
         out[f"p99_{name}_ms"] = float(np.percentile(times, 99))
     return out
+
+
+def without_details(line: dict[str, Any]) -> dict[str, Any]:
+    """`figures` with details, without them."""
+    return {name: value for name, value in line.items() if name not in _details([])}
 
 
 def _details(records: list[RequestRecord]) -> dict[str, Any]:

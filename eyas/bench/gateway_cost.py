@@ -18,9 +18,11 @@ from typing import Any
 import psutil
 from prometheus_client import CollectorRegistry
 
-from eyas.bench.cases import Case, Job
+from eyas.bench.asking import Target
+from eyas.bench.backends import COMPLETIONS, Asking
 from eyas.bench.http import Server
-from eyas.bench.load import Target, run_case
+from eyas.bench.jobs import Job
+from eyas.bench.runner import Load, run_load
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import DeadlineExceeded, EyasError
 from eyas.common.types import Entry, Finish, GenerationRequest, Role, WorkerInfo
@@ -90,7 +92,7 @@ async def measure_gateway() -> dict[str, Any]:
     try:
         server = Server(f"http://127.0.0.1:{port}")
         await _until_up(server, child)
-        target = Target(server, GatewayConfig.served_model)
+        target = Target(server, COMPLETIONS, Asking(GatewayConfig.served_model))
         process = psutil.Process(child.pid)
         await _cpu_s(process, target, LONG)  # warm-up
         short, long = await _cpu_s(process, target, SHORT), await _cpu_s(process, target, LONG)
@@ -106,11 +108,11 @@ async def measure_gateway() -> dict[str, Any]:
 
 async def _cpu_s(process: psutil.Process, target: Target, tokens: int) -> float:
     """The gateway's CPU seconds for REQUESTS answers of `tokens` tokens."""
-    case = Case(f"gateway-{tokens}", (Job(tuple(range(100, 164)), tokens),) * REQUESTS, CONCURRENCY)
+    load = Load((Job.single(tuple(range(100, 164)), tokens),) * REQUESTS, max_concurrency=CONCURRENCY)
     before = process.cpu_times()
-    result = await run_case(target, case)
+    run = await run_load(target, load, {}, lambda _: None)
     after = process.cpu_times()
-    if failed := [answer.error for answer in result.requests if answer.error]:
+    if failed := [record.error for record in run.records if record.error]:
         raise EyasError(f"the gateway failed {len(failed)} of {REQUESTS} requests: {failed[0]}")
     return float(after.user + after.system - before.user - before.system)
 

@@ -32,6 +32,8 @@ class RequestRecord:
     accepted: int = 0
     """Drafted tokens that were accepted, where the server's usage says so."""
     rejected: int = 0
+    verify_steps: int | None = None
+    """Forward passes that verified drafts; None: the server does not say."""
     phases_ms: dict[str, float] = field(default_factory=dict)
     """Times that the server itself reports, by name."""
     text: str = ""

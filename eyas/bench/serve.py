@@ -1,20 +1,135 @@
-"""`eyas bench serve`: loads a server and measures it."""
+"""`eyas bench serve`: loads a server, or a cluster that it starts itself, and measures it.
+
+It knows the command's flags, what is shown and written, and which ends are failures.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from eyas.common.errors import EyasError
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from eyas.bench.figures import figures, without_details
+from eyas.bench.http import Server
+from eyas.bench.measure import Measurement
+from eyas.bench.plan import Plan, add_plan, make_plan
+from eyas.bench.records import RequestRecord
+from eyas.bench.runner import OnRecord
+from eyas.bench.summary import summary, warnings
+from eyas.common.errors import ConfigError, EyasError
+from eyas.configuration import client_key, own_config
 from eyas.flags import add_engine, add_layout, add_server
+from eyas.worker.screen import run_on_screen
+from eyas.worker.serve import LocalCluster
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where results go. `details`: the line also has a list per request for each quantity."""
+
+    file: Path | None
+    details: bool
+    tag: str | None
+    plot: Path | None
+
+    def check(self) -> None:
+        """Raises ConfigError for a file that cannot be written, before anything is measured."""
+        for flag, path in (("output-file", self.file), ("plot", self.plot)):
+            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+                raise ConfigError(f"--{flag}: {path} cannot be written", param=flag)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `eyas bench serve`."""
     add_server(parser, url=None)
+    add_plan(parser)
+    add = parser.add_argument_group("results").add_argument
+    add("--output-file", type=Path, metavar="FILE", help="append one JSON line per run")
+    add("--output-details", action="store_true", help="the line also has every request")
+    add("--tag", metavar="TEXT", help="a name in the line")
+    add("--plot", type=Path, metavar="FILE", help="draw latencies and throughput (.svg, .png)")
     add_layout(parser)
     add_engine(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    raise EyasError("not there yet")
+    output = Output(args.output_file, args.output_details, args.tag, args.plot)
+    output.check()
+    plan = make_plan(args)
+    if args.url:
+        return int(uvloop.run(measure(Server(args.url, client_key(args)), plan, output)))
+
+    async def work(cluster: LocalCluster) -> int:
+        return await measure(Server(cluster.url), plan, output)
+
+    return run_on_screen(own_config(args), work, quiet=True)
+
+
+async def measure(server: Server, plan: Plan, output: Output) -> int:
+    """Measures a running server; prints and writes the result. Gives the exit code.
+
+    Raises EyasError if nothing answers or no request succeeds.
+    """
+    measurement = await Measurement.begin(plan, server)
+    if any(isinstance(turn.prompt, tuple) for job in plan.jobs for turn in job.turns):
+        print(f"token ids are below {measurement.vocab_size} ({measurement.vocab_from})")
+    with progress(sum(len(job.turns) for job in plan.jobs)) as on_record:
+        result = await measurement.run(on_record)
+    if not any(not record.error for record in result.records) and result.complete:
+        raise EyasError(f"none of {len(result.records)} requests succeeded: {result.records[0].error}")
+    line = {"tag": output.tag, **figures(result, plan.slo, details=True)}
+    print(summary(line))
+    for warning in warnings(result):
+        print(f"warning: {warning}", file=sys.stderr)
+    _write(line, output)
+    return _exit_code(line)
+
+
+@contextmanager
+def progress(total: int) -> Iterator[OnRecord]:
+    """A bar of `total` requests on a terminal's standard error; gives what moves it."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        failed = 0
+
+        def on_record(record: RequestRecord) -> None:
+            nonlocal failed
+            failed += bool(record.error)
+            bar.update(task, advance=1, description=f"{failed} failed" if failed else "")
+
+        yield on_record
+
+
+def _write(line: dict[str, Any], output: Output) -> None:
+    if output.file is not None:
+        kept = line if output.details else without_details(line)
+        with output.file.open("a") as file:
+            file.write(json.dumps(kept) + "\n")
+    if output.plot is not None:
+        from eyas.bench.plot import plot_runs
+
+        plot_runs([line], output.plot)
+
+
+def _exit_code(line: dict[str, Any]) -> int:
+    """130 if interrupted; 1, with a word why, if a request failed or none was good enough; else 0."""
+    if not line["complete"]:
+        return INTERRUPTED
+    if line["failed"]:
+        print(f"eyas: {line['failed']} requests failed: {line['first_error']}", file=sys.stderr)
+    if line.get("goodput") == 0.0:
+        print(f"eyas: --slo: no request was within {line['slo']}", file=sys.stderr)
+    return int(bool(line["failed"]) or line.get("goodput") == 0.0)

@@ -16,7 +16,6 @@ import httpx
 import pytest
 
 from eyas import cli
-from eyas.bench import run
 from eyas.client import Client
 from tests.e2e.served import Folders, Served, gone, make_folders, serving, wait_until
 
@@ -83,16 +82,19 @@ def test_bad_input_is_reported_by_field(split: Served) -> None:
     assert reply.json()["error"]["param"] == "temperature"
 
 
-def test_bench_measures_a_running_server(
-    split: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "WARM_UP", run.WARM_UP[:1])  # a random model's chats take a minute to end
+def test_bench_measures_a_running_server(split: Served, tmp_path: Path) -> None:
     out = tmp_path / "figures.jsonl"
-    assert cli.main(["bench", "--url", split.url, "--both", f"--out={out}", "2x16x12x4"]) == 0
+    few = ["--num-prompts=4", "--random-input-len=16", "--random-output-len=12", "--random-range-ratio=1"]
+    command = ["bench", "serve", "--url", split.url, *few, "--max-concurrency=2", f"--output-file={out}"]
+    assert cli.main(command) == 0
+    assert cli.main([*command, "--backend=sglang", '--extra-request-body={"speculative": false}']) == 0
     drafted, plain = (json.loads(line) for line in out.read_text().splitlines())
-    assert (drafted["ok"], drafted["failed"], plain["ok"], plain["failed"]) == (4, 0, 4, 0)
-    assert drafted["out_tok_s"] > 0 and drafted["ttft_ms_p50"] > 0
-    assert plain["acceptance_length"] is None
+    for line in (drafted, plain):
+        assert (line["completed"], line["failed"], line["total_input_tokens"]) == (4, 0, 64)
+        assert line["total_output_tokens"] == 48 and line["median_tpot_ms"] > 0
+        assert 0 < line["median_server_first_token_ms"] < line["p99_ttft_ms"]
+    assert drafted["accept_length"] >= 1 and drafted["accepted_tokens"] + drafted["rejected_tokens"] > 0
+    assert plain["accepted_tokens"] == plain["rejected_tokens"] == 0 and plain["accept_length"] is None
 
 
 def test_a_killed_worker_comes_back(split: Served) -> None:

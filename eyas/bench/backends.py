@@ -1,0 +1,229 @@
+"""How a server is asked, and what its events say: OpenAI's completions and chats, and SGLang's /generate.
+
+It knows paths, request bodies and event objects, by the names that SGLang's `bench_serving` gives them. It
+refuses to know sockets and clocks. msgspec decodes, because this runs per event of every stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from eyas.bench.jobs import Job, Prompt
+from eyas.common.errors import ConfigError, EyasError
+
+Message = Mapping[str, str]
+SHOWN = 200  # bytes of a malformed event that its error quotes
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What every request of a run says. `extra` is merged last, over everything else."""
+
+    model: str
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    timings: bool = False
+    """Asks where the time went, an extension of Eyas's."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Told(msgspec.Struct):
+    """What one event says. A count of None: the event does not say."""
+
+    text: str = ""
+    """New text, or all so far where `Backend.cumulative`."""
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    """Output tokens so far."""
+    accepted: int | None = None
+    rejected: int | None = None
+    verify_steps: int | None = None
+    timings: dict[str, Any] | None = None
+
+
+Question = Prompt | Sequence[Message]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to ask. `chats`: it takes messages. `cumulative`: every event has all text so far."""
+
+    path: str
+    body: Callable[[Asking, Job, Question, int], dict[str, Any]]
+    """Of the run's asking, the job, the prompt or messages, and the most tokens of the answer."""
+    read: Callable[[bytes], Told]
+    """Raises EyasError for an event that is an error or is malformed."""
+    chats: bool = False
+    cumulative: bool = False
+
+
+# --- OpenAI ------------------------------------------------------------------------------------------------
+
+
+class _Details(msgspec.Struct):
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    completion_tokens_details: _Details | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+
+
+class _OpenAiEvent(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    timings: dict[str, Any] | None = None
+    error: Any = None
+
+
+_read_openai = msgspec.json.Decoder(_OpenAiEvent).decode
+
+
+def _openai(data: bytes) -> Told:
+    event = _decoded(_read_openai, data)
+    told = Told(timings=event.timings)
+    if event.choices:
+        choice = event.choices[0]
+        if choice.delta is not None:  # a model's reasoning counts as its text
+            told.text = (choice.delta.reasoning_content or "") + (choice.delta.content or "")
+        else:
+            told.text = choice.text or ""
+    if (usage := event.usage) is not None:
+        told.prompt_tokens, told.output_tokens = usage.prompt_tokens, usage.completion_tokens
+        if (details := usage.completion_tokens_details) is not None:
+            told.accepted = details.accepted_prediction_tokens
+            told.rejected = details.rejected_prediction_tokens
+    if event.timings:
+        told.verify_steps = event.timings.get("verify_steps")
+    return told
+
+
+def _openai_body(asking: Asking, job: Job, max_tokens: int) -> dict[str, Any]:
+    body = {
+        "model": asking.model,
+        "max_tokens": max_tokens,
+        "temperature": asking.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if asking.timings:
+        body["timings"] = True
+    if asking.ignore_eos and not job.may_stop:
+        body["ignore_eos"] = True
+    if job.schema is not None:
+        schema = {"name": "answer", "schema": job.schema, "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return body
+
+
+def _completion(asking: Asking, job: Job, question: Question, max_tokens: int) -> dict[str, Any]:
+    return {**_openai_body(asking, job, max_tokens), "prompt": question, **asking.extra}
+
+
+def _chat(asking: Asking, job: Job, question: Question, max_tokens: int) -> dict[str, Any]:
+    return {**_openai_body(asking, job, max_tokens), "messages": question, **asking.extra}
+
+
+# --- SGLang ------------------------------------------------------------------------------------------------
+
+
+class _Meta(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    spec_accept_token_num: int | None = None
+    spec_draft_token_num: int | None = None
+    spec_verify_ct: int | None = None
+    timings: dict[str, Any] | None = None
+
+
+class _GenerateEvent(msgspec.Struct):
+    text: str = ""
+    meta_info: _Meta = msgspec.field(default_factory=_Meta)
+    error: Any = None
+
+
+Event = TypeVar("Event", _OpenAiEvent, _GenerateEvent)
+_read_generate = msgspec.json.Decoder(_GenerateEvent).decode
+
+
+def _generate(data: bytes) -> Told:
+    event = _decoded(_read_generate, data)
+    meta = event.meta_info
+    told = Told(event.text, meta.prompt_tokens, meta.completion_tokens, meta.spec_accept_token_num)
+    if meta.spec_draft_token_num is not None:
+        told.rejected = meta.spec_draft_token_num - (meta.spec_accept_token_num or 0)
+    told.verify_steps, told.timings = meta.spec_verify_ct, meta.timings
+    if meta.timings:
+        told.verify_steps = meta.timings.get("verify_steps")
+    return told
+
+
+def _generate_body(asking: Asking, job: Job, question: Question, max_tokens: int) -> dict[str, Any]:
+    sampling: dict[str, Any] = {
+        "temperature": asking.temperature,
+        "max_new_tokens": max_tokens,
+        "ignore_eos": asking.ignore_eos and not job.may_stop,
+    }
+    if job.schema is not None:
+        sampling["json_schema"] = msgspec.json.encode(job.schema).decode()
+    body = {"sampling_params": sampling, "stream": True}
+    if asking.timings:
+        body["timings"] = True
+    return {"text" if isinstance(question, str) else "input_ids": question, **body, **asking.extra}
+
+
+# --- both --------------------------------------------------------------------------------------------------
+
+
+def _decoded(decode: Callable[[bytes], Event], data: bytes) -> Event:
+    """The event. Raises EyasError if it is malformed or is an error."""
+    try:
+        event = decode(data)
+    except msgspec.DecodeError as error:
+        shown = data[:SHOWN].decode(errors="replace")
+        raise EyasError(f"an event is malformed ({error}): {shown}") from error
+    if event.error is not None:
+        raise EyasError(f"the server broke off: {event.error}")
+    return event
+
+
+COMPLETIONS = Backend("/v1/completions", _completion, _openai)
+CHATS = Backend("/v1/chat/completions", _chat, _openai, chats=True)
+GENERATE = Backend("/generate", _generate_body, _generate, cumulative=True)
+BACKENDS = {
+    "sglang": GENERATE,
+    "sglang-oai": COMPLETIONS,
+    "sglang-oai-chat": CHATS,
+    "vllm": COMPLETIONS,
+    "vllm-chat": CHATS,
+}
+
+
+def backend_for(jobs: Sequence[Job]) -> str:
+    """The name of the backend that suits these jobs: completions for token ids, chats for texts."""
+    return "sglang-oai" if isinstance(jobs[0].turns[0].prompt, tuple) else "sglang-oai-chat"
+
+
+def check(name: str, jobs: Sequence[Job]) -> None:
+    """Raises ConfigError if a backend cannot ask for these jobs."""
+    ids = any(isinstance(turn.prompt, tuple) for job in jobs for turn in job.turns)
+    if BACKENDS[name].chats and ids:
+        raise ConfigError(f"--backend: {name} takes texts, and these prompts are token ids", param="backend")
+    if not BACKENDS[name].chats and any(len(job.turns) > 1 for job in jobs):
+        raise ConfigError(f"--backend: {name} has no conversations; sglang-oai-chat has", param="backend")

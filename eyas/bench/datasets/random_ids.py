@@ -1,0 +1,17 @@
+"""Prompts of random token ids, with lengths as SGLang's `random` draws them. It knows no server."""
+
+from __future__ import annotations
+
+from eyas.bench.datasets.draw import Draw
+from eyas.bench.jobs import Job, draw_ids, draw_lengths, generator
+
+COUNT = 100
+
+
+def jobs(draw: Draw) -> list[Job]:
+    """`draw.count` jobs; lengths are uniform from max(1, length * ratio) to length."""
+    count = draw.count or COUNT
+    inputs = draw_lengths(generator(draw.seed, "input lengths"), draw.input_len, draw.range_ratio, count)
+    outputs = draw_lengths(generator(draw.seed, "output lengths"), draw.output_len, draw.range_ratio, count)
+    ids = generator(draw.seed, "token ids")
+    return [Job.single(draw_ids(ids, length), answer) for length, answer in zip(inputs, outputs, strict=True)]

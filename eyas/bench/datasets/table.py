@@ -1,0 +1,27 @@
+"""The datasets by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from eyas.bench.datasets import multi_turn, random_ids, schema, sharegpt, trace
+from eyas.bench.datasets.draw import Draw
+from eyas.bench.jobs import Job
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What it is, in a few words, and the function that gives its jobs."""
+
+    text: str
+    jobs: Callable[[Draw], list[Job]]
+
+
+DATASETS = {
+    "random": Dataset("token ids, lengths drawn", random_ids.jobs),
+    "sharegpt": Dataset("first turns of a ShareGPT file", sharegpt.jobs),
+    "multi-turn": Dataset("conversations: invented, or of a ShareGPT file", multi_turn.jobs),
+    "trace": Dataset("a file in Mooncake's format, at its own times", trace.jobs),
+    "schema": Dataset("JSON schemas: built-in, or of a file", schema.jobs),
+}

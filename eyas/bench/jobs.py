@@ -1,0 +1,92 @@
+"""What is sent in one run: prompts, lengths, and when each job starts.
+
+Pure values from a seed, so that two servers are measured with the same jobs: what is drawn never depends on a
+vocabulary or a server. It knows no dataset and no server.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FIRST_PLAIN_ID = 10  # ids below it are special in most vocabularies
+DRAWN_IDS = 128000  # ids are drawn below it and mapped into the vocabulary
+
+Prompt = tuple[int, ...] | str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request of a job: token ids or a text, and the most tokens of its answer."""
+
+    prompt: Prompt
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request, or a conversation whose next turn waits for the answer to the one before.
+
+    `due_s`: when it starts, in seconds since the run's zero; None: as the load's arrivals say. `may_stop`:
+    answers may end before `max_tokens`. `schema`: a JSON schema that answers must follow.
+    """
+
+    turns: tuple[Turn, ...]
+    due_s: float | None = None
+    may_stop: bool = False
+    schema: Mapping[str, Any] | None = None
+
+    @classmethod
+    def single(cls, prompt: Prompt, max_tokens: int, due_s: float | None = None) -> Job:
+        """A job of one request."""
+        return cls((Turn(prompt, max_tokens),), due_s)
+
+
+def generator(seed: int, what: str) -> random.Random:
+    """A generator of its own for each thing that is drawn, so that none shifts another."""
+    return random.Random(f"{what} {seed}")
+
+
+def draw_ids(rng: random.Random, count: int) -> tuple[int, ...]:
+    """Token ids below DRAWN_IDS, of no vocabulary yet."""
+    return tuple(rng.randrange(FIRST_PLAIN_ID, DRAWN_IDS) for _ in range(count))
+
+
+def fit(jobs: Iterable[Job], vocab_size: int) -> list[Job]:
+    """The same jobs with token ids of a vocabulary that has `vocab_size` of them."""
+    plain = vocab_size - FIRST_PLAIN_ID
+    table = [FIRST_PLAIN_ID + (id - FIRST_PLAIN_ID) % plain for id in range(DRAWN_IDS)]
+
+    def fitted(turn: Turn) -> Turn:
+        if isinstance(turn.prompt, str):
+            return turn
+        return dataclasses.replace(turn, prompt=tuple(table[id] for id in turn.prompt))
+
+    return [dataclasses.replace(job, turns=tuple(map(fitted, job.turns))) for job in jobs]
+
+
+def draw_lengths(rng: random.Random, longest: int, ratio: float, count: int) -> list[int]:
+    """Whole numbers, each as likely as any other from `longest` * `ratio` (at least 1) to `longest`."""
+    return [rng.randint(max(1, int(longest * ratio)), longest) for _ in range(count)]
+
+
+def poisson(rng: random.Random, rate: float) -> Iterator[float]:
+    """Endless arrival times in seconds, from 0 on; `rate` per second, or infinite: all at 0."""
+    due_s = 0.0
+    while True:
+        yield due_s
+        due_s += rng.expovariate(rate) if rate != float("inf") else 0.0
+
+
+def arrivals(jobs: Sequence[Job], rate: float, seed: int) -> list[float]:
+    """When each job is due, in seconds since the run's zero: as it says itself, else Poisson by `rate`."""
+    drawn = poisson(generator(seed, "arrivals"), rate)
+    return [due if job.due_s is None else job.due_s for job, due in zip(jobs, drawn, strict=False)]
+
+
+def unlike(prompt: Prompt) -> Prompt:
+    """A prompt of the same length without a common prefix, for warm-up: no prefix cache learns the first."""
+    return prompt[::-1] if isinstance(prompt, tuple) else " ".join(reversed(prompt.split()))

@@ -1,0 +1,125 @@
+"""Makes a running server ready for a plan, and measures it.
+
+It knows what a server is asked before and after a run (its model, its vocabulary, what it says of itself). It
+refuses to know flags and screens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eyas.bench.asking import Target
+from eyas.bench.backends import BACKENDS, Asking
+from eyas.bench.http import Server
+from eyas.bench.jobs import Job, Turn, fit, unlike
+from eyas.bench.plan import Plan
+from eyas.bench.records import RequestRecord, Run
+from eyas.bench.runner import Load, OnRecord, run_load
+from eyas.common.errors import EyasError
+
+SAFE_VOCABULARY = 4096  # where the server does not say: every model of today has more
+WARMUP_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a server says of itself; None: it does not."""
+
+    model: str | None
+    vocab_size: int | None
+    tells_timings: bool
+
+
+async def look(server: Server) -> Facts:
+    """Asks a server about itself. Raises Unavailable if nothing answers, Unauthorized for a wrong key."""
+    models = await server.get_json("/v1/models")
+    info = await server.get_json("/get_model_info")
+    listed = models.get("data") if isinstance(models, dict) else None
+    size = info.get("vocab_size") if isinstance(info, dict) else None
+    return Facts(
+        model=str(listed[0]["id"]) if listed else None,
+        vocab_size=size if isinstance(size, int) else None,
+        tells_timings=await server.get_json("/cluster") is not None,  # a route of Eyas's own
+    )
+
+
+class Measurement:
+    """A plan on a server that has answered its warm-up: `run` may be called again and again."""
+
+    def __init__(self, plan: Plan, server: Server, facts: Facts) -> None:
+        self._plan = plan
+        self._server = server
+        self.vocab_size = plan.vocab_size or facts.vocab_size or SAFE_VOCABULARY
+        self.vocab_from = _said_by(plan, facts)
+        self._jobs = fit(plan.jobs, self.vocab_size)
+        model = plan.model or facts.model or "default"
+        asking = Asking(
+            model, plan.temperature, plan.ignore_eos, timings=facts.tells_timings, extra=plan.extra
+        )
+        self._target = Target(server, BACKENDS[plan.backend], asking)
+
+    @classmethod
+    async def begin(cls, plan: Plan, server: Server) -> Measurement:
+        """Looks at the server and warms it up. Raises EyasError if nothing answers."""
+        made = cls(plan, server, await look(server))
+        await made._warm_up()
+        return made
+
+    async def run(self, on_record: OnRecord, rate: float | None = None) -> Run:
+        """One run. `rate`: instead of the plan's. Raises nothing for failed requests."""
+        plan = self._plan
+        if rate is not None:
+            plan = dataclasses.replace(plan, rate=rate)
+        load = Load(self._jobs, plan.rate, plan.max_concurrency, plan.draw.seed)
+        settings = {
+            **plan.settings(),
+            "model": self._target.asking.model,
+            "vocab_size": self.vocab_size,
+            "url": self._server.url,
+        }
+        run = await run_load(self._target, load, settings, on_record)
+        await self._ask_afterwards(run)
+        return run
+
+    async def _warm_up(self) -> None:
+        first = self._jobs[0].turns[0]
+        turn = Turn(unlike(first.prompt), min(first.max_tokens, WARMUP_TOKENS))
+        load = Load([Job((turn,))] * self._plan.warmup, max_concurrency=self._plan.max_concurrency)
+        run = await run_load(self._target, load, {}, lambda _: None)
+        if not run.complete:
+            raise asyncio.CancelledError
+        if run.records and all(record.error for record in run.records):
+            raise EyasError(f"no warm-up request succeeded: {run.records[0].error}")
+
+    async def _ask_afterwards(self, run: Run) -> None:
+        """Adds what the server says of itself, and the acceptance length."""
+        try:
+            info = await self._server.get_json("/server_info")
+        except EyasError:  # it may have died in the middle: the records say so
+            info = None
+        run.server_info = info if isinstance(info, dict) else None
+        run.accept_length = acceptance_length(run.records, info)
+
+
+def acceptance_length(records: Sequence[RequestRecord], server_info: Any) -> float | None:
+    """Tokens per verify step, its own included; None without such steps.
+
+    Where requests do not tell their steps, it is what SGLang's server tells of all since its start.
+    """
+    told = [record for record in records if not record.error and record.verify_steps is not None]
+    if told:
+        steps = sum(record.verify_steps or 0 for record in told)
+        return 1 + sum(record.accepted for record in told) / steps if steps else None
+    states = server_info.get("internal_states") if isinstance(server_info, dict) else None
+    length = states[0].get("avg_spec_accept_length") if states else None
+    return float(length) if isinstance(length, int | float) else None
+
+
+def _said_by(plan: Plan, facts: Facts) -> str:
+    if plan.vocab_size:
+        return "--vocab-size"
+    return "its vocabulary" if facts.vocab_size else "a guess: the server does not say; see --vocab-size"
