@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from eyas.bench.kernels.attention import ancestors
 from eyas.engine.kernels.attend import Launch, Queries
 from eyas.engine.kernels.paged import PagedKv
 
@@ -139,14 +139,11 @@ class Pool:
 def queries_of(case: Case, first_slot: int) -> Queries:
     """A tree is binary, its nodes in order of depth."""
     batch = len(case.lengths)
-    ancestors = [1]
-    for node in range(1, case.width):
-        ancestors.append(ancestors[(node - 1) // 2] | 1 << node)
     return Queries(
         slots=torch.arange(batch, dtype=torch.int32, device="cuda") + first_slot,
         starts=torch.tensor(case.lengths, dtype=torch.int32, device="cuda"),
         width=case.width,
-        mask=torch.tensor([ancestors] * batch, device="cuda") if case.tree else None,
+        mask=torch.tensor([ancestors(case.width)] * batch, device="cuda") if case.tree else None,
     )
 
 
@@ -163,24 +160,3 @@ def seen_by(case: Case, sequence: int) -> torch.Tensor:
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.float() - expected).norm() / expected.norm())
-
-
-def microseconds(calls: Sequence[Call], replays: int = 5) -> float:
-    """Of one of the calls, by the median time of all of them, one after another, as one CUDA graph."""
-    calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(torch.cuda.Stream()):  # torch.cuda.graph would collect garbage every time
-        graph.capture_begin()
-        for call in calls:
-            call()
-        graph.capture_end()
-    times = []
-    for _ in range(replays + 2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times[2:]) * 1e3 / len(calls)

@@ -6,7 +6,6 @@ as many copies as L2 cannot hold, so that every weight comes from memory.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from eyas.bench.kernels.timing import graph_us
 from eyas.engine.kernels import skinny
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS = 4096, 14336, 32, 8, 128, 32
@@ -179,21 +179,6 @@ class Chain:
                 torch.mm(self._rows.x[p.k], self._layers[p.name][i].t())
 
 
-def milliseconds(calls: Sequence[Call], replays: int = 9) -> float:
+def milliseconds(calls: Sequence[Call]) -> float:
     """Median time of the calls, one after another, as one CUDA graph."""
-    for call in calls[:1]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(replays + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times[2:])
+    return graph_us(calls) * len(calls) / 1e3

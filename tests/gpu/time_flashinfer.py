@@ -1,4 +1,4 @@
-"""flashinfer on one GPU: seconds to compile from nothing, prompt attention checked and timed, decode's times.
+"""flashinfer on one GPU: seconds to compile from nothing, prompt attention checked, decode's times.
 
     python -m tests.gpu.time_flashinfer --out DIR
 
@@ -15,22 +15,21 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eyas.bench.kernels.timing import graph_us
 from eyas.engine.batch.spans import Span
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import PoolShape
 
 if TYPE_CHECKING:
-    from eyas.engine.attention.flashinfer_backend import Fa3Build, PrefillAttention
+    from eyas.engine.attention.flashinfer_backend import Fa3Build
 
 HEADS, KV_HEADS, DIM, PAGE, DTYPE = 32, 8, 128, 16, torch.bfloat16
 MIXED = [[(0, 37), (1000, 128), (16, 1), (4096, 512), (0, 300), (63, 65)], [(5, 900), (0, 16), (8191, 2)]]
-PREFILLS = [(0, 8192), (6144, 2048), (2048, 512), (512, 256)]  # (rows below, queries)
 DECODES = [(1, 1024, 32), (8, 8192, 8), (32, 1024, 8), (128, 4096, 4)]  # batch, rows, layers of the pool
 WORKSPACE_BYTES = 128 << 20
 
@@ -46,7 +45,6 @@ def main() -> None:
         decode_build = threading.Thread(target=_compile_decode, args=(figures,))
         decode_build.start()
         _check(build)
-        _time_prefill(build, figures)
         decode_build.join()
         _time_decode(figures)
     out.mkdir(parents=True, exist_ok=True)
@@ -130,41 +128,6 @@ def _plain(span: Span, q: torch.Tensor, layer: torch.Tensor) -> torch.Tensor:
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
 
 
-def _time_prefill(build: Fa3Build, figures: dict[str, Any]) -> None:
-    from eyas.engine.attention.flashinfer_backend import PrefillAttention
-
-    shape = PoolShape(KvFormat(8, KV_HEADS, DIM), 1024, PAGE, DTYPE, "cuda")
-    pool = torch.randn(shape.sizes, device="cuda", dtype=DTYPE)
-    attention = PrefillAttention(HEADS, shape, DIM**-0.5, build)
-    for start, count in PREFILLS:
-        q = torch.randn(count, HEADS, DIM, device="cuda", dtype=DTYPE)
-        began = time.perf_counter()
-        attention.plan(_spans([(start, count)], shape.pages))
-        plan_us = 1e6 * (time.perf_counter() - began)
-        run_us, host_us = _eager_us(attention, q, pool)
-        flops = 4 * HEADS * DIM * sum(range(start + 1, start + count + 1))
-        what = {"us": run_us, "tflops": flops / run_us / 1e6, "plan_us": plan_us, "host_us_a_run": host_us}
-        _tell(figures, f"prefill_{count}_after_{start}", what)
-
-
-def _eager_us(attention: PrefillAttention, q: torch.Tensor, pool: torch.Tensor) -> tuple[float, float]:
-    """(on the device, on the host) microseconds a layer, the launches queued behind each other."""
-    out, layers = torch.empty_like(q), list(pool.unbind(1))
-    attention.run(q, layers[0], out)
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    torch.cuda._sleep(20_000_000)  # about 10 ms: the host is ahead of the device from the first launch on
-    begin.record()
-    began = time.perf_counter()
-    for layer in layers * 3:
-        attention.run(q, layer, out)
-    host = time.perf_counter() - began
-    end.record()
-    torch.cuda.synchronize()
-    runs = 3 * len(layers)
-    return 1e3 * begin.elapsed_time(end) / runs, 1e6 * host / runs
-
-
 # --- decode ----------------------------------------------------------------------------------------------
 
 
@@ -182,7 +145,7 @@ def _decode_us(batch: int, pages_each: int, layers: int) -> float:
     wrapper = _decode_plan(batch, pages_each)
     q = torch.randn(batch, HEADS, DIM, device="cuda", dtype=DTYPE)
     out = torch.empty_like(q)
-    return _graph_us(lambda i: wrapper.run(q, pool[:, i], out=out), layers)
+    return graph_us([lambda i=i: wrapper.run(q, pool[:, i], out=out) for i in range(layers)])
 
 
 def _decode_plan(batch: int, pages_each: int) -> Any:
@@ -203,29 +166,6 @@ def _decode_plan(batch: int, pages_each: int) -> Any:
     )
     wrapper.plan(ints(first_page).cpu(), pages, last.cpu(), HEADS, KV_HEADS, DIM, PAGE, q_data_type=DTYPE)
     return wrapper
-
-
-def _graph_us(run: Callable[[int], None], layers: int) -> float:
-    """Microseconds a call, in a graph of one call for each layer."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for i in range(layers):
-            run(i)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for i in range(layers):
-            run(i)
-    graph.replay()
-    times = []
-    for _ in range(10):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(1e3 * begin.elapsed_time(end) / layers)
-    return sorted(times)[len(times) // 2]
 
 
 def _tell(figures: dict[str, Any], name: str, value: Any) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from eyas.bench.kernels.timing import graph_us
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.kernels.paths import PathRows, compact, gather_path
@@ -104,21 +104,7 @@ def new_rows(size: int, width: int) -> RoundRows:
 
 def microseconds(call: Call) -> float:
     """Of one `call`, the median over replays of a graph of many."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(LAUNCHES):
-            call()
-    times = []
-    for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / LAUNCHES)
-    return statistics.median(times)
+    return graph_us([call] * LAUNCHES, REPLAYS)
 
 
 def timed(size: int, width: int) -> dict[str, float]:

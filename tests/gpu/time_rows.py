@@ -1,4 +1,4 @@
-"""Sampling and the row kernels on a GPU: do they agree with their specifications, and what does each cost?
+"""Sampling and the row kernels on a GPU: do they do as specified, and what do the latter cost?
 
     python -m tests.gpu.time_rows --out DIR
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
+from eyas.bench.kernels.timing import graph_us
 from eyas.common.params import SamplingParams
 from eyas.engine.kernels import rows, sample
 from eyas.engine.kernels.skinny import KvRows, Rotation
@@ -102,16 +102,8 @@ def agreement() -> Iterator[str]:
     yield f"add_norm: the sum is torch's: {torch.equal(total, residual)}; largest difference {error:.1e}"
 
 
-def sampling_times() -> Iterator[tuple[str, float, int]]:
-    """(what, microseconds, least bytes)."""
-    for n in (1, 8, 32, 64):
-        for name, (params, scale) in WAYS.items():
-            job = Sampling([params] * n, VOCAB, scale)
-            for pdl in (False, True):
-                told = f"choose {n} x {VOCAB}, {name}{', overlapped' if pdl else ''}"
-                yield told, microseconds(lambda job=job, pdl=pdl: job.choose(pdl)), job.logits.nbytes
-        logits = job.logits
-        yield f"torch.argmax {n} x {VOCAB}", microseconds(lambda x=logits: x.argmax(-1)), logits.nbytes
+def drafting_times() -> Iterator[tuple[str, float, int]]:
+    """(what, microseconds, least bytes). Of the target's rows `eyas bench kernels sampling` tells."""
     token_map = torch.arange(DRAFT_VOCAB, device="cuda") * 4
     for n in (1, 8, 32):
         for name in ("greedy", "temperature"):
@@ -150,21 +142,7 @@ def row_times() -> Iterator[tuple[str, float, int]]:
 
 def microseconds(call: Call) -> float:
     """Of one `call`, the median over replays of a graph of many."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(LAUNCHES):
-            call()
-    times = []
-    for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / LAUNCHES)
-    return statistics.median(times)
+    return graph_us([call] * LAUNCHES, REPLAYS)
 
 
 def main() -> None:
@@ -176,7 +154,7 @@ def main() -> None:
     began, found = time.monotonic(), {}
     for line in agreement():
         print(f"{time.monotonic() - began:5.1f} s  {line}", flush=True)
-    for times in (row_times(), sampling_times()):
+    for times in (row_times(), drafting_times()):
         for name, us, least in times:
             found[name] = {"us": us, "gb_per_s": least / us / 1e3}
             print(f"{name:60s} {us:8.2f} us {least / us / 1e3:7.0f} GB/s", flush=True)

@@ -1,0 +1,89 @@
+"""What this machine can do at best, measured here: plain copies and one large product.
+
+A call's floor is the time that its bytes take at the speed of a copy, or its operations at the speed of the
+product, whichever is longer. It is not a theoretical limit: a kernel that only reads may be a little faster
+than a copy, which reads and writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+
+from eyas.bench.kernels.case import CACHES, Setting, Work
+from eyas.bench.kernels.timing import graph_us, host_us
+
+SIDE_GPU, SIDE_CPU = 8192, 1024  # of the square product
+COPY_BYTES_GPU = 1 << 30
+
+
+@dataclass(frozen=True)
+class Floors:
+    """`bandwidth`: bytes per second by road ("memory" and "host": read and written together). `flops`: per
+    second, in products of the setting's dtype.
+    """
+
+    bandwidth: dict[str, float]
+    flops: float
+
+    @classmethod
+    def measure(cls, setting: Setting) -> Self:
+        """Takes about a second."""
+        host = _host_copy(setting)
+        if setting.device == "cpu":
+            return cls({"memory": host, "host": host}, _product(setting, SIDE_CPU))
+        there = torch.empty(COPY_BYTES_GPU, dtype=torch.uint8, device=setting.device)
+        other = torch.empty_like(there)
+        memory = 2 * there.nbytes / graph_us([lambda: other.copy_(there)] * 4) * 1e6
+        pinned = torch.empty(there.nbytes // 4, dtype=torch.uint8, pin_memory=True)
+        part = there[: pinned.nbytes]
+        return cls(
+            {
+                "memory": memory,
+                "host": host,
+                "to host": _crossing(part, pinned),
+                "to device": _crossing(pinned, part),
+            },
+            _product(setting, SIDE_GPU),
+        )
+
+    def us(self, work: Work) -> float:
+        """Microseconds that one call takes at least."""
+        return 1e6 * max(work.nbytes / self.bandwidth[work.road], work.flops / self.flops)
+
+    def bound(self, work: Work) -> str:
+        """What the floor is made of: "bytes" or "flops"."""
+        return "bytes" if work.nbytes / self.bandwidth[work.road] >= work.flops / self.flops else "flops"
+
+    def __str__(self) -> str:
+        roads = ", ".join(f"{road} {speed / 1e9:,.1f} GB/s" for road, speed in self.bandwidth.items())
+        return f"copies: {roads}; products: {self.flops / 1e12:,.3g} TFLOP/s"
+
+
+def _host_copy(setting: Setting) -> float:
+    """Bytes read and written per second by one thread, between buffers that no cache holds."""
+    size = CACHES * setting.cache if setting.device == "cpu" else 256 << 20
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    return 2 * size / host_us([lambda: np.copyto(target, source)]) * 1e6
+
+
+def _crossing(source: torch.Tensor, target: torch.Tensor) -> float:
+    def copy() -> None:
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+
+    return source.nbytes / host_us([copy]) * 1e6
+
+
+def _product(setting: Setting, side: int) -> float:
+    a, b = setting.normal(side, side), setting.normal(side, side)
+    out = torch.empty_like(a)
+
+    def multiply() -> None:
+        torch.mm(a, b, out=out)
+
+    us = host_us([multiply]) if setting.device == "cpu" else graph_us([multiply] * 4)
+    return 2 * side**3 / us * 1e6

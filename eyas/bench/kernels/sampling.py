@@ -1,0 +1,65 @@
+"""Cases of sampling: a token for each of a step's rows of logits, by the usual parameters.
+
+Logits are peaked (a standard deviation of 4), so that a nucleus holds tens of ids. In a step they come from
+the output head and may still be in a cache; here every call has rows of its own, which come from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import msgspec
+import torch
+
+from eyas.bench.kernels.case import Call, Case, Setting, Work
+from eyas.common.params import SamplingParams
+from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.kernels import sample
+from eyas.engine.sampling import sampler
+
+ROWS = (1, 8, 32)
+PEAKED = 4.0
+WAYS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "temperature 1": SamplingParams(seed=1),
+    "top_p 0.95": SamplingParams(seed=1, top_p=0.95),
+    "top_k 20, top_p 0.95": SamplingParams(seed=1, top_k=20, top_p=0.95),
+}
+FIELDS = ("temperature", "top_p", "min_p", "top_k", "seed")
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    """Every way by rows."""
+    for count in ROWS:
+        for name, params in WAYS.items():
+            told = f"{name}, {count} x {setting.model.vocab_size}"
+            yield Case(told, partial(_work, setting, params, count))
+
+
+def _work(setting: Setting, params: SamplingParams, count: int) -> Work:
+    size = (count, setting.model.vocab_size)
+    nbytes = 4 * size[0] * size[1]
+    logits = [setting.normal(*size, dtype=torch.float32).mul_(PEAKED) for _ in range(setting.calls(nbytes))]
+    calls = _choose(setting, params, logits) if setting.fast else _sample(params, logits)
+    return Work(calls, nbytes, clock=setting.clock)
+
+
+def _sample(params: SamplingParams, logits: list[torch.Tensor]) -> list[Call]:
+    rows = [
+        sampler.Row(msgspec.structs.replace(params, seed=params.seed + i), 0, 100 + i, (), (), ())
+        for i in range(logits[0].shape[0])
+    ]
+    return [partial(sampler.sample, some, rows) for some in logits]
+
+
+def _choose(setting: Setting, params: SamplingParams, logits: list[torch.Tensor]) -> list[Call]:
+    count = logits[0].shape[0]
+    tables = Tables(TableSizes(count + 1, 1), setting.device)
+    for name in FIELDS:
+        getattr(tables, name).fill_(getattr(params, name) or 0)
+    tables.seed += torch.arange(count + 1, device=setting.device)
+    slots = torch.arange(count, dtype=torch.int32, device=setting.device)
+    rows = sample.SampledRows(slots, slots + 100)
+    out = torch.empty(count, dtype=torch.int32, device=setting.device)
+    return [partial(sample.choose, some, rows, tables, out, setting.pdl) for some in logits]
