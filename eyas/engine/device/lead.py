@@ -140,4 +140,4 @@ class Watched:
 
     def query(self) -> bool:
         """Has the device passed it? A follower that has ended is noticed by `synchronize`."""
-        return self._event.query()
+        return bool(self._event.query())
