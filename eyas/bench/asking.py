@@ -94,14 +94,19 @@ class Reading:
             record.phases_ms = phases(told.timings)
 
     def close(self, prompt_tokens: int, max_tokens: int) -> None:
-        """Completes the record. A server that tells no usage is taken to have answered `max_tokens`."""
+        """Completes the record. A server that tells no usage is taken to have answered `max_tokens`.
+
+        Tokens may have no text (special ones, parts of characters): they are seen when the answer ends.
+        """
         record = self.record
         record.text = "".join(self._parts)
         record.prompt_tokens = record.prompt_tokens or prompt_tokens
         if record.ttft_s:
             record.output_tokens = record.output_tokens or max_tokens
+        elif record.output_tokens:
+            record.ttft_s = record.latency_s
         elif not record.error:
-            record.error = "no text came"
+            record.error = "no token came"
 
 
 def phases(timings: Mapping[str, Any]) -> dict[str, float]:

@@ -24,7 +24,7 @@ class RequestRecord:
     waited_s: float = 0.0
     """From when it was due until it was sent: the client's own waiting."""
     ttft_s: float = 0.0
-    """From sending to the first chunk that has text."""
+    """From sending to the first chunk that has text; to the end, if none has."""
     latency_s: float = 0.0
     """From sending to the last line of the answer."""
     itls_s: list[float] = field(default_factory=list)

@@ -142,10 +142,14 @@ def test_a_server_without_usage_is_taken_at_its_length() -> None:
     assert read(COMPLETIONS, (0.1, text("x")), max_tokens=12).output_tokens == 12
 
 
-def test_an_answer_without_text_is_a_failure() -> None:
-    assert (
-        read(COMPLETIONS, (0.1, {"choices": [], "usage": {"completion_tokens": 4}})).error == "no text came"
-    )
+def test_tokens_without_a_text_are_seen_at_the_end() -> None:
+    record = read(COMPLETIONS, (0.1, {"choices": [], "usage": {"completion_tokens": 4}}), (0.2, DONE))
+    assert record.error == "" and record.itls_s == []
+    assert record.ttft_s == record.latency_s == pytest.approx(0.2)
+
+
+def test_an_answer_without_a_token_is_a_failure() -> None:
+    assert read(COMPLETIONS, (0.1, text("")), (0.2, DONE)).error == "no token came"
 
 
 @pytest.mark.parametrize(
