@@ -100,8 +100,9 @@ def _show(console: Console, judged: Judged) -> None:
             f"{told['output_throughput']:.1f} output tokens per second",
             f"latency {told['median_e2e_latency_ms']:.0f} ms median, {told['p90_e2e_latency_ms']:.0f} ms p90",
         ]
-        if judged.accept_length is not None:
-            parts.append(f"{judged.accept_length:.2f} tokens per verify step")
+        if told["accept_rate"] is not None:
+            parts.append(f"{told['accept_rate']:.0%} of drafts accepted")
+            parts.append(f"{told['tokens_per_step']:.2f} tokens per step")
         console.print("; ".join(parts), soft_wrap=True)
     if judged.errors:
         failed = f"{told['failed']} of {told['num_requests']} requests FAILED, and count in no share"

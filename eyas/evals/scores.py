@@ -64,15 +64,19 @@ class Judged:
         return found
 
     @property
-    def accept_length(self) -> float | None:
-        """Tokens per verify step, the model's own included; None where usage tells of no drafts.
+    def drafts(self) -> dict[str, float | None]:
+        """The share of drafted tokens that were accepted, and tokens per step of the model, its own included.
 
-        An answer's first token comes from its prompt; each step gives its accepted drafts and one token more.
+        None where usage tells of no drafts. An answer's first token comes from its prompt; each step then
+        gives the accepted drafts, if it had any, and one token more.
         """
         drafted = [answer for answer in self.answered if answer.accepted + answer.rejected]
+        accepted = sum(answer.accepted for answer in drafted)
         tokens = sum(answer.output_tokens - 1 for answer in drafted)
-        steps = tokens - sum(answer.accepted for answer in drafted)
-        return tokens / steps if steps > 0 else None
+        if not drafted or tokens <= accepted:
+            return {"accept_rate": None, "tokens_per_step": None}
+        offered = accepted + sum(answer.rejected for answer in drafted)
+        return {"accept_rate": accepted / offered, "tokens_per_step": tokens / (tokens - accepted)}
 
 
 def judge(task: Task, outcome: Outcome, told: Callable[[], None]) -> Judged:
@@ -113,7 +117,7 @@ def figures(judged: Judged, details: bool) -> dict[str, Any]:
         "request_throughput": len(answered) / seconds,
         "output_throughput": outputs / seconds,
         **latencies(answered),
-        "accept_length": judged.accept_length,
+        **judged.drafts,
     }
     return out | ({"questions": _details(judged)} if details else {})
 

@@ -63,14 +63,15 @@ def test_gsm8k_is_asked_counted_and_written(
     )
     assert line["accuracy"] == line["accuracy_strict-match"] == line["accuracy_last-number"] == 0.75
     assert line["accuracy_stderr"] == pytest.approx(0.25)  # sqrt(0.75 * 0.25 / 3)
-    assert line["accept_length"] == 3.0  # 12 tokens behind the first, 8 of them drafted, in 4 steps
+    assert line["tokens_per_step"] == 3.0  # 12 tokens behind the first, 8 of them drafted, in 4 steps
+    assert line["accept_rate"] == 0.4
     assert (line["total_input_tokens"], line["total_output_tokens"]) == (200, 52)
     assert 0 < line["median_e2e_latency_ms"] <= line["p90_e2e_latency_ms"]
     assert line["output_throughput"] == pytest.approx(52 / line["duration"])
     assert [entry["right"] for entry in line["questions"]] == [True, True, False, True]
     assert line["questions"][2]["text"] == " I think 7."
     said = capsys.readouterr().out
-    assert "75.0%" in said and "25.0%" in said and "3.00 tokens per verify step" in said
+    assert "75.0%" in said and "25.0%" in said and "40% of drafts accepted; 3.00 tokens per step" in said
     assert set(server.paths) == {"/v1/completions"} and set(server.keys) == {"Bearer k"}
     assert all(
         body == {**body, "model": "scripted", "temperature": 0.0, "max_tokens": 512} for body in server.bodies
@@ -257,7 +258,10 @@ def test_only_questions_that_both_answered_are_compared() -> None:
     assert (found.only_first_right, found.only_second_right) == (0, 1)
 
 
-def test_without_drafts_there_is_no_acceptance_length() -> None:
+def test_without_drafts_there_is_no_acceptance() -> None:
     told = figures(judged("yes", None), details=False)
-    assert told["accept_length"] is None and (told["completed"], told["failed"]) == (1, 1)
+    assert told["accept_rate"] is told["tokens_per_step"] is None and (told["completed"], told["failed"]) == (
+        1,
+        1,
+    )
     assert figures(judged(None), details=False)["accuracy"] is None
