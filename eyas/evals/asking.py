@@ -68,6 +68,8 @@ class Answer:
     accepted: int = 0
     """Drafted tokens that were accepted, where the server's usage says so; `rejected` likewise."""
     rejected: int = 0
+    verify_steps: int | None = None
+    """Steps that verified drafts, where the server says so."""
     error: str = ""
 
 
@@ -83,7 +85,7 @@ class Outcome:
 async def ask_all(side: Side, task: Task, asking: Asking, told: Callable[[], None]) -> Outcome:
     """Asks everything; calls `told` after each answer. A failed request becomes an Answer with its error.
 
-    Raises EyasError if the model's name has to be asked for, and no server tells it.
+    Raises EyasError if no server is there, or it lacks what the side asks of it.
     """
     limits = httpx.Limits(max_connections=asking.parallel)
     timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S)
@@ -94,13 +96,14 @@ async def ask_all(side: Side, task: Task, asking: Asking, told: Callable[[], Non
         timeout=timeout,
         trust_env=False,
     ) as client:
-        known = side if side.model else dataclasses.replace(side, model=await _first_model(client, side.url))
+        known, is_eyas = await _meet(client, side)
         path = "/v1/chat/completions" if task.chat else "/v1/completions"
+        extra = {"timings": True} if is_eyas else {}
         turn = asyncio.Semaphore(asking.parallel)
 
         async def ask(index: int) -> Answer:
             async with turn:
-                answer = await _answer(client, path, asking.body(task, known, index))
+                answer = await _answer(client, path, asking.body(task, known, index) | extra)
                 told()
                 return answer
 
@@ -110,20 +113,28 @@ async def ask_all(side: Side, task: Task, asking: Asking, told: Callable[[], Non
         return Outcome(known, time.perf_counter() - start, tuple(each.result() for each in asked))
 
 
-async def _first_model(client: httpx.AsyncClient, url: str) -> str:
+async def _meet(client: httpx.AsyncClient, side: Side) -> tuple[Side, bool]:
+    """The side with its model's name, and whether it is Eyas, which tells verify steps and can drop drafts."""
     try:
         reply = await client.get("/v1/models", timeout=CONNECT_S)
-        if reply.status_code == Unauthorized.http_status:
-            raise Unauthorized(f"{url} wants an API key: give --api-key, or set EYAS_API_KEY")
-        if reply.status_code >= 500:
-            raise EyasError(f"{url}: HTTP {reply.status_code}: {_reason(reply)}")
-        return str(reply.json()["data"][0]["id"])
     except httpx.ConnectError as error:
-        raise nothing_listens(url) from error
+        raise nothing_listens(side.url) from error
     except httpx.HTTPError as error:
-        raise EyasError(f"{url}: {error or type(error).__name__}") from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise EyasError(f"{url} lists no model at /v1/models: name one with --model") from error
+        raise EyasError(f"{side.url}: {error or type(error).__name__}") from error
+    if reply.status_code == Unauthorized.http_status:
+        raise Unauthorized(f"{side.url} wants an API key: give --api-key, or set EYAS_API_KEY")
+    if reply.status_code >= 500:
+        raise EyasError(f"{side.url}: HTTP {reply.status_code}: {_reason(reply)}")
+    try:
+        listed = reply.json()["data"][0]
+        model, is_eyas = side.model or str(listed["id"]), listed.get("owned_by") == "eyas"
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        if side.model is None:
+            raise EyasError(f"{side.url} lists no model at /v1/models: name one with --model") from error
+        model, is_eyas = side.model, False
+    if not side.speculative and not is_eyas:
+        raise EyasError(f"no-speculative: {side.url} is not Eyas, which alone can drop drafts per request")
+    return dataclasses.replace(side, model=model), is_eyas
 
 
 async def _answer(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Answer:
@@ -151,6 +162,7 @@ def _read(reply: dict[str, Any], latency_s: float) -> Answer:
         output_tokens=usage.get("completion_tokens") or 0,
         accepted=details.get("accepted_prediction_tokens") or 0,
         rejected=details.get("rejected_prediction_tokens") or 0,
+        verify_steps=(reply.get("timings") or {}).get("verify_steps"),
     )
 
 

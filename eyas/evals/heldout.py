@@ -58,11 +58,6 @@ def results_in(answer: str, expected: str) -> bool:
     return bool(found) and found[-1] == expected
 
 
-def unbroken(answer: str) -> bool:
-    """Whether the answer holds no replacement character, the trace of a broken UTF-8 sequence."""
-    return "\ufffd" not in answer
-
-
 def _capitals(context: Context) -> Question:
     country = context.pick(COUNTRIES)
     return Question(geography.CAPITAL_OF.pick(context).format(c=country.name), country.capital, contains)

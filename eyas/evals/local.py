@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from eyas.evals.heldout import QuestionSet, held_out_prompts, question_sets, unbroken
-from eyas.evals.table import Score, score_table
+from eyas.evals.heldout import QuestionSet, held_out_prompts, question_sets
+from eyas.evals.table import Score, score_table, unbroken
 from eyas.train.eagle import EagleHead
 from eyas.train.export import STOP, load_head, load_target
 from eyas.train.generate import Acceptance, SamplingOptions, generate, speculate

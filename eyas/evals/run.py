@@ -102,7 +102,8 @@ def _show(console: Console, judged: Judged) -> None:
         ]
         if told["accept_rate"] is not None:
             parts.append(f"{told['accept_rate']:.0%} of drafts accepted")
-            parts.append(f"{told['tokens_per_step']:.2f} tokens per step")
+        if told["accept_length"] is not None:
+            parts.append(f"{told['accept_length']:.2f} tokens per verify step")
         console.print("; ".join(parts), soft_wrap=True)
     if judged.errors:
         failed = f"{told['failed']} of {told['num_requests']} requests FAILED, and count in no share"

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from eyas.evals.asking import Answer, Outcome
-from eyas.evals.heldout import unbroken
 from eyas.evals.questions import Task
-from eyas.evals.table import Score
+from eyas.evals.table import Score, unbroken
 
 JUDGES = 2  # at a time: some run programs
 
@@ -64,19 +63,18 @@ class Judged:
         return found
 
     @property
-    def drafts(self) -> dict[str, float | None]:
-        """The share of drafted tokens that were accepted, and tokens per step of the model, its own included.
+    def accept_rate(self) -> float | None:
+        """The share of drafted tokens that were accepted; None where usage tells of no drafts."""
+        accepted = sum(answer.accepted for answer in self.answered)
+        offered = accepted + sum(answer.rejected for answer in self.answered)
+        return accepted / offered if offered else None
 
-        None where usage tells of no drafts. An answer's first token comes from its prompt; each step then
-        gives the accepted drafts, if it had any, and one token more.
-        """
-        drafted = [answer for answer in self.answered if answer.accepted + answer.rejected]
-        accepted = sum(answer.accepted for answer in drafted)
-        tokens = sum(answer.output_tokens - 1 for answer in drafted)
-        if not drafted or tokens <= accepted:
-            return {"accept_rate": None, "tokens_per_step": None}
-        offered = accepted + sum(answer.rejected for answer in drafted)
-        return {"accept_rate": accepted / offered, "tokens_per_step": tokens / (tokens - accepted)}
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens per verify step, its own included; None where the server tells of no such steps."""
+        told = [answer for answer in self.answered if answer.verify_steps]
+        steps = sum(answer.verify_steps or 0 for answer in told)
+        return 1 + sum(answer.accepted for answer in told) / steps if steps else None
 
 
 def judge(task: Task, outcome: Outcome, told: Callable[[], None]) -> Judged:
@@ -117,7 +115,8 @@ def figures(judged: Judged, details: bool) -> dict[str, Any]:
         "request_throughput": len(answered) / seconds,
         "output_throughput": outputs / seconds,
         **latencies(answered),
-        **judged.drafts,
+        "accept_rate": judged.accept_rate,
+        "accept_length": judged.accept_length,
     }
     return out | ({"questions": _details(judged)} if details else {})
 

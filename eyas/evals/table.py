@@ -13,6 +13,11 @@ from rich.table import Table
 ENDED_BAR = 0.99  # where a group has a bar: the share of answers that must end their turn by themselves
 
 
+def unbroken(answer: str) -> bool:
+    """Whether the answer holds no replacement character, the trace of a broken UTF-8 sequence."""
+    return "\ufffd" not in answer
+
+
 @dataclass
 class Score:
     """The counts of one group of questions. `bar`: the share that must be right, if one is demanded."""

@@ -14,6 +14,8 @@ Body = dict[str, Any]
 Script = Callable[[Body], str | tuple[int, Any]]
 """From a request's body to the answer's text, or to a status and a JSON body of its own."""
 
+MODELS = {"data": [{"id": "scripted", "owned_by": "eyas"}]}
+
 
 @dataclass
 class Scripted:
@@ -33,13 +35,15 @@ class Scripted:
 
 
 @contextmanager
-def scripted(script: Script, usage: Body | None = None) -> Iterator[Scripted]:
-    """Serves `script` on a free port; every answer tells `usage`."""
+def scripted(
+    script: Script, extra: Body | None = None, models: tuple[int, Any] = (200, MODELS)
+) -> Iterator[Scripted]:
+    """Serves `script` on a free port. Answers have the fields of `extra` too, `models` answers GET."""
     lock, open_now = threading.Lock(), [0]
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.reply(200, {"data": [{"id": "scripted"}]})
+            self.reply(*models)
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -66,7 +70,7 @@ def scripted(script: Script, usage: Body | None = None) -> Iterator[Scripted]:
 
     def answer(body: Body, text: str) -> Body:
         said = {"message": {"content": text}} if "messages" in body else {"text": text}
-        return {"choices": [{**said, "finish_reason": "stop"}], "usage": usage}
+        return {"choices": [{**said, "finish_reason": "stop"}], **(extra or {})}
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     served = Scripted(f"http://127.0.0.1:{server.server_port}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from eyas import cli
+from eyas.commands import USAGE_ERROR
 from eyas.common.errors import ConfigError
 from eyas.evals.asking import Answer, Outcome
 from eyas.evals.compare import compare, mcnemar
@@ -23,6 +24,7 @@ USAGE = {
     "completion_tokens": 13,
     "completion_tokens_details": {"accepted_prediction_tokens": 8, "rejected_prediction_tokens": 12},
 }
+DRAFTED = {"usage": USAGE, "timings": {"verify_steps": 4}}
 
 
 def asked(body: Body) -> str:
@@ -32,7 +34,7 @@ def asked(body: Body) -> str:
 
 
 def solve(body: Body) -> str:
-    return " " + dict(PROBLEMS)[asked(body)]
+    return f" {dict(PROBLEMS)[asked(body)]}"
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def test_gsm8k_is_asked_counted_and_written(
 ) -> None:
     out = tmp_path / "out.jsonl"
     one_wrong = lambda body: " I think 7." if "bike" in asked(body) else solve(body)  # noqa: E731
-    with scripted(one_wrong, USAGE) as server:
+    with scripted(one_wrong, DRAFTED) as server:
         rc = cli.main(
             [*problems, *server.flag, "--output-file", str(out), "--output-details", "--api-key", "k"]
         )
@@ -63,15 +65,16 @@ def test_gsm8k_is_asked_counted_and_written(
     )
     assert line["accuracy"] == line["accuracy_strict-match"] == line["accuracy_last-number"] == 0.75
     assert line["accuracy_stderr"] == pytest.approx(0.25)  # sqrt(0.75 * 0.25 / 3)
-    assert line["tokens_per_step"] == 3.0  # 12 tokens behind the first, 8 of them drafted, in 4 steps
-    assert line["accept_rate"] == 0.4
+    assert (line["accept_rate"], line["accept_length"]) == (0.4, 3.0)  # 8 of 20 drafts, in 4 steps
     assert (line["total_input_tokens"], line["total_output_tokens"]) == (200, 52)
     assert 0 < line["median_e2e_latency_ms"] <= line["p90_e2e_latency_ms"]
     assert line["output_throughput"] == pytest.approx(52 / line["duration"])
     assert [entry["right"] for entry in line["questions"]] == [True, True, False, True]
     assert line["questions"][2]["text"] == " I think 7."
     said = capsys.readouterr().out
-    assert "75.0%" in said and "25.0%" in said and "40% of drafts accepted; 3.00 tokens per step" in said
+    assert (
+        "75.0%" in said and "25.0%" in said and "40% of drafts accepted; 3.00 tokens per verify step" in said
+    )
     assert set(server.paths) == {"/v1/completions"} and set(server.keys) == {"Bearer k"}
     assert all(
         body == {**body, "model": "scripted", "temperature": 0.0, "max_tokens": 512} for body in server.bodies
@@ -93,6 +96,7 @@ def test_flags_reach_the_requests(problems: tuple[str, ...]) -> None:
             "max_tokens": 33,
             "stop": ["Question:", "</s>", "<|im_end|>"],
             "speculative": False,
+            "timings": True,
         }
 
 
@@ -145,8 +149,34 @@ def test_a_server_that_is_not_there_is_named(
     nowhere = ("--url", "http://127.0.0.1:1")
     assert cli.main([*problems, *nowhere]) == 1
     assert "nothing listens at http://127.0.0.1:1" in capsys.readouterr().err
-    assert cli.main([*problems, *nowhere, "--model", "m"]) == 1
-    assert "no question was answered: ConnectError" in capsys.readouterr().err
+
+
+def test_another_server_gets_no_fields_of_eyas(
+    problems: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scripted(solve, models=(200, {"data": [{"id": "gpt", "owned_by": "another"}]})) as server:
+        assert cli.main([*problems, *server.flag]) == 0
+        assert not any("timings" in body for body in server.bodies)
+        assert cli.main([*problems, *server.flag, "--against", "no-speculative"]) == 1
+    assert f"no-speculative: {server.url} is not Eyas" in capsys.readouterr().err
+
+
+def test_a_server_without_a_list_of_models_needs_a_name(
+    problems: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scripted(solve, models=(404, {})) as server:
+        assert cli.main([*problems, *server.flag]) == 1
+        assert "lists no model at /v1/models: name one with --model" in capsys.readouterr().err
+        assert cli.main([*problems, *server.flag, "--model", "m"]) == 0
+
+
+def test_a_wanted_key_is_named(problems: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with scripted(solve, models=(401, {"error": {"message": "no"}})) as server:
+        assert cli.main([*problems, *server.flag]) == 1
+    assert "wants an API key: give --api-key" in capsys.readouterr().err
+    with scripted(solve, models=(503, {"error": {"message": "starting"}})) as server:
+        assert cli.main([*problems, *server.flag, "--model", "m"]) == 1
+    assert "HTTP 503: starting" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -163,7 +193,7 @@ def test_a_server_that_is_not_there_is_named(
 def test_flags_that_do_not_fit(
     problems: tuple[str, ...], flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([*problems, *flags]) == cli.USAGE_ERROR
+    assert cli.main([*problems, *flags]) == USAGE_ERROR
     assert said in capsys.readouterr().err
 
 
@@ -260,7 +290,7 @@ def test_only_questions_that_both_answered_are_compared() -> None:
 
 def test_without_drafts_there_is_no_acceptance() -> None:
     told = figures(judged("yes", None), details=False)
-    assert told["accept_rate"] is told["tokens_per_step"] is None and (told["completed"], told["failed"]) == (
+    assert told["accept_rate"] is told["accept_length"] is None and (told["completed"], told["failed"]) == (
         1,
         1,
     )
