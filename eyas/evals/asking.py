@@ -114,7 +114,7 @@ async def ask_all(side: Side, task: Task, asking: Asking, told: Callable[[], Non
 
 
 async def _meet(client: httpx.AsyncClient, side: Side) -> tuple[Side, bool]:
-    """The side with its model's name, and whether it is Eyas, which tells verify steps and can drop drafts."""
+    """The side with its model's name, and whether it is Eyas, which can drop drafts and counts its steps."""
     try:
         reply = await client.get("/v1/models", timeout=CONNECT_S)
     except httpx.ConnectError as error:
