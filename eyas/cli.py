@@ -18,6 +18,7 @@ from eyas.bench.flags import add_bench
 from eyas.commands import USAGE_ERROR, Parser
 from eyas.common.errors import ConfigError, EyasError
 from eyas.configuration import client_key, gateway_config, own_config, serve_config, worker_config
+from eyas.evals.flags import add_eval
 
 INTERRUPTED = 130
 
@@ -65,7 +66,7 @@ def _parser() -> Parser:
     flags.add_engine(demo)
     add_bench(command("bench", None, "measure a server, an engine or its kernels"))
     flags.add_train(command("train", _train, "train a model"))
-    flags.add_evals(command("evals", _evals, "score a running server"))
+    add_eval(command("eval", None, "score a running server, or compare two"))
     return parser
 
 
@@ -151,14 +152,6 @@ def _train(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     train_nano(Path(args.out), device="cuda" if torch.cuda.is_available() else "cpu", seed=args.seed)
     return 0
-
-
-def _evals(args: argparse.Namespace) -> int:
-    from eyas.evals.nano import Evaluation, evaluate
-
-    return evaluate(
-        Evaluation(args.url, client_key(args), args.served_model, args.size, args.parallel, args.seed)
-    )
 
 
 if __name__ == "__main__":

@@ -285,18 +285,6 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="(0)")
 
 
-def add_evals(parser: argparse.ArgumentParser) -> None:
-    """The flags of `eyas evals`."""
-    parser.add_argument(
-        "what", choices=["nano"], help="nano: held-out questions of the embedded model's kind"
-    )
-    add_server(parser)
-    parser.add_argument("--served-model", metavar="ID", help="the model's name there (the first it lists)")
-    parser.add_argument("--size", type=positive, default=50, metavar="N", help="questions per set (50)")
-    parser.add_argument("--parallel", type=positive, default=8, metavar="N", help="requests at a time (8)")
-    parser.add_argument("--seed", type=int, default=1, help="(1)")
-
-
 def add_server(parser: argparse.ArgumentParser, url: str | None = DEFAULT_URL) -> None:
     """The flags that name a running server. `url` None: without one, the command starts its own cluster."""
     default = url or "a cluster of its own"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from eyas.evals.questions import Question
 from eyas.train.text import arithmetic, geography, lists, word_problems
 from eyas.train.text.core import Context, Message, Split
 from eyas.train.text.dialogues import chat_of
@@ -19,15 +20,6 @@ from eyas.train.text.world import COUNTRIES
 
 LONGEST_PROMPT = 4  # messages of a held-out chat, so that most of its text is the reply
 ATTEMPTS = 20  # draws per question wanted, because some come twice
-
-
-@dataclass(frozen=True)
-class Question:
-    """One user turn and what its answer must contain or conclude."""
-
-    prompt: str
-    expected: str
-    judge: Callable[[str, str], bool]
 
 
 Draw = Callable[[Context], Question]
@@ -64,11 +56,6 @@ def results_in(answer: str, expected: str) -> bool:
     """Whether the last number of the answer is the expected one."""
     found = re.findall(r"\d+", answer)
     return bool(found) and found[-1] == expected
-
-
-def unbroken(answer: str) -> bool:
-    """Whether the answer holds no replacement character, the trace of a broken UTF-8 sequence."""
-    return "\ufffd" not in answer
 
 
 def _capitals(context: Context) -> Question:

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from eyas.evals.heldout import QuestionSet, held_out_prompts, question_sets, unbroken
-from eyas.evals.table import Score, score_table
+from eyas.evals.heldout import QuestionSet, held_out_prompts, question_sets
+from eyas.evals.table import Score, score_table, unbroken
 from eyas.train.eagle import EagleHead
 from eyas.train.export import STOP, load_head, load_target
 from eyas.train.generate import Acceptance, SamplingOptions, generate, speculate
@@ -68,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m eyas.evals.local", description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--head", type=Path)
-    parser.add_argument("--size", type=int, default=400, help="questions a set")
+    parser.add_argument("--size", type=int, default=400, help="questions per set")
     parser.add_argument("--chats", type=int, default=100, help="chats for the acceptance length")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -79,7 +79,7 @@ def main() -> None:
     for score, wrong in scores:
         for line in wrong[:6]:
             console.print(f"{score.name}: {line}", markup=False)
-    console.print(score_table([score for score, _ in scores]))
+    console.print(score_table([score for score, _ in scores], "held-out questions"))
     if given.head:
         head = load_head(given.head, scorer.target)
         counts = scorer.acceptance(head, held_out_prompts(given.chats, given.seed))

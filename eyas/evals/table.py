@@ -1,23 +1,29 @@
-"""Scores of question sets and how they are printed.
+"""Scores of groups of questions, and how they are printed.
 
 It knows counting and tables; it refuses to know questions.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rich.table import Table
 
-ENDED_BAR = 0.99  # the share of answers that must end their turn by themselves
+ENDED_BAR = 0.99  # where a group has a bar: the share of answers that must end their turn by themselves
+
+
+def unbroken(answer: str) -> bool:
+    """Whether the answer holds no replacement character, the trace of a broken UTF-8 sequence."""
+    return "\ufffd" not in answer
 
 
 @dataclass
 class Score:
-    """The counts of one question set."""
+    """The counts of one group of questions. `bar`: the share that must be right, if one is demanded."""
 
     name: str
-    bar: float
+    bar: float | None = None
     asked: int = 0
     right: int = 0
     ended: int = 0
@@ -36,23 +42,34 @@ class Score:
         return self.right / max(1, self.asked)
 
     @property
+    def error(self) -> float:
+        """The standard error of the share, from the sample's own variance; 0 for fewer than two answers."""
+        return math.sqrt(self.share * (1 - self.share) / max(1, self.asked - 1))
+
+    @property
     def passed(self) -> bool:
-        """Whether the bar is met, the turns ended, and no character was broken."""
+        """Whether the bar, if any, is met, the turns ended, and no character was broken."""
+        if self.bar is None:
+            return True
         ends = self.ended >= ENDED_BAR * self.asked
         return self.share >= self.bar and ends and self.unbroken == self.asked
 
 
-def score_table(scores: list[Score]) -> Table:
-    """A table with one line per set."""
-    table = Table("set", "asked", "right", "bar", "ended", "whole", "", title="held-out questions")
+def score_table(scores: list[Score], title: str) -> Table:
+    """A table with one line per score."""
+    table = Table("", "answered", "right", "± error", "bar", "ended", "whole", "", title=title)
     for score in scores:
+        bar, verdict = "", ""
+        if score.bar is not None:
+            bar, verdict = f"{score.bar:.0%}", "pass" if score.passed else "MISS"
         table.add_row(
             score.name,
             str(score.asked),
             f"{score.share:.1%}",
-            f"{score.bar:.0%}",
+            f"{score.error:.1%}",
+            bar,
             f"{score.ended / max(1, score.asked):.1%}",
             f"{score.unbroken / max(1, score.asked):.1%}",
-            "pass" if score.passed else "MISS",
+            verdict,
         )
     return table

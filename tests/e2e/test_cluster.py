@@ -18,6 +18,7 @@ import pytest
 from eyas import cli
 from eyas.client import Client
 from tests.e2e.served import Folders, Served, gone, make_folders, serving, wait_until
+from tests.unit.test_evals_tasks import write_problems
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -73,6 +74,16 @@ def test_both_fronts_give_the_same_answer(split: Served) -> None:
     assert (prefill.role, decode.role) == ("prefill", "decode")
     assert prefill.prefill_ms and decode.prefill_ms is None and prefill.transfer_path is None
     assert grpc.request_id and grpc.timings.first_token_ms < grpc.timings.total_ms
+
+
+def test_drafts_change_no_answer_of_an_evaluation(split: Served, tmp_path: Path) -> None:
+    out, data = tmp_path / "out.jsonl", write_problems(tmp_path / "test.jsonl")
+    flags = ("--against", "no-speculative", "--require-identical", "--output-file", str(out))
+    asked = ("--data", data, "--shots", "2", "--max-tokens", "16", "--url", split.url)
+    assert cli.main(["eval", "gsm8k", *asked, *flags]) == 0
+    drafted, plain = (json.loads(line) for line in out.read_text().splitlines())
+    assert drafted["accept_rate"] is not None and plain["accept_rate"] is None
+    assert plain["against_first"]["identical"] == drafted["completed"] == plain["completed"] == 2
 
 
 def test_bad_input_is_reported_by_field(split: Served) -> None:

@@ -342,7 +342,7 @@ def test_a_gpu_worker_command_line_comes_back_as_its_config(flags: list[str]) ->
 NOWHERE = ("--url", "http://127.0.0.1:1")
 
 
-@pytest.mark.parametrize("command", [("chat",), ("bench", "serve"), ("evals", "nano"), ("doctor",)])
+@pytest.mark.parametrize("command", [("chat",), ("bench", "serve"), ("eval", "nano"), ("doctor",)])
 def test_a_command_that_finds_no_server_says_how_to_start_one(command: tuple[str, ...]) -> None:
     done = eyas(*command, *NOWHERE)
     assert done.returncode == 1

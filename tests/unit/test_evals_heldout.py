@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 
-import httpx
 import pytest
 
 from eyas.evals.heldout import (
@@ -17,7 +15,6 @@ from eyas.evals.heldout import (
     question_sets,
     results_in,
 )
-from eyas.evals.nano import score_set
 from eyas.train.text import arithmetic, code, dialogues, facts, geography, happenings, lists, smalltalk, units
 from eyas.train.text.core import Context, Phrasings, Split
 from eyas.train.text.dialogues import dialogue
@@ -107,21 +104,3 @@ def test_judges() -> None:
     assert concludes("2 + 2 = 4.\n#### 4", "4") and not concludes("#### 14", "4") and not concludes("4", "4")
     assert lists_in_order("1, 2, 3.", "1, 2, 3") and not lists_in_order("1, 3, 2.", "1, 2, 3")
     assert results_in("3 * 4 = 12", "12") and not results_in("12 = 3 * 4", "12")
-
-
-def test_scoring_through_a_server() -> None:
-    questions = question_sets(6, 0)[0]
-    known = {question.prompt: question.expected for question in questions.questions}
-
-    def reply(request: httpx.Request) -> httpx.Response:
-        body = json.loads(request.content)
-        assert body["model"] == "eyas-nano" and body["temperature"] == 0
-        prompt = body["messages"][0]["content"]
-        last = prompt == questions.questions[-1].prompt
-        message = {"role": "assistant", "content": "I do not know." if last else f"It is {known[prompt]}."}
-        choice = {"message": message, "finish_reason": "length" if last else "stop"}
-        return httpx.Response(200, json={"choices": [choice]})
-
-    with httpx.Client(base_url="http://server", transport=httpx.MockTransport(reply)) as client:
-        score = score_set(client, "eyas-nano", questions, parallel=2)
-    assert (score.asked, score.right, score.ended, score.unbroken) == (6, 5, 5, 6) and not score.passed

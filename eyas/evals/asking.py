@@ -1,0 +1,174 @@
+"""Asks one side every question of a task, a bounded number at a time, and keeps what came back.
+
+It knows `/v1/completions`, `/v1/chat/completions` and how failures are told. It refuses to know which
+answers are right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from eyas.client.reach import bearer, nothing_listens
+from eyas.common.errors import EyasError, Unauthorized
+from eyas.evals.questions import Task
+from eyas.evals.sides import Side
+
+TIMEOUT_S = 600.0  # a whole request
+CONNECT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How a task is asked. `seed` counts above temperature 0 only; `max_tokens` None: the task's own."""
+
+    parallel: int = 8
+    temperature: float = 0.0
+    seed: int = 1
+    max_tokens: int | None = None
+
+    def body(self, task: Task, side: Side, index: int) -> dict[str, Any]:
+        """The request for question `index` of the task."""
+        prompt = task.questions[index].prompt
+        body: dict[str, Any] = {
+            "model": side.model,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens or task.max_tokens,
+        }
+        if task.chat:
+            body["messages"] = [{"role": "user", "content": prompt}]
+        else:
+            body["prompt"] = prompt
+        if task.stop:
+            body["stop"] = list(task.stop)
+        if self.temperature > 0:
+            body["seed"] = self.seed + index
+        if not side.speculative:
+            body["speculative"] = False
+        return body
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for one question. `error`: why none came; then no other field counts."""
+
+    text: str = ""
+    ended: bool = False
+    """The model, or a stop string, ended it: it was not cut."""
+    latency_s: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    accepted: int = 0
+    """Drafted tokens that were accepted, where the server's usage says so; `rejected` likewise."""
+    rejected: int = 0
+    verify_steps: int | None = None
+    """Steps that verified drafts, where the server says so."""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One side's answers, in the order of the questions, and the seconds that they took together."""
+
+    side: Side
+    seconds: float
+    answers: tuple[Answer, ...]
+
+
+async def ask_all(side: Side, task: Task, asking: Asking, told: Callable[[], None]) -> Outcome:
+    """Asks everything; calls `told` after each answer. A failed request becomes an Answer with its error.
+
+    Raises EyasError if no server is there, or it lacks what the side asks of it.
+    """
+    limits = httpx.Limits(max_connections=asking.parallel)
+    timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S)
+    async with httpx.AsyncClient(
+        base_url=side.url,
+        headers=bearer(side.api_key),
+        limits=limits,
+        timeout=timeout,
+        trust_env=False,
+    ) as client:
+        known, is_eyas = await _meet(client, side)
+        path = "/v1/chat/completions" if task.chat else "/v1/completions"
+        extra = {"timings": True} if is_eyas else {}
+        turn = asyncio.Semaphore(asking.parallel)
+
+        async def ask(index: int) -> Answer:
+            async with turn:
+                answer = await _answer(client, path, asking.body(task, known, index) | extra)
+                told()
+                return answer
+
+        start = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(ask(index)) for index in range(len(task.questions))]
+        return Outcome(known, time.perf_counter() - start, tuple(each.result() for each in asked))
+
+
+async def _meet(client: httpx.AsyncClient, side: Side) -> tuple[Side, bool]:
+    """The side with its model's name, and whether it is Eyas, which can drop drafts and counts its steps."""
+    try:
+        reply = await client.get("/v1/models", timeout=CONNECT_S)
+    except httpx.ConnectError as error:
+        raise nothing_listens(side.url) from error
+    except httpx.HTTPError as error:
+        raise EyasError(f"{side.url}: {error or type(error).__name__}") from error
+    if reply.status_code == Unauthorized.http_status:
+        raise Unauthorized(f"{side.url} wants an API key: give --api-key, or set EYAS_API_KEY")
+    if reply.status_code >= 500:
+        raise EyasError(f"{side.url}: HTTP {reply.status_code}: {_reason(reply)}")
+    try:
+        listed = reply.json()["data"][0]
+        model, is_eyas = side.model or str(listed["id"]), listed.get("owned_by") == "eyas"
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        if side.model is None:
+            raise EyasError(f"{side.url} lists no model at /v1/models: name one with --model") from error
+        model, is_eyas = side.model, False
+    if not side.speculative and not is_eyas:
+        raise EyasError(f"no-speculative: {side.url} is not Eyas, which alone can drop drafts per request")
+    return dataclasses.replace(side, model=model), is_eyas
+
+
+async def _answer(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Answer:
+    start = time.perf_counter()
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            reply = await client.post(path, json=body)
+        if reply.status_code != 200:
+            return Answer(error=f"HTTP {reply.status_code}: {_reason(reply)}")
+        return _read(reply.json(), time.perf_counter() - start)
+    except (httpx.HTTPError, TimeoutError) as error:
+        return Answer(error=f"{type(error).__name__}: {error}".rstrip(": "))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return Answer(error=f"not an answer in OpenAI's shape: {reply.text[:100]!r}")
+
+
+def _read(reply: dict[str, Any], latency_s: float) -> Answer:
+    choice, usage = reply["choices"][0], reply.get("usage") or {}
+    details = usage.get("completion_tokens_details") or {}
+    return Answer(
+        text=(choice["message"]["content"] if "message" in choice else choice["text"]) or "",
+        ended=choice.get("finish_reason") == "stop",
+        latency_s=latency_s,
+        prompt_tokens=usage.get("prompt_tokens") or 0,
+        output_tokens=usage.get("completion_tokens") or 0,
+        accepted=details.get("accepted_prediction_tokens") or 0,
+        rejected=details.get("rejected_prediction_tokens") or 0,
+        verify_steps=(reply.get("timings") or {}).get("verify_steps"),
+    )
+
+
+def _reason(reply: httpx.Response) -> str:
+    """The sentence of an error in OpenAI's shape, else the body's beginning."""
+    try:
+        return str(reply.json()["error"]["message"])
+    except (json.JSONDecodeError, LookupError, TypeError):
+        return reply.text[:100]

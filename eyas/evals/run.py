@@ -1,0 +1,119 @@
+"""One evaluation: asks each side, judges, prints, appends to a file, and decides the exit code.
+
+It knows the order of things. It refuses to know datasets, and how questions are asked and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from eyas.common.errors import ConfigError, EyasError
+from eyas.evals.asking import Asking, ask_all
+from eyas.evals.compare import Comparison, compare
+from eyas.evals.questions import Task
+from eyas.evals.scores import Judged, figures, judge
+from eyas.evals.sides import Side, sides_of
+from eyas.evals.table import score_table
+
+
+def evaluate(args: argparse.Namespace, task: Task) -> int:
+    """Asks one side or two, and tells what came of it.
+
+    Gives 1 if a request failed, a bar was missed, or answers differ that must not; else 0. Raises EyasError
+    for flags that do not fit, a server that is not there, and a side without any answer.
+    """
+    sides = sides_of(args)
+    _check(args, len(sides))
+    asking = Asking(args.parallel, args.temperature, args.seed, args.max_tokens)
+    found = [_judged(side, task, asking) for side in sides]
+    comparison = compare(*found) if len(found) > 1 else None
+    if args.output_file:
+        _append(args, found, comparison)
+    console = Console()
+    for judged in found:
+        _show(console, judged)
+    if comparison:
+        _show_comparison(console, comparison)
+    for judged in found:
+        if not judged.answered:
+            raise EyasError(f"{judged.outcome.side}: no question was answered: {judged.errors[0]}")
+    return 0 if _is_well(found, comparison, args.require_identical) else 1
+
+
+def _check(args: argparse.Namespace, sides: int) -> None:
+    if args.require_identical and sides == 1:
+        raise ConfigError("--require-identical: needs --against", param="require-identical")
+    if args.output_details and not args.output_file:
+        raise ConfigError("--output-details: needs --output-file", param="output-details")
+    if not 0.0 <= args.temperature <= 2.0:
+        raise ConfigError(f"--temperature: {args.temperature} is not in 0 to 2", param="temperature")
+    if args.output_file:
+        try:
+            args.output_file.open("a").close()
+        except OSError as error:
+            raise ConfigError(f"--output-file: {args.output_file}: {error.strerror}") from error
+
+
+def _judged(side: Side, task: Task, asking: Asking) -> Judged:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        asked = progress.add_task(f"{task.name}: answers", total=len(task.questions))
+        outcome = asyncio.run(ask_all(side, task, asking, lambda: progress.advance(asked)))
+        told = progress.add_task(f"{task.name}: judged", total=len(task.questions))
+        return judge(task, outcome, lambda: progress.advance(told))
+
+
+def _is_well(found: list[Judged], comparison: Comparison | None, identical: bool) -> bool:
+    whole = not any(judged.errors for judged in found)
+    passed = all(score.passed for judged in found for score in judged.scores())
+    same = comparison is None or comparison.identical == comparison.compared
+    return whole and passed and (same or not identical)
+
+
+# --- what is told ------------------------------------------------------------------------------------------
+
+
+def _append(args: argparse.Namespace, found: list[Judged], comparison: Comparison | None) -> None:
+    """A line for each side; the second's tells the comparison with the first."""
+    settings = {name: getattr(args, name) for name in ("parallel", "temperature", "seed", "limit")}
+    path: Path = args.output_file
+    with path.open("a") as file:
+        for position, judged in enumerate(found):
+            line = {**settings, **figures(judged, args.output_details)}
+            if position and comparison:
+                line["against_first"] = comparison.figures()
+            file.write(json.dumps(line) + "\n")
+
+
+def _show(console: Console, judged: Judged) -> None:
+    console.print(score_table(judged.scores() + judged.other_scores(), str(judged.outcome.side)))
+    told = figures(judged, details=False)
+    if judged.answered:
+        parts = [
+            f"{told['completed']} answers in {told['duration']:.1f} s",
+            f"{told['output_throughput']:.1f} output tokens per second",
+            f"latency {told['median_e2e_latency_ms']:.0f} ms median, {told['p90_e2e_latency_ms']:.0f} ms p90",
+        ]
+        if told["accept_rate"] is not None:
+            parts.append(f"{told['accept_rate']:.0%} of drafts accepted")
+        if told["accept_length"] is not None:
+            parts.append(f"{told['accept_length']:.2f} tokens per verify step")
+        console.print("; ".join(parts), soft_wrap=True)
+    if judged.errors:
+        failed = f"{told['failed']} of {told['num_requests']} requests FAILED, and count in no share"
+        console.print(f"{failed}: {judged.errors[0]}", markup=False, soft_wrap=True)
+
+
+def _show_comparison(console: Console, found: Comparison) -> None:
+    parts = [
+        f"of {found.compared} questions that both answered, {found.identical} answers are identical",
+        f"right by the first alone {found.only_first_right}, by the second alone {found.only_second_right}",
+        f"exact McNemar p = {found.p_value:.3g}",
+    ]
+    console.print("; ".join(parts), soft_wrap=True)

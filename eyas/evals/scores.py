@@ -1,0 +1,139 @@
+"""One side's answers judged and counted: right ones per group, speed, and all of it as one JSON object.
+
+Failed requests are counted, and enter no share and no latency. It refuses to know servers and screens.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from eyas.evals.asking import Answer, Outcome
+from eyas.evals.questions import Task
+from eyas.evals.table import Score, unbroken
+
+JUDGES = 2  # at a time: some run programs
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One side's outcome, and for each question whether the answer is right; None where none came."""
+
+    task: Task
+    outcome: Outcome
+    right: tuple[bool | None, ...]
+
+    @property
+    def answered(self) -> list[Answer]:
+        """The answers that came."""
+        return [answer for answer in self.outcome.answers if not answer.error]
+
+    @property
+    def errors(self) -> list[str]:
+        """Why the others did not."""
+        return [answer.error for answer in self.outcome.answers if answer.error]
+
+    def scores(self) -> list[Score]:
+        """A score per group if the questions have groups, then one for all of them."""
+        groups: dict[str, Score] = {}
+        total = Score(self.task.metric)
+        for question, answer, right in zip(
+            self.task.questions, self.outcome.answers, self.right, strict=True
+        ):
+            name = question.group
+            group = groups.setdefault(name, Score(name, self.task.bars.get(name)))
+            if right is not None:
+                for score in (group, total):
+                    score.add(right, answer.ended, unbroken(answer.text))
+        return [*(groups.values() if any(groups) else ()), total]
+
+    def other_scores(self) -> list[Score]:
+        """The scores by the task's other judges."""
+        found = []
+        for name, judge in self.task.also.items():
+            score = Score(name)
+            for question, answer in zip(self.task.questions, self.outcome.answers, strict=True):
+                if not answer.error:
+                    right = judge(answer.text, question.expected)
+                    score.add(right, answer.ended, unbroken(answer.text))
+            found.append(score)
+        return found
+
+    @property
+    def accept_rate(self) -> float | None:
+        """The share of drafted tokens that were accepted; None where usage tells of no drafts."""
+        accepted = sum(answer.accepted for answer in self.answered)
+        offered = accepted + sum(answer.rejected for answer in self.answered)
+        return accepted / offered if offered else None
+
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens per verify step, its own included; None where the server tells of no such steps."""
+        told = [answer for answer in self.answered if answer.verify_steps]
+        steps = sum(answer.verify_steps or 0 for answer in told)
+        return 1 + sum(answer.accepted for answer in told) / steps if steps else None
+
+
+def judge(task: Task, outcome: Outcome, told: Callable[[], None]) -> Judged:
+    """Judges every answer; calls `told` after each."""
+
+    def is_right(index: int) -> bool | None:
+        question, answer = task.questions[index], outcome.answers[index]
+        right = None if answer.error else question.judge(answer.text, question.expected)
+        told()
+        return right
+
+    with ThreadPoolExecutor(JUDGES) as pool:
+        return Judged(task, outcome, tuple(pool.map(is_right, range(len(task.questions)))))
+
+
+def figures(judged: Judged, details: bool) -> dict[str, Any]:
+    """One flat object, with the names of `eyas bench` where it has one. `details`: also every answer."""
+    *groups, total = judged.scores()
+    side, seconds, answered = judged.outcome.side, judged.outcome.seconds, judged.answered
+    outputs = sum(answer.output_tokens for answer in answered)
+    out: dict[str, Any] = {
+        "task": judged.task.name,
+        "url": side.url,
+        "model": side.model,
+        "speculative": side.speculative,
+        "num_requests": len(judged.task.questions),
+        "completed": len(answered),
+        "failed": len(judged.errors),
+        "first_error": next(iter(judged.errors), None),
+        "metric": judged.task.metric,
+        "accuracy": total.share if answered else None,
+        "accuracy_stderr": total.error if answered else None,
+        **{f"accuracy_{score.name}": score.share for score in judged.other_scores() if answered},
+        "groups": {score.name: {"completed": score.asked, "right": score.right} for score in groups},
+        "duration": seconds,
+        "total_input_tokens": sum(answer.prompt_tokens for answer in answered),
+        "total_output_tokens": outputs,
+        "request_throughput": len(answered) / seconds,
+        "output_throughput": outputs / seconds,
+        **latencies(answered),
+        "accept_rate": judged.accept_rate,
+        "accept_length": judged.accept_length,
+    }
+    return out | ({"questions": _details(judged)} if details else {})
+
+
+def latencies(answers: list[Answer]) -> dict[str, float | None]:
+    """The median and the 90th percentile of whole requests, in milliseconds; None without any."""
+    times = [1e3 * answer.latency_s for answer in answers]
+    if not times:
+        return {"median_e2e_latency_ms": None, "p90_e2e_latency_ms": None}
+    p90 = statistics.quantiles(times, n=10, method="inclusive")[-1] if len(times) > 1 else times[0]
+    return {"median_e2e_latency_ms": statistics.median(times), "p90_e2e_latency_ms": p90}
+
+
+def _details(judged: Judged) -> list[dict[str, Any]]:
+    return [
+        {"prompt": question.prompt, "expected": question.expected, "right": right, **asdict(answer)}
+        for question, answer, right in zip(
+            judged.task.questions, judged.outcome.answers, judged.right, strict=True
+        )
+    ]
