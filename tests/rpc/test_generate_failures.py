@@ -238,10 +238,10 @@ async def test_the_last_decode_worker_dies(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(module, name, 0.5)
     async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
         stream = await backend.start(make_request(tokens=100_000))
-        await anext(stream)
+        got = [await anext(stream)]
         await started[0].kill()
         with pytest.raises(Unavailable, match="no decode worker is serving, after worker .* was lost"):
-            await asyncio.wait_for(collect(stream), 5)
+            await asyncio.wait_for(collect_after(got, stream), 5)
         assert not await backend.models() and not cluster.returning()
 
 

@@ -48,6 +48,18 @@ def test_the_time_to_compose_is_kept_free_twice(times: Clock) -> None:
     assert clock.spare_s == pytest.approx(0.010 - MARGIN_S - 0.004, abs=1e-3)
 
 
+def test_a_step_that_was_seen_to_end_is_known_by_that(times: Clock) -> None:
+    """What the host does before the next step runs is not the step's time."""
+    clock = StepClock(times)
+    clock.runs("a")
+    times.now += 0.010
+    clock.ended()
+    assert clock.spare_s == 0.0
+    times.now += 0.025
+    clock.runs("a")
+    assert clock.spare_s <= 0.010
+
+
 def test_one_slow_step_does_not_teach_to_wait_longer(times: Clock) -> None:
     clock = StepClock(times)
     for took in (0.010, 0.100):

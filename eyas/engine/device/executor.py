@@ -35,6 +35,10 @@ class Event(Protocol):
         """Blocks until the device has passed it."""
         ...
 
+    def query(self) -> bool:
+        """Has the device passed it?"""
+        ...
+
 
 @dataclass(frozen=True)
 class Captured:

@@ -52,6 +52,11 @@ class DeviceFlight:
     features: Features | None = None
     launched: float = field(default_factory=time.monotonic)
 
+    @property
+    def over(self) -> bool:
+        """Has the device done it? Asked without waiting."""
+        return self.event is None or self.event.query()
+
     def land(self) -> list[Landed]:
         """Waits for the device. The result is as `StepShape.result_ends` says.
 

@@ -143,3 +143,7 @@ class Watched:
     def synchronize(self) -> None:
         """Blocks until the device has passed it. Raises EngineError after STEP_S, or if a follower ends."""
         self._lead.wait(self._event)
+
+    def query(self) -> bool:
+        """Has the device passed it? A follower that has ended is noticed by `synchronize`."""
+        return bool(self._event.query())

@@ -47,6 +47,11 @@ def launches(config: EngineConfig) -> None:
         if shape.sampled:
             program.sample_special(torch.empty(min(shape.sampled, SLICE), len(COLUMNS), dtype=torch.int32))
         program.rest(program.choose())
+    if state.drafter is not None:
+        features = program.features(torch.empty(1, dtype=torch.int64, device="meta")).float()
+        for joining in default_batches(config.max_running):
+            words = torch.empty(4, joining, dtype=torch.int32, device="meta")
+            state.drafter.join(words, features.expand(joining, -1).contiguous())
 
 
 def _keep_one_of_each(model: DeviceModel) -> None:

@@ -32,6 +32,11 @@ class Flight(Protocol):
         """Equal for steps that take equal times."""
         ...
 
+    @property
+    def over(self) -> bool:
+        """Has it been computed? Asked without waiting."""
+        ...
+
     def land(self) -> SequenceOf[Landed]:
         """Once, after all flights before it: what the step gave each work. Rows are where they belong."""
         ...

@@ -1,7 +1,8 @@
 """When the step in flight will have ended, so that the next is composed late, with all who have come.
 
 A step composed as soon as the one before has landed would keep every newcomer waiting for two whole steps. It
-knows shapes and seconds only.
+knows shapes and seconds only. What it expects is a guess: the loop also looks whether the step is over, else
+a step that was once seen to end late would be waited for that long ever after.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ class StepClock:
         """A step was composed and launched; that began at `began`."""
         self._composing_s = self._now() - began
 
-    def runs(self, shape: Hashable | None) -> None:
-        """The device has ended a step just now, if there was one, and goes on with one of this shape."""
-        now = self._now()
+    def ended(self) -> None:
+        """The device has ended its step, as is seen just now."""
         if self._running is not None:
-            took = now - self._since
+            took = self._now() - self._since
             self._seconds[self._running] = min(took, 1.05 * self._seconds.get(self._running, took))
-        self._running, self._since = shape, now
+        self._running = None
+
+    def runs(self, shape: Hashable | None) -> None:
+        """The device has ended a step by now, if there was one, and goes on with one of this shape."""
+        self.ended()
+        self._running, self._since = shape, self._now()
 
     @property
     def spare_s(self) -> float:

@@ -18,6 +18,8 @@ from eyas.engine.loop.step_clock import StepClock
 from eyas.engine.loop.step_counts import StepCounts
 from eyas.engine.scheduling.scheduler import Scheduler
 
+LOOK_S = 0.001  # a step in flight may end earlier than expected: that is looked for so often
+
 
 @dataclass
 class StepLoop:
@@ -32,8 +34,11 @@ class StepLoop:
 
     @property
     def spare_s(self) -> float:
-        """How long the loop may still listen before the next step has to be composed."""
-        return self._clock.spare_s
+        """How long the loop may listen until it asks again; 0: the next step has to be composed."""
+        if self._flight is None or self._flight.over:
+            self._clock.ended()
+            return 0.0
+        return min(self._clock.spare_s, LOOK_S)
 
     def step(self) -> bool:
         """Launch what can run, then land what was launched before; False when there was neither."""
