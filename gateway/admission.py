@@ -181,11 +181,8 @@ def answer_limit(model: ServedModel, prompt: int, least: int = 1) -> int:
     """
     left = model.context_length - prompt
     if left < least:
-        answer = " and at least one token must be left for the answer" if least else ""
-        raise ContextLengthExceeded(
-            f"the prompt has {prompt} tokens, but the context length is {model.context_length}{answer}",
-            param="prompt",
-        )
+        answer = ", and at least one token must be left for the answer" if least else ""
+        raise ContextLengthExceeded(f"{_most(model)}, but the prompt has {prompt}{answer}", param="prompt")
     return left
 
 
@@ -197,8 +194,11 @@ def _max_tokens(model: ServedModel, prompt: int, options: GenerationOptions) -> 
         return min(left, default)
     if asked > left:
         raise ContextLengthExceeded(
-            f"the prompt has {prompt} tokens and max_tokens is {asked}: "
-            f"together more than the context length of {model.context_length}",
-            param="max_tokens",
+            f"{_most(model)}, but the prompt has {prompt} and max_tokens is {asked}", param="max_tokens"
         )
     return asked
+
+
+def _most(model: ServedModel) -> str:
+    """The beginning of a refusal, in words by which clients know it."""
+    return f"this model's maximum context length is {model.context_length} tokens"

@@ -20,6 +20,7 @@ from gateway.text import TextDelta, UsageCounts
 from gateway.timings import TimingsObject, timings_object
 
 DONE = b"data: [DONE]\n\n"
+_ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}  # by HTTP status, where one has its own
 _encode = msgspec.json.Encoder().encode
 
 Ids = Sequence[int] | msgspec.UnsetType  # sent on request only
@@ -326,9 +327,8 @@ def prompt_ids(call: ApiCall, choice: int) -> Ids:
 
 def error_body(error: EyasError) -> bytes:
     """OpenAI's error object."""
-    kind = "invalid_request_error" if error.http_status < 500 else "server_error"
-    if error.http_status == 429:
-        kind = "rate_limit_error"
+    by_class = "invalid_request_error" if error.http_status < 500 else "server_error"
+    kind = _ERROR_TYPES.get(error.http_status, by_class)
     return _encode(ErrorBody(ErrorObject(str(error), kind, error.param, error.code)))
 
 

@@ -39,10 +39,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     arguments = parser.parse_args()
-    with Followers(_follower, arguments.ranks) as followers:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with Followers(_follower, arguments.ranks, arguments.out / "meeting") as followers:
         followers.wait_ready(LIMIT_S)
         report = _measure_all(followers.rank_info, followers.dismiss)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "parallel.json").write_text(json.dumps(report, indent=1))
     print(json.dumps(report, indent=1))
 

@@ -27,10 +27,12 @@ from eyas.common.errors import (
     Unavailable,
 )
 from gateway.grpc_front import GrpcFront
+from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics
 
 CONFIG = GatewayConfig(grpc_port=0, max_body_bytes=4096, api_keys=("sesame", "open"))
 KEY = (("authorization", "Bearer open"),)
+KEYS = Keys(CONFIG.api_keys)
 GENERATE = "/eyas.v1.Eyas/Generate"
 SOON_S = 5.0
 
@@ -69,6 +71,17 @@ async def test_the_key_is_checked_before_the_message_is_read() -> None:
         huge = channel.unary_stream(GENERATE)(bytes(3 * 2**20), timeout=SOON_S)
         assert type(await fate(huge)) is Unauthorized
         assert backend.requests == []
+
+
+async def test_a_call_is_made_in_the_name_of_its_key() -> None:
+    async with served() as (channel, backend):
+        for given in ("Bearer sesame", "Bearer open"):
+            call = channel.unary_stream(GENERATE)(
+                b"\x12\x01x", metadata=(("authorization", given),), timeout=SOON_S
+            )
+            await call.read()
+            assert backend.requests[-1].caller == KEYS.caller(given)
+        assert len({request.caller for request in backend.requests}) == 2
 
 
 async def test_a_message_is_bounded_in_size_and_time(monkeypatch: pytest.MonkeyPatch) -> None:

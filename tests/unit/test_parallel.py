@@ -129,8 +129,8 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    with Followers(_follower, RANKS) as followers:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with Followers(_follower, RANKS, tmp_path_factory.mktemp("ranks") / "meeting") as followers:
         followers.wait_ready(60)
         member = Member(followers.rank_info)
         yield Pair(followers, member)

@@ -16,6 +16,7 @@ import pytest
 from eyas.common.errors import EngineError
 from eyas.engine.parallel import ranks
 from eyas.engine.parallel.ranks import Channel, Followers, RankCall, RankInfo, follow
+from eyas.worker.pool_folder import remove_pools
 
 READY_S = 30.0
 
@@ -52,7 +53,7 @@ def _killed(rank_info: RankInfo, channel: Channel) -> None:
 
 @pytest.fixture
 def trio(tmp_path: Path) -> Iterator[Followers]:
-    with Followers(functools.partial(_write_down, tmp_path), 3) as followers:
+    with Followers(functools.partial(_write_down, tmp_path), 3, tmp_path / "meeting") as followers:
         followers.wait_ready(READY_S)
         yield followers
 
@@ -111,30 +112,32 @@ def test_close_ends_even_a_follower_that_hangs(trio: Followers, monkeypatch: pyt
     trio.close()
     assert time.monotonic() - began < 5
     assert not any(follower._process.is_alive() for follower in trio._followers)
-    assert not Path(trio.rank_info.meeting).parent.exists()
+    assert not Path(trio.rank_info.meeting).exists()
 
 
 @pytest.mark.parametrize(
     ("main", "words"),
     [(_cannot_load, "ValueError: the folder is empty"), (_killed, "killed by SIGKILL")],
 )
-def test_a_follower_that_cannot_start_says_why(main: ranks.FollowerMain, words: str) -> None:
-    with Followers(main, 2) as followers, pytest.raises(EngineError, match=words):
+def test_a_follower_that_cannot_start_says_why(main: ranks.FollowerMain, words: str, tmp_path: Path) -> None:
+    with Followers(main, 2, tmp_path / "meeting") as followers, pytest.raises(EngineError, match=words):
         followers.wait_ready(READY_S)
 
 
-def test_a_follower_that_is_late_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_that_is_late_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ranks, "LEAVE_S", 0.2)
     with (
-        Followers(_never_ready, 2) as followers,
+        Followers(_never_ready, 2, tmp_path / "meeting") as followers,
         pytest.raises(EngineError, match="rank 1 of 2 was not ready in time"),
     ):
         followers.wait_ready(0.0)
 
 
-def _rank_zero(report: Connection) -> None:
+def _rank_zero(report: Connection, folder: Path) -> None:
     """A rank 0 that tells who its follower is and then does nothing."""
-    followers = Followers(_hang_on_the_device, 2)
+    from eyas.engine.kv.pool import new_pool_path  # loads torch, which no follower here needs
+
+    followers = Followers(_hang_on_the_device, 2, new_pool_path("meeting", folder))
     followers.wait_ready(READY_S)
     report.send(followers._followers[0]._process.pid)
     time.sleep(600)
@@ -145,10 +148,17 @@ def _hang_on_the_device(rank_info: RankInfo, channel: Channel) -> None:
     time.sleep(600)  # never looks at its channel again
 
 
-def test_no_follower_outlives_rank_zero() -> None:
+def test_neither_follower_nor_file_outlives_rank_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the killed process could not remove, its owner does; nothing lies where that does not look."""
+    pools, temporary = tmp_path / "pools", tmp_path / "tmp"
+    pools.mkdir()
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    rank_zero = context.Process(target=_rank_zero, args=(theirs,))
+    rank_zero = context.Process(target=_rank_zero, args=(theirs, pools))
     rank_zero.start()
     assert ours.poll(READY_S)
     follower = ours.recv()
@@ -159,6 +169,10 @@ def test_no_follower_outlives_rank_zero() -> None:
     while _running(follower) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _running(follower)
+    assert len(list(pools.iterdir())) == 1 and list(temporary.iterdir()) == []
+    assert rank_zero.pid
+    remove_pools(pools, rank_zero.pid)
+    assert list(pools.iterdir()) == []
 
 
 def _running(pid: int) -> bool:

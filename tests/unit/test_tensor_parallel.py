@@ -212,8 +212,8 @@ def no_group_is_left() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_group_is_left")
-def test_a_rank_that_waits_for_a_device_hears_of_a_dead_follower() -> None:
-    led = Lead(_idle, 2, "cpu")
+def test_a_rank_that_waits_for_a_device_hears_of_a_dead_follower(tmp_path: Path) -> None:
+    led = Lead(_idle, 2, "cpu", tmp_path / "meeting")
     led.tell(RankCall("die"))
     with pytest.raises(EngineError, match="rank 1 of 2 has ended: killed by SIGKILL"):
         led.wait(NEVER)
@@ -223,17 +223,17 @@ def test_a_rank_that_waits_for_a_device_hears_of_a_dead_follower() -> None:
 
 
 @pytest.mark.usefixtures("no_group_is_left")
-def test_a_step_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_has_a_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(lead, "STEP_S", 0.3)
-    led = Lead(_idle, 2, "cpu")
+    led = Lead(_idle, 2, "cpu", tmp_path / "meeting")
     with pytest.raises(EngineError, match="have not done a step in 0.3 s"):
         led.wait(NEVER)
     led.close()
 
 
 @pytest.mark.usefixtures("no_group_is_left")
-def test_a_follower_that_cannot_load_says_why() -> None:
-    led = Lead(_early, 2, "cpu")
+def test_a_follower_that_cannot_load_says_why(tmp_path: Path) -> None:
+    led = Lead(_early, 2, "cpu", tmp_path / "meeting")
     with pytest.raises(EngineError, match="ConfigError: no room for the weights"):
         led.group.least(5)
     led.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,9 +37,14 @@ class Lead:
     `whole`: no follower has been lost.
     """
 
-    def __init__(self, main: Callable[[RankInfo, Channel], None], ranks: int, device: str) -> None:
-        """Starts them, each in `main`, and joins them. Raises EngineError if one does not come."""
-        self._followers = Followers(main, ranks)
+    def __init__(
+        self, main: Callable[[RankInfo, Channel], None], ranks: int, device: str, meeting: Path
+    ) -> None:
+        """Starts them, each in `main`, and joins them by a new file `meeting`.
+
+        Raises EngineError if one does not come.
+        """
+        self._followers = Followers(main, ranks, meeting)
         self.whole = True
         try:
             self._followers.wait_ready(START_S)

@@ -140,12 +140,15 @@ class KvPool:
 
 
 def new_pool_path(group: str, directory: Path = SHARED_MEMORY) -> Path:
-    """A fresh name that says which process owns the file, for `sweep_stale`."""
+    """A fresh name, for a pool or what else lies beside one, that says which process owns the file.
+
+    `sweep_stale` removes it when that process is gone.
+    """
     return directory / f"eyas-{os.getpid()}-{secrets.token_hex(4)}-{group}"
 
 
 def sweep_stale(directory: Path = SHARED_MEMORY) -> list[Path]:
-    """Removes the pools of processes that are gone, and says which."""
+    """Removes the files of processes that are gone, and says which."""
     stale = []
     for path in directory.glob("eyas-*"):
         name = _POOL_NAME.fullmatch(path.name)

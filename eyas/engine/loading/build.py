@@ -28,7 +28,7 @@ from eyas.engine.ipc.messages import Ready
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pages import PagePool
-from eyas.engine.kv.pool import KvPool, sweep_stale
+from eyas.engine.kv.pool import KvPool, new_pool_path, sweep_stale
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.loading import follower
 from eyas.engine.loading.device_build import build_device, rounds_ahead
@@ -130,7 +130,8 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
     if loaded.config.tensor_parallel_size > 1:
         with start.phases("ranks"):
             ranks, first = loaded.config.tensor_parallel_size, loaded.of_rank(0)
-            lead = Lead(partial(follower.main, loaded), ranks, first.config.device)
+            meeting = new_pool_path("meeting", Path(first.config.pool_dir))
+            lead = Lead(partial(follower.main, loaded), ranks, first.config.device, meeting)
         loaded = first
     loaded, device = build_device(loaded, start, lead)
     config = loaded.config

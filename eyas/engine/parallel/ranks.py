@@ -18,11 +18,11 @@ import selectors
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -50,7 +50,7 @@ FAILED = "failed"
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One rank's place in a group. `meeting`: a path without a file yet, the same for all ranks."""
+    """One rank's place in a group. `meeting`: the path of an empty file, the same for all ranks."""
 
     rank: int = 0
     ranks: int = 1
@@ -101,13 +101,17 @@ FollowerMain = Callable[[RankInfo, Channel], None]
 class Followers:
     """Ranks 1 .. ranks-1: the constructor starts them, `close` ends them. `rank_info` is that of rank 0.
 
+    `meeting` is the path of a file that the constructor makes and `close` removes. After a kill it stays: it
+    lies where the owner of the process looks for what a killed one has left.
+
     One thread makes and uses it; when that thread ends, the followers are killed.
     """
 
-    def __init__(self, main: FollowerMain, ranks: int) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="eyas-ranks-", ignore_cleanup_errors=True)
-        self.rank_info = RankInfo(0, ranks, f"{self._folder.name}/meeting")
-        others = [RankInfo(rank, ranks, self.rank_info.meeting) for rank in range(1, ranks)]
+    def __init__(self, main: FollowerMain, ranks: int, meeting: Path) -> None:
+        meeting.touch(mode=0o600, exist_ok=False)
+        self._meeting = meeting
+        self.rank_info = RankInfo(0, ranks, str(meeting))
+        others = [RankInfo(rank, ranks, str(meeting)) for rank in range(1, ranks)]
         self._followers = [_Follower(main, rank_info) for rank_info in others]
 
     def __enter__(self) -> Self:
@@ -151,7 +155,7 @@ class Followers:
         deadline = time.monotonic() + LEAVE_S
         for follower in self._followers:
             follower.reap(deadline)
-        self._folder.cleanup()
+        self._meeting.unlink(missing_ok=True)
 
 
 class _Follower:
