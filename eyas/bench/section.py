@@ -14,10 +14,10 @@ from typing import Any
 
 from eyas.bench.surroundings import Surroundings
 
-Row = dict[str, Any]  # the figures of a run, with "case" and "speculative"
+Row = dict[str, Any]  # the figures of a run, with "case" and "drafts"
 COLUMNS = {
     "case": "case",
-    "drafts": "speculative",
+    "drafts": "drafts",
     "requests": "completed",
     "failed": "failed",
     "output tokens/s": "output_throughput",
@@ -95,7 +95,7 @@ def markdown(section: Section) -> str:
 def grid(rows: Sequence[Row]) -> str:
     """Rows as a Markdown table; columns in which no row has a figure are left out."""
     columns = {title: key for title, key in COLUMNS.items() if any(row.get(key) is not None for row in rows)}
-    lines = [list(columns), ["---" if key in ("case", "speculative") else "--:" for key in columns.values()]]
+    lines = [list(columns), ["---" if key in ("case", "drafts") else "--:" for key in columns.values()]]
     lines += [[_cell(row.get(key)) for key in columns.values()] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -167,9 +167,11 @@ class Suite:
             raise asyncio.CancelledError
         if all(record.error for record in result.records):
             raise EyasError(f"{name}: no request succeeded: {result.records[0].error}")
-        row = {"case": name, "speculative": speculative, **figures(result, details=True)}
+        found = figures(result, details=True)
+        drafts = bool(found["accepted_tokens"] or found["rejected_tokens"])
+        row = {"case": name, "speculative": speculative, "drafts": drafts, **found}
         # A server that tells its acceptance since it started tells it of these requests too.
-        return row if drafted(row) else {**row, "accept_length": None}
+        return row if drafts else {**row, "accept_length": None}
 
     def _plan(self, case: Case, speculative: bool) -> Plan:
         return Plan(
@@ -191,7 +193,7 @@ class Suite:
 
 def told(row: Row) -> str:
     """One line for people."""
-    drafts = "drafts" if row["speculative"] else "no drafts"
+    drafts = "drafts" if row["drafts"] else "no drafts"
     counts = f"{row['completed']} requests, {row['failed']} failed, {row['output_throughput']:,.0f} tokens/s"
     times = [
         f"{name.upper()} {row[f'median_{name}_ms']:.2f} ms (p99 {row[f'p99_{name}_ms']:.2f})"
@@ -210,7 +212,7 @@ def draw(tables: Sequence[Table], page: Path, where: Surroundings) -> list[Plot]
     for table in tables:
         for row in table.rows:
             if row["completed"] >= FEWEST_DRAWN:
-                run = from_figures(row, row["case"], "with drafts" if drafted(row) else "without drafts")
+                run = from_figures(row, row["case"], "with drafts" if row["drafts"] else "without drafts")
                 runs.setdefault(row["case"], []).append(run)
     plots = []
     for case, found in runs.items():
@@ -219,11 +221,6 @@ def draw(tables: Sequence[Table], page: Path, where: Surroundings) -> list[Plot]
         plot_runs(found, page / path, caption)
         plots.append(Plot(path, caption))
     return plots
-
-
-def drafted(row: Row) -> bool:
-    """Whether the server told of drafts."""
-    return bool(row["accepted_tokens"] or row["rejected_tokens"])
 
 
 def _slug(text: str) -> str:

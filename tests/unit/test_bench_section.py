@@ -12,7 +12,7 @@ from eyas.bench.section import Plot, Section, Table, grid, replaced, write_secti
 from eyas.bench.surroundings import Surroundings, look_around
 
 HERE = Surroundings("A CPU (r), 2 cores", "24 GiB of memory", "abc1234", "2026-11-22", 0.4, 2)
-ROW = {"case": "bs1", "speculative": True, "completed": 2, "failed": 0, "median_tpot_ms": 4.105}
+ROW = {"case": "bs1", "drafts": True, "completed": 2, "failed": 0, "median_tpot_ms": 4.105}
 TABLE = Table("Plain", "eyas bench suite bs1", [ROW, {**ROW, "case": "bs8"}], ["Ready after 3 s."])
 SECTION = Section(HERE, "make bench", [TABLE], [Plot("plots/a.svg", "chats")])
 

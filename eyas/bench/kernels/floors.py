@@ -1,8 +1,7 @@
-"""What this machine can do at best, measured here: plain copies and one large product.
+"""What this machine can do at best, measured here: plain passes over memory, and one large product.
 
-A call's floor is the time that its bytes take at the speed of a copy, or its operations at the speed of the
-product, whichever is longer. It is not a theoretical limit: a kernel that only reads may be a little faster
-than a copy, which reads and writes.
+A call's floor is the time that its bytes take at the speed of the fastest pass, or its operations at the
+speed of the product, whichever is longer. It is measured, not a theoretical limit.
 """
 
 from __future__ import annotations
@@ -35,14 +34,11 @@ class Floors:
         host = _host_copy(setting)
         if setting.device == "cpu":
             return cls({"memory": host, "host": host}, _product(setting, SIDE_CPU))
-        there = torch.empty(COPY_BYTES_GPU, dtype=torch.uint8, device=setting.device)
-        other = torch.empty_like(there)
-        memory = 2 * there.nbytes / graph_us([lambda: other.copy_(there)] * 4) * 1e6
-        pinned = torch.empty(there.nbytes // 4, dtype=torch.uint8, pin_memory=True)
-        part = there[: pinned.nbytes]
+        pinned = torch.empty(COPY_BYTES_GPU // 4, dtype=torch.uint8, pin_memory=True)
+        part = torch.empty_like(pinned, device=setting.device)
         return cls(
             {
-                "memory": memory,
+                "memory": _device_memory(setting),
                 "host": host,
                 "to host": _crossing(part, pinned),
                 "to device": _crossing(pinned, part),
@@ -61,6 +57,17 @@ class Floors:
     def __str__(self) -> str:
         roads = ", ".join(f"{road} {speed / 1e9:,.1f} GB/s" for road, speed in self.bandwidth.items())
         return f"copies: {roads}; products: {self.flops / 1e12:,.3g} TFLOP/s"
+
+
+def _device_memory(setting: Setting) -> float:
+    """Bytes per second of the fastest pass: a copy, a kernel that reads and writes, one that only reads."""
+    there = torch.ones(COPY_BYTES_GPU // 4, device=setting.device)
+    other, total = torch.empty_like(there), torch.empty((), device=setting.device)
+    passes = {
+        2 * there.nbytes: (lambda: other.copy_(there), lambda: torch.neg(there, out=other)),
+        there.nbytes: (lambda: torch.amax(there, (), out=total),),
+    }
+    return max(nbytes / graph_us([call] * 4) * 1e6 for nbytes, calls in passes.items() for call in calls)
 
 
 def _host_copy(setting: Setting) -> float:
