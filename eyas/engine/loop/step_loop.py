@@ -79,7 +79,7 @@ class StepLoop:
         seq.tree = None
 
     def _land(self, following: Flight | None) -> None:
-        """Waits for the flight in the air, if any; `following` is in the air while its tokens are committed."""
+        """Waits for the flight in the air, if any; `following` flies while what landed is committed."""
         flight, self._flight = self._flight, following
         landed = flight.land() if flight is not None else ()
         self._clock.runs(None if following is None else following.shape)
