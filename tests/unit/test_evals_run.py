@@ -230,7 +230,7 @@ def test_a_side_is_read_from_settings() -> None:
     assert read_side("no-speculative", first) == Side("http://a", "k", "m", False)
     assert read_side("http://b:1/,model=n,api-key=z", first) == Side("http://b:1", "z", "n", True)
     assert read_side("speculative", Side("http://a", speculative=False)).speculative
-    assert "k" not in repr(first).split("model")[0].removeprefix("Side(url='http://a'")
+    assert "api_key" not in repr(first)
     with pytest.raises(ConfigError, match="'model=' is none of"):
         read_side("model=", first)
 
