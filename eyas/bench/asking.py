@@ -40,8 +40,8 @@ class Target:
         record = reading.record
         try:
             await self.server.stream(self.backend.path, body, reading.event)
-        except (EyasError, OSError, TimeoutError) as error:
-            record.error = str(error) or type(error).__name__
+        except (EyasError, OSError) as error:
+            record.error = str(error)
         reading.close(len(question) if isinstance(question, tuple) else 0, max_tokens)
         return record
 

@@ -19,6 +19,7 @@ from eyas.bench.asking import Target
 from eyas.bench.backends import Message, Question
 from eyas.bench.jobs import Job, Turn, arrivals
 from eyas.bench.records import RequestRecord, Run
+from eyas.worker.descriptors import raise_limit
 
 LAG_EVERY_S = 0.01
 
@@ -45,6 +46,7 @@ async def run_load(target: Target, load: Load, settings: dict[str, Any], on_reco
     Nothing is raised for a failed request. If the caller is cancelled (Ctrl-C), the run ends at once with the
     requests that had ended, and is marked as not complete.
     """
+    raise_limit()  # a connection per request that is under way
     sending = _Sending(target, load, on_record)
     complete = True
     async with ClientMeter() as meter:
