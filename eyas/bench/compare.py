@@ -84,7 +84,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(first: Sequence[SavedRun], second: Sequence[SavedRun]) -> list[Comparison]:
-    """A comparison per settings. Raises ConfigError if the two sides have none in common."""
+    """A comparison per settings.
+
+    Raises ConfigError if the two sides have none in common, or if a run was interrupted.
+    """
+    for run in (*first, *second):
+        if run.figures.get("complete") is False:
+            raise ConfigError(f"{run.name}: a run was interrupted: its requests cannot be paired with others")
     sides = _by_settings(first), _by_settings(second)
     if common := [key for key in sides[0] if key in sides[1]]:
         return [_compared(sides[0][key], sides[1][key]) for key in common]
