@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyas.bench.lines import Lines, writable
+from eyas.bench.files import check_writable
+from eyas.bench.lines import Lines
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError
 from eyas.configuration import engine_config
@@ -45,11 +46,11 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured, in every mode. `profile`: a file for a trace of the last batch; "": none."""
+    """What is measured, in every mode. `profile`: a file for a trace of the last batch."""
 
     batches: tuple[Batch, ...]
     run_name: str
-    profile: str = ""
+    profile: Path | None = None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +60,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--input-len", type=positive, nargs="+", default=[256], metavar="N", help="prompt tokens (256)")
     add("--output-len", type=positive, nargs="+", default=[128], metavar="N", help="tokens to come (128)")
     add("--run-name", default="default", metavar="NAME", help="stands in every line (default)")
-    add("--output-file", metavar="FILE", help="appends a JSON line per batch and mode")
-    add("--profile", default="", metavar="FILE", help="a chrome trace of the last batch, by torch.profiler")
+    add("--output-file", type=Path, metavar="FILE", help="appends a JSON line per batch and mode")
+    add("--profile", type=Path, metavar="FILE", help="a chrome trace of the last batch, by torch.profiler")
     add_engine(parser)
 
 
@@ -73,14 +74,13 @@ def run(args: argparse.Namespace) -> int:
     largest = max(batch.size for batch in plan.batches)
     config = config_for(args, largest)
     check(config)
-    if plan.profile:
-        writable(plan.profile, "profile")
+    check_writable("profile", plan.profile)
     lines = Lines(COLUMNS, args.output_file, show=_shown)
     modes = list(modes_of(config))
     parts = []
     for mode, chosen in modes:
         # The trace is of the way that serves.
-        last = dataclasses.replace(plan, profile=plan.profile if mode == modes[-1][0] else "")
+        last = dataclasses.replace(plan, profile=plan.profile if mode == modes[-1][0] else None)
         parts.append(Part(f"one-batch ({mode})", functools.partial(measure, chosen, last, mode)))
     failed = run_parts(parts, lines.tell)
     return int(bool(failed or lines.failed))
@@ -171,7 +171,7 @@ def script(plan: Plan, vocab_size: int, constant: dict[str, Any], tell: Tell) ->
             continue
         tell(constant | figures(batch, traces))
     if plan.profile:
-        yield from profiled(plan.batches[-1], vocab_size, Path(plan.profile))
+        yield from profiled(plan.batches[-1], vocab_size, plan.profile)
 
 
 def profiled(batch: Batch, vocab_size: int, file: Path) -> Script:

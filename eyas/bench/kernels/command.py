@@ -51,7 +51,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "families:\n" + "\n".join(f"  {name:10} {text}" for name, text in FAMILIES.items())
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"(all: {' '.join(FAMILIES)})")
-    parser.add_argument("--output-file", metavar="FILE", help="appends a JSON line per kernel and size")
+    parser.add_argument(
+        "--output-file", type=Path, metavar="FILE", help="appends a JSON line per kernel and size"
+    )
     add_engine(parser)
 
 
