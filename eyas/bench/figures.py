@@ -90,12 +90,11 @@ def _peaks(good: list[RequestRecord]) -> dict[str, Any]:
 
 def _own(run: Run, good: list[RequestRecord], slo: Slo | None) -> dict[str, Any]:
     """What SGLang's object does not have."""
-    with_wait = _spread("ttft_with_wait", [record.waited_s + record.ttft_s for record in good])
     out: dict[str, Any] = {
         "complete": run.complete,
         "failed": len(run.records) - len(good),
         "first_error": next((record.error for record in run.records if record.error), None),
-        **{key: with_wait[key] for key in with_wait if not key.startswith(("std", "p95"))},
+        **_spread("ttft_with_wait", [record.waited_s + record.ttft_s for record in good]),
         "accepted_tokens": sum(record.accepted for record in good),
         "rejected_tokens": sum(record.rejected for record in good),
         "client_cpu": run.client_cpu,
@@ -110,9 +109,7 @@ def _own(run: Run, good: list[RequestRecord], slo: Slo | None) -> dict[str, Any]
         }
     names = dict.fromkeys(name for record in good for name in record.phases_ms)
     for name in names:
-        times = [record.phases_ms[name] for record in good if name in record.phases_ms]
-        out[f"mean_{name}_ms"], out[f"median_{name}_ms"] = float(np.mean(times)), float(np.median(times))
-        out[f"p99_{name}_ms"] = float(np.percentile(times, 99))
+        out |= _spread(name, [1e-3 * record.phases_ms[name] for record in good if name in record.phases_ms])
     return out
 
 

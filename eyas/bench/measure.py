@@ -7,7 +7,6 @@ refuses to know flags and screens.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,11 +68,9 @@ class Measurement:
         await made._warm_up()
         return made
 
-    async def run(self, on_record: OnRecord, rate: float | None = None) -> Run:
-        """One run. `rate`: instead of the plan's. Raises nothing for failed requests."""
+    async def run(self, on_record: OnRecord) -> Run:
+        """One run. Raises nothing for failed requests."""
         plan = self._plan
-        if rate is not None:
-            plan = dataclasses.replace(plan, rate=rate)
         load = Load(self._jobs, plan.rate, plan.max_concurrency, plan.draw.seed)
         settings = {
             **plan.settings(),

@@ -27,14 +27,13 @@ from eyas.bench.plots.style import check_plot
 from eyas.bench.records import RequestRecord
 from eyas.bench.runner import OnRecord
 from eyas.bench.saved import from_figures
-from eyas.bench.summary import said_rate, summary, warnings
+from eyas.bench.summary import said_rate, summary, warn
+from eyas.commands import INTERRUPTED
 from eyas.common.errors import EyasError
 from eyas.configuration import client_key, own_config
 from eyas.flags import add_engine, add_layout, add_server
 from eyas.worker.screen import run_on_screen
 from eyas.worker.serve import LocalCluster
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -91,12 +90,11 @@ async def measure(server: Server, plan: Plan, output: Output) -> int:
         print(f"token ids are below {measurement.vocab_size} ({measurement.vocab_from})")
     with progress(sum(len(job.turns) for job in plan.jobs)) as on_record:
         result = await measurement.run(on_record)
-    if not any(not record.error for record in result.records) and result.complete:
+    if result.complete and all(record.error for record in result.records):
         raise EyasError(f"none of {len(result.records)} requests succeeded: {result.records[0].error}")
     line = {"tag": output.tag, **figures(result, plan.slo, details=True)}
     print(summary(line))
-    for warning in warnings(result):
-        print(f"warning: {warning}", file=sys.stderr)
+    warn(result)
     _write(line, output)
     return _exit_code(line)
 

@@ -1,7 +1,8 @@
-"""One run as a table for people. It knows the names of figures, and no way of measuring."""
+"""One run as a table for people, and what may have distorted it. It knows no way of measuring."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,14 +29,15 @@ def summary(figures: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *_table(figures)])
 
 
-def warnings(run: Run) -> list[str]:
-    """What may have distorted the run: the client at its limit."""
+def warn(run: Run) -> None:
+    """Says on standard error what may have distorted the run: the client at its limit."""
     found = []
     if run.client_cpu > CPU_BOUND:
         found.append(f"the client used {run.client_cpu:.0%} of a core: it may have been the slower side")
     if run.client_lag_ms > LAG_BOUND_MS:
         found.append(f"the client was up to {run.client_lag_ms:.1f} ms late (p99): latencies include that")
-    return found
+    for warning in found:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _facts(figures: dict[str, Any]) -> Iterator[tuple[str, str | None]]:

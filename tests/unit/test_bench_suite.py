@@ -70,7 +70,13 @@ def test_cases_run_with_drafts_and_without_on_other_prompts(server: type[Scripte
     with_drafts, without = server.plans[-2:]
     assert (with_drafts.extra, without.extra) == ({}, {"speculative": False})
     assert with_drafts.jobs != without.jobs and len(with_drafts.jobs) == 8
-    assert [plan.dataset for plan in server.plans[:-2]] == list(suite.WARM_UP)
+    assert [plan.dataset for plan in server.plans[:-2]] == [suite.WARM_UP], "no chat, so none warms it up"
+    assert with_drafts.settings()["seed"] != without.settings()["seed"]
+
+
+def test_chats_are_measured_with_a_warm_cache(server: type[Scripted]) -> None:
+    assert main(["bench", "suite", "chat8", "--url", URL]) == 0
+    assert [plan.dataset for plan in server.plans] == [suite.WARM_UP, suite.WARM_UP_CHATS, "chat8"]
 
 
 def test_a_report_is_a_section_with_figures_and_lines(tmp_path: Path, server: type[Scripted]) -> None:
