@@ -41,7 +41,7 @@ CHATS = (
 
 
 @dataclass(frozen=True)
-class Case:
+class LoadCase:
     """A named set of jobs, at most `concurrency` at once; `rate`: Poisson arrivals per second, if any."""
 
     name: str
@@ -50,7 +50,7 @@ class Case:
     rate: float | None = None
 
 
-def make_case(name: str, seed: int = 1) -> Case:
+def make_case(name: str, seed: int = 1) -> LoadCase:
     """One of CASES, by name. Raises ConfigError for anything else."""
     rng = random.Random(seed)
     if name in POISSON or name == "inf1k":
@@ -58,7 +58,9 @@ def make_case(name: str, seed: int = 1) -> Case:
     if chat := re.fullmatch(r"chat([1-9]\d*)", name):
         concurrency = int(chat[1])
         prompts = itertools.islice(itertools.cycle(CHATS), max(concurrency * 4, FEWEST_CHATS))
-        return Case(name, tuple(Job((Turn(prompt, 128),), may_stop=True) for prompt in prompts), concurrency)
+        return LoadCase(
+            name, tuple(Job((Turn(prompt, 128),), may_stop=True) for prompt in prompts), concurrency
+        )
     if shape := re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)", name):
         concurrency, prompt, answer, count = map(int, shape.groups())
     elif name in CLOSED:
@@ -68,10 +70,10 @@ def make_case(name: str, seed: int = 1) -> Case:
     if 0 in (concurrency, prompt, answer, count):
         raise ConfigError(f"CASE: {name!r} has a zero", param="CASE")
     jobs = (Job.single(draw_ids(rng, prompt), answer) for _ in range(count))
-    return Case(name, tuple(jobs), concurrency)
+    return LoadCase(name, tuple(jobs), concurrency)
 
 
-def _open(name: str, rng: random.Random) -> Case:
+def _open(name: str, rng: random.Random) -> LoadCase:
     """Draws a prompt's length, its ids, the answer's length, and again; then every arrival.
 
     This order is part of the case: figures of other servers were measured with it.
@@ -83,4 +85,4 @@ def _open(name: str, rng: random.Random) -> Case:
     rate = None if name == "inf1k" else POISSON_RATE
     dues = poisson(rng, rate or float("inf"))
     jobs = (Job.single(ids, answer, due) for (ids, answer), due in zip(turns, dues, strict=False))
-    return Case(name, tuple(jobs), OPEN_REQUESTS, rate)
+    return LoadCase(name, tuple(jobs), OPEN_REQUESTS, rate)

@@ -19,11 +19,11 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from eyas.bench.asking import Target
-from eyas.bench.backends import COMPLETIONS, Asking
+from eyas.bench.backends import COMPLETIONS, RequestTemplate
 from eyas.bench.child_server import child_server
 from eyas.bench.http import Server
 from eyas.bench.jobs import Job
-from eyas.bench.runner import Load, run_load
+from eyas.bench.runner import Workload, run_load
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import EyasError
 from eyas.common.types import Entry, Finish, GenerationRequest, Role, WorkerInfo
@@ -87,7 +87,7 @@ async def measure_gateway() -> dict[str, Any]:
         port, grpc_port = next(ports), next(ports)
     server = Server(f"http://127.0.0.1:{port}")
     async with child_server("eyas.bench.gateway_cost", (port, grpc_port), server, "/health") as child:
-        target = Target(server, COMPLETIONS, Asking(GatewayConfig.served_model))
+        target = Target(server, COMPLETIONS, RequestTemplate(GatewayConfig.served_model))
         process = psutil.Process(child.pid)
         await _cpu_s(process, target, LONG)  # warm-up
         short, long = await _cpu_s(process, target, SHORT), await _cpu_s(process, target, LONG)
@@ -101,7 +101,7 @@ async def measure_gateway() -> dict[str, Any]:
 
 async def _cpu_s(process: psutil.Process, target: Target, tokens: int) -> float:
     """The gateway's CPU seconds for REQUESTS answers of `tokens` tokens."""
-    load = Load((Job.single(tuple(range(100, 164)), tokens),) * REQUESTS, max_concurrency=CONCURRENCY)
+    load = Workload((Job.single(tuple(range(100, 164)), tokens),) * REQUESTS, max_concurrency=CONCURRENCY)
     before = process.cpu_times()
     run = await run_load(target, load, {}, lambda _: None)
     after = process.cpu_times()

@@ -25,7 +25,7 @@ from eyas.flags import add_engine, positive
 
 if TYPE_CHECKING:
     from eyas.bench.parts import Tell
-    from eyas.bench.static_batch import Batch, Script
+    from eyas.bench.static_batch import Script, StaticBatch
 
 EAGER, GRAPHS = "eager", "graphs"
 PROFILED_TOKENS = 16  # per request, so that a trace can still be looked at
@@ -45,10 +45,10 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """What is measured, in every mode. `profile`: a file for a trace of the last batch."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[StaticBatch, ...]
     run_name: str
     profile: Path | None = None
 
@@ -86,17 +86,17 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(failed or lines.failed))
 
 
-def plan_of(args: argparse.Namespace) -> Plan:
+def plan_of(args: argparse.Namespace) -> BatchPlan:
     """Every batch size with every input and output length."""
-    from eyas.bench.static_batch import Batch
+    from eyas.bench.static_batch import StaticBatch
 
     batches = tuple(
-        Batch(size, input_len, output_len)
+        StaticBatch(size, input_len, output_len)
         for size in args.batch_size
         for input_len in args.input_len
         for output_len in args.output_len
     )
-    return Plan(batches, args.run_name, args.profile)
+    return BatchPlan(batches, args.run_name, args.profile)
 
 
 def config_for(args: argparse.Namespace, largest: int) -> EngineConfig:
@@ -124,7 +124,7 @@ def modes_of(config: EngineConfig) -> Iterator[tuple[str, EngineConfig]]:
         yield GRAPHS, config
 
 
-def measure(config: EngineConfig, plan: Plan, mode: str, tell: Tell) -> None:
+def measure(config: EngineConfig, plan: BatchPlan, mode: str, tell: Tell) -> None:
     """Builds the engine, runs the plan's batches, and tells a line for each. In the process of a part."""
     from eyas.bench.fits import check_memory
     from eyas.engine.loading.startup import Start
@@ -159,7 +159,7 @@ def build_prompt_kernels(config: EngineConfig) -> None:
         print(f"eyas: {error.message}", file=sys.stderr)  # the engine then takes the triton kernel
 
 
-def script(plan: Plan, vocab_size: int, constant: dict[str, Any], tell: Tell) -> Script:
+def script(plan: BatchPlan, vocab_size: int, constant: dict[str, Any], tell: Tell) -> Script:
     """Every batch in turn; one that fails is told with its `error`, and the next one follows."""
     from eyas.bench.static_batch import figures, repeat
 
@@ -174,7 +174,7 @@ def script(plan: Plan, vocab_size: int, constant: dict[str, Any], tell: Tell) ->
         yield from profiled(plan.batches[-1], vocab_size, plan.profile)
 
 
-def profiled(batch: Batch, vocab_size: int, file: Path) -> Script:
+def profiled(batch: StaticBatch, vocab_size: int, file: Path) -> Script:
     """Runs a short batch under torch's profiler and writes what it saw as a chrome trace."""
     import torch
     from torch.profiler import profile

@@ -23,7 +23,7 @@ import numpy as np
 import uvloop
 
 from eyas.bench.asking import Target
-from eyas.bench.backends import COMPLETIONS, Asking
+from eyas.bench.backends import COMPLETIONS, RequestTemplate
 from eyas.bench.child_server import child_server
 from eyas.bench.http import Server
 from eyas.bench.jobs import Job
@@ -63,7 +63,7 @@ async def measure_client(pace: Pace) -> dict[str, Any]:
     words = ("--stub", address, "--streams", pace.streams, "--tokens-per-second", pace.tokens_per_s)
     server = Server(f"http://127.0.0.1:{address}")
     async with child_server("eyas.bench.overhead", words, server, "/"):
-        target = Target(server, COMPLETIONS, Asking("stub"))
+        target = Target(server, COMPLETIONS, RequestTemplate("stub"))
         job = Job.single(tuple(range(64)), max(2, int(pace.seconds / pace.step_s)))
         (turn,) = job.turns
         began = time.perf_counter()

@@ -20,7 +20,7 @@ TRACE = "trace"
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """A load and how it is asked for. None: as the server says (`model`, `vocab_size`), or no limit."""
 
     dataset: str
@@ -56,7 +56,7 @@ class Plan:
         }
 
 
-def make_plan(args: argparse.Namespace) -> Plan:
+def make_plan(args: argparse.Namespace) -> LoadPlan:
     """The plan from the flags of `add_plan`; the dataset is drawn. Raises ConfigError."""
     draw = Draw(
         count=args.num_prompts,
@@ -80,7 +80,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     jobs = DATASETS[args.dataset_name].jobs(draw)
     backend = args.backend or backends.backend_for(jobs)
     backends.check(backend, jobs)
-    return Plan(
+    return LoadPlan(
         dataset=args.dataset_name,
         draw=draw,
         jobs=jobs,

@@ -21,7 +21,7 @@ from eyas.bench.figures import figures, without_details
 from eyas.bench.files import append_line, check_writable
 from eyas.bench.http import Server
 from eyas.bench.measure import Measurement
-from eyas.bench.plan import Plan, add_plan, make_plan
+from eyas.bench.plan import LoadPlan, add_plan, make_plan
 from eyas.bench.plots.runs import plot_runs
 from eyas.bench.plots.style import check_plot
 from eyas.bench.records import RequestRecord
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     return run_on_screen(own_config(args), work, quiet=True)
 
 
-async def measure(server: Server, plan: Plan, output: Output) -> int:
+async def measure(server: Server, plan: LoadPlan, output: Output) -> int:
     """Measures a running server; prints and writes the result. Gives the exit code.
 
     Raises EyasError if nothing answers or no request succeeds.

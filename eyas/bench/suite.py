@@ -17,14 +17,14 @@ from pathlib import Path
 import uvloop
 
 from eyas.bench.backends import backend_for
-from eyas.bench.cases import CASES, Case, make_case
+from eyas.bench.cases import CASES, LoadCase, make_case
 from eyas.bench.datasets.draw import Draw
 from eyas.bench.figures import figures
 from eyas.bench.files import append_line, check_writable
 from eyas.bench.gateway_cost import measure_gateway
 from eyas.bench.http import Server
 from eyas.bench.measure import Facts, Measurement, look
-from eyas.bench.plan import Plan
+from eyas.bench.plan import LoadPlan
 from eyas.bench.plots.runs import plot_runs
 from eyas.bench.plots.style import check_plot
 from eyas.bench.saved import SavedRun, from_figures
@@ -177,8 +177,8 @@ class Suite:
         # A server that tells its acceptance since it started tells it of these requests too.
         return row if drafts else {**row, "accept_length": None}
 
-    def _plan(self, case: Case, seed: int, speculative: bool) -> Plan:
-        return Plan(
+    def _plan(self, case: LoadCase, seed: int, speculative: bool) -> LoadPlan:
+        return LoadPlan(
             dataset=case.name,
             draw=Draw(count=len(case.jobs), seed=seed),
             jobs=list(case.jobs),

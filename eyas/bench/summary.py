@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from eyas.bench.records import Run
+from eyas.bench.records import RunRecord
 
 CPU_BOUND = 0.7  # of a core
 LAG_BOUND_MS = 5.0
@@ -29,7 +29,7 @@ def summary(figures: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *_table(figures)])
 
 
-def warn(run: Run) -> None:
+def warn(run: RunRecord) -> None:
     """Says on standard error what may have distorted the run: the client at its limit."""
     found = []
     if run.client_cpu > CPU_BOUND:

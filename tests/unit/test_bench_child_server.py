@@ -1,4 +1,4 @@
-"""A server in a process of its own is there while it is needed, and one that does not come is told in time."""
+"""A server in a process of its own is there while it is needed; one that does not come is told in time."""
 
 from __future__ import annotations
 

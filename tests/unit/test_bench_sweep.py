@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from eyas.bench import sweep
-from eyas.bench.plan import Plan
-from eyas.bench.records import RequestRecord, Run
+from eyas.bench.plan import LoadPlan
+from eyas.bench.records import RequestRecord, RunRecord
 from eyas.bench.sweep import Sweep
 from eyas.cli import main
 from eyas.common.errors import Unavailable
@@ -64,16 +64,16 @@ class Scripted:
 
     client_cpu = 0.0
 
-    def __init__(self, plan: Plan, url: str) -> None:
+    def __init__(self, plan: LoadPlan, url: str) -> None:
         self.plan, self.url = plan, url
 
     @classmethod
-    async def begin(cls, plan: Plan, server: Any) -> Scripted:
+    async def begin(cls, plan: LoadPlan, server: Any) -> Scripted:
         if server.url not in LIMITS:
             raise Unavailable(f"nothing listens at {server.url}")
         return cls(plan, server.url)
 
-    async def run(self, on_record: Any) -> Run:
+    async def run(self, on_record: Any) -> RunRecord:
         ttft = 0.1 if self.plan.rate <= LIMITS[self.url] else 1.0
         records = [
             RequestRecord(
@@ -81,7 +81,9 @@ class Scripted:
             )
             for i in range(len(self.plan.jobs))
         ]
-        return Run(self.plan.settings(), len(records) / self.plan.rate, records, client_cpu=self.client_cpu)
+        return RunRecord(
+            self.plan.settings(), len(records) / self.plan.rate, records, client_cpu=self.client_cpu
+        )
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from eyas.configuration import engine_config
 from eyas.flags import add_engine
 
 if TYPE_CHECKING:
-    from eyas.bench.kernels.case import Case, Setting
+    from eyas.bench.kernels.case import KernelCase, Setting
     from eyas.bench.kernels.floors import Floors
     from eyas.bench.parts import Line, Tell
 
@@ -90,7 +90,7 @@ def measure(config: EngineConfig, family: str, tell: Tell) -> None:
             tell({"family": family, "kernel": case.name} | figures(case, setting, floors))
 
 
-def figures(case: Case, setting: Setting, floors: Floors) -> Line:
+def figures(case: KernelCase, setting: Setting, floors: Floors) -> Line:
     """The case's time beside its floor; or its `error`, and the next one may still work."""
     from eyas.bench.kernels.timing import CLOCKS
     from eyas.bench.parts import brief
