@@ -103,7 +103,11 @@ async def measure(server: Server, plan: LoadPlan, output: Output) -> int:
 def progress(total: int) -> Iterator[OnRecord]:
     """A bar of `total` requests on a terminal's standard error; gives what moves it."""
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True) as bar:
+    console = Console(stderr=True)
+    shown = Progress(
+        *columns, console=console, refresh_per_second=2, transient=True, disable=not console.is_terminal
+    )
+    with shown as bar:
         task = bar.add_task("", total=total)
         failed = 0
 

@@ -53,7 +53,7 @@ def _facts(figures: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "tokens out", f"{figures['total_output_tokens']:,}  ({peak})"
     yield "requests", f"{figures['request_throughput']:.2f} per second"
     most = figures["max_concurrent_requests"]
-    yield "under way", f"{figures['concurrency']:.1f} on average, at most {most}"
+    yield "under way", f"{figures['concurrency']:.1f} on average, at most {most} in the same second"
     yield "acceptance length", _or_none(figures["accept_length"], ".2f")
     if "slo" in figures:
         met = f"{figures['goodput']:.2f} good requests per second, {figures['slo_attainment']:.1%} of all"

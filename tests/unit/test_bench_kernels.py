@@ -214,7 +214,7 @@ def test_the_command_writes_a_line_per_case(
     assert [line["kernel"] for line in lines] == ["shm, pages in a row", "shm, scattered pages"]
     assert {line["family"] for line in lines} == {"transfer"}
     told = capfd.readouterr().out
-    assert "of floor" in told and "copies: memory" in told
+    assert "of floor" in told and "passes: memory" in told
 
 
 @pytest.mark.parametrize(

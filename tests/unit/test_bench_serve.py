@@ -155,7 +155,11 @@ def test_times_are_those_of_the_script(
     assert 100 <= line["median_tpot_ms"] < 150 and 100 <= line["median_itl_ms"] < 150
     assert 500 <= line["median_e2e_latency_ms"] < 700
     assert line["goodput"] == line["request_throughput"] and "errors" not in line
-    assert "4 of 4" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "4 of 4" in said.out
+    assert all(words.startswith("warning: ") for words in said.err.splitlines()), (
+        "a file gets no progress bar"
+    )
 
 
 async def test_the_client_itself_costs_little() -> None:
