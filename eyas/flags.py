@@ -338,6 +338,8 @@ def http_url(text: str) -> str:
         known = False
     if not known:
         raise argparse.ArgumentTypeError(f"{text!r} is not an address like {DEFAULT_URL}")
+    if address.path.rstrip("/").endswith("/v1"):
+        raise argparse.ArgumentTypeError(f"{text!r}: leave out /v1, which is part of every path")
     return text.rstrip("/")
 
 
