@@ -25,6 +25,16 @@ from eyas.common.config import (
 )
 from eyas.common.errors import ConfigError
 
+# The flags that only one layout has.
+LAYOUT_OF = {
+    "prefill": "split",
+    "decode": "split",
+    "draft_workers": "split",
+    "prefill_tp": "split",
+    "decode_tp": "split",
+    "workers": "unified",
+}
+
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration from the engine's flags. Without --draft, only the embedded model has a head."""
@@ -136,16 +146,50 @@ def client_key(args: argparse.Namespace) -> str | None:
 
 
 def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfig:
-    """The configuration of a local cluster, from the flags of its engines and its layout."""
+    """The configuration of a local cluster, from the flags of its engines and its layout.
+
+    Raises ConfigError for a flag that belongs to the other layout, or that the layout's device cannot do.
+    """
     engine = engine_config(args)
+    layout = args.layout or ("split" if engine.device == "cpu" else "unified")
+    _check_layout(args, layout)
+    _check_gpus(args, engine.device)
+    if layout == "split":
+        _check_split(args, engine)
     return ServeConfig(
         gateway=gateway,
         engine=engine,
-        layout=args.layout or ("split" if engine.device == "cpu" else "unified"),
-        prefill=args.prefill,
-        decode=args.decode,
-        draft_workers=args.draft_workers,
+        layout=layout,
+        gpus=args.gpus,
+        **{name: value for name in LAYOUT_OF if (value := getattr(args, name)) is not None},
     )
+
+
+def _check_layout(args: argparse.Namespace, layout: str) -> None:
+    for name, needed in LAYOUT_OF.items():
+        if getattr(args, name) is not None and needed != layout:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag}: needs --layout {needed}, and this one is {layout}", param=flag)
+
+
+def _check_gpus(args: argparse.Namespace, device: str) -> None:
+    if not args.gpus or device == "cuda":
+        return
+    why = "needs a GPU (--device cuda)" if device == "cpu" else f"--device {device} names a GPU already"
+    raise ConfigError(f"--gpus: {why}", param="gpus")
+
+
+def _check_split(args: argparse.Namespace, engine: EngineConfig) -> None:
+    """Raises ConfigError for workers with one role that an engine cannot be."""
+    if args.draft_workers is not None and engine.device != "cpu":
+        flag = "draft-workers"
+        raise ConfigError(f"--{flag}: they need CPUs, and a GPU drafts where it decodes", param=flag)
+    for name in ("prefill_tp", "decode_tp"):
+        own = getattr(args, name)
+        if (own or engine.tensor_parallel_size) > 1:
+            flag = name.replace("_", "-") if own else "tensor-parallel-size"
+            text = "GPUs that share a model take all roles, which needs --layout unified"
+            raise ConfigError(f"--{flag}: {text}", param=flag)
 
 
 def own_config(args: argparse.Namespace) -> ServeConfig:

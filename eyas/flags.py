@@ -199,14 +199,21 @@ def add_layout(parser: argparse.ArgumentParser) -> None:
     """The flags of a local cluster: which workers it has."""
     add = parser.add_argument_group("layout").add_argument
     add("--layout", choices=["unified", "split"], help="(split on cpu, unified on a GPU)")
-    add("--prefill", type=positive, default=ServeConfig.prefill, metavar="N", help="prefill workers")
-    add("--decode", type=positive, default=ServeConfig.decode, metavar="N", help="decode workers")
+    for name, what in (
+        ("prefill", "prefill workers"),
+        ("decode", "decode workers"),
+        ("draft-workers", "draft workers, on CPUs: a GPU drafts where it decodes"),
+        ("workers", "workers of the unified layout"),
+    ):
+        add(f"--{name}", type=positive, metavar="N", help=f"{what} (1)")
+    add("--prefill-tp", type=positive, metavar="N", help="GPUs per prefill worker (--tp)")
+    add("--decode-tp", type=positive, metavar="N", help="GPUs per decode worker (--tp)")
     add(
-        "--draft-workers",
-        type=positive,
-        default=ServeConfig.draft_workers,
-        metavar="N",
-        help="draft workers",
+        "--gpus",
+        type=numbers,
+        default=ServeConfig.gpus,
+        metavar="N,...",
+        help="the workers' GPUs in order, prefill first (0,1,...); one named twice is shared",
     )
 
 
@@ -357,6 +364,11 @@ def roles(text: str) -> tuple[Role, ...]:
         return tuple(dict.fromkeys(Role(name) for name in text.split(",")))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(Role)}") from error
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers, separated by commas."""
+    return tuple(whole(item.strip()) for item in text.split(","))
 
 
 def names(text: str) -> tuple[str, ...]:

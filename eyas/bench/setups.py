@@ -55,8 +55,20 @@ def asked(args: argparse.Namespace) -> str:
         ):
             continue
         values = value if isinstance(value, list | tuple) else [] if value is True else [value]
+        if isinstance(value, tuple) and not action.nargs:
+            values = [",".join(map(str, value))]
         words += [max(action.option_strings, key=len), *(shlex.quote(str(word)) for word in values)]
     return " ".join(words)
+
+
+def gpus(args: argparse.Namespace) -> int:
+    """How many GPUs the cluster of these flags is on."""
+    if args.gpus:
+        return len(set(args.gpus))
+    split = (args.prefill or 1) + (args.decode or 1)
+    workers: int = split if args.layout == "split" else args.workers or 1
+    ranks: int = args.tensor_parallel_size
+    return workers * ranks
 
 
 def setups(args: argparse.Namespace, folder: Path) -> Iterator[Setup]:
@@ -80,9 +92,7 @@ def _shapes(args: argparse.Namespace, folder: Path) -> Iterator[Setup]:
     write_model(SHAPES[SHAPE], model)
     write_head(SHAPES[SHAPE], head)
     made = {"model": str(model), "load_format": "dummy"}
-    command = f"eyas bench suite {' '.join(cases_of(args))} --device cuda --model M8 --load-format dummy"
-    if args.tensor_parallel_size > 1:
-        command += f" --tp {args.tensor_parallel_size}"
+    command = f"{asked(_with(args, cases=cases_of(args)))} --model M8 --load-format dummy"
     plain = own_config(_with(args, **made, draft="none"))
     yield Setup(f"{SHAPE}'s shape, plain", plain, (True,), f"{command} --draft none")
     chain = own_config(_with(args, **made, draft=str(head), **CHAIN))

@@ -29,7 +29,7 @@ from eyas.bench.plots.runs import plot_runs
 from eyas.bench.plots.style import check_plot
 from eyas.bench.saved import SavedRun, from_figures
 from eyas.bench.section import Plot, Row, Section, Table, write_section
-from eyas.bench.setups import MAKE_SHAPE, ON_CPU, ON_GPU, Setup, asked, cases_of, setups
+from eyas.bench.setups import MAKE_SHAPE, ON_CPU, ON_GPU, Setup, asked, cases_of, gpus, setups
 from eyas.bench.summary import warn
 from eyas.bench.surroundings import Surroundings, look_around
 from eyas.common.errors import EyasError
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         check_writable("report", args.report)
         check_plot(args.report.with_suffix(PLOTS))
-    where = look_around(args.device, args.tensor_parallel_size, args.commit)
+    where = look_around(args.device, gpus(args), args.commit)
     notes: list[str] = []
     if args.url:
         drafts = (True, False) if args.both else (True,)

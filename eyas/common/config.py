@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,9 @@ _ON_GPU = {
 GRAPH_ROWS = 1024
 """Larger rounds have no graph unless asked: of an 8B model they take the device longer than the host."""
 
+RESERVE_BYTES = 4 << 30
+"""Of a GPU, beside its fraction: for the graphs and the widest step's activations, its logits apart."""
+
 GPU_DEFAULTS = EngineConfig(device="cuda", **_ON_GPU)  # type: ignore[arg-type]
 
 
@@ -135,7 +139,7 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
 def _check_device(config: EngineConfig) -> None:
     _check_synthetic(config)
     if config.device != "cpu":
-        if config.device.partition(":")[0] != "cuda":
+        if not re.fullmatch(r"cuda(:[0-9]+)?", config.device):
             raise ConfigError(f"--device: {config.device!r} is neither cpu nor cuda", param="device")
         if config.tensor_parallel_size > 1 and config.attention_backend == "torch":
             flag = "tensor-parallel-size"
@@ -252,7 +256,12 @@ class GatewayConfig:
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """A local cluster: one gateway and its workers. The counts apply to the split layout."""
+    """A local cluster: one gateway and its workers.
+
+    `prefill`, `decode`, `draft_workers`: workers of the split layout, the last on CPUs only, because a GPU
+    drafts where it decodes. `prefill_tp`, `decode_tp`: GPUs per worker. `workers`: of the unified layout.
+    `gpus`: numbers, worker after worker; (): as many as needed, from the engine's device on.
+    """
 
     gateway: GatewayConfig = GatewayConfig(drain_s=5.0)  # short: a person at the keyboard waits
     engine: EngineConfig = EngineConfig()
@@ -260,11 +269,10 @@ class ServeConfig:
     prefill: int = 1
     decode: int = 1
     draft_workers: int = 1
-
-    @property
-    def engines(self) -> int:
-        """How many engine processes the cluster has."""
-        return 1 if self.layout == "unified" else self.prefill + self.decode + self.draft_workers
+    prefill_tp: int = 1
+    decode_tp: int = 1
+    workers: int = 1
+    gpus: tuple[int, ...] = ()
 
 
 def replace_engine(config: ServeConfig, **changes: object) -> ServeConfig:

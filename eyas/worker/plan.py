@@ -1,6 +1,7 @@
 """The processes of a local cluster, and the command line of each.
 
-It knows the two layouts; every process gets all addresses. It starts nothing and asks the system nothing.
+It knows the two layouts; every process gets all addresses, and a worker its GPU. So a restarted worker is
+where it was. It starts nothing and asks the system nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ from collections.abc import Iterator
 from operator import mul
 
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, SpeculationConfig, WorkerConfig
+from eyas.common.gpus import number_of
 from eyas.common.types import Role
+from eyas.worker.placement import places
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What a cluster may use: cores, and the bytes of each GPU, by number (None: unknown)."""
+
+    cores: int
+    gpus: tuple[int | None, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,40 +33,66 @@ class ClusterPlan:
     gateway: GatewayConfig
 
 
-def plan(config: ServeConfig, ports: Iterator[int], cores: int) -> ClusterPlan:
-    """The processes for `config`. CPU engines share all `cores` but one, with at least one thread each.
+def plan(config: ServeConfig, ports: Iterator[int], machine: Machine) -> ClusterPlan:
+    """The processes for `config`. CPU engines share all cores but one, with at least one thread each.
 
     One core stays free for the fronts and the gateway: an engine with more threads than free cores waits at
-    every barrier for the thread without a core (8 times slower on two cores).
+    every barrier for the thread without a core (8 times slower on two cores). Raises ConfigError if the
+    workers do not fit on the GPUs.
     """
-    workers = _unified(config, ports) if config.layout == "unified" else _split(config, ports)
-    threads = max(1, (cores - 1) // len(workers))
-    workers = {name: _with(worker, threads=threads) for name, worker in workers.items()}
+    engines = _unified(config) if config.layout == "unified" else _split(config)
+    if config.engine.device != "cpu":
+        engines = _on_gpus(config, engines, machine.gpus)
+    threads = max(1, (machine.cores - 1) // len(engines))
+    workers = {
+        name: _worker(dataclasses.replace(engine, threads=threads), next(ports))
+        for name, engine in engines.items()
+    }
     registry = "static:" + ",".join(worker.address for worker in workers.values())
     workers = {name: dataclasses.replace(worker, registry=registry) for name, worker in workers.items()}
     return ClusterPlan(workers, dataclasses.replace(config.gateway, registry=registry))
 
 
-def _unified(config: ServeConfig, ports: Iterator[int]) -> dict[str, WorkerConfig]:
-    return {"worker": _worker(config.engine, tuple(Role), next(ports))}
+def _unified(config: ServeConfig) -> dict[str, EngineConfig]:
+    return _tier("worker", config.workers, dataclasses.replace(config.engine, roles=tuple(Role)))
 
 
-def _split(config: ServeConfig, ports: Iterator[int]) -> dict[str, WorkerConfig]:
-    def tier(role: Role, count: int) -> dict[str, WorkerConfig]:
-        return {f"{role}-{i}": _worker(config.engine, (role,), next(ports)) for i in range(count)}
+def _split(config: ServeConfig) -> dict[str, EngineConfig]:
+    """A GPU drafts where it decodes, a CPU leaves it to draft workers."""
+    here = (Role.DRAFT,) if config.engine.device != "cpu" and config.engine.draft else ()
+    elsewhere = config.draft_workers if config.engine.draft and not here else 0
 
-    drafters = tier(Role.DRAFT, config.draft_workers if config.engine.draft else 0)
-    return tier(Role.PREFILL, config.prefill) | tier(Role.DECODE, config.decode) | drafters
+    def engine(*roles: Role, ranks: int = 1) -> EngineConfig:
+        return dataclasses.replace(config.engine, roles=roles, tensor_parallel_size=ranks)
+
+    return (
+        _tier(Role.PREFILL, config.prefill, engine(Role.PREFILL, ranks=config.prefill_tp))
+        | _tier(Role.DECODE, config.decode, engine(Role.DECODE, *here, ranks=config.decode_tp))
+        | _tier(Role.DRAFT, elsewhere, engine(Role.DRAFT))
+    )
 
 
-def _worker(engine: EngineConfig, roles: tuple[Role, ...], port: int) -> WorkerConfig:
-    worker = WorkerConfig(engine=engine, port=port)
-    return _with(worker, roles=roles, worker=worker.address)
+def _tier(name: str, count: int, engine: EngineConfig) -> dict[str, EngineConfig]:
+    return {f"{name}-{i}": engine for i in range(count)}
 
 
-def _with(worker: WorkerConfig, /, **changes: object) -> WorkerConfig:
-    engine = dataclasses.replace(worker.engine, **changes)  # type: ignore[arg-type]
-    return dataclasses.replace(worker, engine=engine)
+def _on_gpus(
+    config: ServeConfig, engines: dict[str, EngineConfig], memory: tuple[int | None, ...]
+) -> dict[str, EngineConfig]:
+    """The engines with their GPUs: those that `config` names, else one after the other."""
+    ranks = {name: engine.tensor_parallel_size for name, engine in engines.items()}
+    first = number_of(config.engine.device)
+    numbers = config.gpus or tuple(range(first, first + sum(ranks.values())))
+    found = places(ranks, numbers, config.engine.mem_fraction_static, memory)
+    return {
+        name: dataclasses.replace(engine, device=found[name].device, mem_fraction_static=found[name].fraction)
+        for name, engine in engines.items()
+    }
+
+
+def _worker(engine: EngineConfig, port: int) -> WorkerConfig:
+    worker = WorkerConfig(port=port)
+    return dataclasses.replace(worker, engine=dataclasses.replace(engine, worker=worker.address))
 
 
 def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:

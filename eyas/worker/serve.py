@@ -23,9 +23,10 @@ from eyas.common import api_keys, rpc
 from eyas.common.address import join
 from eyas.common.config import ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
+from eyas.common.gpus import memory
 from eyas.worker.child import Child, LogLine
 from eyas.worker.folder import check_draft, check_model
-from eyas.worker.plan import gateway_argv, plan, worker_argv
+from eyas.worker.plan import Machine, gateway_argv, plan, worker_argv
 from eyas.worker.pool_folder import PoolFolder
 from eyas.worker.ports import free_ports, listen
 
@@ -56,8 +57,9 @@ class LocalCluster:
         self._log = log
         self._progress = progress
         self._pool_dir = config.engine.pool_dir
+        gpus = () if config.engine.device == "cpu" else memory()
         with contextlib.closing(free_ports()) as ports:
-            self._plan = plan(config, ports, len(os.sched_getaffinity(0)))
+            self._plan = plan(config, ports, Machine(len(os.sched_getaffinity(0)), gpus))
         self._children: dict[str, Child] = {}
         self._loading: list[str] = []  # the names of the processes that are not ready yet
         self._keepers: list[asyncio.Task[None]] = []

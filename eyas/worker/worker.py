@@ -103,8 +103,8 @@ async def _first(parts: Sequence[asyncio.Future[Any]]) -> None:
 
 
 def _announce(config: WorkerConfig, address: str, ready: Ready, seconds: float) -> None:
-    roles = ",".join(config.engine.roles)
-    line = f"worker ready: roles={roles} address={address} pages={ready.pages_total} in {seconds:.1f} s"
+    where = f"roles={','.join(config.engine.roles)} device={config.engine.device} address={address}"
+    line = f"worker ready: {where} pages={ready.pages_total} in {seconds:.1f} s"
     print(line, file=sys.stderr, flush=True)
 
 

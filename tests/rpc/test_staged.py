@@ -154,11 +154,36 @@ async def test_draft_pages_pass_through_staging_too(
             assert (await decode.tokens())[0] == expected[0]
             if pulled:
                 break
-        cache = a.engine._parts.scheduler.cache
-        whole = cache.match(PROMPT)
-        a.engine._parts.scheduler.pool.drop(whole)
-        ours = a.engine._parts.pools[1].tensor[whole].numpy().tobytes()
-        assert len(whole) == 8 and pulled[0][: len(ours)] == ours
+        ours = draft_pages(a)
+        assert len(ours) == 8 * d.engine._parts.runner.pool.shape.page_bytes
+        assert pulled[0][: len(ours)] == ours
+
+
+async def test_a_worker_that_decodes_and_drafts_goes_on_with_the_drafts_of_prefill(
+    config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path
+) -> None:
+    """The roles of a GPU in the split layout: draft KV comes into the same page numbers."""
+    async with contextlib.AsyncExitStack() as stack:
+        start = stack.enter_async_context
+        a = await start(real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)))
+        known = f"static:{a.address}"
+        both = real_worker(config, Role.DECODE, Role.DRAFT, registry=known, pool_dir=str(tmp_path))
+        b = await start(both)
+        decode = await start(decoding(b))
+        decode.attach(request(0), await prefill(a, request(0), draft=True))
+        assert await decode.tokens() == (expected[0], "shm")
+        await b.idle()
+        await a.idle()
+        theirs, ours = draft_pages(a), draft_pages(b)
+        assert len(theirs) > 0 and ours == theirs
+
+
+def draft_pages(worker: RealWorker) -> bytes:
+    """The draft KV of the cached pages of the prompt."""
+    cache, pages = worker.engine._parts.scheduler.cache, worker.engine._parts.scheduler.pool
+    numbers = cache.match(PROMPT)
+    pages.drop(numbers)
+    return worker.engine._parts.pools[1].tensor[numbers].numpy().tobytes()
 
 
 async def test_an_idle_owner_looks_after_pages_on_their_way_out(

@@ -13,7 +13,7 @@ from eyas.bench import suite
 from eyas.bench.measure import Facts
 from eyas.bench.plan import LoadPlan
 from eyas.bench.records import RequestRecord, RunRecord
-from eyas.bench.setups import ON_CPU, ON_GPU, asked, cases_of, setups
+from eyas.bench.setups import ON_CPU, ON_GPU, asked, cases_of, gpus, setups
 from eyas.cli import main
 from eyas.commands import Parser
 from eyas.common.config import NANO
@@ -159,3 +159,20 @@ def test_a_model_of_the_users_is_one_cluster(tmp_path: Path) -> None:
 def test_the_command_is_told_again_without_its_secrets() -> None:
     args = parsed("bs1", "--both", "--url", URL, "--api-key", "secret", "--report", "x.md", "--commit", "1")
     assert asked(args) == f"eyas bench suite bs1 --url {URL} --both"
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [
+        ("--tp 2", 2),
+        ("--workers 2", 2),
+        ("--layout split --decode 2", 3),
+        ("--layout split --gpus 1,1", 1),
+    ],
+)
+def test_a_shape_is_measured_on_the_gpus_that_were_named(flags: str, count: int, tmp_path: Path) -> None:
+    args = parsed("bs1", "--device", "cuda", *flags.split())
+    assert gpus(args) == count
+    for setup in setups(args, tmp_path):
+        said = setup.command.split()
+        assert set(flags.split()) - {"--tp"} <= set(said) and "M8" in said, said

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from eyas.common.config import EngineConfig, resolve_engine
+from eyas.common.types import Role
 from eyas.engine.loading import startup
 from eyas.engine.loading.startup import Phases, Start
 
@@ -57,7 +58,7 @@ class Warmup:
 @pytest.fixture
 def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "Warmup", Warmup)
-    monkeypatch.setattr(startup, "capability_of", lambda device: 90)
+    monkeypatch.setattr(startup, "capability", lambda device: 90)
 
 
 def _asked(device: str, **changes: object) -> object:
@@ -70,6 +71,8 @@ def test_kernels_do_not_depend_on_an_address_or_on_memory() -> None:
     """What was compiled for one worker is found by the next."""
     asked = _asked("cuda", worker="127.0.0.1:1")
     assert asked == _asked("cuda", worker="127.0.0.1:2", num_pages=99)
+    shared = {"roles": (Role.DECODE,), "mem_fraction_static": 0.44, "pool_dir": "/dev/shm/another"}
+    assert asked == _asked("cuda:1", threads=2, **shared)
     assert asked != _asked("cuda", dtype="float16")
 
 

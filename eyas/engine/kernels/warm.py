@@ -58,19 +58,6 @@ class Warmup:
         return Compiled(**json.loads(self._done.read_text()))
 
 
-def capability_of(device: str) -> int:
-    """The compute capability of "cuda" or "cuda:1", 90 for instance, from the GPU's driver, without torch.
-
-    Raises CalledProcessError or FileNotFoundError if there is no such GPU.
-    """
-    number = int(device.partition(":")[2] or 0)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    name = visible.split(",")[number] if visible else str(number)
-    query = ["nvidia-smi", f"--id={name}", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    told = subprocess.run(query, check=True, capture_output=True, text=True).stdout
-    return int(told.strip().replace(".", ""))
-
-
 def use_cache(capability: int) -> Path:
     """Makes this process, and those that it starts, keep Triton's kernels in the directory that it returns.
 

@@ -87,7 +87,10 @@ class Staging:
     ) -> int:
         """The bytes moved; when it returns they are there. On the thread."""
         stream = self._stream
-        with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
+        with contextlib.ExitStack() as there:
+            if stream is not None:
+                there.enter_context(torch.cuda.device(stream.device))  # or a context on GPU 0 would be left
+                there.enter_context(torch.cuda.stream(stream))
             for first, to, count in runs(tuple(src), tuple(dst)):
                 target[to : to + count].copy_(source[first : first + count], non_blocking=True)
         if stream is not None:

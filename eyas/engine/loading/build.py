@@ -19,6 +19,7 @@ import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
+from eyas.common.gpus import number_of
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
@@ -64,6 +65,8 @@ def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = N
     start = start or Start()
     sweep_stale(Path(config.pool_dir))
     _check_device(config)
+    if config.device != "cpu":
+        torch.cuda.set_device(number_of(config.device))  # of this thread: kernels run on the current device
     if config.num_pages is None and config.attention_backend == "torch":
         config = dataclasses.replace(config, num_pages=PLAIN_PAGES)
     loaded = EngineSpec.of(config, epoch=secrets.randbits(63))
@@ -82,7 +85,7 @@ def _check_device(config: EngineConfig) -> None:
         return
     if not torch.cuda.is_available():
         raise ConfigError(f"device {config.device!r} is not available: PyTorch sees no GPU here")
-    first, ranks = torch.device(config.device).index or 0, config.tensor_parallel_size
+    first, ranks = number_of(config.device), config.tensor_parallel_size
     if (there := torch.cuda.device_count()) < first + ranks:
         message = f"--tensor-parallel-size: {ranks} GPUs from number {first} on, of {there}"
         raise ConfigError(message, param="tensor-parallel-size")

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from eyas.common.config import RESERVE_BYTES
 from eyas.common.errors import ConfigError
 from eyas.common.params import MAX_STOP_TOKEN_IDS
 from eyas.common.types import KvKind
@@ -46,9 +47,6 @@ from kv_transfer.layout import pages_for
 
 BEYOND = 256
 """Rows past the context that drafts may write, at least."""
-
-RESERVE_BYTES = 4 << 30
-"""For the graphs and the widest step's activations, its logits apart."""
 
 MIXED_BATCHES = (8, 16, 32, 48, 64, 80, 96, 128, 192, 256)
 

@@ -13,6 +13,7 @@ import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
+from eyas.common.gpus import number_of
 from eyas.common.pool import Geometry
 from eyas.common.types import KvKind
 from eyas.engine.attention.base import AttentionBackend
@@ -59,8 +60,9 @@ class EngineSpec:
 
     def of_rank(self, rank: int) -> Self:
         """The same for one of several ranks, whose GPUs follow each other from the configured one on."""
-        kind, _, first = self.config.device.partition(":")
-        device = kind if kind == "cpu" else f"{kind}:{int(first or 0) + rank}"
+        device = self.config.device
+        if device != "cpu":
+            device = f"cuda:{number_of(device) + rank}"
         return dataclasses.replace(self, config=dataclasses.replace(self.config, device=device), rank=rank)
 
     def backend(self, group: KvKind) -> AttentionBackend:

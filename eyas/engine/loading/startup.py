@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,8 +15,11 @@ from dataclasses import dataclass, field
 import psutil
 
 from eyas.common.config import EngineConfig
-from eyas.engine.kernels.warm import Warmup, capability_of
+from eyas.common.errors import ConfigError
+from eyas.common.gpus import capability
+from eyas.engine.kernels.warm import Warmup
 
+PLACING = ("roles", "worker", "threads", "mem_fraction_static", "pool_dir")  # no kernel depends on these
 SHOWN_S = 0.05  # a shorter time would be shown as 0.0
 
 
@@ -64,12 +66,13 @@ class Start:
         if config.device == "cpu" or config.attention_backend != "triton":
             return cls(phases)
         try:
-            capability = capability_of(config.device)
-        except (FileNotFoundError, subprocess.CalledProcessError):  # no GPU, or its driver does not answer
+            version = capability(config.device)
+        except ConfigError:  # no GPU, or its driver does not answer: the engine says it, once torch is there
             return cls(phases)
-        nowhere = dataclasses.replace(config, worker="", num_pages=1)
+        usual = {name: getattr(EngineConfig(), name) for name in PLACING}
+        nowhere = dataclasses.replace(config, device="cuda", num_pages=1, **usual)
         recipe, processes = "eyas.engine.loading.recipe:launches", len(os.sched_getaffinity(0))
-        return cls(phases, Warmup(recipe, (nowhere,), capability, processes))
+        return cls(phases, Warmup(recipe, (nowhere,), version, processes))
 
     def wait_for_kernels(self) -> None:
         """Returns once all kernels are compiled. Raises RuntimeError if one does not compile."""
