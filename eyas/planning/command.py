@@ -1,0 +1,82 @@
+"""`eyas plan`: what a load needs, told as a table. It knows words; the figures are made elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+
+from eyas.bench.plots.style import check_plot
+from eyas.planning.plot import plot_plan
+from eyas.planning.question import Question, read_question
+from eyas.planning.search import Answer, layouts, needed
+from eyas.simulator.cluster import Layout
+
+NOISE = 0.02
+"""Layouts within this part of one another are called equal."""
+
+HEAD = f"{'layout':<9}{'workers':>9}{'requests/s':>12}{'per GPU':>9}{'TTFT p50, p90 ms':>19}{'TPOT p50, p99 ms':>19}"
+
+
+def plan(args: argparse.Namespace) -> int:
+    """Answers on standard output: 0, or 1 if no layout meets the targets. Raises ConfigError."""
+    if args.plot is not None:
+        check_plot(args.plot)
+    question = read_question(args)
+    print(f"{question.hardware.name}. Simulated, from rates of: {question.hardware.source}")
+    met = True
+    for workers in args.gpus:
+        answers = layouts(question, workers)
+        met &= any(answer.knee.rate for answer in answers)
+        print(f"\n{workers} GPUs: the highest rate at which 90 % of the requests keep {args.slo}\n{HEAD}")
+        for answer in answers:
+            print(line(answer))
+        print(verdict(answers))
+    if args.request_rate is not None:
+        print(f"\nFor {args.request_rate:g} requests per second:")
+        for layout in Layout:
+            print(f"{layout.value:<9} {demand(question, layout, args.request_rate)}")
+    if args.plot is not None:
+        plot_plan(question, args.gpus, args.plot)
+        print(f"\n{args.plot}")
+    return 0 if met else 1
+
+
+def line(answer: Answer) -> str:
+    """One row of the table."""
+    found, knee = answer.knee.outcome, answer.knee
+    workers = f"{answer.prefill}+{answer.workers - answer.prefill}" if answer.prefill else f"{answer.workers}"
+    start = f"{answer.layout.value:<9}{workers:>9}{knee.rate:>12.2f}{answer.per_worker:>9.2f}"
+    if found is None:
+        return start + "  not even at a low rate"
+    ttft = f"{1e3 * found.ttft_p50_s:.0f}, {1e3 * found.ttft_p90_s:.0f}"
+    tpot = f"{1e3 * found.tpot_p50_s:.2f}, {1e3 * found.tpot_p99_s:.2f}"
+    return f"{start}{ttft:>19}{tpot:>19}"
+
+
+def verdict(answers: list[Answer]) -> str:
+    """Whether splitting pays, as a sentence."""
+    rates = {answer.layout: answer.knee.rate for answer in answers}
+    unified, split = rates[Layout.UNIFIED], rates.get(Layout.SPLIT)
+    if split is None:
+        return "One worker has nothing to split."
+    if not unified and not split:
+        return "Neither layout keeps the targets: loosen them, or shorten the prompts."
+    if not split:
+        return "Splitting loses: it does not keep the targets at any rate."
+    if not unified:
+        return "Only splitting keeps the targets."
+    change = split / unified - 1
+    if abs(change) <= NOISE:
+        return "Splitting changes nothing here."
+    if change < 0:
+        return f"Splitting loses: it bears {-change:.0%} less."
+    return f"Splitting wins: it bears {change:.0%} more."
+
+
+def demand(question: Question, layout: Layout, rate: float) -> str:
+    """How many workers a rate needs, in words."""
+    found = needed(question, layout, rate)
+    if found is None:
+        return "does not keep the targets with any number of workers"
+    workers, prefill = found
+    split = f" ({prefill} for prompts, {workers - prefill} to decode)" if prefill else ""
+    return f"{workers} {'worker' if workers == 1 else 'workers'}{split}"

@@ -1,0 +1,112 @@
+"""The best layout for a load: goodput of each, and the number of workers that a rate needs.
+
+The closed-form estimate says where to look, the simulator what is there. It knows no flags and no words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from eyas.planning.question import Question
+from eyas.simulator.cluster import ClusterShape, Layout, play
+from eyas.simulator.goodput import ATTAINMENT, WARM_UP, Knee, find_knee
+from eyas.simulator.outcome import outcome
+from gateway.capacity import capacity
+
+NEIGHBOURS = 1
+"""Numbers of prefill workers that are tried on either side of the estimated best."""
+
+MOST_WORKERS = 4096
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A layout of so many workers, `prefill` of them for prompts (of a split one), and the rate it bears."""
+
+    layout: Layout
+    workers: int
+    prefill: int
+    knee: Knee
+
+    @property
+    def per_worker(self) -> float:
+        """Requests per second and worker within the targets."""
+        return self.knee.rate / self.workers
+
+
+def layouts(question: Question, workers: int) -> list[Answer]:
+    """What each layout bears: unified, the best split if there are workers for two roles, and auto."""
+    guess = max(capacity(question.mix, workers, 0, question.rates), 1.0)
+    answers = [_answer(question, Layout.UNIFIED, workers, 0, guess)]
+    if workers > 1:
+        splits = [_answer(question, Layout.SPLIT, workers, n, guess) for n in likely_splits(question, workers)]
+        answers.append(max(splits, key=lambda answer: answer.knee.rate))
+        guess = max(answer.knee.rate for answer in answers) or guess
+        answers.append(_answer(question, Layout.AUTO, workers, 0, guess))
+    return answers
+
+
+def likely_splits(question: Question, workers: int) -> list[int]:
+    """Numbers of prefill workers worth a simulation: about the one that bears most by the estimate."""
+    best = _estimated(question, workers)
+    return [n for n in range(best - NEIGHBOURS, best + NEIGHBOURS + 1) if 0 < n < workers]
+
+
+def needed(question: Question, layout: Layout, rate: float) -> tuple[int, int] | None:
+    """The fewest workers that bear `rate`, and how many of them compute prompts; None: not even MOST_WORKERS.
+
+    A split needs a worker for each role; fewer than the answer were tried, too.
+    """
+    workers = _first_guess(question, layout, rate)
+    if workers is None:
+        return None
+    found = _bearing(question, layout, workers, rate)
+    while found is None:
+        workers += max(workers // 20, 1)
+        if workers > MOST_WORKERS:
+            return None
+        found = _bearing(question, layout, workers, rate)
+    least = 2 if layout is Layout.SPLIT else 1
+    while workers > least and (fewer := _bearing(question, layout, workers - 1, rate)) is not None:
+        workers, found = workers - 1, fewer
+    return workers, found
+
+
+def _answer(question: Question, layout: Layout, workers: int, prefill: int, guess: float) -> Answer:
+    shape = ClusterShape(question.hardware, workers, layout, question.targets, prefill)
+    return Answer(layout, workers, prefill, find_knee(shape, question.draw, question.search, guess))
+
+
+def _estimated(question: Question, workers: int) -> int:
+    mix, rates = question.mix, question.rates
+    return max(range(1, workers), key=lambda n: capacity(mix, workers, n, rates))
+
+
+def _prefilling(question: Question, layout: Layout, workers: int) -> Iterator[int]:
+    """The numbers of prefill workers that come into question."""
+    yield from (likely_splits(question, workers) if layout is Layout.SPLIT else [0])
+
+
+def _first_guess(question: Question, layout: Layout, rate: float) -> int | None:
+    """By the estimate, doubling from one worker and then scaling down."""
+    workers = 2
+    while workers <= MOST_WORKERS:
+        prefill = _estimated(question, workers) if layout is Layout.SPLIT else 0
+        bears = capacity(question.mix, workers, prefill, question.rates)
+        if bears >= rate:
+            return max(round(workers * rate / bears), 2 if layout is Layout.SPLIT else 1)
+        workers *= 2
+    return None
+
+
+def _bearing(question: Question, layout: Layout, workers: int, rate: float) -> int | None:
+    """With how many prefill workers this layout bears the rate; None: with none."""
+    search = question.search
+    count = max(search.fewest, round(rate * search.seconds))
+    arrivals = question.draw(rate, count, search.seed)
+    for prefill in _prefilling(question, layout, workers):
+        shape = ClusterShape(question.hardware, workers, layout, question.targets, prefill)
+        if outcome(play(shape, arrivals), question.targets, WARM_UP).attainment >= ATTAINMENT:
+            return prefill
+    return None

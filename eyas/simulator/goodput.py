@@ -1,0 +1,66 @@
+"""The highest rate at which enough requests keep their targets, found by playing a load at several rates.
+
+It knows that more load never helps, and halves the gap between a rate that was borne and one that was not.
+Every layout sees the same draws, so that chance is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from eyas.simulator.cluster import ClusterShape, play
+from eyas.simulator.outcome import Outcome, outcome
+from eyas.simulator.workload import Arrival
+
+ATTAINMENT = 0.9
+"""The part of the requests that must keep every target."""
+
+WARM_UP = 0.25
+"""The first part of the requests, which is not counted."""
+
+LOWEST, HIGHEST = 1 / 64, 65536.0
+
+Draw = Callable[[float, int, int], Sequence[Arrival]]
+"""Rate per second, number of requests, seed."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a knee is searched: loads of `seconds` (of at least `fewest` requests), to the factor `precision`."""
+
+    seconds: float = 90.0
+    fewest: int = 300
+    precision: float = 1.02
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Knee:
+    """The highest rate per second that was borne, 0.0 if none was, and what happened at it."""
+
+    rate: float
+    outcome: Outcome | None
+
+
+def find_knee(shape: ClusterShape, draw: Draw, search: Search, guess: float = 1.0) -> Knee:
+    """The knee of a cluster, looked for from `guess` requests per second."""
+
+    def played(rate: float) -> Outcome:
+        count = max(search.fewest, round(rate * search.seconds))
+        return outcome(play(shape, draw(rate, count, search.seed)), shape.targets, WARM_UP)
+
+    best, missed = Knee(0.0, None), float("inf")
+    rate, factor = min(max(guess, LOWEST), HIGHEST), 1.25
+    while missed > best.rate * search.precision and LOWEST <= rate <= HIGHEST:
+        found = played(rate)
+        if found.attainment >= ATTAINMENT:
+            best = Knee(rate, found)
+        else:
+            missed = rate
+        if best.rate and missed < float("inf"):
+            rate = (best.rate * missed) ** 0.5
+        else:
+            rate = rate * factor if best.rate else rate / factor
+            factor *= factor
+    return best
