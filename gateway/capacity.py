@@ -20,8 +20,11 @@ LONG = 1.28
 UNBOUNDED = 1e5
 """No worker decodes so many sequences."""
 
+HALVINGS = 24
+"""Of the gap between a rate that is borne and one that is not."""
+
 ROUNDS = 40
-"""Of the searches by halving, and of the iteration to the steady state."""
+"""Of the iteration to the steady state."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def capacity(mix: Mix, workers: int, prefilling: int, rates: Rates) -> float:
     low, high = 0.0, workers / rates.times.step_s(1, 0)
     if not good(high * 1e-9):
         return 0.0
-    for _ in range(ROUNDS):
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if good(middle) else (low, middle)
     return low
@@ -94,18 +97,19 @@ def _own_s(mix: Mix, rates: Rates, sequences: float) -> float:
 
 
 def _first(mix: Mix, service_s: float, rate: float, servers: int) -> float:
-    """The tail of waiting and service in one line for `servers`, by Pollaczek and Khinchine.
+    """The tail of waiting and service in one line for `servers`, after Pollaczek, Khinchine and Sakasegawa.
 
-    Requests that come together are one customer, of whom the last request waits for the others.
+    Of requests that come together the last ones wait for the others.
     """
     busy = rate * service_s / servers
     if busy >= 1.0:
         return math.inf
-    together = max(service_s * mix.burst / servers, service_s)
-    wait = together * mix.spread / (2 * (1 - busy))  # of those that wait, in the mean
-    waiting = wait * math.log(busy / TAIL) if busy > TAIL else 0.0
+    wait = service_s * mix.spread * mix.burst / (2 * servers * (1 - busy))  # of those that wait, in the mean
+    waiters = busy ** (math.sqrt(2 * (servers + 1)) - 1)
+    waiting = wait * math.log(waiters / TAIL) if waiters > TAIL else 0.0
     longest = service_s * (1 + LONG * math.sqrt(mix.spread - 1))
-    return longest + (1 - TAIL) * (together - service_s) + waiting
+    before = max(mix.burst / servers - 1, 0.0) * service_s
+    return longest + (1 - TAIL) * before + waiting
 
 
 def _decoding(mix: Mix, all_rate: float, workers: int, prompts: float, rates: Rates) -> float:

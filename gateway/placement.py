@@ -94,7 +94,8 @@ def place(prompt: int, places: Sequence[Place], rates: Rates, apart: bool = True
     prefers prompts; then the one that is furthest from its targets. Where no placement keeps them, no prompt
     is moved to sequences that it would slow down. `apart` False: never two workers.
     """
-    decoders = _few(_decoders(places), lambda p: (p.sequences, p.queued, p.worker))
+    able = [p for p in places if p.decode_room and (apart or p.prefill_room)]
+    decoders = _few(_decoders(able), lambda p: (p.sequences, p.queued, p.worker))
     options = [_together(prompt, p, rates) for p in decoders if p.prefill_room]
     if apart and decoders:
         decode = min(decoders, key=lambda p: _ratio_of_decoding(prompt, p, rates))
@@ -108,9 +109,8 @@ _Key = tuple[bool, int, float, str]
 _Option = tuple[_Key, Placement]
 
 
-def _decoders(places: Sequence[Place]) -> list[Place]:
-    """Workers that may take one more sequence; those that prefer prompts only where there is no other."""
-    able = [p for p in places if p.decode_room]
+def _decoders(able: list[Place]) -> list[Place]:
+    """Of workers that can take one more sequence those that prefer prompts only where there is no other."""
     return [p for p in able if p.preference is not Preference.PREFILL] or able
 
 
@@ -120,7 +120,7 @@ def _queue(p: Place) -> tuple[bool, int, int, str]:
 
 
 def _few(places: Sequence[Place], key: Callable[[Place], tuple[int | str, ...]]) -> Sequence[Place]:
-    """The FEW first by `key`, and the one with the longest cached prefix: a decision is quick in any cluster."""
+    """The FEW first by `key`, and the one with the longest cached prefix: no cluster takes long."""
     if len(places) <= FEW:
         return places
     return [*heapq.nsmallest(FEW, places, key=key), max(places, key=lambda p: p.cached)]

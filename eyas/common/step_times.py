@@ -12,7 +12,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 MANY_CHUNKS = 6
-"""As in the engine's scheduler: with more prompt tokens waiting than this many small chunks, chunks are large."""
+"""As in the engine's scheduler: if more prompt tokens wait than this many small chunks, chunks are large."""
 
 LEAST_ROWS = 64
 """Prompt rows beside any number of decoding sequences."""
@@ -55,7 +55,7 @@ class StepTimes:
     grain: int = 1
 
     def step_s(self, decoding: int, context: float, prompt_rows: int = 0, pairs: float = 0.0) -> float:
-        """Seconds of a step with `decoding` sequences that hold `context` tokens, and `prompt_rows` more rows."""
+        """Seconds of a step with `decoding` sequences of `context` tokens in all, and with prompt rows."""
         rows = decoding + prompt_rows
         if prompt_rows:
             rows = self.grain * math.ceil(rows / self.grain)
@@ -67,7 +67,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class StepBudget:
-    """The most rows of a step with prompts, and as many as it should have while sequences decode beside them."""
+    """The most rows of a step with prompts, and as many as it should have while sequences decode."""
 
     chunk_tokens: int
     mixed_tokens: int

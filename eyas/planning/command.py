@@ -13,7 +13,7 @@ from eyas.simulator.cluster import Layout
 NOISE = 0.02
 """Layouts within this part of one another are called equal."""
 
-HEAD = f"{'layout':<9}{'workers':>9}{'requests/s':>12}{'per GPU':>9}{'TTFT p50, p90 ms':>19}{'TPOT p50, p99 ms':>19}"
+HEAD = "layout     workers  requests/s  per GPU   TTFT p50, p90 ms   TPOT p50, p99 ms"
 
 
 def plan(args: argparse.Namespace) -> int:

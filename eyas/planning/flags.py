@@ -26,7 +26,12 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("simulation").add_argument
     add("--seconds", type=_rate, default=40.0, metavar="S", help="of load that are simulated (40)")
     add("--seed", type=int, default=1, metavar="N", help="of everything that is drawn (1)")
-    add("--plot", type=Path, metavar="FILE", help="goodput over the TPOT bound, for every --gpus: .svg or .png")
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="goodput over the TPOT bound, for every --gpus: .svg or .png",
+    )
 
 
 def _number(text: str) -> float:

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eyas.planning.question import Question
-from eyas.simulator.cluster import ClusterShape, Layout, play
-from eyas.simulator.goodput import ATTAINMENT, WARM_UP, Knee, find_knee
-from eyas.simulator.outcome import outcome
+from eyas.simulator.cluster import ClusterShape, Layout
+from eyas.simulator.goodput import ATTAINMENT, Knee, find_knee, measure
 from gateway.capacity import capacity
 
 NEIGHBOURS = 1
-"""Numbers of prefill workers that are tried on either side of the estimated best."""
+"""Numbers of prefill workers that are tried on either side of the estimated best, in small clusters."""
+
+LARGE = 16
+"""From so many workers on one prefill worker more or less changes little."""
 
 MOST_WORKERS = 4096
 
@@ -40,7 +42,9 @@ def layouts(question: Question, workers: int) -> list[Answer]:
     guess = max(capacity(question.mix, workers, 0, question.rates), 1.0)
     answers = [_answer(question, Layout.UNIFIED, workers, 0, guess)]
     if workers > 1:
-        splits = [_answer(question, Layout.SPLIT, workers, n, guess) for n in likely_splits(question, workers)]
+        splits = [
+            _answer(question, Layout.SPLIT, workers, n, guess) for n in likely_splits(question, workers)
+        ]
         answers.append(max(splits, key=lambda answer: answer.knee.rate))
         guess = max(answer.knee.rate for answer in answers) or guess
         answers.append(_answer(question, Layout.AUTO, workers, 0, guess))
@@ -49,8 +53,8 @@ def layouts(question: Question, workers: int) -> list[Answer]:
 
 def likely_splits(question: Question, workers: int) -> list[int]:
     """Numbers of prefill workers worth a simulation: about the one that bears most by the estimate."""
-    best = _estimated(question, workers)
-    return [n for n in range(best - NEIGHBOURS, best + NEIGHBOURS + 1) if 0 < n < workers]
+    best, around = _estimated(question, workers), NEIGHBOURS if workers < LARGE else 0
+    return [n for n in range(best - around, best + around + 1) if 0 < n < workers]
 
 
 def needed(question: Question, layout: Layout, rate: float) -> tuple[int, int] | None:
@@ -102,11 +106,8 @@ def _first_guess(question: Question, layout: Layout, rate: float) -> int | None:
 
 def _bearing(question: Question, layout: Layout, workers: int, rate: float) -> int | None:
     """With how many prefill workers this layout bears the rate; None: with none."""
-    search = question.search
-    count = max(search.fewest, round(rate * search.seconds))
-    arrivals = question.draw(rate, count, search.seed)
     for prefill in _prefilling(question, layout, workers):
         shape = ClusterShape(question.hardware, workers, layout, question.targets, prefill)
-        if outcome(play(shape, arrivals), question.targets, WARM_UP).attainment >= ATTAINMENT:
+        if measure(shape, question.draw, rate, question.search).attainment >= ATTAINMENT:
             return prefill
     return None

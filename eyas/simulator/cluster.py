@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from eyas.simulator.demand import Demand
 from eyas.simulator.hardware import Hardware
 from eyas.simulator.worker import Job, SimulatedWorker, Step
 from eyas.simulator.workload import Arrival
+from gateway.capacity import Mix
 from gateway.placement import Place, Preference, Rates, Targets, place
 from gateway.preference import best_split, prefer
 
@@ -44,14 +45,16 @@ class ClusterShape:
 
 @dataclass
 class Played:
-    """What became of a load: its jobs in order of arrival, those refused, and each worker as it was left."""
+    """What became of a load: its jobs in order of arrival, and each worker as it was left.
+
+    `refused`: those of the jobs that found every worker full. `flips`: how often preferences changed.
+    """
 
     jobs: list[Job]
     refused: list[Job]
     workers: list[SimulatedWorker]
     end_s: float
     flips: int
-    splits: list[int] = field(default_factory=list)
 
 
 def play(shape: ClusterShape, arrivals: Iterable[Arrival]) -> Played:
@@ -72,6 +75,7 @@ class _Cluster:
         self._order = itertools.count()
         self._demand = Demand()
         self._ask_s = ASK_EVERY_S
+        self._mix: Mix | None = None  # that the preferences are for
         self._played = Played([], [], self._workers, 0.0, 0)
 
     def run(self, arrivals: Iterable[Arrival]) -> Played:
@@ -96,7 +100,7 @@ class _Cluster:
     def _at(self, when: float, index: int, version: int = 0, job: Job | None = None) -> None:
         heapq.heappush(self._events, (when, next(self._order), index, version, job))
 
-    # --- requests --------------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------------
 
     def _arrive(self, number: int, arrival: Arrival) -> None:
         now = arrival.at_s
@@ -140,7 +144,7 @@ class _Cluster:
             preference=self._preferences[index],
         )
 
-    # --- steps -----------------------------------------------------------------------------------------------
+    # --- steps ----------------------------------------------------------------------------------------------
 
     def _wake(self, index: int, now: float) -> None:
         """Something came to this worker: it begins a step, or ends its row of steps early."""
@@ -173,7 +177,7 @@ class _Cluster:
                     job.end_s = now
         self._begin(index, now)
 
-    # --- pages -----------------------------------------------------------------------------------------------
+    # --- pages ----------------------------------------------------------------------------------------------
 
     def _send(self, job: Job, now: float) -> None:
         """Lets the last pages travel; all but the last chunk's went while it was computed."""
@@ -195,14 +199,15 @@ class _Cluster:
         self._wake(job.prefill, now)
         self._wake(job.decode, now)
 
-    # --- preferences -----------------------------------------------------------------------------------------
+    # --- preferences ----------------------------------------------------------------------------------------
 
     def _think(self, now: float) -> None:
         """Lets preferences follow what was asked since the last time."""
         self._ask_s = now + ASK_EVERY_S
         mix = self._demand.mix()
-        if mix is None:
+        if mix is None or mix == self._mix:
             return
+        self._mix = mix
         prefilling = sum(p is Preference.PREFILL for p in self._preferences)
         self._rates = replace(self._rates, answer=mix.output)
         split = best_split(mix, len(self._workers), prefilling, self._rates)
@@ -210,5 +215,4 @@ class _Cluster:
         wanted = prefer([self._place(index, empty, now) for index in range(len(self._workers))], split)
         new = [wanted[str(index)] for index in range(len(self._workers))]
         self._played.flips += new != self._preferences
-        self._played.splits.append(split)
         self._preferences = new

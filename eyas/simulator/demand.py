@@ -8,8 +8,8 @@ from __future__ import annotations
 from eyas.simulator.workload import Arrival
 from gateway.capacity import Mix
 
-FADE = 0.997
-"""What is left of a request's weight after the next one: the last few hundred count."""
+FADE = 0.98
+"""What is left of a request's weight after the next one: about the last hundred count."""
 
 CHANGE = 0.1
 """A mix within this part of the one told last is told as that one: what follows from it need not change."""
@@ -31,7 +31,7 @@ class Demand:
         self._count = 0
         self._weight = self._prompt = self._missing = self._square = self._output = 0.0
         self._told: Mix | None = None
-        self._since_s, self._now = 0.0, 0
+        self._since_s, self._now, self._before = 0.0, 0, 0
         self._counts = self._sum = self._squares = 0.0
 
     def note(self, arrival: Arrival, missing: int) -> None:
@@ -50,15 +50,17 @@ class Demand:
         self._since_s += COUNTING_S
         self._counts = KEPT * self._counts + 1.0
         self._sum = KEPT * self._sum + self._now
-        self._squares = KEPT * self._squares + self._now**2
-        self._now = 0
+        self._squares = KEPT * self._squares + (self._now - self._before) ** 2 / 2
+        self._now, self._before = 0, self._now
 
     def _burst(self) -> float:
-        """Variance over mean of the counts; 1.0 while there are too few of them."""
+        """Variance over mean of the counts; 1.0 while there are too few of them.
+
+        From differences of neighbours, so that a rate that changes is not taken for bursts.
+        """
         if self._counts < ENOUGH / 2 or not self._sum:
             return 1.0
-        mean = self._sum / self._counts
-        return max((self._squares / self._counts - mean**2) / mean, 1.0)
+        return max(self._squares / self._sum, 1.0)
 
     def mix(self) -> Mix | None:
         """The mix; None while there were too few requests."""

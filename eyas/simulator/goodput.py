@@ -16,8 +16,8 @@ from eyas.simulator.workload import Arrival
 ATTAINMENT = 0.9
 """The part of the requests that must keep every target."""
 
-WARM_UP = 0.25
-"""The first part of the requests, which is not counted."""
+WARM_UP_S = 15.0
+"""What comes earlier is not counted: batches fill, and preferences find their place."""
 
 LOWEST, HIGHEST = 1 / 64, 65536.0
 
@@ -27,7 +27,9 @@ Draw = Callable[[float, int, int], Sequence[Arrival]]
 
 @dataclass(frozen=True)
 class Search:
-    """How a knee is searched: loads of `seconds` (of at least `fewest` requests), to the factor `precision`."""
+    """How a knee is searched: to the factor `precision`, by loads that last `seconds` after the warm-up, or as
+    long as `fewest` requests take.
+    """
 
     seconds: float = 90.0
     fewest: int = 300
@@ -43,17 +45,19 @@ class Knee:
     outcome: Outcome | None
 
 
+def measure(shape: ClusterShape, draw: Draw, rate: float, search: Search) -> Outcome:
+    """What happens at one rate once the cluster is warm."""
+    count = max(search.fewest, round(rate * search.seconds)) + round(rate * WARM_UP_S)
+    return outcome(play(shape, draw(rate, count, search.seed)), shape.targets, WARM_UP_S)
+
+
 def find_knee(shape: ClusterShape, draw: Draw, search: Search, guess: float = 1.0) -> Knee:
     """The knee of a cluster, looked for from `guess` requests per second."""
-
-    def played(rate: float) -> Outcome:
-        count = max(search.fewest, round(rate * search.seconds))
-        return outcome(play(shape, draw(rate, count, search.seed)), shape.targets, WARM_UP)
 
     best, missed = Knee(0.0, None), float("inf")
     rate, factor = min(max(guess, LOWEST), HIGHEST), 1.25
     while missed > best.rate * search.precision and LOWEST <= rate <= HIGHEST:
-        found = played(rate)
+        found = measure(shape, draw, rate, search)
         if found.attainment >= ATTAINMENT:
             best = Knee(rate, found)
         else:

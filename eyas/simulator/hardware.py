@@ -80,7 +80,9 @@ def parse_hardware(fields: Mapping[str, Any]) -> Hardware:
     return Hardware(
         name=str(fields["name"]),
         source=str(fields["source"]),
-        times=StepTimes(**curves, pairs_ms=times["pairs_ms"], mixed_ms=times["mixed_ms"], grain=sizes["grain"]),
+        times=StepTimes(
+            **curves, pairs_ms=times["pairs_ms"], mixed_ms=times["mixed_ms"], grain=sizes["grain"]
+        ),
         budget=StepBudget(sizes["chunk_tokens"], sizes["mixed_tokens"]),
         pool_tokens=sizes["pool_tokens"],
         max_running=sizes["max_running"],

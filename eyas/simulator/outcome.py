@@ -46,12 +46,9 @@ def tpot_s(job: Job) -> float:
     return (job.end_s - job.first_s) / (job.arrival.output - 1)
 
 
-def outcome(played: Played, targets: Targets, skip: float = 0.0) -> Outcome:
-    """Figures of all requests but the first part `skip`, which warms the cluster up.
-
-    At least one request must have been played.
-    """
-    jobs = played.jobs[int(len(played.jobs) * skip) :]
+def outcome(played: Played, targets: Targets, warm_up_s: float = 0.0) -> Outcome:
+    """Figures of the requests that came after `warm_up_s`, of which there must be one."""
+    jobs = [job for job in played.jobs if job.arrival.at_s >= warm_up_s]
     front_s = played.workers[0].hardware.front_s
     firsts = sorted(ttft_s(job, front_s) for job in jobs)
     rest = sorted(tpot_s(job) for job in jobs if job.end_s is not None and job.arrival.output > 1)

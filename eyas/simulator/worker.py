@@ -3,8 +3,8 @@
 Steps are composed by the rule of the engine's scheduler, simplified: every decoding sequence has a row, then
 prompts under way get rows, then waiting ones, under the same budgets and in the same order (a long prompt
 yields to shorter ones for a while). Simplified: a sequence is admitted when its whole length fits, so nothing
-is preempted; one caller; no drafts. Steps without prompts are taken together until something changes. It knows
-no other worker, and no policy.
+is preempted; one caller; no drafts. Steps without prompts are taken together until something changes.
+It knows no other worker, and no policy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eyas.simulator.workload import Arrival
 from gateway.placement import WINDOW_S
 
 YIELD_TOKENS_PER_S = 500.0
-"""As in the engine: a prompt of n tokens yields to shorter ones that come within n / this seconds after it."""
+"""As in the engine: a prompt of n tokens yields to shorter ones that come within n / this seconds."""
 
 GAP_S = 1e-4
 """Gaps between tokens are counted in steps of so much."""
@@ -85,7 +85,7 @@ class SimulatedWorker:
         self._reserved = 0
         self._share, self._share_s = 0.0, 0.0
 
-    # --- what a router sees ----------------------------------------------------------------------------------
+    # --- what a router sees ---------------------------------------------------------------------------------
 
     @property
     def sequences(self) -> int:
@@ -116,7 +116,7 @@ class SimulatedWorker:
         """The part of the last WINDOW_S or so that went to steps with prompts."""
         return self._share * math.exp(-(now - self._share_s) / WINDOW_S)
 
-    # --- requests come ---------------------------------------------------------------------------------------
+    # --- requests come --------------------------------------------------------------------------------------
 
     def enqueue(self, job: Job, now: float) -> None:
         """Takes a prompt to compute."""
@@ -142,7 +142,7 @@ class SimulatedWorker:
         """Frees the prompt's pages, which have been copied."""
         self._free(job, job.arrival.prompt)
 
-    # --- steps -----------------------------------------------------------------------------------------------
+    # --- steps ----------------------------------------------------------------------------------------------
 
     def begin(self, now: float) -> Step | None:
         """Composes the next step, which the caller ends by `finish`; None: nothing can run."""
@@ -201,7 +201,7 @@ class SimulatedWorker:
         self._add(job)
         return True
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
 
     def _compose(self) -> tuple[tuple[Job, int], ...]:
         """The prompt rows of the next step."""
