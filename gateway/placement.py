@@ -11,6 +11,7 @@ import enum
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from eyas.common.step_times import StepBudget, StepTimes, prompt_s
 
@@ -56,8 +57,7 @@ class Rates:
     answer: float = 512.0
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A worker as the policy sees it, for one prompt.
 
     `sequences` and `context`: those that decode there or will, and their tokens. `queued`: prompt tokens that

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
 
 MANY_CHUNKS = 6
 """As in the engine's scheduler: if more prompt tokens wait than this many small chunks, chunks are large."""
@@ -24,18 +25,20 @@ class Curve:
 
     points: tuple[tuple[float, float], ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_xs", [x for x, _ in self.points])
-
     def at(self, x: float) -> float:
         """The value at `x`; below the first point that point's."""
+        starts, lines = self._lines
+        x0, y0, slope = lines[bisect_right(starts, x)]
+        return y0 + slope * (x - x0)
+
+    @cached_property
+    def _lines(self) -> tuple[list[float], list[tuple[float, float, float]]]:
+        """The points at which another line begins, and the lines: a point of each, and its slope."""
         points = self.points
-        xs: list[float] = self._xs  # type: ignore[attr-defined]
-        right = min(bisect_right(xs, x), len(points) - 1)
-        if x <= xs[0] or right == 0:
-            return points[0][1]
-        (x0, y0), (x1, y1) = points[right - 1], points[right]
-        return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+        lines = [(*points[0], 0.0)]
+        for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+            lines.append((x0, y0, (y1 - y0) / (x1 - x0)))
+        return [x for x, _ in points[:-1]], lines
 
 
 @dataclass(frozen=True)

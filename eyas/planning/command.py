@@ -22,11 +22,13 @@ def plan(args: argparse.Namespace) -> int:
         check_plot(args.plot)
     question = read_question(args)
     print(f"{question.hardware.name}. Simulated, from rates of: {question.hardware.source}")
-    met = True
+    found: dict[int, list[Answer]] = {}
     for workers in args.gpus:
-        answers = layouts(question, workers)
-        met &= any(answer.knee.rate for answer in answers)
-        print(f"\n{workers} GPUs: the highest rate at which 90 % of the requests keep {args.slo}\n{HEAD}")
+        answers = found[workers] = layouts(question, workers)
+        print(
+            f"\n{workers} GPUs: the highest rate at which 90 % of the requests keep {args.slo}\n{HEAD}",
+            flush=True,
+        )
         for answer in answers:
             print(line(answer))
         print(verdict(answers))
@@ -35,9 +37,9 @@ def plan(args: argparse.Namespace) -> int:
         for layout in Layout:
             print(f"{layout.value:<9} {demand(question, layout, args.request_rate)}")
     if args.plot is not None:
-        plot_plan(question, args.gpus, args.plot)
+        plot_plan(question, found, args.plot)
         print(f"\n{args.plot}")
-    return 0 if met else 1
+    return 0 if all(any(answer.knee.rate for answer in answers) for answers in found.values()) else 1
 
 
 def line(answer: Answer) -> str:

@@ -27,8 +27,8 @@ Draw = Callable[[float, int, int], Sequence[Arrival]]
 
 @dataclass(frozen=True)
 class Search:
-    """How a knee is searched: to the factor `precision`, by loads that last `seconds` after the warm-up, or as
-    long as `fewest` requests take.
+    """How a knee is searched: to the factor `precision`, by loads that last `seconds` after the warm-up, or
+    as long as `fewest` requests take.
     """
 
     seconds: float = 90.0

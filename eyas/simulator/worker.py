@@ -114,7 +114,7 @@ class SimulatedWorker:
 
     def prompt_share(self, now: float) -> float:
         """The part of the last WINDOW_S or so that went to steps with prompts."""
-        return self._share * math.exp(-(now - self._share_s) / WINDOW_S)
+        return self._share and self._share * math.exp(-(now - self._share_s) / WINDOW_S)
 
     # --- requests come --------------------------------------------------------------------------------------
 

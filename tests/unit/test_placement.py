@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 
 from eyas.simulator.hardware import example
 from gateway.capacity import Mix, capacity, steady
@@ -31,7 +30,7 @@ def states() -> Iterator[Place]:
 def worlds() -> Iterator[list[Place]]:
     """Every pair of states, the first of which holds nothing or most of the prompt."""
     for cached, (first, second) in itertools.product((0, 4000), itertools.product(states(), repeat=2)):
-        yield [replace(first, worker="a", cached=cached), replace(second, worker="b")]
+        yield [first._replace(worker="a", cached=cached), second._replace(worker="b")]
 
 
 def test_a_full_worker_is_never_chosen_and_a_free_one_always_found() -> None:
@@ -76,7 +75,7 @@ def test_long_prompts_leave_streams_with_a_tight_target_alone() -> None:
     found = place(8192, [streams, Place("b", preference=Preference.PREFILL)], rates(TIGHT))
     assert found is not None and (found.decode, found.prefill) == ("a", "b")
     # A few missing tokens are computed on the spot.
-    warm = replace(streams, cached=8160)
+    warm = streams._replace(cached=8160)
     found = place(8192, [warm, Place("b", preference=Preference.PREFILL)], rates(TIGHT))
     assert found is not None and found.prefill is None
 
