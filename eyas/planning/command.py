@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from eyas.bench.plots.style import check_plot
+from eyas.planning.inquiry import Inquiry, read_inquiry
 from eyas.planning.plot import plot_plan
-from eyas.planning.question import Question, read_question
-from eyas.planning.search import Answer, layouts, needed
+from eyas.planning.search import Option, layouts, needed
 from eyas.simulator.cluster import Layout
 
 NOISE = 0.02
@@ -20,33 +20,33 @@ def plan(args: argparse.Namespace) -> int:
     """Answers on standard output: 0, or 1 if no layout meets the targets. Raises ConfigError."""
     if args.plot is not None:
         check_plot(args.plot)
-    question = read_question(args)
-    print(f"{question.hardware.name}. Simulated, from rates of: {question.hardware.source}")
-    found: dict[int, list[Answer]] = {}
+    inquiry = read_inquiry(args)
+    print(f"{inquiry.hardware.name}. Simulated, from rates of: {inquiry.hardware.source}")
+    found: dict[int, list[Option]] = {}
     for workers in args.gpus:
-        answers = found[workers] = layouts(question, workers)
+        options = found[workers] = layouts(inquiry, workers)
         print(
             f"\n{workers} GPUs: the highest rate at which 90 % of the requests keep {args.slo}\n{HEAD}",
             flush=True,
         )
-        for answer in answers:
-            print(line(answer))
-        print(verdict(answers))
+        for option in options:
+            print(line(option))
+        print(verdict(options))
     if args.request_rate is not None:
         print(f"\nFor {args.request_rate:g} requests per second:")
         for layout in Layout:
-            print(f"{layout.value:<9} {demand(question, layout, args.request_rate)}")
+            print(f"{layout.value:<9} {demand(inquiry, layout, args.request_rate)}")
     if args.plot is not None:
-        plot_plan(question, found, args.plot)
+        plot_plan(inquiry, found, args.plot)
         print(f"\n{args.plot}")
-    return 0 if all(any(answer.knee.rate for answer in answers) for answers in found.values()) else 1
+    return 0 if all(any(option.knee.rate for option in options) for options in found.values()) else 1
 
 
-def line(answer: Answer) -> str:
+def line(option: Option) -> str:
     """One row of the table."""
-    found, knee = answer.knee.outcome, answer.knee
-    workers = f"{answer.prefill}+{answer.workers - answer.prefill}" if answer.prefill else f"{answer.workers}"
-    start = f"{answer.layout.value:<9}{workers:>9}{knee.rate:>12.2f}{answer.per_worker:>9.2f}"
+    found, knee = option.knee.outcome, option.knee
+    workers = f"{option.prefill}+{option.workers - option.prefill}" if option.prefill else f"{option.workers}"
+    start = f"{option.layout.value:<9}{workers:>9}{knee.rate:>12.2f}{option.per_worker:>9.2f}"
     if found is None:
         return start + "  not even at a low rate"
     ttft = f"{1e3 * found.ttft_p50_s:.0f}, {1e3 * found.ttft_p90_s:.0f}"
@@ -54,9 +54,9 @@ def line(answer: Answer) -> str:
     return f"{start}{ttft:>19}{tpot:>19}"
 
 
-def verdict(answers: list[Answer]) -> str:
+def verdict(options: list[Option]) -> str:
     """Whether splitting pays, as a sentence."""
-    rates = {answer.layout: answer.knee.rate for answer in answers}
+    rates = {option.layout: option.knee.rate for option in options}
     unified, split = rates[Layout.UNIFIED], rates.get(Layout.SPLIT)
     if split is None:
         return "One worker has nothing to split."
@@ -74,9 +74,9 @@ def verdict(answers: list[Answer]) -> str:
     return f"Splitting wins: it bears {change:.0%} more."
 
 
-def demand(question: Question, layout: Layout, rate: float) -> str:
+def demand(inquiry: Inquiry, layout: Layout, rate: float) -> str:
     """How many workers a rate needs, in words."""
-    found = needed(question, layout, rate)
+    found = needed(inquiry, layout, rate)
     if found is None:
         return "does not keep the targets with any number of workers"
     workers, prefill = found

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eyas.planning.question import Question
+from eyas.planning.inquiry import Inquiry
 from eyas.simulator.cluster import ClusterShape, Layout
 from eyas.simulator.goodput import ATTAINMENT, Knee, find_knee, measure
 from gateway.capacity import capacity
@@ -23,7 +23,7 @@ MOST_WORKERS = 4096
 
 
 @dataclass(frozen=True)
-class Answer:
+class Option:
     """A layout of so many workers, `prefill` of them for prompts (of a split one), and the rate it bears."""
 
     layout: Layout
@@ -37,77 +37,75 @@ class Answer:
         return self.knee.rate / self.workers
 
 
-def layouts(question: Question, workers: int) -> list[Answer]:
+def layouts(inquiry: Inquiry, workers: int) -> list[Option]:
     """What each layout bears: unified, the best split if there are workers for two roles, and auto."""
-    guess = max(capacity(question.mix, workers, 0, question.rates), 1.0)
-    answers = [_answer(question, Layout.UNIFIED, workers, 0, guess)]
+    guess = max(capacity(inquiry.mix, workers, 0, inquiry.rates), 1.0)
+    options = [_option(inquiry, Layout.UNIFIED, workers, 0, guess)]
     if workers > 1:
-        splits = [
-            _answer(question, Layout.SPLIT, workers, n, guess) for n in likely_splits(question, workers)
-        ]
-        answers.append(max(splits, key=lambda answer: answer.knee.rate))
-        guess = max(answer.knee.rate for answer in answers) or guess
-        answers.append(_answer(question, Layout.AUTO, workers, 0, guess))
-    return answers
+        splits = [_option(inquiry, Layout.SPLIT, workers, n, guess) for n in likely_splits(inquiry, workers)]
+        options.append(max(splits, key=lambda option: option.knee.rate))
+        guess = max(option.knee.rate for option in options) or guess
+        options.append(_option(inquiry, Layout.AUTO, workers, 0, guess))
+    return options
 
 
-def likely_splits(question: Question, workers: int) -> list[int]:
+def likely_splits(inquiry: Inquiry, workers: int) -> list[int]:
     """Numbers of prefill workers worth a simulation: about the one that bears most by the estimate."""
-    best, around = _estimated(question, workers), NEIGHBOURS if workers < LARGE else 0
+    best, around = _estimated(inquiry, workers), NEIGHBOURS if workers < LARGE else 0
     return [n for n in range(best - around, best + around + 1) if 0 < n < workers]
 
 
-def needed(question: Question, layout: Layout, rate: float) -> tuple[int, int] | None:
+def needed(inquiry: Inquiry, layout: Layout, rate: float) -> tuple[int, int] | None:
     """The fewest workers that bear `rate`, and how many of them compute prompts; None: not even MOST_WORKERS.
 
     A split needs a worker for each role; fewer than the answer were tried, too.
     """
-    workers = _first_guess(question, layout, rate)
+    workers = _first_guess(inquiry, layout, rate)
     if workers is None:
         return None
-    found = _bearing(question, layout, workers, rate)
+    found = _bearing(inquiry, layout, workers, rate)
     while found is None:
         workers += max(workers // 20, 1)
         if workers > MOST_WORKERS:
             return None
-        found = _bearing(question, layout, workers, rate)
+        found = _bearing(inquiry, layout, workers, rate)
     least = 2 if layout is Layout.SPLIT else 1
-    while workers > least and (fewer := _bearing(question, layout, workers - 1, rate)) is not None:
+    while workers > least and (fewer := _bearing(inquiry, layout, workers - 1, rate)) is not None:
         workers, found = workers - 1, fewer
     return workers, found
 
 
-def _answer(question: Question, layout: Layout, workers: int, prefill: int, guess: float) -> Answer:
-    shape = ClusterShape(question.hardware, workers, layout, question.targets, prefill)
-    return Answer(layout, workers, prefill, find_knee(shape, question.draw, question.search, guess))
+def _option(inquiry: Inquiry, layout: Layout, workers: int, prefill: int, guess: float) -> Option:
+    shape = ClusterShape(inquiry.hardware, workers, layout, inquiry.targets, prefill)
+    return Option(layout, workers, prefill, find_knee(shape, inquiry.draw, inquiry.effort, guess))
 
 
-def _estimated(question: Question, workers: int) -> int:
-    mix, rates = question.mix, question.rates
+def _estimated(inquiry: Inquiry, workers: int) -> int:
+    mix, rates = inquiry.mix, inquiry.rates
     return max(range(1, workers), key=lambda n: capacity(mix, workers, n, rates))
 
 
-def _prefilling(question: Question, layout: Layout, workers: int) -> Iterator[int]:
-    """The numbers of prefill workers that come into question."""
-    yield from (likely_splits(question, workers) if layout is Layout.SPLIT else [0])
+def _prefilling(inquiry: Inquiry, layout: Layout, workers: int) -> Iterator[int]:
+    """The numbers of prefill workers that are worth a simulation."""
+    yield from (likely_splits(inquiry, workers) if layout is Layout.SPLIT else [0])
 
 
-def _first_guess(question: Question, layout: Layout, rate: float) -> int | None:
+def _first_guess(inquiry: Inquiry, layout: Layout, rate: float) -> int | None:
     """By the estimate, doubling from one worker and then scaling down."""
     workers = 2
     while workers <= MOST_WORKERS:
-        prefill = _estimated(question, workers) if layout is Layout.SPLIT else 0
-        bears = capacity(question.mix, workers, prefill, question.rates)
+        prefill = _estimated(inquiry, workers) if layout is Layout.SPLIT else 0
+        bears = capacity(inquiry.mix, workers, prefill, inquiry.rates)
         if bears >= rate:
             return max(round(workers * rate / bears), 2 if layout is Layout.SPLIT else 1)
         workers *= 2
     return None
 
 
-def _bearing(question: Question, layout: Layout, workers: int, rate: float) -> int | None:
+def _bearing(inquiry: Inquiry, layout: Layout, workers: int, rate: float) -> int | None:
     """With how many prefill workers this layout bears the rate; None: with none."""
-    for prefill in _prefilling(question, layout, workers):
-        shape = ClusterShape(question.hardware, workers, layout, question.targets, prefill)
-        if measure(shape, question.draw, rate, question.search).attainment >= ATTAINMENT:
+    for prefill in _prefilling(inquiry, layout, workers):
+        shape = ClusterShape(inquiry.hardware, workers, layout, inquiry.targets, prefill)
+        if measure(shape, inquiry.draw, rate, inquiry.effort).attainment >= ATTAINMENT:
             return prefill
     return None

@@ -26,7 +26,7 @@ Draw = Callable[[float, int, int], Sequence[Arrival]]
 
 
 @dataclass(frozen=True)
-class Search:
+class Effort:
     """How a knee is searched: to the factor `precision`, by loads that last `seconds` after the warm-up, or
     as long as `fewest` requests take.
     """
@@ -45,19 +45,19 @@ class Knee:
     outcome: Outcome | None
 
 
-def measure(shape: ClusterShape, draw: Draw, rate: float, search: Search) -> Outcome:
+def measure(shape: ClusterShape, draw: Draw, rate: float, effort: Effort) -> Outcome:
     """What happens at one rate once the cluster is warm."""
-    count = max(search.fewest, round(rate * search.seconds)) + round(rate * WARM_UP_S)
-    return outcome(play(shape, draw(rate, count, search.seed)), shape.targets, WARM_UP_S)
+    count = max(effort.fewest, round(rate * effort.seconds)) + round(rate * WARM_UP_S)
+    return outcome(play(shape, draw(rate, count, effort.seed)), shape.targets, WARM_UP_S)
 
 
-def find_knee(shape: ClusterShape, draw: Draw, search: Search, guess: float = 1.0) -> Knee:
+def find_knee(shape: ClusterShape, draw: Draw, effort: Effort, guess: float = 1.0) -> Knee:
     """The knee of a cluster, looked for from `guess` requests per second."""
 
     best, missed = Knee(0.0, None), float("inf")
     rate, factor = min(max(guess, LOWEST), HIGHEST), 1.25
-    while missed > best.rate * search.precision and LOWEST <= rate <= HIGHEST:
-        found = measure(shape, draw, rate, search)
+    while missed > best.rate * effort.precision and LOWEST <= rate <= HIGHEST:
+        found = measure(shape, draw, rate, effort)
         if found.attainment >= ATTAINMENT:
             best = Knee(rate, found)
         else:

@@ -12,10 +12,10 @@ from eyas.cli import main
 from eyas.common.errors import ConfigError
 from eyas.planning import plot
 from eyas.planning.command import demand, line, verdict
-from eyas.planning.question import Question, parse_targets
-from eyas.planning.search import Answer, layouts, likely_splits, needed
+from eyas.planning.inquiry import Inquiry, parse_targets
+from eyas.planning.search import Option, layouts, likely_splits, needed
 from eyas.simulator.cluster import Layout
-from eyas.simulator.goodput import Knee, Search
+from eyas.simulator.goodput import Effort, Knee
 from eyas.simulator.hardware import EXAMPLE, example, parse_hardware
 from eyas.simulator.workload import Traffic
 from gateway.placement import Targets
@@ -23,8 +23,8 @@ from gateway.placement import Targets
 QUICK = ("--seconds", "5")
 
 
-def question(targets: Targets, traffic: Traffic | None = None) -> Question:
-    return Question(example(), traffic or Traffic(8192, 256), targets, Search(seconds=5.0, fewest=120))
+def inquiry(targets: Targets, traffic: Traffic | None = None) -> Inquiry:
+    return Inquiry(example(), traffic or Traffic(8192, 256), targets, Effort(seconds=5.0, fewest=120))
 
 
 def fields(**changes: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def test_the_table_says_that_splitting_wins_where_it_does(capsys: pytest.Capture
 
 
 def test_one_worker_has_one_answer() -> None:
-    answers = layouts(question(Targets(1.0, 0.02), Traffic(512, 128)), 1)
+    answers = layouts(inquiry(Targets(1.0, 0.02), Traffic(512, 128)), 1)
     assert [answer.layout for answer in answers] == [Layout.UNIFIED] and answers[0].knee.rate > 1
     assert verdict(answers) == "One worker has nothing to split."
 
@@ -60,13 +60,13 @@ def test_one_worker_has_one_answer() -> None:
 )
 def test_the_verdict_follows_the_figures(unified: float, split: float, says: str) -> None:
     rates = {Layout.UNIFIED: unified, Layout.SPLIT: split}
-    answers = [Answer(layout, 2, 0, Knee(rate, None)) for layout, rate in rates.items()]
+    answers = [Option(layout, 2, 0, Knee(rate, None)) for layout, rate in rates.items()]
     assert verdict(answers) == says
     assert "not even at a low rate" in line(answers[0])
 
 
 def test_a_rate_needs_as_many_workers_as_bear_it_and_no_fewer() -> None:
-    asked = question(Targets(1.0, 0.008))
+    asked = inquiry(Targets(1.0, 0.008))
     found = {layout: needed(asked, layout, 6.0) for layout in (Layout.UNIFIED, Layout.SPLIT)}
     unified, split = found[Layout.UNIFIED], found[Layout.SPLIT]
     assert unified is not None and split is not None and split[0] < unified[0]
@@ -151,15 +151,15 @@ def test_targets_are_seconds() -> None:
 
 
 def test_the_figure_has_a_panel_per_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def layouts_by_bound(asked: Question, workers: int) -> list[Answer]:
-        return [Answer(layout, workers, 0, Knee(1e3 * asked.targets.tpot_s, None)) for layout in Layout]
+    def layouts_by_bound(asked: Inquiry, workers: int) -> list[Option]:
+        return [Option(layout, workers, 0, Knee(1e3 * asked.targets.tpot_s, None)) for layout in Layout]
 
     monkeypatch.setattr(plot, "layouts", layouts_by_bound)
-    asked = question(Targets(1.0, 0.010), Traffic(512, 64))
+    asked = inquiry(Targets(1.0, 0.010), Traffic(512, 64))
     known = {workers: layouts_by_bound(asked, workers) for workers in (2, 3)}
     curves = plot.sweep(asked, 2, known[2])
-    assert dict(curves[Layout.AUTO]) == pytest.approx({5.0: 2.5, 7.0: 3.5, 10.0: 5.0, 14.0: 7.0})
-    assert [x for x, _ in curves[Layout.AUTO]] == sorted(x for x, _ in curves[Layout.AUTO])
+    bounds, rates = zip(*curves[Layout.AUTO], strict=True)
+    assert bounds == pytest.approx((5.0, 7.0, 10.0, 14.0)) and rates == pytest.approx((2.5, 3.5, 5.0, 7.0))
     path = tmp_path / "plan.svg"
     plot.plot_plan(asked, known, path)
     text = path.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,10 +14,12 @@ from eyas.bench.cases import make_case
 from eyas.common.step_times import Curve, StepBudget, StepTimes, prompt_s
 from eyas.simulator.cache import BlockCache
 from eyas.simulator.cluster import ClusterShape, Layout, Played, play
-from eyas.simulator.goodput import Search, find_knee
+from eyas.simulator.demand import Demand
+from eyas.simulator.goodput import Effort, find_knee
 from eyas.simulator.hardware import example
 from eyas.simulator.outcome import Outcome, outcome, tpot_s, ttft_s
 from eyas.simulator.workload import BLOCK_TOKENS, Arrival, Chats, Traffic, chats, day, means, poisson
+from gateway.capacity import Mix
 from gateway.placement import Targets
 
 CONSTANT = replace(
@@ -140,6 +143,31 @@ def test_a_day_has_its_noon_and_its_midnight() -> None:
     assert noon > 5 * night > 0
 
 
+def demanded(arrivals: Sequence[Arrival]) -> Mix:
+    demand = Demand()
+    for arrival in arrivals:
+        demand.note(arrival, arrival.prompt)
+    found = demand.mix()
+    assert found is not None
+    return found
+
+
+def test_demand_tells_bursts_from_a_rate_that_changes() -> None:
+    even = poisson(Traffic(1000, 100), 20.0, 1000, 1)
+    assert demanded(even).burst < 2.0
+    assert demanded(poisson(Traffic(1000, 100, burst=16), 20.0, 1000, 1)).burst > 8.0
+    slower = [replace(a, at_s=even[-1].at_s + a.at_s) for a in poisson(Traffic(1000, 100), 3.0, 60, 2)]
+    assert demanded([*even, *slower]).burst < 2.5
+
+
+def test_demand_follows_the_latest_requests_and_is_silent_about_few() -> None:
+    short, long = poisson(Traffic(100, 50), 10.0, 400, 1), poisson(Traffic(9000, 50), 10.0, 400, 1)
+    assert demanded([*short, *long]).prompt == pytest.approx(9000, rel=0.15)
+    demand = Demand()
+    demand.note(short[0], 100)
+    assert demand.mix() is None
+
+
 # --- caches, tables ------------------------------------------------------------------------------------
 
 
@@ -213,13 +241,16 @@ COMPARED = {
 }
 
 
-@pytest.mark.parametrize("case", COMPARED)
+@pytest.mark.parametrize(
+    "case",
+    [case if "8k" in case else pytest.param(case, marks=pytest.mark.slow) for case in COMPARED],
+)
 def test_auto_does_not_lose_to_the_better_static_layout(case: str) -> None:
     traffic, targets = COMPARED[case]
     knees = []
     for layout, prefill in ((Layout.UNIFIED, 0), (Layout.SPLIT, 1), (Layout.AUTO, 0)):
         shape = ClusterShape(example(), 2, layout, targets, prefill)
-        knees.append(find_knee(shape, partial(poisson, traffic), Search(seconds=25.0), 4.0).rate)
+        knees.append(find_knee(shape, partial(poisson, traffic), Effort(seconds=25.0), 4.0).rate)
     assert knees[2] >= 0.97 * max(knees[:2]) > 0
 
 
@@ -237,3 +268,14 @@ def test_preferences_change_when_the_load_does_and_lose_no_request() -> None:
     assert not played.refused and all(job.end_s is not None for job in played.jobs)
     apart = [sum(job.apart for job in played.jobs[300 * i + 150 : 300 * i + 300]) / 150 for i in range(3)]
     assert apart[0] < 0.1 and apart[1] > 0.8 and 2 <= played.flips <= 6
+
+
+@pytest.mark.slow
+def test_a_day_of_traffic_takes_about_a_minute() -> None:
+    """Processor time: other work may run beside it."""
+    begun = time.process_time()
+    arrivals = list(day(Traffic(2048, 256, 0.1), 3.0, 1))
+    played = run(Layout.AUTO, arrivals)
+    assert time.process_time() - begun < 90
+    assert len(arrivals) > 250_000 and not played.refused
+    assert all(job.end_s is not None for job in played.jobs)

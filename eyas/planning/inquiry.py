@@ -12,7 +12,7 @@ from functools import partial
 from eyas.bench.slo import Slo
 from eyas.common.errors import ConfigError
 from eyas.common.step_times import prompt_s
-from eyas.simulator.goodput import Draw, Search
+from eyas.simulator.goodput import Draw, Effort
 from eyas.simulator.hardware import Hardware, example, read_hardware
 from eyas.simulator.workload import BLOCK_TOKENS, Traffic, means, poisson
 from gateway.capacity import Mix
@@ -23,13 +23,13 @@ DRAWN = 400
 
 
 @dataclass(frozen=True)
-class Question:
-    """A kind of worker, a load and its targets; `search`: how long loads are that are simulated."""
+class Inquiry:
+    """A kind of worker, a load and its targets; `effort`: how long loads are that are simulated."""
 
     hardware: Hardware
     traffic: Traffic
     targets: Targets
-    search: Search
+    effort: Effort
 
     @property
     def draw(self) -> Draw:
@@ -39,7 +39,7 @@ class Question:
     @property
     def mix(self) -> Mix:
         """The load as the closed-form estimate sees it: shared prefixes count as cached."""
-        prompt, output, spread = means(poisson(self.traffic, 1.0, DRAWN, self.search.seed))
+        prompt, output, spread = means(poisson(self.traffic, 1.0, DRAWN, self.effort.seed))
         cached = int(prompt * self.traffic.shared) // BLOCK_TOKENS * BLOCK_TOKENS
         return Mix(prompt, prompt - cached, output, spread)
 
@@ -49,14 +49,14 @@ class Question:
         return Rates(self.hardware.times, self.hardware.budget, self.targets)
 
 
-def read_question(args: argparse.Namespace) -> Question:
-    """The question of a command line. Raises ConfigError, naming the flag, for what has no answer."""
+def read_inquiry(args: argparse.Namespace) -> Inquiry:
+    """The inquiry of a command line. Raises ConfigError, naming the flag, for what has no answer."""
     hardware = example() if args.rates is None else read_hardware(args.rates)
     traffic = Traffic(args.input_len, args.output_len, args.range_ratio, args.prefix_share)
-    search = Search(seconds=args.seconds, seed=args.seed)
-    question = Question(hardware, traffic, parse_targets(args.slo), search)
-    check(question)
-    return question
+    effort = Effort(seconds=args.seconds, seed=args.seed)
+    inquiry = Inquiry(hardware, traffic, parse_targets(args.slo), effort)
+    check(inquiry)
+    return inquiry
 
 
 def parse_targets(text: str) -> Targets:
@@ -70,16 +70,16 @@ def parse_targets(text: str) -> Targets:
     return Targets(bounds["ttft"], bounds["tpot"])
 
 
-def check(question: Question) -> None:
+def check(inquiry: Inquiry) -> None:
     """Raises ConfigError for a request that fits no worker, or that is too slow on a worker of its own."""
-    hardware, traffic, targets = question.hardware, question.traffic, question.targets
+    hardware, traffic, targets = inquiry.hardware, inquiry.traffic, inquiry.targets
     if traffic.input_len + traffic.output_len > hardware.pool_tokens:
         raise ConfigError(
             f"--input-len: {traffic.input_len} tokens and an answer of {traffic.output_len} do not fit into"
             f" the {hardware.pool_tokens} tokens of a worker",
             param="input-len",
         )
-    typical = round(question.mix.prompt)
+    typical = round(inquiry.mix.prompt)
     alone = hardware.times.step_s(1, typical)
     if targets.tpot_s < alone:
         raise ConfigError(
@@ -87,7 +87,7 @@ def check(question: Question) -> None:
             f" {1e3 * alone:.2f} ms per token",
             param="slo",
         )
-    missing = round(question.mix.missing)
+    missing = round(inquiry.mix.missing)
     first = prompt_s(hardware.times, hardware.budget, missing, 0, 0) + hardware.front_s
     if targets.ttft_s < first:
         raise ConfigError(
