@@ -15,13 +15,11 @@ from typing import NoReturn
 import eyas
 from eyas import flags
 from eyas.bench.flags import add_bench
-from eyas.commands import USAGE_ERROR, Parser
+from eyas.commands import INTERRUPTED, USAGE_ERROR, Parser
 from eyas.common.errors import ConfigError, EyasError
 from eyas.configuration import client_key, gateway_config, own_config, serve_config, worker_config
 from eyas.evals.flags import add_eval
 from eyas.planning.flags import add_plan
-
-INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-USAGE_ERROR = 2
+USAGE_ERROR = 2  # exit codes
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True)

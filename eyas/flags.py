@@ -331,8 +331,15 @@ def port(text: str) -> int:
 
 def http_url(text: str) -> str:
     """An http or https URL, without a slash at its end."""
-    if urlsplit(text).scheme not in ("http", "https") or not urlsplit(text).hostname:
+    try:
+        address = urlsplit(text)
+        known = address.scheme in ("http", "https") and address.hostname and address.port != 0
+    except ValueError:  # a port that is none, or half an IPv6 address
+        known = False
+    if not known:
         raise argparse.ArgumentTypeError(f"{text!r} is not an address like {DEFAULT_URL}")
+    if address.path.rstrip("/").endswith("/v1"):
+        raise argparse.ArgumentTypeError(f"{text!r}: leave out /v1, which is part of every path")
     return text.rstrip("/")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from eyas.bench.backends import Asking, Backend, Question, Told
+from eyas.bench.backends import ParsedEvent, Question, RequestTemplate, ServerBackend
 from eyas.bench.http import Server
 from eyas.bench.jobs import Job
 from eyas.bench.records import RequestRecord
@@ -27,21 +27,21 @@ class Target:
     """A server, how it is asked, and what every request says."""
 
     server: Server
-    backend: Backend
-    asking: Asking
+    backend: ServerBackend
+    template: RequestTemplate
 
     async def ask(self, job: Job, question: Question, max_tokens: int) -> RequestRecord:
         """Sends one request and reads its answer; the clock starts just before the connection opens.
 
         `start_s` is the `time.perf_counter` of sending. Nothing is raised: a failure is in `error`.
         """
-        body = msgspec.json.encode(self.backend.body(self.asking, job, question, max_tokens))
+        body = msgspec.json.encode(self.backend.body(self.template, job, question, max_tokens))
         reading = Reading(self.backend, time.perf_counter())
         record = reading.record
         try:
             await self.server.stream(self.backend.path, body, reading.event)
-        except (EyasError, OSError, TimeoutError) as error:
-            record.error = str(error) or type(error).__name__
+        except (EyasError, OSError) as error:
+            record.error = str(error)
         reading.close(len(question) if isinstance(question, tuple) else 0, max_tokens)
         return record
 
@@ -49,7 +49,7 @@ class Target:
 class Reading:
     """Reads the events of one answer into a record."""
 
-    def __init__(self, backend: Backend, began: float) -> None:
+    def __init__(self, backend: ServerBackend, began: float) -> None:
         """`began`: the `time.perf_counter` of sending."""
         self.record = RequestRecord(start_s=began)
         self._backend = backend
@@ -63,13 +63,13 @@ class Reading:
         record.latency_s = now - record.start_s
         if data == DONE:
             return
-        told = self._backend.read(data)
-        if told.text:
-            self._gap(told.output_tokens, now)
+        parsed = self._backend.read(data)
+        if parsed.text:
+            self._gap(parsed.output_tokens, now)
             if self._backend.cumulative:
                 self._parts.clear()
-            self._parts.append(told.text)
-        self._note(told)
+            self._parts.append(parsed.text)
+        self._note(parsed)
 
     def _gap(self, output_tokens: int | None, now: float) -> None:
         """The first text ends the time to first token. Each later one adds a gap, or one per token told."""
@@ -85,13 +85,13 @@ class Reading:
             return  # the text of tokens that were counted before
         self._last_text, self._counted = now, output_tokens
 
-    def _note(self, told: Told) -> None:
+    def _note(self, parsed: ParsedEvent) -> None:
         record = self.record
         for name in ("prompt_tokens", "output_tokens", "accepted", "rejected", "verify_steps"):
-            if (count := getattr(told, name)) is not None:
+            if (count := getattr(parsed, name)) is not None:
                 setattr(record, name, count)
-        if told.timings:
-            record.phases_ms = phases(told.timings)
+        if parsed.timings:
+            record.phases_ms = phases(parsed.timings)
 
     def close(self, prompt_tokens: int, max_tokens: int) -> None:
         """Completes the record. A server that tells no usage is taken to have answered `max_tokens`.
@@ -112,6 +112,6 @@ class Reading:
 def phases(timings: Mapping[str, Any]) -> dict[str, float]:
     """Milliseconds by name: server_first_token, prefill_queue, decode_transfer ..."""
     found = {f"server_{key[:-3]}": value for key, value in timings.items() if key.endswith("_ms")}
-    for leg in timings.get("legs", ()):
+    for leg in timings.get("legs") or ():
         found |= {f"{leg['role']}_{key[:-3]}": value for key, value in leg.items() if key.endswith("_ms")}
     return {name: float(value) for name, value in found.items() if value is not None}

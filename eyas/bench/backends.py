@@ -20,7 +20,7 @@ SHOWN = 200  # bytes of a malformed event that its error quotes
 
 
 @dataclass(frozen=True)
-class Asking:
+class RequestTemplate:
     """What every request of a run says. `extra` is merged last, over everything else."""
 
     model: str
@@ -31,11 +31,11 @@ class Asking:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Told(msgspec.Struct):
+class ParsedEvent(msgspec.Struct):
     """What one event says. A count of None: the event does not say."""
 
     text: str = ""
-    """New text, or all so far where `Backend.cumulative`."""
+    """New text, or all so far where `ServerBackend.cumulative`."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     """Output tokens so far."""
@@ -49,13 +49,13 @@ Question = Prompt | Sequence[Message]
 
 
 @dataclass(frozen=True)
-class Backend:
+class ServerBackend:
     """One way to ask. `chats`: it takes messages. `cumulative`: every event has all text so far."""
 
     path: str
-    body: Callable[[Asking, Job, Question, int], dict[str, Any]]
-    """Of the run's asking, the job, the prompt or messages, and the most tokens of the answer."""
-    read: Callable[[bytes], Told]
+    body: Callable[[RequestTemplate, Job, Question, int], dict[str, Any]]
+    """Of the run's template, the job, the prompt or messages, and the most tokens of the answer."""
+    read: Callable[[bytes], ParsedEvent]
     """Raises EyasError for an event that is an error or is malformed."""
     chats: bool = False
     cumulative: bool = False
@@ -95,36 +95,36 @@ class _OpenAiEvent(msgspec.Struct):
 _read_openai = msgspec.json.Decoder(_OpenAiEvent).decode
 
 
-def _openai(data: bytes) -> Told:
+def _openai(data: bytes) -> ParsedEvent:
     event = _decoded(_read_openai, data)
-    told = Told(timings=event.timings)
+    parsed = ParsedEvent(timings=event.timings)
     if event.choices:
         choice = event.choices[0]
         if choice.delta is not None:  # a model's reasoning counts as its text
-            told.text = (choice.delta.reasoning_content or "") + (choice.delta.content or "")
+            parsed.text = (choice.delta.reasoning_content or "") + (choice.delta.content or "")
         else:
-            told.text = choice.text or ""
+            parsed.text = choice.text or ""
     if (usage := event.usage) is not None:
-        told.prompt_tokens, told.output_tokens = usage.prompt_tokens, usage.completion_tokens
+        parsed.prompt_tokens, parsed.output_tokens = usage.prompt_tokens, usage.completion_tokens
         if (details := usage.completion_tokens_details) is not None:
-            told.accepted = details.accepted_prediction_tokens
-            told.rejected = details.rejected_prediction_tokens
+            parsed.accepted = details.accepted_prediction_tokens
+            parsed.rejected = details.rejected_prediction_tokens
     if event.timings:
-        told.verify_steps = event.timings.get("verify_steps")
-    return told
+        parsed.verify_steps = event.timings.get("verify_steps")
+    return parsed
 
 
-def _openai_body(asking: Asking, job: Job, max_tokens: int) -> dict[str, Any]:
+def _openai_body(template: RequestTemplate, job: Job, max_tokens: int) -> dict[str, Any]:
     body = {
-        "model": asking.model,
+        "model": template.model,
         "max_tokens": max_tokens,
-        "temperature": asking.temperature,
+        "temperature": template.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if asking.timings:
+    if template.timings:
         body["timings"] = True
-    if asking.ignore_eos and not job.may_stop:
+    if template.ignore_eos and not job.may_stop:
         body["ignore_eos"] = True
     if job.schema is not None:
         schema = {"name": "answer", "schema": job.schema, "strict": True}
@@ -132,12 +132,12 @@ def _openai_body(asking: Asking, job: Job, max_tokens: int) -> dict[str, Any]:
     return body
 
 
-def _completion(asking: Asking, job: Job, question: Question, max_tokens: int) -> dict[str, Any]:
-    return {**_openai_body(asking, job, max_tokens), "prompt": question, **asking.extra}
+def _completion(template: RequestTemplate, job: Job, question: Question, max_tokens: int) -> dict[str, Any]:
+    return {**_openai_body(template, job, max_tokens), "prompt": question, **template.extra}
 
 
-def _chat(asking: Asking, job: Job, question: Question, max_tokens: int) -> dict[str, Any]:
-    return {**_openai_body(asking, job, max_tokens), "messages": question, **asking.extra}
+def _chat(template: RequestTemplate, job: Job, question: Question, max_tokens: int) -> dict[str, Any]:
+    return {**_openai_body(template, job, max_tokens), "messages": question, **template.extra}
 
 
 # --- SGLang ------------------------------------------------------------------------------------------------
@@ -162,30 +162,32 @@ Event = TypeVar("Event", _OpenAiEvent, _GenerateEvent)
 _read_generate = msgspec.json.Decoder(_GenerateEvent).decode
 
 
-def _generate(data: bytes) -> Told:
+def _generate(data: bytes) -> ParsedEvent:
     event = _decoded(_read_generate, data)
     meta = event.meta_info
-    told = Told(event.text, meta.prompt_tokens, meta.completion_tokens, meta.spec_accept_token_num)
+    parsed = ParsedEvent(event.text, meta.prompt_tokens, meta.completion_tokens, meta.spec_accept_token_num)
     if meta.spec_draft_token_num is not None:
-        told.rejected = meta.spec_draft_token_num - (meta.spec_accept_token_num or 0)
-    told.verify_steps, told.timings = meta.spec_verify_ct, meta.timings
+        parsed.rejected = meta.spec_draft_token_num - (meta.spec_accept_token_num or 0)
+    parsed.verify_steps, parsed.timings = meta.spec_verify_ct, meta.timings
     if meta.timings:
-        told.verify_steps = meta.timings.get("verify_steps")
-    return told
+        parsed.verify_steps = meta.timings.get("verify_steps")
+    return parsed
 
 
-def _generate_body(asking: Asking, job: Job, question: Question, max_tokens: int) -> dict[str, Any]:
+def _generate_body(
+    template: RequestTemplate, job: Job, question: Question, max_tokens: int
+) -> dict[str, Any]:
     sampling: dict[str, Any] = {
-        "temperature": asking.temperature,
+        "temperature": template.temperature,
         "max_new_tokens": max_tokens,
-        "ignore_eos": asking.ignore_eos and not job.may_stop,
+        "ignore_eos": template.ignore_eos and not job.may_stop,
     }
     if job.schema is not None:
         sampling["json_schema"] = msgspec.json.encode(job.schema).decode()
     body = {"sampling_params": sampling, "stream": True}
-    if asking.timings:
+    if template.timings:
         body["timings"] = True
-    return {"text" if isinstance(question, str) else "input_ids": question, **body, **asking.extra}
+    return {"text" if isinstance(question, str) else "input_ids": question, **body, **template.extra}
 
 
 # --- both --------------------------------------------------------------------------------------------------
@@ -203,9 +205,9 @@ def _decoded(decode: Callable[[bytes], Event], data: bytes) -> Event:
     return event
 
 
-COMPLETIONS = Backend("/v1/completions", _completion, _openai)
-CHATS = Backend("/v1/chat/completions", _chat, _openai, chats=True)
-GENERATE = Backend("/generate", _generate_body, _generate, cumulative=True)
+COMPLETIONS = ServerBackend("/v1/completions", _completion, _openai)
+CHATS = ServerBackend("/v1/chat/completions", _chat, _openai, chats=True)
+GENERATE = ServerBackend("/generate", _generate_body, _generate, cumulative=True)
 BACKENDS = {
     "sglang": GENERATE,
     "sglang-oai": COMPLETIONS,

@@ -1,6 +1,7 @@
 """The named cases of `eyas bench suite`: what is sent in each measurement.
 
-Pure values from a seed, so that two servers are measured with the same requests. It knows no server.
+Pure values from a seed, so that two servers are measured with the same requests: token ids are of no
+vocabulary yet. It knows no server.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from eyas.bench.jobs import Job, Turn, draw_ids, fit, poisson
+from eyas.bench.jobs import Job, Turn, draw_ids, poisson
 from eyas.common.errors import ConfigError
 
 DEFAULT_CASES = ("chat1", "chat8", "bs1", "bs8")
@@ -40,7 +41,7 @@ CHATS = (
 
 
 @dataclass(frozen=True)
-class Case:
+class LoadCase:
     """A named set of jobs, at most `concurrency` at once; `rate`: Poisson arrivals per second, if any."""
 
     name: str
@@ -49,15 +50,17 @@ class Case:
     rate: float | None = None
 
 
-def make_case(name: str, vocab_size: int, seed: int = 1) -> Case:
+def make_case(name: str, seed: int = 1) -> LoadCase:
     """One of CASES, by name. Raises ConfigError for anything else."""
     rng = random.Random(seed)
     if name in POISSON or name == "inf1k":
-        return _open(name, vocab_size, rng)
+        return _open(name, rng)
     if chat := re.fullmatch(r"chat([1-9]\d*)", name):
         concurrency = int(chat[1])
         prompts = itertools.islice(itertools.cycle(CHATS), max(concurrency * 4, FEWEST_CHATS))
-        return Case(name, tuple(Job((Turn(prompt, 128),), may_stop=True) for prompt in prompts), concurrency)
+        return LoadCase(
+            name, tuple(Job((Turn(prompt, 128),), may_stop=True) for prompt in prompts), concurrency
+        )
     if shape := re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)", name):
         concurrency, prompt, answer, count = map(int, shape.groups())
     elif name in CLOSED:
@@ -67,10 +70,10 @@ def make_case(name: str, vocab_size: int, seed: int = 1) -> Case:
     if 0 in (concurrency, prompt, answer, count):
         raise ConfigError(f"CASE: {name!r} has a zero", param="CASE")
     jobs = (Job.single(draw_ids(rng, prompt), answer) for _ in range(count))
-    return Case(name, tuple(fit(jobs, vocab_size)), concurrency)
+    return LoadCase(name, tuple(jobs), concurrency)
 
 
-def _open(name: str, vocab_size: int, rng: random.Random) -> Case:
+def _open(name: str, rng: random.Random) -> LoadCase:
     """Draws a prompt's length, its ids, the answer's length, and again; then every arrival.
 
     This order is part of the case: figures of other servers were measured with it.
@@ -82,4 +85,4 @@ def _open(name: str, vocab_size: int, rng: random.Random) -> Case:
     rate = None if name == "inf1k" else POISSON_RATE
     dues = poisson(rng, rate or float("inf"))
     jobs = (Job.single(ids, answer, due) for (ids, answer), due in zip(turns, dues, strict=False))
-    return Case(name, tuple(fit(jobs, vocab_size)), OPEN_REQUESTS, rate)
+    return LoadCase(name, tuple(jobs), OPEN_REQUESTS, rate)

@@ -49,7 +49,7 @@ CHANCE = (
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """The runs of the same settings in two files, and the ratios of their latencies (seconds)."""
 
     settings: dict[str, Any]
@@ -83,8 +83,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def compare(first: Sequence[SavedRun], second: Sequence[SavedRun]) -> list[Comparison]:
-    """A comparison per settings. Raises ConfigError if the two sides have none in common."""
+def compare(first: Sequence[SavedRun], second: Sequence[SavedRun]) -> list[RunComparison]:
+    """A comparison per settings.
+
+    Raises ConfigError if the two sides have none in common, or if a run was interrupted.
+    """
+    for run in (*first, *second):
+        if run.figures.get("complete") is False:
+            raise ConfigError(f"{run.name}: a run was interrupted: its requests cannot be paired with others")
     sides = _by_settings(first), _by_settings(second)
     if common := [key for key in sides[0] if key in sides[1]]:
         return [_compared(sides[0][key], sides[1][key]) for key in common]
@@ -108,7 +114,7 @@ def _by_settings(runs: Sequence[SavedRun]) -> dict[str, list[SavedRun]]:
     return out
 
 
-def _compared(first: list[SavedRun], second: list[SavedRun]) -> Comparison:
+def _compared(first: list[SavedRun], second: list[SavedRun]) -> RunComparison:
     """Ratios over the requests that have the figure in every run."""
     pairs = {name: _in_pairs(first, second, name) for name in TIMES}
     wanted = [
@@ -122,7 +128,7 @@ def _compared(first: list[SavedRun], second: list[SavedRun]) -> Comparison:
         bootstrap.ratio(f"{time} {name}", pairs[time], STATISTICS[name][0], level if told else None)
         for time, name, told in wanted
     ]
-    return Comparison(settings(first[0]), (first, second), pairs["e2e"][0].shape[1], ratios)
+    return RunComparison(settings(first[0]), (first, second), pairs["e2e"][0].shape[1], ratios)
 
 
 def _in_pairs(first: list[SavedRun], second: list[SavedRun], name: str) -> tuple[Floats, Floats]:
@@ -136,7 +142,7 @@ def _in_pairs(first: list[SavedRun], second: list[SavedRun], name: str) -> tuple
 # --- words ---------------------------------------------------------------------------------------------
 
 
-def table(comparison: Comparison, names: tuple[str, str]) -> str:
+def table(comparison: RunComparison, names: tuple[str, str]) -> str:
     """The comparison for people: A, B, B / A with its interval, and what that says."""
     runs = comparison.runs
     lines = [_said(comparison.settings)]

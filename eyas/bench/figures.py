@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from eyas.bench.records import RequestRecord, Run
+from eyas.bench.records import RequestRecord, RunRecord
 from eyas.bench.slo import Slo
 
 LATENCIES = ("e2e_latency", "ttft", "tpot", "itl")
 
 
-def figures(run: Run, slo: Slo | None = None, details: bool = False) -> dict[str, Any]:
+def figures(run: RunRecord, slo: Slo | None = None, details: bool = False) -> dict[str, Any]:
     """Everything that a line of a result file says. `details`: also a list per request for each quantity."""
     good = [record for record in run.records if not record.error]
     out = {**run.settings, "server_info": run.server_info, **_counts(run, good)}
@@ -43,7 +43,7 @@ def latencies(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
     }
 
 
-def _counts(run: Run, good: list[RequestRecord]) -> dict[str, Any]:
+def _counts(run: RunRecord, good: list[RequestRecord]) -> dict[str, Any]:
     inputs = sum(record.prompt_tokens for record in good)
     outputs = sum(record.output_tokens for record in good)
     return {
@@ -88,14 +88,13 @@ def _peaks(good: list[RequestRecord]) -> dict[str, Any]:
     return {"max_output_tokens_per_s": float(tokens.max()), "max_concurrent_requests": int(requests.max())}
 
 
-def _own(run: Run, good: list[RequestRecord], slo: Slo | None) -> dict[str, Any]:
+def _own(run: RunRecord, good: list[RequestRecord], slo: Slo | None) -> dict[str, Any]:
     """What SGLang's object does not have."""
-    with_wait = _spread("ttft_with_wait", [record.waited_s + record.ttft_s for record in good])
     out: dict[str, Any] = {
         "complete": run.complete,
         "failed": len(run.records) - len(good),
         "first_error": next((record.error for record in run.records if record.error), None),
-        **{key: with_wait[key] for key in with_wait if not key.startswith(("std", "p95"))},
+        **_spread("ttft_with_wait", [record.waited_s + record.ttft_s for record in good]),
         "accepted_tokens": sum(record.accepted for record in good),
         "rejected_tokens": sum(record.rejected for record in good),
         "client_cpu": run.client_cpu,
@@ -110,9 +109,7 @@ def _own(run: Run, good: list[RequestRecord], slo: Slo | None) -> dict[str, Any]
         }
     names = dict.fromkeys(name for record in good for name in record.phases_ms)
     for name in names:
-        times = [record.phases_ms[name] for record in good if name in record.phases_ms]
-        out[f"mean_{name}_ms"], out[f"median_{name}_ms"] = float(np.mean(times)), float(np.median(times))
-        out[f"p99_{name}_ms"] = float(np.percentile(times, 99))
+        out |= _spread(name, [1e-3 * record.phases_ms[name] for record in good if name in record.phases_ms])
     return out
 
 

@@ -10,9 +10,16 @@ from eyas.common.errors import ConfigError
 
 
 def check_writable(flag: str, path: Path | None) -> None:
-    """Raises ConfigError, which names the flag, for a file whose folder does not exist, or for a folder."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise ConfigError(f"--{flag}: {path} cannot be written", param=flag)
+    """Raises ConfigError, which names the flag, for a file that cannot be written."""
+    if path is None:
+        return
+    new = not path.exists()
+    try:
+        path.open("a").close()
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"--{flag}: {path} cannot be written: {error.strerror}", param=flag) from error
 
 
 def append_line(path: Path | None, line: dict[str, Any]) -> None:

@@ -19,14 +19,14 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from eyas.bench.asking import Target
-from eyas.bench.backends import COMPLETIONS, Asking
+from eyas.bench.backends import COMPLETIONS, RequestTemplate
+from eyas.bench.child_server import child_server
 from eyas.bench.http import Server
 from eyas.bench.jobs import Job
-from eyas.bench.runner import Load, run_load
+from eyas.bench.runner import Workload, run_load
 from eyas.common.config import GatewayConfig
-from eyas.common.errors import DeadlineExceeded, EyasError
+from eyas.common.errors import EyasError
 from eyas.common.types import Entry, Finish, GenerationRequest, Role, WorkerInfo
-from eyas.worker.child import Child
 from eyas.worker.gateway_main import fronts
 from eyas.worker.ports import free_ports
 from gateway.backend import BackendHealth, GenerationBackend, GenerationStream
@@ -37,7 +37,6 @@ from gateway.tokenizer import Tokenizer
 REQUESTS = 400
 CONCURRENCY = 8
 SHORT, LONG = 1, 201  # tokens
-START_S = 30.0
 
 
 class InstantBackend(GenerationBackend):
@@ -86,18 +85,12 @@ async def measure_gateway() -> dict[str, Any]:
     """CPU microseconds per request and per token, as one row of figures."""
     with contextlib.closing(free_ports()) as ports:
         port, grpc_port = next(ports), next(ports)
-    command = (sys.executable, "-m", "eyas.bench.gateway_cost", str(port), str(grpc_port))
-    child = Child("gateway", command, lambda name, line: None)
-    child.start()
-    try:
-        server = Server(f"http://127.0.0.1:{port}")
-        await _until_up(server, child)
-        target = Target(server, COMPLETIONS, Asking(GatewayConfig.served_model))
+    server = Server(f"http://127.0.0.1:{port}")
+    async with child_server("eyas.bench.gateway_cost", (port, grpc_port), server, "/health") as child:
+        target = Target(server, COMPLETIONS, RequestTemplate(GatewayConfig.served_model))
         process = psutil.Process(child.pid)
         await _cpu_s(process, target, LONG)  # warm-up
         short, long = await _cpu_s(process, target, SHORT), await _cpu_s(process, target, LONG)
-    finally:
-        await child.stop(grace_s=5.0)
     per_token = (long - short) / (REQUESTS * (LONG - SHORT))
     return {
         "case": "gateway-only",
@@ -108,26 +101,13 @@ async def measure_gateway() -> dict[str, Any]:
 
 async def _cpu_s(process: psutil.Process, target: Target, tokens: int) -> float:
     """The gateway's CPU seconds for REQUESTS answers of `tokens` tokens."""
-    load = Load((Job.single(tuple(range(100, 164)), tokens),) * REQUESTS, max_concurrency=CONCURRENCY)
+    load = Workload((Job.single(tuple(range(100, 164)), tokens),) * REQUESTS, max_concurrency=CONCURRENCY)
     before = process.cpu_times()
     run = await run_load(target, load, {}, lambda _: None)
     after = process.cpu_times()
     if failed := [record.error for record in run.records if record.error]:
         raise EyasError(f"the gateway failed {len(failed)} of {REQUESTS} requests: {failed[0]}")
     return float(after.user + after.system - before.user - before.system)
-
-
-async def _until_up(server: Server, child: Child) -> None:
-    try:
-        async with asyncio.timeout(START_S):
-            while child.running:
-                with contextlib.suppress(EyasError):
-                    await server.get("/health")
-                    return
-                await asyncio.sleep(0.1)
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"the gateway did not answer within {START_S:g} s") from error
-    raise EyasError(f"the gateway ended at start: {' '.join(child.tail)}")
 
 
 async def _serve(port: int, grpc_port: int) -> None:

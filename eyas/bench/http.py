@@ -7,7 +7,9 @@ are. It opens a connection per request, and refuses to know what an event says.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +19,10 @@ from urllib.parse import urlsplit
 import httptools
 
 from eyas.client.reach import nothing_listens
-from eyas.common.errors import EyasError, Unauthorized, Unavailable
+from eyas.common.errors import DeadlineExceeded, EyasError, Unauthorized, Unavailable
 
-TIMEOUT_S = 3600.0  # one whole request
+STREAM_S = 3600.0  # one whole request that is measured
+GET_S = 30.0
 CONNECT_S = 10.0
 SHOWN = 200  # bytes of a refusal that its error quotes
 
@@ -29,25 +32,28 @@ OnEvent = Callable[[bytes, float], None]
 
 @dataclass(frozen=True)
 class Server:
-    """The server that is measured. `url` is like http://127.0.0.1:8000."""
+    """The server that is measured. `url` is like http://127.0.0.1:8000; a path in it is put before others."""
 
     url: str
     api_key: str | None = None
 
     async def get(self, path: str) -> bytes:
-        """The body of a GET. Raises EyasError if the status is not 200, Unavailable if nothing answers."""
+        """The body of a GET. Raises EyasError if the status is not 200, Unavailable if nothing listens.
+
+        DeadlineExceeded if there is no whole answer within GET_S.
+        """
         answer = _Answer(self._request("GET", path, b""), None)
-        await self._exchange(answer)
+        await self._exchange(answer, GET_S)
         return bytes(answer.body)
 
     async def get_json(self, path: str) -> Any:
         """The JSON of a GET; None for a server that does not have it.
 
-        Raises Unavailable if nothing answers, Unauthorized for a wrong key.
+        Raises Unavailable if nothing listens, Unauthorized for a wrong key, DeadlineExceeded.
         """
         try:
             return json.loads(await self.get(path))
-        except (Unavailable, Unauthorized):
+        except (Unavailable, Unauthorized, DeadlineExceeded):
             raise
         except (EyasError, ValueError):
             return None
@@ -55,17 +61,20 @@ class Server:
     async def stream(self, path: str, body: bytes, on_event: OnEvent) -> None:
         """Calls `on_event` for every `data:` line of a POST's answer, until it ends.
 
-        Raises EyasError if the status is not 200, Unavailable if the connection breaks, TimeoutError.
+        Raises EyasError if the status is not 200, Unavailable if the connection breaks, DeadlineExceeded.
         """
-        await self._exchange(_Answer(self._request("POST", path, body), on_event))
+        await self._exchange(_Answer(self._request("POST", path, body), on_event), STREAM_S)
 
-    async def _exchange(self, answer: _Answer) -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            transport = await self._connect(answer)
-            try:
-                await answer.ended
-            finally:
-                transport.close()
+    async def _exchange(self, answer: _Answer, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                transport = await self._connect(answer)
+                try:
+                    await answer.ended
+                finally:
+                    transport.close()
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{self.url} did not answer within {timeout_s:g} s") from error
         if answer.status == Unauthorized.http_status:
             raise Unauthorized(f"{self.url} wants an API key: give --api-key, or set EYAS_API_KEY")
         if answer.status != 200:
@@ -80,12 +89,15 @@ class Server:
         connecting = loop.create_connection(lambda: answer, host, port, ssl=secure or None)
         try:
             transport, _ = await asyncio.wait_for(connecting, CONNECT_S)
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
+            if isinstance(error, ssl.SSLError) or error.errno == errno.EMFILE:
+                raise Unavailable(f"no connection to {self.url}: {error}") from error
             raise nothing_listens(self.url) from error
         return transport
 
     def _request(self, method: str, path: str, body: bytes) -> bytes:
-        lines = [f"{method} {path} HTTP/1.1", f"Host: {urlsplit(self.url).netloc}", "Connection: close"]
+        address = urlsplit(self.url)
+        lines = [f"{method} {address.path}{path} HTTP/1.1", f"Host: {address.netloc}", "Connection: close"]
         lines += [f"Content-Length: {len(body)}", "Content-Type: application/json"]
         if self.api_key:
             lines.append(f"Authorization: Bearer {self.api_key}")
@@ -104,6 +116,7 @@ class _Answer(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._now = 0.0
         self._rest = b""  # a line that is not whole yet
+        self._framed = False  # whether a header says where the body ends
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.WriteTransport, transport).write(self._request)
@@ -116,7 +129,13 @@ class _Answer(asyncio.Protocol):
             self._end(_cause(error) or Unavailable(f"the server does not speak HTTP: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if exc is None and self.status and not self._framed:
+            self._end(None)
         self._end(Unavailable("the server ended the connection in the middle of an answer"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser."""
+        self._framed |= name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""

@@ -1,17 +1,16 @@
 """Figures as they come: a line of a table for people, a JSON line for a file.
 
-It knows columns and files. What the figures mean, those know who made them.
+It knows columns, and refuses to know what the figures mean.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from eyas.common.errors import ConfigError
+from eyas.bench.files import append_line, check_writable
 
 WIDTH = 10  # of a column, unless its title or its first value is wider
 
@@ -26,14 +25,15 @@ class Lines:
     """
 
     def __init__(
-        self, columns: Mapping[str, str], file: str | None, show: Callable[[str, Any], str], first: int = 0
+        self, columns: Mapping[str, str], file: Path | None, show: Callable[[str, Any], str], first: int = 0
     ) -> None:
         self.failed = 0
         self._columns = columns
         self._show = show
         self._first = first
         self._widths: list[int] = []
-        self._file = None if file is None else writable(file, "output-file")
+        self._file = file
+        check_writable("output-file", file)
 
     def tell(self, line: dict[str, Any]) -> None:
         """Prints one line, and appends it to the file."""
@@ -50,20 +50,8 @@ class Lines:
             self._widths[0] = max(self._widths[0], self._first)
             self._print(list(self._columns))
         self._print(cells)
-        if self._file is not None:
-            with self._file.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        append_line(self._file, line)
 
     def _print(self, cells: list[str]) -> None:
         first, *others = (cell.rjust(width) for cell, width in zip(cells, self._widths, strict=True))
         print("  ".join([first.strip().ljust(len(first)), *others]), flush=True)
-
-
-def writable(name: str, flag: str) -> Path:
-    """A file that can be appended to, and is there afterwards; ConfigError, naming the flag, if it cannot."""
-    path = Path(name)
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise ConfigError(f"--{flag}: {path} cannot be written: {error.strerror}", param=flag) from None
-    return path

@@ -7,18 +7,17 @@ refuses to know flags and screens.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from eyas.bench.asking import Target
-from eyas.bench.backends import BACKENDS, Asking
+from eyas.bench.backends import BACKENDS, RequestTemplate
 from eyas.bench.http import Server
 from eyas.bench.jobs import Job, Turn, fit, unlike
-from eyas.bench.plan import Plan
-from eyas.bench.records import RequestRecord, Run
-from eyas.bench.runner import Load, OnRecord, run_load
+from eyas.bench.plan import LoadPlan
+from eyas.bench.records import RequestRecord, RunRecord
+from eyas.bench.runner import OnRecord, Workload, run_load
 from eyas.common.errors import EyasError
 
 SAFE_VOCABULARY = 4096  # where the server does not say: every model of today has more
@@ -50,34 +49,32 @@ async def look(server: Server) -> Facts:
 class Measurement:
     """A plan on a server that has answered its warm-up: `run` may be called again and again."""
 
-    def __init__(self, plan: Plan, server: Server, facts: Facts) -> None:
+    def __init__(self, plan: LoadPlan, server: Server, facts: Facts) -> None:
         self._plan = plan
         self._server = server
         self.vocab_size = plan.vocab_size or facts.vocab_size or SAFE_VOCABULARY
         self.vocab_from = _said_by(plan, facts)
         self._jobs = fit(plan.jobs, self.vocab_size)
         model = plan.model or facts.model or "default"
-        asking = Asking(
+        template = RequestTemplate(
             model, plan.temperature, plan.ignore_eos, timings=facts.tells_timings, extra=plan.extra
         )
-        self._target = Target(server, BACKENDS[plan.backend], asking)
+        self._target = Target(server, BACKENDS[plan.backend], template)
 
     @classmethod
-    async def begin(cls, plan: Plan, server: Server) -> Measurement:
+    async def begin(cls, plan: LoadPlan, server: Server) -> Measurement:
         """Looks at the server and warms it up. Raises EyasError if nothing answers."""
         made = cls(plan, server, await look(server))
         await made._warm_up()
         return made
 
-    async def run(self, on_record: OnRecord, rate: float | None = None) -> Run:
-        """One run. `rate`: instead of the plan's. Raises nothing for failed requests."""
+    async def run(self, on_record: OnRecord) -> RunRecord:
+        """One run. Raises nothing for failed requests."""
         plan = self._plan
-        if rate is not None:
-            plan = dataclasses.replace(plan, rate=rate)
-        load = Load(self._jobs, plan.rate, plan.max_concurrency, plan.draw.seed)
+        load = Workload(self._jobs, plan.rate, plan.max_concurrency, plan.draw.seed)
         settings = {
             **plan.settings(),
-            "model": self._target.asking.model,
+            "model": self._target.template.model,
             "vocab_size": self.vocab_size,
             "url": self._server.url,
         }
@@ -88,14 +85,14 @@ class Measurement:
     async def _warm_up(self) -> None:
         first = self._jobs[0].turns[0]
         turn = Turn(unlike(first.prompt), min(first.max_tokens, WARMUP_TOKENS))
-        load = Load([Job((turn,))] * self._plan.warmup, max_concurrency=self._plan.max_concurrency)
+        load = Workload([Job((turn,))] * self._plan.warmup, max_concurrency=self._plan.max_concurrency)
         run = await run_load(self._target, load, {}, lambda _: None)
         if not run.complete:
             raise asyncio.CancelledError
         if run.records and all(record.error for record in run.records):
             raise EyasError(f"no warm-up request succeeded: {run.records[0].error}")
 
-    async def _ask_afterwards(self, run: Run) -> None:
+    async def _ask_afterwards(self, run: RunRecord) -> None:
         """Adds what the server says of itself, and the acceptance length."""
         try:
             info = await self._server.get_json("/server_info")
@@ -119,7 +116,7 @@ def acceptance_length(records: Sequence[RequestRecord], server_info: Any) -> flo
     return float(length) if isinstance(length, int | float) else None
 
 
-def _said_by(plan: Plan, facts: Facts) -> str:
+def _said_by(plan: LoadPlan, facts: Facts) -> str:
     if plan.vocab_size:
         return "--vocab-size"
     return "its vocabulary" if facts.vocab_size else "a guess: the server does not say; see --vocab-size"

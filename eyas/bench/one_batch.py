@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyas.bench.lines import Lines, writable
+from eyas.bench.files import check_writable
+from eyas.bench.lines import Lines
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError
 from eyas.configuration import engine_config
@@ -24,7 +25,7 @@ from eyas.flags import add_engine, positive
 
 if TYPE_CHECKING:
     from eyas.bench.parts import Tell
-    from eyas.bench.static_batch import Batch, Script
+    from eyas.bench.static_batch import Script, StaticBatch
 
 EAGER, GRAPHS = "eager", "graphs"
 PROFILED_TOKENS = 16  # per request, so that a trace can still be looked at
@@ -44,12 +45,12 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is measured, in every mode. `profile`: a file for a trace of the last batch; "": none."""
+class BatchPlan:
+    """What is measured, in every mode. `profile`: a file for a trace of the last batch."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[StaticBatch, ...]
     run_name: str
-    profile: str = ""
+    profile: Path | None = None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +60,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--input-len", type=positive, nargs="+", default=[256], metavar="N", help="prompt tokens (256)")
     add("--output-len", type=positive, nargs="+", default=[128], metavar="N", help="tokens to come (128)")
     add("--run-name", default="default", metavar="NAME", help="stands in every line (default)")
-    add("--output-file", metavar="FILE", help="appends a JSON line per batch and mode")
-    add("--profile", default="", metavar="FILE", help="a chrome trace of the last batch, by torch.profiler")
+    add("--output-file", type=Path, metavar="FILE", help="appends a JSON line per batch and mode")
+    add("--profile", type=Path, metavar="FILE", help="a chrome trace of the last batch, by torch.profiler")
     add_engine(parser)
 
 
@@ -73,30 +74,29 @@ def run(args: argparse.Namespace) -> int:
     largest = max(batch.size for batch in plan.batches)
     config = config_for(args, largest)
     check(config)
-    if plan.profile:
-        writable(plan.profile, "profile")
+    check_writable("profile", plan.profile)
     lines = Lines(COLUMNS, args.output_file, show=_shown)
     modes = list(modes_of(config))
     parts = []
     for mode, chosen in modes:
         # The trace is of the way that serves.
-        last = dataclasses.replace(plan, profile=plan.profile if mode == modes[-1][0] else "")
+        last = dataclasses.replace(plan, profile=plan.profile if mode == modes[-1][0] else None)
         parts.append(Part(f"one-batch ({mode})", functools.partial(measure, chosen, last, mode)))
     failed = run_parts(parts, lines.tell)
     return int(bool(failed or lines.failed))
 
 
-def plan_of(args: argparse.Namespace) -> Plan:
+def plan_of(args: argparse.Namespace) -> BatchPlan:
     """Every batch size with every input and output length."""
-    from eyas.bench.static_batch import Batch
+    from eyas.bench.static_batch import StaticBatch
 
     batches = tuple(
-        Batch(size, input_len, output_len)
+        StaticBatch(size, input_len, output_len)
         for size in args.batch_size
         for input_len in args.input_len
         for output_len in args.output_len
     )
-    return Plan(batches, args.run_name, args.profile)
+    return BatchPlan(batches, args.run_name, args.profile)
 
 
 def config_for(args: argparse.Namespace, largest: int) -> EngineConfig:
@@ -124,7 +124,7 @@ def modes_of(config: EngineConfig) -> Iterator[tuple[str, EngineConfig]]:
         yield GRAPHS, config
 
 
-def measure(config: EngineConfig, plan: Plan, mode: str, tell: Tell) -> None:
+def measure(config: EngineConfig, plan: BatchPlan, mode: str, tell: Tell) -> None:
     """Builds the engine, runs the plan's batches, and tells a line for each. In the process of a part."""
     from eyas.bench.fits import check_memory
     from eyas.engine.loading.startup import Start
@@ -159,7 +159,7 @@ def build_prompt_kernels(config: EngineConfig) -> None:
         print(f"eyas: {error.message}", file=sys.stderr)  # the engine then takes the triton kernel
 
 
-def script(plan: Plan, vocab_size: int, constant: dict[str, Any], tell: Tell) -> Script:
+def script(plan: BatchPlan, vocab_size: int, constant: dict[str, Any], tell: Tell) -> Script:
     """Every batch in turn; one that fails is told with its `error`, and the next one follows."""
     from eyas.bench.static_batch import figures, repeat
 
@@ -171,10 +171,10 @@ def script(plan: Plan, vocab_size: int, constant: dict[str, Any], tell: Tell) ->
             continue
         tell(constant | figures(batch, traces))
     if plan.profile:
-        yield from profiled(plan.batches[-1], vocab_size, Path(plan.profile))
+        yield from profiled(plan.batches[-1], vocab_size, plan.profile)
 
 
-def profiled(batch: Batch, vocab_size: int, file: Path) -> Script:
+def profiled(batch: StaticBatch, vocab_size: int, file: Path) -> Script:
     """Runs a short batch under torch's profiler and writes what it saw as a chrome trace."""
     import torch
     from torch.profiler import profile

@@ -23,18 +23,17 @@ import numpy as np
 import uvloop
 
 from eyas.bench.asking import Target
-from eyas.bench.backends import COMPLETIONS, Asking
+from eyas.bench.backends import COMPLETIONS, RequestTemplate
+from eyas.bench.child_server import child_server
 from eyas.bench.http import Server
 from eyas.bench.jobs import Job
 from eyas.bench.records import RequestRecord
 from eyas.bench.runner import ClientMeter
-from eyas.common.errors import DeadlineExceeded, EyasError
+from eyas.common.errors import EyasError
 from eyas.flags import port, positive
-from eyas.worker.child import Child
 from eyas.worker.lifeline import die_with_parent
 from eyas.worker.ports import free_ports
 
-START_S = 30.0
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = (
     b'data: {"id":"cmpl-0123456789","object":"text_completion","created":1,"model":"stub","choices":'
@@ -62,13 +61,9 @@ async def measure_client(pace: Pace) -> dict[str, Any]:
     with contextlib.closing(free_ports()) as ports:
         address = next(ports)
     words = ("--stub", address, "--streams", pace.streams, "--tokens-per-second", pace.tokens_per_s)
-    command = (sys.executable, "-m", "eyas.bench.overhead", *map(str, words))
-    child = Child("stub", command, lambda name, line: None)
-    child.start()
-    try:
-        server = Server(f"http://127.0.0.1:{address}")
-        await _until_up(server, child)
-        target = Target(server, COMPLETIONS, Asking("stub"))
+    server = Server(f"http://127.0.0.1:{address}")
+    async with child_server("eyas.bench.overhead", words, server, "/"):
+        target = Target(server, COMPLETIONS, RequestTemplate("stub"))
         job = Job.single(tuple(range(64)), max(2, int(pace.seconds / pace.step_s)))
         (turn,) = job.turns
         began = time.perf_counter()
@@ -76,8 +71,6 @@ async def measure_client(pace: Pace) -> dict[str, Any]:
             asked = (target.ask(job, turn.prompt, turn.max_tokens) for _ in range(pace.streams))
             records = await asyncio.gather(*asked)
         return _figures(records, time.perf_counter() - began, meter)
-    finally:
-        await child.stop(grace_s=5.0)
 
 
 def lateness_s(record: RequestRecord) -> list[float]:
@@ -107,19 +100,6 @@ def _figures(records: list[RequestRecord], seconds: float, meter: ClientMeter) -
         for percent in (50, 99):
             figures[f"{name}_late_ms_p{percent}"] = float(np.percentile(times, percent))
     return {name: round(value, 3) for name, value in figures.items()}
-
-
-async def _until_up(server: Server, child: Child) -> None:
-    try:
-        async with asyncio.timeout(START_S):
-            while child.running:
-                with contextlib.suppress(EyasError):
-                    await server.get("/")
-                    return
-                await asyncio.sleep(0.05)
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"the stub server did not answer within {START_S:g} s") from error
-    raise EyasError(f"the stub server ended at start: {' '.join(child.tail)}")
 
 
 # --- the stub server ---------------------------------------------------------------------------------------

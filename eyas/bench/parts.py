@@ -26,7 +26,7 @@ from eyas.common.errors import EyasError
 from eyas.worker.lifeline import signal_on_parent_death
 from eyas.worker.pool_folder import remove_pools
 
-SILENCE_S = 600.0  # a part that says nothing for so long is ended: a large model is loaded meanwhile
+SILENCE_S = 600.0  # without a line of a part, then it is ended: a large model is loaded meanwhile
 POOLS = Path(EngineConfig.pool_dir)  # what a part leaves there when it dies is removed
 LEAVE_S = 10.0  # for a part to leave in good order
 

@@ -20,7 +20,7 @@ TRACE = "trace"
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """A load and how it is asked for. None: as the server says (`model`, `vocab_size`), or no limit."""
 
     dataset: str
@@ -56,7 +56,7 @@ class Plan:
         }
 
 
-def make_plan(args: argparse.Namespace) -> Plan:
+def make_plan(args: argparse.Namespace) -> LoadPlan:
     """The plan from the flags of `add_plan`; the dataset is drawn. Raises ConfigError."""
     draw = Draw(
         count=args.num_prompts,
@@ -74,10 +74,13 @@ def make_plan(args: argparse.Namespace) -> Plan:
     if args.dataset_name not in DATASETS:
         problem = f"{args.dataset_name!r} is none of {', '.join(DATASETS)}"
         raise ConfigError(f"--dataset-name: {problem}", param="dataset-name")
+    if args.dataset_name == TRACE and args.request_rate != float("inf"):
+        problem = "a trace has times of its own: see --trace-slowdown"
+        raise ConfigError(f"--request-rate: {problem}", param="request-rate")
     jobs = DATASETS[args.dataset_name].jobs(draw)
     backend = args.backend or backends.backend_for(jobs)
     backends.check(backend, jobs)
-    return Plan(
+    return LoadPlan(
         dataset=args.dataset_name,
         draw=draw,
         jobs=jobs,
@@ -107,7 +110,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     add("--backend", choices=backends.BACKENDS, help="how the server is asked (sglang-oai; for texts -chat)")
     add("--served-model", metavar="ID", help="the model's name there (the first it lists)")
     add("--vocab-size", type=vocabulary, metavar="N", help="token ids are below it (as the server says)")
-    add("--temperature", type=float, default=0.0, metavar="T", help="(0)")
+    add("--temperature", type=temperature, default=0.0, metavar="T", help="(0)")
     add("--disable-ignore-eos", action="store_true", help="answers may end before their length")
     add("--extra-request-body", type=json_object, default={}, metavar="JSON", help="fields of every request")
 
@@ -152,6 +155,11 @@ def rate(text: str) -> float:
 def factor(text: str) -> float:
     """A number above 0."""
     return _number(text, 1e-9, 1e9, "a number above 0")
+
+
+def temperature(text: str) -> float:
+    """A number from 0 on."""
+    return _number(text, 0.0, 1e9, "a number from 0 on")
 
 
 def share(text: str) -> float:

@@ -48,7 +48,7 @@ class RequestRecord:
 
 
 @dataclass
-class Run:
+class RunRecord:
     """All requests of one run, in the order in which they were due, and what was asked for."""
 
     settings: dict[str, Any]

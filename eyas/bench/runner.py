@@ -1,4 +1,4 @@
-"""One run: sends jobs when they are due, at most so many at a time as allowed, and keeps every record.
+"""One run: sends jobs when they are due, no more at a time than allowed, and keeps every record.
 
 It knows clocks, arrivals and conversations. It refuses to know how one request is measured
 (`eyas.bench.asking`), and what is computed from records.
@@ -18,13 +18,14 @@ import numpy as np
 from eyas.bench.asking import Target
 from eyas.bench.backends import Message, Question
 from eyas.bench.jobs import Job, Turn, arrivals
-from eyas.bench.records import RequestRecord, Run
+from eyas.bench.records import RequestRecord, RunRecord
+from eyas.worker.descriptors import raise_limit
 
 LAG_EVERY_S = 0.01
 
 
 @dataclass(frozen=True)
-class Load:
+class Workload:
     """What to send and when: Poisson arrivals by `rate` per second (infinite: all at once).
 
     `max_concurrency`: jobs that run at a time; None: any number. `seed` draws the arrivals.
@@ -39,12 +40,15 @@ class Load:
 OnRecord = Callable[[RequestRecord], None]
 
 
-async def run_load(target: Target, load: Load, settings: dict[str, Any], on_record: OnRecord) -> Run:
+async def run_load(
+    target: Target, load: Workload, settings: dict[str, Any], on_record: OnRecord
+) -> RunRecord:
     """Sends every job of `load`; calls `on_record` for each request that has ended.
 
     Nothing is raised for a failed request. If the caller is cancelled (Ctrl-C), the run ends at once with the
     requests that had ended, and is marked as not complete.
     """
+    raise_limit()  # a connection per request that is under way
     sending = _Sending(target, load, on_record)
     complete = True
     async with ClientMeter() as meter:
@@ -54,7 +58,7 @@ async def run_load(target: Target, load: Load, settings: dict[str, Any], on_reco
             complete = False
             await sending.stop()
     seconds = time.perf_counter() - sending.zero
-    return Run(
+    return RunRecord(
         settings,
         seconds,
         records=sending.records(),
@@ -67,7 +71,7 @@ async def run_load(target: Target, load: Load, settings: dict[str, Any], on_reco
 class _Sending:
     """The jobs of one load, under way."""
 
-    def __init__(self, target: Target, load: Load, on_record: OnRecord) -> None:
+    def __init__(self, target: Target, load: Workload, on_record: OnRecord) -> None:
         self._target = target
         self._load = load
         self._on_record = on_record

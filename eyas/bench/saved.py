@@ -68,7 +68,7 @@ def read_runs(path: Path) -> list[SavedRun]:
     Raises ConfigError, which names the line, for what is no JSON object or has no details.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", param=str(path)) from error
     runs = [parse_run(line, f"{path}:{i}", path.stem) for i, line in enumerate(lines, 1) if line.strip()]
@@ -95,6 +95,8 @@ def from_figures(figures: dict[str, Any], where: str, name: str) -> SavedRun:
     count = len(figures["ttfts"])
     if uneven := [field for field in DETAILS if len(figures[field]) != count]:
         raise ConfigError(f"{where}: {uneven[0]} and ttfts have different lengths", param=where)
+    if not all(_is_numbers(gaps) for gaps in figures["itls"]):
+        raise ConfigError(f"{where}: itls holds something that is no list of numbers", param=where)
     good = np.array([not error for error in figures["errors"]], dtype=bool)
     if not good.any():
         raise ConfigError(f"{where}: no request of this run succeeded", param=where)
@@ -108,6 +110,10 @@ def from_figures(figures: dict[str, Any], where: str, name: str) -> SavedRun:
     tpots = np.where(tokens > 1, (latencies - ttfts) / np.maximum(tokens - 1, 1), np.nan)
     starts = _numbers(figures, "start_times", where) if "start_times" in figures else None
     return SavedRun(name, figures, ttfts, tpots, latencies, starts)
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, int | float) for one in value)
 
 
 def _numbers(figures: dict[str, Any], field: str, where: str) -> Floats:

@@ -21,20 +21,19 @@ from eyas.bench.figures import figures, without_details
 from eyas.bench.files import append_line, check_writable
 from eyas.bench.http import Server
 from eyas.bench.measure import Measurement
-from eyas.bench.plan import Plan, add_plan, make_plan
+from eyas.bench.plan import LoadPlan, add_plan, make_plan
 from eyas.bench.plots.runs import plot_runs
 from eyas.bench.plots.style import check_plot
 from eyas.bench.records import RequestRecord
 from eyas.bench.runner import OnRecord
 from eyas.bench.saved import from_figures
-from eyas.bench.summary import said_rate, summary, warnings
+from eyas.bench.summary import said_rate, summary, warn
+from eyas.commands import INTERRUPTED
 from eyas.common.errors import EyasError
 from eyas.configuration import client_key, own_config
 from eyas.flags import add_engine, add_layout, add_server
 from eyas.worker.screen import run_on_screen
 from eyas.worker.serve import LocalCluster
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     return run_on_screen(own_config(args), work, quiet=True)
 
 
-async def measure(server: Server, plan: Plan, output: Output) -> int:
+async def measure(server: Server, plan: LoadPlan, output: Output) -> int:
     """Measures a running server; prints and writes the result. Gives the exit code.
 
     Raises EyasError if nothing answers or no request succeeds.
@@ -91,12 +90,11 @@ async def measure(server: Server, plan: Plan, output: Output) -> int:
         print(f"token ids are below {measurement.vocab_size} ({measurement.vocab_from})")
     with progress(sum(len(job.turns) for job in plan.jobs)) as on_record:
         result = await measurement.run(on_record)
-    if not any(not record.error for record in result.records) and result.complete:
+    if result.complete and all(record.error for record in result.records):
         raise EyasError(f"none of {len(result.records)} requests succeeded: {result.records[0].error}")
     line = {"tag": output.tag, **figures(result, plan.slo, details=True)}
     print(summary(line))
-    for warning in warnings(result):
-        print(f"warning: {warning}", file=sys.stderr)
+    warn(result)
     _write(line, output)
     return _exit_code(line)
 
@@ -105,7 +103,11 @@ async def measure(server: Server, plan: Plan, output: Output) -> int:
 def progress(total: int) -> Iterator[OnRecord]:
     """A bar of `total` requests on a terminal's standard error; gives what moves it."""
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True) as bar:
+    console = Console(stderr=True)
+    shown = Progress(
+        *columns, console=console, refresh_per_second=2, transient=True, disable=not console.is_terminal
+    )
+    with shown as bar:
         task = bar.add_task("", total=total)
         failed = 0
 

@@ -30,11 +30,11 @@ from eyas.engine.ipc.messages import (
 
 BATCH_S = 300.0  # a batch that takes longer is given up
 PAUSE_S = 0.05  # between batches: the step that was launched ahead of the last one's end lands meanwhile
-RUNS, RUNS_S = 4, 5.0  # of a batch: so many, or as many as begin within so many seconds
+RUNS, RUNS_S = 4, 5.0  # the most runs of a batch, and the seconds within which they begin
 
 
 @dataclass(frozen=True)
-class Batch:
+class StaticBatch:
     """`size` requests of `input_len` prompt tokens, and `output_len` tokens to come for each."""
 
     size: int
@@ -155,7 +155,7 @@ class ScriptLink:
             self._rest_until = now + PAUSE_S
 
 
-def repeat(batch: Batch, vocab_size: int) -> Generator[list[GenerationRequest], Trace, list[Trace]]:
+def repeat(batch: StaticBatch, vocab_size: int) -> Generator[list[GenerationRequest], Trace, list[Trace]]:
     """Runs a batch a few times, for as long as that is quick; the first run warms up if there are others.
 
     Raises EyasError for a batch that failed, or that never ran together.
@@ -174,7 +174,7 @@ def repeat(batch: Batch, vocab_size: int) -> Generator[list[GenerationRequest], 
     return traces
 
 
-def figures(batch: Batch, traces: Sequence[Trace]) -> dict[str, float | int]:
+def figures(batch: StaticBatch, traces: Sequence[Trace]) -> dict[str, float | int]:
     """Latencies in seconds, throughputs in tokens per second; of several runs the medians.
 
     Decode latencies are those of the steps in which all requests decode; there are none for answers of one

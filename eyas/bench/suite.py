@@ -17,19 +17,20 @@ from pathlib import Path
 import uvloop
 
 from eyas.bench.backends import backend_for
-from eyas.bench.cases import CASES, Case, make_case
+from eyas.bench.cases import CASES, LoadCase, make_case
 from eyas.bench.datasets.draw import Draw
 from eyas.bench.figures import figures
 from eyas.bench.files import append_line, check_writable
 from eyas.bench.gateway_cost import measure_gateway
 from eyas.bench.http import Server
-from eyas.bench.measure import SAFE_VOCABULARY, Facts, Measurement, look
-from eyas.bench.plan import Plan
+from eyas.bench.measure import Facts, Measurement, look
+from eyas.bench.plan import LoadPlan
 from eyas.bench.plots.runs import plot_runs
 from eyas.bench.plots.style import check_plot
 from eyas.bench.saved import SavedRun, from_figures
 from eyas.bench.section import Plot, Row, Section, Table, write_section
 from eyas.bench.setups import MAKE_SHAPE, ON_CPU, ON_GPU, Setup, asked, cases_of, setups
+from eyas.bench.summary import warn
 from eyas.bench.surroundings import Surroundings, look_around
 from eyas.common.errors import EyasError
 from eyas.configuration import client_key
@@ -37,7 +38,7 @@ from eyas.flags import add_engine, add_layout, add_server
 from eyas.worker.screen import run_on_screen
 from eyas.worker.serve import LocalCluster
 
-WARM_UP = ("1x64x32x2", "chat1")  # chats are always the same, so they are measured with a warm prefix cache
+WARM_UP, WARM_UP_CHATS = "1x64x32x2", "chat1"  # chats are the same each time: the prefix cache knows them
 BY_CHANCE = (
     "Drafts were accepted by chance (synthetic acceptance): tokens per verify step were set beforehand."
 )
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code: 1 if a request failed."""
     names = cases_of(args)
     for name in names:
-        make_case(name, vocab_size=4096)  # so that a wrong name is told before anything starts
+        make_case(name)  # so that a wrong name is told before anything starts
     check_writable("output-file", args.output_file)
     if args.report:
         check_writable("report", args.report)
@@ -149,8 +150,9 @@ class Suite:
         """
         facts = await look(server)
         rows = []
-        for name in WARM_UP:
-            await self._case(server, facts, name, speculative=True)
+        await self._case(server, facts, WARM_UP, speculative=True)
+        if any(name.startswith("chat") for name in self.names):
+            await self._case(server, facts, WARM_UP_CHATS, speculative=True)
         for name in self.names:
             for speculative in self.drafts:
                 row = await self._case(server, facts, name, speculative)
@@ -161,22 +163,24 @@ class Suite:
 
     async def _case(self, server: Server, facts: Facts, name: str, speculative: bool) -> Row:
         # Without drafts the prompts differ: the same ones would be in the prefix cache by then.
-        case = make_case(name, facts.vocab_size or SAFE_VOCABULARY, seed=1 if speculative else 2)
-        result = await Measurement(self._plan(case, speculative), server, facts).run(lambda _: None)
+        seed = 1 if speculative else 2
+        plan = self._plan(make_case(name, seed), seed, speculative)
+        result = await Measurement(plan, server, facts).run(lambda _: None)
         if not result.complete:
             raise asyncio.CancelledError
         if all(record.error for record in result.records):
             raise EyasError(f"{name}: no request succeeded: {result.records[0].error}")
+        warn(result)
         found = figures(result, details=True)
         drafts = bool(found["accepted_tokens"] or found["rejected_tokens"])
         row = {"case": name, "speculative": speculative, "drafts": drafts, **found}
         # A server that tells its acceptance since it started tells it of these requests too.
         return row if drafts else {**row, "accept_length": None}
 
-    def _plan(self, case: Case, speculative: bool) -> Plan:
-        return Plan(
+    def _plan(self, case: LoadCase, seed: int, speculative: bool) -> LoadPlan:
+        return LoadPlan(
             dataset=case.name,
-            draw=Draw(count=len(case.jobs)),
+            draw=Draw(count=len(case.jobs), seed=seed),
             jobs=list(case.jobs),
             backend=backend_for(case.jobs),
             rate=case.rate or float("inf"),

@@ -1,11 +1,12 @@
-"""One run as a table for people. It knows the names of figures, and no way of measuring."""
+"""One run as a table for people, and what may have distorted it. It knows no way of measuring."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
-from eyas.bench.records import Run
+from eyas.bench.records import RunRecord
 
 CPU_BOUND = 0.7  # of a core
 LAG_BOUND_MS = 5.0
@@ -28,14 +29,15 @@ def summary(figures: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *_table(figures)])
 
 
-def warnings(run: Run) -> list[str]:
-    """What may have distorted the run: the client at its limit."""
+def warn(run: RunRecord) -> None:
+    """Says on standard error what may have distorted the run: the client at its limit."""
     found = []
     if run.client_cpu > CPU_BOUND:
         found.append(f"the client used {run.client_cpu:.0%} of a core: it may have been the slower side")
     if run.client_lag_ms > LAG_BOUND_MS:
         found.append(f"the client was up to {run.client_lag_ms:.1f} ms late (p99): latencies include that")
-    return found
+    for warning in found:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _facts(figures: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
@@ -51,7 +53,7 @@ def _facts(figures: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "tokens out", f"{figures['total_output_tokens']:,}  ({peak})"
     yield "requests", f"{figures['request_throughput']:.2f} per second"
     most = figures["max_concurrent_requests"]
-    yield "under way", f"{figures['concurrency']:.1f} on average, at most {most}"
+    yield "under way", f"{figures['concurrency']:.1f} on average, at most {most} in the same second"
     yield "acceptance length", _or_none(figures["accept_length"], ".2f")
     if "slo" in figures:
         met = f"{figures['goodput']:.2f} good requests per second, {figures['slo_attainment']:.1%} of all"

@@ -24,6 +24,8 @@ from eyas.bench.plan import TRACE, add_plan, make_plan
 from eyas.bench.plots.style import check_plot, check_series
 from eyas.bench.plots.sweep import plot_sweep
 from eyas.bench.slo import Slo
+from eyas.bench.summary import warn
+from eyas.commands import INTERRUPTED
 from eyas.common.errors import ConfigError
 from eyas.configuration import client_key, own_config
 from eyas.flags import add_engine, add_layout, http_url
@@ -32,8 +34,7 @@ from eyas.worker.serve import LocalCluster
 
 BORNE = 0.9  # the share of requests within the SLO from which a rate counts as borne
 SECONDS = 30.0  # for how long each rate is sent
-FEWEST = 20  # requests at a rate
-INTERRUPTED = 130
+FEWEST = 20  # requests at a rate, however low it is
 COLUMNS = {
     "server": "server",
     "requests/s": "request_rate",
@@ -81,7 +82,8 @@ class Sweep:
         return next_rate(borne)
 
     def _borne(self, name: str) -> dict[float, bool]:
-        return {line["request_rate"]: line["slo_attainment"] >= BORNE for line in self.lines.get(name, [])}
+        lines = (line for line in self.lines.get(name, []) if line["complete"])
+        return {line["request_rate"]: line["slo_attainment"] >= BORNE for line in lines}
 
 
 # --- the command ---------------------------------------------------------------------------------------
@@ -140,6 +142,7 @@ async def sweep(args: argparse.Namespace, servers: Mapping[str, Server]) -> int:
     async def measure(name: str, rate: float) -> Line:
         measurement = await Measurement.begin(make_plan(_at(args, rate)), servers[name])
         result = await measurement.run(lambda record: None)
+        warn(result)
         return {"server": name, **figures(result, slo, details=args.output_details)}
 
     def tell(line: Line) -> None:
@@ -157,7 +160,10 @@ async def sweep(args: argparse.Namespace, servers: Mapping[str, Server]) -> int:
 
 
 def _at(args: argparse.Namespace, rate: float) -> argparse.Namespace:
-    """The flags of one run. Each rate has its own prompts, alike for all servers: no cache knows them."""
+    """The flags of one run. Each rate has a seed of its own, so that prompts which are drawn are in no cache.
+
+    The servers have the same ones.
+    """
     count = args.num_prompts or max(FEWEST, round(SECONDS * rate))
     seed = args.seed + round(1000 * rate)
     return argparse.Namespace(**{**vars(args), "request_rate": rate, "num_prompts": count, "seed": seed})
@@ -170,10 +176,10 @@ def _end(swept: Sweep, slo: Slo) -> int:
         within = f"with {BORNE:.0%} of the requests within {slo}" if slo.bounds_s else "without failures"
         if (rate := swept.knee(name)) is not None:
             print(f"{name} bears {rate:g} requests per second {within}")
-        elif lines:
+        elif tried := [line["request_rate"] for line in lines if line["complete"]]:
             missed = True
-            tried = f"{min(line['request_rate'] for line in lines):g} per second"
-            print(f"eyas: {name} bears no rate {within}: the lowest tried was {tried}", file=sys.stderr)
+            lowest = f"the lowest tried was {min(tried):g} per second"
+            print(f"eyas: {name} bears no rate {within}: {lowest}", file=sys.stderr)
     return int(missed) if swept.complete else INTERRUPTED
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -142,11 +141,12 @@ async def _answer(client: httpx.AsyncClient, path: str, body: dict[str, Any]) ->
     try:
         async with asyncio.timeout(TIMEOUT_S):
             reply = await client.post(path, json=body)
-        if reply.status_code != 200:
-            return Answer(error=f"HTTP {reply.status_code}: {_reason(reply)}")
-        return _read(reply.json(), time.perf_counter() - start)
     except (httpx.HTTPError, TimeoutError) as error:
         return Answer(error=f"{type(error).__name__}: {error}".rstrip(": "))
+    if reply.status_code != 200:
+        return Answer(error=f"HTTP {reply.status_code}: {_reason(reply)}")
+    try:
+        return _read(reply.json(), time.perf_counter() - start)
     except (ValueError, LookupError, TypeError, AttributeError):
         return Answer(error=f"not an answer in OpenAI's shape: {reply.text[:100]!r}")
 
@@ -170,5 +170,5 @@ def _reason(reply: httpx.Response) -> str:
     """The sentence of an error in OpenAI's shape, else the body's beginning."""
     try:
         return str(reply.json()["error"]["message"])
-    except (json.JSONDecodeError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return reply.text[:100]

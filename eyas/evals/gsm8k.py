@@ -21,6 +21,7 @@ from eyas.flags import whole
 LONGEST_ANSWER = 512
 STOP = ("Question:", "</s>", "<|im_end|>")
 MARK = "#### "
+END = re.compile(rf"{MARK}.*\d.*\s*\Z")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -67,11 +68,10 @@ def load(args: argparse.Namespace) -> Task:
 def _problems(path: Path) -> list[tuple[str, str]]:
     """Questions and their solutions, each of which ends in a line `#### NUMBER`."""
     rows = read_json_lines(path, ("question", "answer"))
-    for row in rows:
-        if MARK not in row["answer"]:
-            asked = row["question"][:60]
-            raise ConfigError(f'{path}: the answer of {asked!r} does not end in "{MARK}NUMBER"')
-    return [(row["question"], row["answer"]) for row in rows]
+    for number, row in rows.items():
+        if not END.search(row["answer"]):
+            raise ConfigError(f'{path}:{number}: the answer does not end in "{MARK}NUMBER"')
+    return [(row["question"], row["answer"]) for row in rows.values()]
 
 
 def _ask(question: str) -> str:
@@ -96,7 +96,7 @@ def flexible_extract(answer: str, expected: str) -> bool:
 def last_number(answer: str, expected: str) -> bool:
     """Whether the last run of digits, commas left out, is that of the expected number."""
     digits = [re.findall(r"\d+", text.replace(",", "")) for text in (answer, expected)]
-    return all(digits) and int(digits[0][-1]) == int(digits[1][-1])
+    return all(digits) and digits[0][-1] == digits[1][-1]
 
 
 def _plain(number: str) -> str:

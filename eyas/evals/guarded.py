@@ -1,8 +1,8 @@
 """The process of one program that a model wrote: reads it from standard input, and runs it within limits.
 
 Refused are network, other processes, and changes of files; processor time and memory have an end. The
-process ends with SUCCESS only behind the program's last line, whatever the program itself asks to exit
-with. This file imports the standard library alone, and refuses to know what a right answer is.
+process ends with SUCCESS behind the program's last line; a program that asks to exit before has failed,
+whatever its code. This file imports the standard library alone, and refuses to know what a right answer is.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.addaudithook(refuse)
-    exec(compile(program, "program", "exec"), {})
+    try:
+        exec(compile(program, "program", "exec", dont_inherit=True), {})  # without this file's __future__
+    except SystemExit:
+        os._exit(1)
     os._exit(SUCCESS)
 
 

@@ -20,7 +20,7 @@ from eyas.evals.run import evaluate
 
 LONGEST_ANSWER = 1024
 STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
-FIELDS = ("task_id", "prompt", "entry_point", "test")
+FIELDS = ("prompt", "entry_point", "test")
 REQUEST = "Complete this Python function. Answer with all of it in one code block.\n\n```python\n{}```"
 Problem = dict[str, str]
 
@@ -47,7 +47,7 @@ def load(args: argparse.Namespace) -> Task:
     if not args.allow_code_execution:
         message = "--allow-code-execution: without it the answers, which are programs, cannot be judged"
         raise ConfigError(message, param="allow-code-execution")
-    problems = read_json_lines(args.data, FIELDS)[: args.limit]
+    problems = [*read_json_lines(args.data, FIELDS).values()][: args.limit]
     return Task(
         name="humaneval",
         questions=tuple(_question(problem, args.chat) for problem in problems),

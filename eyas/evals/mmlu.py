@@ -72,11 +72,14 @@ def _subject(args: argparse.Namespace, subject: str) -> list[Question]:
 def _rows(path: Path) -> list[Row]:
     reader = csv.reader(io.StringIO(read_text(path), newline=""))
     rows = []
-    for row in reader:
-        if len(row) != len(LETTERS) + 2 or row[-1] not in tuple(LETTERS):
-            message = f"{path}:{reader.line_num}: not a question, {len(LETTERS)} choices and a letter"
-            raise ConfigError(message)
-        rows.append(row)
+    try:
+        for row in reader:
+            if len(row) != len(LETTERS) + 2 or row[-1] not in tuple(LETTERS):
+                message = f"{path}:{reader.line_num}: not a question, {len(LETTERS)} choices and a letter"
+                raise ConfigError(message)
+            rows.append(row)
+    except csv.Error as error:
+        raise ConfigError(f"{path}:{reader.line_num}: {error}") from error
     if not rows:
         raise ConfigError(f"{path} holds no question")
     return rows

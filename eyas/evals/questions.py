@@ -45,15 +45,15 @@ class Task:
     """The share of a group's answers that must be right, where the task demands one."""
 
 
-def read_json_lines(path: Path, fields: Sequence[str]) -> list[dict[str, str]]:
-    """The objects of a file with one per line (`.gz`: packed), each with these fields, which are text.
+def read_json_lines(path: Path, fields: Sequence[str]) -> dict[int, dict[str, str]]:
+    """The objects of a file with one per line (`.gz`: packed), by line; these fields of them, which are text.
 
     Raises ConfigError for a file that cannot be read or holds no object, and for a malformed line, by number.
     """
-    found = []
+    found = {}
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
-            found.append(_object(f"{path}:{number}", line, fields))
+            found[number] = _object(f"{path}:{number}", line, fields)
     if not found:
         raise ConfigError(f"{path} holds no question")
     return found
@@ -80,4 +80,6 @@ def _object(place: str, line: str, fields: Sequence[str]) -> dict[str, str]:
     for name in fields:
         if not isinstance(value.get(name), str):
             raise ConfigError(f'{place}: the field "{name}" is missing or is not text')
+        if any("\ud800" <= character <= "\udfff" for character in value[name]):
+            raise ConfigError(f'{place}: the field "{name}" holds half of a surrogate pair')
     return {name: value[name] for name in fields}

@@ -21,6 +21,8 @@ from eyas.evals.scores import Judged, figures, judge
 from eyas.evals.sides import Side, sides_of
 from eyas.evals.table import score_table
 
+SETTINGS = ("shots", "chat", "limit", "max_tokens", "parallel", "temperature", "seed")  # flags that are told
+
 
 def evaluate(args: argparse.Namespace, task: Task) -> int:
     """Asks one side or two, and tells what came of it.
@@ -81,7 +83,7 @@ def _is_well(found: list[Judged], comparison: Comparison | None, identical: bool
 
 def _append(args: argparse.Namespace, found: list[Judged], comparison: Comparison | None) -> None:
     """A line for each side; the second's tells the comparison with the first."""
-    settings = {name: getattr(args, name) for name in ("parallel", "temperature", "seed", "limit")}
+    settings = {name: value for name, value in vars(args).items() if name in SETTINGS}
     path: Path = args.output_file
     with path.open("a") as file:
         for position, judged in enumerate(found):

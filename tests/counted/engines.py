@@ -88,6 +88,7 @@ def _unified(name: str, config: EngineConfig, asked: Sequence[GenerationRequest]
         f"{name}: steps with tokens": len(steps),
         f"{name}: bytes of the steps after the first": sum(map(_size, steps[1:])),
         f"{name}: prompt tokens computed": load.prompt_tokens - load.cached_tokens,
+        f"{name}: drafts verified": load.nodes_verified,
         f"{name}: tokens": sum(len(entry.tokens) for step in steps for entry in step.entries),
     }
 

@@ -37,7 +37,7 @@ DRAFTS = {
     "tree": SpeculationConfig(steps=3, topk=2, draft_tokens=6),
 }
 LAYERS = 8
-NO_WORK = ("aten::lift_fresh", "aten::detach", "aten::detach_", "aten::item", "aten::_local_scalar_dense")
+NO_WORK = ("aten::lift_fresh", "aten::detach", "aten::detach_")  # unlike item, for which a device is waited
 
 
 class Launches(TorchDispatchMode):

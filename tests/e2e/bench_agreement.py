@@ -21,11 +21,12 @@ import time
 from contextlib import closing
 
 from eyas.bench.asking import Target
-from eyas.bench.backends import COMPLETIONS, Asking
+from eyas.bench.backends import COMPLETIONS, RequestTemplate
 from eyas.bench.cases import make_case
 from eyas.bench.http import Server
-from eyas.bench.measure import look
-from eyas.bench.runner import Load, run_load
+from eyas.bench.jobs import fit
+from eyas.bench.measure import SAFE_VOCABULARY, look
+from eyas.bench.runner import Workload, run_load
 from eyas.worker.ports import free_ports
 
 BOUND = 0.03
@@ -40,10 +41,12 @@ def ours(url: str, case_name: str) -> Figures:
     async def measured() -> Figures:
         server = Server(url)
         facts = await look(server)
-        target = Target(server, COMPLETIONS, Asking(facts.model or "stub"))
+        target = Target(server, COMPLETIONS, RequestTemplate(facts.model or "stub"))
         for name in (WARM_UP, case_name):
-            case = make_case(name, facts.vocab_size or 4096)
-            load = Load(case.jobs, max_concurrency=case.concurrency)
+            case = make_case(name)
+            load = Workload(
+                fit(case.jobs, facts.vocab_size or SAFE_VOCABULARY), max_concurrency=case.concurrency
+            )
             run = await run_load(target, load, {}, lambda _: None)
         errors = [record.error for record in run.records if record.error]
         assert not errors, errors

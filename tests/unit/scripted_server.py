@@ -12,7 +12,7 @@ from typing import Any
 
 Body = dict[str, Any]
 Script = Callable[[Body], str | tuple[int, Any]]
-"""From a request's body to the answer's text, or to a status and a JSON body of its own."""
+"""From a request's body to the answer's text, or to a status and a body of its own: JSON, or bytes."""
 
 MODELS = {"data": [{"id": "scripted", "owned_by": "eyas"}]}
 
@@ -59,7 +59,7 @@ def scripted(
             self.reply(*(said if isinstance(said, tuple) else (200, answer(body, said))))
 
         def reply(self, status: int, value: Any) -> None:
-            data = json.dumps(value).encode()
+            data = value if isinstance(value, bytes) else json.dumps(value).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(data)))
             self.end_headers()

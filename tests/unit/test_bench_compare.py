@@ -97,6 +97,16 @@ def test_too_few_requests_have_ratios_and_no_verdict() -> None:
     assert found["ttft p90"] == "B is slower"
 
 
+@pytest.mark.parametrize(("requests", "share"), [(100, 0.9), (1000, 0.99), (20, 0.5)])
+def test_ten_requests_beyond_a_percentile_are_enough(requests: int, share: float) -> None:
+    assert bootstrap.enough(requests, share) and not bootstrap.enough(requests - 10, share)
+
+
+def test_an_interrupted_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="run: a run was interrupted"):
+        compare.compare([saved(1)], [saved(2, complete=False)])
+
+
 def test_runs_that_vary_hide_a_difference_that_one_run_each_would_show() -> None:
     """One run of each is 8 % apart; three of each show that runs of one server are further apart."""
     first = [saved(seed, slower) for seed, slower in ((1, 1.0), (2, 1.25), (3, 0.85))]
@@ -150,6 +160,7 @@ def test_the_command_prints_a_table_and_draws(tmp_path: Path, capsys: pytest.Cap
         ("[1]", "bad.jsonl:1: is not a JSON object"),
         ('{"ttfts": [0.1]}', r"bad.jsonl:1: has no details \(input_lens, output_lens, itls, errors\)"),
         (json.dumps(line(1, itls=[])), "bad.jsonl:1: itls and ttfts have different lengths"),
+        (json.dumps(line(1, itls=[["x"]] * REQUESTS)), "itls holds something that is no list of numbers"),
         (json.dumps(line(1, errors=["no"] * REQUESTS)), "bad.jsonl:1: no request of this run succeeded"),
         (json.dumps(line(1, ttfts=["x"] * REQUESTS)), "ttfts holds something that is no number"),
     ],

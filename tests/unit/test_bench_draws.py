@@ -56,30 +56,30 @@ def lines(path: Path, *values: object) -> Path:
 def test_an_open_case_is_the_one_that_other_servers_were_measured_with(
     vocab_size: int, name: str, tokens_in: int, tokens_out: int, first: list[tuple[int, int]]
 ) -> None:
-    drawn = lengths(list(make_case(name, vocab_size).jobs))
+    drawn = lengths(fit(make_case(name).jobs, vocab_size))
     assert drawn[:3] == first
     assert tuple(map(sum, zip(*drawn, strict=True))) == (tokens_in, tokens_out)
 
 
 def test_ids_and_arrivals_of_an_open_case_are_known_too() -> None:
-    jobs = make_case("s1k", 4096).jobs
+    jobs = fit(make_case("s1k").jobs, 4096)
     assert ids(jobs[0])[:5] == (1068, 762, 3014, 2055, 109)
     dues = [job.due_s for job in jobs]
     assert dues[:3] == [0.0, 0.008370913462046579, 0.1428928806778382]
     assert dues[-1] == pytest.approx(13.565305922883786, rel=1e-12)
-    assert all(job.due_s == 0.0 for job in make_case("inf1k", 4096).jobs)
+    assert all(job.due_s == 0.0 for job in make_case("inf1k").jobs)
 
 
 def test_a_case_of_a_shape_is_known() -> None:
-    case = make_case("2x3x5x2", 4096)
-    assert [ids(job) for job in case.jobs] == [(1277, 1068, 762), (3014, 2055, 109)]
+    case = make_case("2x3x5x2")
+    assert [ids(job) for job in fit(case.jobs, 4096)] == [(1277, 1068, 762), (3014, 2055, 109)]
     assert (case.concurrency, case.rate, {job.turns[0].max_tokens for job in case.jobs}) == (2, None, {5})
 
 
 @pytest.mark.parametrize("name", ["bs2", "1x2x3", "0x1x1x1", "chat0", ""])
 def test_what_is_no_case_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="CASE"):
-        make_case(name, 4096)
+        make_case(name)
 
 
 # --- jobs --------------------------------------------------------------------------------------------------
@@ -218,6 +218,7 @@ def test_schema_has_a_set_of_its_own_or_a_file(tmp_path: Path) -> None:
         ("trace", "{", "line 2: no JSON"),
         ("trace", "[1]", "line 2: not a JSON object"),
         ("trace", {**TRACE[0], "timestamp": "x"}, "line 2: timestamp is not a number"),
+        ("trace", {**TRACE[0], "timestamp": float("inf")}, "line 2: timestamp is not a number"),
         ("trace", {**TRACE[0], "input_length": 0}, "line 2: input_length is not a positive whole number"),
         ("trace", {**TRACE[0], "hash_ids": [0]}, "line 2: input_length 1100 needs 3 hash_ids, not 1"),
         ("trace", {**TRACE[0], "hash_ids": ["a", "b", "c"]}, "line 2: hash_ids is not a list of whole"),
@@ -231,6 +232,13 @@ def test_a_malformed_line_is_named(tmp_path: Path, name: str, wrong: object, say
     with pytest.raises(ConfigError, match=says) as refused:
         DATASETS[name].jobs(Draw(path=path))
     assert str(path) in str(refused.value)
+
+
+def test_a_line_ends_at_a_newline_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_text('{"prompt": "one\u2028two", "schema": {}}\n', encoding="utf-8")
+    (job,) = DATASETS["schema"].jobs(Draw(path=path))
+    assert job.turns[0].prompt == "one\u2028two"
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 
+from eyas.bench import http
 from eyas.bench.http import Server
-from eyas.common.errors import EyasError, Unauthorized, Unavailable
+from eyas.common.errors import DeadlineExceeded, EyasError, Unauthorized, Unavailable
 
 EVENTS = b"""HTTP/1.1 200 OK\r
 transfer-encoding: chunked\r
@@ -110,4 +112,46 @@ async def test_a_wrong_key_is_told(replies: tuple[str, list[bytes]]) -> None:
 
 async def test_an_address_without_a_server_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="nothing listens"):
+        await Server("http://127.0.0.1:1").get("/health")
+
+
+async def test_a_body_without_a_length_ends_with_the_connection(replies: tuple[str, list[bytes]]) -> None:
+    url, parts = replies
+    parts += [b"HTTP/1.0 200 OK\r\n\r\n", b"data: a\n\n", b"data: [DONE]\n\n"]
+    assert [data for data, _ in await events(url)] == [b"a", b"[DONE]"]
+
+
+async def test_the_addresss_path_comes_before_every_other() -> None:
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await Server(f"http://127.0.0.1:{port}/inner").get("/v1/models")
+    assert asked == [b"GET /inner/v1/models HTTP/1.1\r\n"]
+
+
+async def test_a_server_that_never_answers_has_a_deadline(
+    replies: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, parts = replies
+    parts += [b""] * 500
+    monkeypatch.setattr(http, "GET_S", 0.1)
+    monkeypatch.setattr(http, "STREAM_S", 0.2)
+    with pytest.raises(DeadlineExceeded, match=f"{url} did not answer within 0.1 s"):
+        await Server(url).get_json("/v1/models")
+    with pytest.raises(DeadlineExceeded, match="within 0.2 s"):
+        await events(url)
+
+
+async def test_too_many_open_files_are_not_a_server_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse)
+    with pytest.raises(Unavailable, match="no connection to http://127.0.0.1:1: .*Too many open files"):
         await Server("http://127.0.0.1:1").get("/health")

@@ -13,7 +13,7 @@ import torch
 from eyas import cli
 from eyas.bench import shapes
 from eyas.bench.kernels import attention, command, floors, products, sampling, transfer
-from eyas.bench.kernels.case import Call, Case, Setting, Work, cache_bytes
+from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, Setting, cache_bytes
 from eyas.bench.kernels.floors import Floors
 from eyas.bench.parts import Line
 from eyas.common.config import EngineConfig, SpeculationConfig
@@ -58,9 +58,9 @@ def fast(setting: Setting, **changes: object) -> Setting:
 
 
 def test_a_floor_is_the_longer_of_bytes_and_operations() -> None:
-    read = Work([], nbytes=1_000_000, flops=1_000_000)
-    computed = Work([], nbytes=1_000_000, flops=50_000_000)
-    copied = Work([], nbytes=1_000_000, road="host")
+    read = KernelCalls([], nbytes=1_000_000, flops=1_000_000)
+    computed = KernelCalls([], nbytes=1_000_000, flops=50_000_000)
+    copied = KernelCalls([], nbytes=1_000_000, road="host")
     assert (FLOORS.us(read), FLOORS.bound(read)) == (pytest.approx(10.0), "bytes")
     assert (FLOORS.us(computed), FLOORS.bound(computed)) == (pytest.approx(50.0), "flops")
     assert FLOORS.us(copied) == pytest.approx(100.0)
@@ -76,10 +76,10 @@ def test_floors_are_measured_here(setting: Setting, monkeypatch: pytest.MonkeyPa
 
 def test_what_attention_must_do_at_least(setting: Setting) -> None:
     """tiny: 4 heads and 2 key heads of 16, in float32."""
-    decode = attention.Shape("", batch=3, below=70, width=1)
+    decode = attention.AttentionShape("", batch=3, below=70, width=1)
     keys, rows = 2 * 71 * 2 * 16, 2 * 1 * 4 * 16
     assert attention.least(setting, decode) == (3 * 4 * (keys + rows), 3 * 4 * 4 * 16 * 71)
-    chain = attention.Shape("", batch=1, below=10, width=3)
+    chain = attention.AttentionShape("", batch=1, below=10, width=3)
     assert attention.least(setting, chain)[1] == 4 * 4 * 16 * (11 + 12 + 13)
     layer = setting.model.layers[0]
     narrow = dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=8))
@@ -105,10 +105,10 @@ def test_every_call_has_memory_that_no_cache_holds(setting: Setting) -> None:
     assert setting.calls(1 << 14) == 4
     assert setting.calls(1 << 12) == 16
     assert setting.calls(1) == 256
-    assert not setting.cached(Work([int] * 16, 1 << 12))
-    assert setting.cached(Work([int] * 256, 1))
+    assert not setting.cached(KernelCalls([int] * 16, 1 << 12))
+    assert setting.cached(KernelCalls([int] * 256, 1))
     assert cache_bytes("cpu") >= 1 << 20
-    rows = attention.Rows(setting, attention.Shape("", 3, 70, 1))
+    rows = attention.PoolRows(setting, attention.AttentionShape("", 3, 70, 1))
     used = rows.pages.flatten().tolist()
     assert len(set(used)) == len(used)
     assert len(rows.calls(lambda chosen, layer: None)) == rows.sets * rows.layers
@@ -130,10 +130,10 @@ def test_a_family_runs_on_a_cpu(family: str, setting: Setting, tmp_path: Path) -
 
 
 def test_a_case_that_cannot_be_made_is_an_error_line(setting: Setting) -> None:
-    def too_large() -> Work:
+    def too_large() -> KernelCalls:
         raise RuntimeError("out of memory\ndetails")
 
-    case = Case("large", too_large)
+    case = KernelCase("large", too_large)
     assert command.figures(case, setting, FLOORS) == {"error": "RuntimeError: out of memory"}
 
 
@@ -164,8 +164,8 @@ def test_rounds_and_chunks_attend_as_the_specification_does(
 ) -> None:
     setting = fast(setting, speculation=spec)
     monkeypatch.setattr(Setting, "calls", lambda *_: 2)
-    shape = attention.Shape("round", 2, 40, spec.width, tree=spec.topk > 1)
-    rows = attention.Rows(setting, shape)
+    shape = attention.AttentionShape("round", 2, 40, spec.width, tree=spec.topk > 1)
+    rows = attention.PoolRows(setting, shape)
     fast_calls, plain_calls = (
         attention._attend_calls(setting, shape, rows),
         attention._torch_calls(setting, shape, rows),
@@ -176,7 +176,7 @@ def test_rounds_and_chunks_attend_as_the_specification_does(
 
 def test_a_chunk_attends_as_the_specification_does(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Setting, "calls", lambda *_: 1)
-    shape = attention.Shape("chunk", 1, 20, 90)  # two tiles of 64 rows
+    shape = attention.AttentionShape("chunk", 1, 20, 90)  # two tiles of 64 rows
     torch.manual_seed(0)
     (plain,) = attention._chunk(setting, shape).calls
     torch.manual_seed(0)
@@ -214,7 +214,7 @@ def test_the_command_writes_a_line_per_case(
     assert [line["kernel"] for line in lines] == ["shm, pages in a row", "shm, scattered pages"]
     assert {line["family"] for line in lines} == {"transfer"}
     told = capfd.readouterr().out
-    assert "of floor" in told and "copies: memory" in told
+    assert "of floor" in told and "passes: memory" in told
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 
 from eyas import cli
 from eyas.bench import fits, one_batch, shapes
-from eyas.bench.one_batch import Plan
+from eyas.bench.one_batch import BatchPlan
 from eyas.bench.parts import Line
-from eyas.bench.static_batch import Batch, Trace, figures
+from eyas.bench.static_batch import StaticBatch, Trace, figures
 from eyas.common.config import GPU_DEFAULTS, EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import Entry, Finish
@@ -41,7 +41,7 @@ def test_figures_by_hand() -> None:
     trace.add(11.9, (entry(0, 7, 1, end=True), entry(1, 4, 4, end=True)))
     assert trace.over
     assert trace.rounds() == [(pytest.approx(0.2), 2.0), (pytest.approx(0.1), 2.0)]
-    found = figures(Batch(2, 100, 8), [trace])
+    found = figures(StaticBatch(2, 100, 8), [trace])
     assert found == {
         "batch_size": 2,
         "input_len": 100,
@@ -62,21 +62,21 @@ def test_figures_by_hand() -> None:
 def test_answers_of_one_token_have_no_decode_step() -> None:
     trace = Trace(1, began=0.0)
     trace.add(0.5, (entry(0, 0, end=True),))
-    found = figures(Batch(1, 10, 1), [trace])
+    found = figures(StaticBatch(1, 10, 1), [trace])
     assert "median_decode_latency" not in found
     assert found["overall_throughput"] == pytest.approx(22.0)
 
 
-def measured(config: EngineConfig, *batches: Batch) -> list[Line]:
+def measured(config: EngineConfig, *batches: StaticBatch) -> list[Line]:
     lines: list[Line] = []
-    one_batch.measure(config, Plan(batches, "test"), "eager", lines.append)
+    one_batch.measure(config, BatchPlan(batches, "test"), "eager", lines.append)
     return lines
 
 
 def test_the_embedded_model_runs_and_a_failed_batch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eyas.bench.static_batch.RUNS", 2)
     plain = EngineConfig(draft=None, worker="one-batch")
-    lines = measured(plain, Batch(2, 20, 6), Batch(1, 4000, 4), Batch(1, 20, 1))
+    lines = measured(plain, StaticBatch(2, 20, 6), StaticBatch(1, 4000, 4), StaticBatch(1, 20, 1))
     assert FIELDS <= set(lines[0])
     assert (lines[0]["batch_size"], lines[0]["accept_length"], lines[0]["draft"]) == (2, 1.0, None)
     assert lines[0]["decode_steps"] == 4  # of one run: 5 tokens after the first, the last one ends both
@@ -88,7 +88,7 @@ def test_the_embedded_model_runs_and_a_failed_batch_is_told(monkeypatch: pytest.
 
 def test_drafts_have_an_acceptance_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eyas.bench.static_batch.RUNS", 1)
-    (line,) = measured(EngineConfig(worker="one-batch"), Batch(1, 20, 24))
+    (line,) = measured(EngineConfig(worker="one-batch"), StaticBatch(1, 20, 24))
     assert line["accept_length"] >= 1.0
     assert (line["draft"], line["spec_steps"], line["synthetic"]) == ("nano-eagle3", 5, False)
 
@@ -96,7 +96,7 @@ def test_drafts_have_an_acceptance_length(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_batch_that_the_pages_do_not_hold_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eyas.bench.static_batch.RUNS", 1)
     config = EngineConfig(draft=None, worker="one-batch", num_pages=10)
-    (line,) = measured(config, Batch(4, 64, 8))
+    (line,) = measured(config, StaticBatch(4, 64, 8))
     assert "never decoded all at once" in line["error"]
     assert "--num-pages" in line["error"]
 
@@ -104,7 +104,7 @@ def test_a_batch_that_the_pages_do_not_hold_is_told(monkeypatch: pytest.MonkeyPa
 def test_a_profile_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eyas.bench.static_batch.RUNS", 1)
     trace = tmp_path / "trace.json"
-    plan = Plan((Batch(1, 8, 3),), "test", str(trace))
+    plan = BatchPlan((StaticBatch(1, 8, 3),), "test", trace)
     one_batch.measure(EngineConfig(draft=None, worker="one-batch"), plan, "eager", lambda _: None)
     assert any(
         event.get("name", "").startswith("aten::") for event in json.loads(trace.read_text())["traceEvents"]

@@ -155,7 +155,11 @@ def test_times_are_those_of_the_script(
     assert 100 <= line["median_tpot_ms"] < 150 and 100 <= line["median_itl_ms"] < 150
     assert 500 <= line["median_e2e_latency_ms"] < 700
     assert line["goodput"] == line["request_throughput"] and "errors" not in line
-    assert "4 of 4" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "4 of 4" in said.out
+    assert all(words.startswith("warning: ") for words in said.err.splitlines()), (
+        "a file gets no progress bar"
+    )
 
 
 async def test_the_client_itself_costs_little() -> None:
@@ -225,6 +229,9 @@ def test_a_server_that_is_down_is_told(capsys: pytest.CaptureFixture[str]) -> No
         (("--dataset-name", "trace"), "--dataset-path: this dataset needs a file"),
         (("--slo", "fast"), "--slo: 'fast' is not like ttft=200ms"),
         (("--output-file", "/nowhere/x"), "--output-file: /nowhere/x cannot be written"),
+        (("--output-file", "/proc/x"), "--output-file: /proc/x cannot be written"),
+        (("--dataset-path", "talks.json"), "--dataset-path: random has no file"),
+        (("--dataset-name", "trace", "--request-rate", "2"), "--request-rate: a trace has times of its own"),
         (("--backend", "sglang-oai-chat"), "--backend: sglang-oai-chat takes texts"),
         (("--backend", "sglang", "--dataset-name", "multi-turn"), "--backend: sglang has no conversations"),
     ],
@@ -242,6 +249,9 @@ def test_flags_that_cannot_work_are_told_before_anything_is_sent(
         (("--request-rate", "0"), "'0' is not a rate per second above 0, or inf"),
         (("--random-range-ratio", "2"), "'2' is not a number from 0 to 1"),
         (("--vocab-size", "9"), "'9' is not above 10"),
+        (("--temperature", "nan"), "'nan' is not a number from 0 on"),
+        (("--url", "http://127.0.0.1:99999"), "'http://127.0.0.1:99999' is not an address like"),
+        (("--url", "http://[::1"), "'http://[::1' is not an address like"),
         (("--extra-request-body", "[]"), "'[]' is not a JSON object"),
         (("--backend", "trt"), "invalid choice: 'trt'"),
     ],

@@ -11,8 +11,8 @@ import pytest
 
 from eyas.bench import suite
 from eyas.bench.measure import Facts
-from eyas.bench.plan import Plan
-from eyas.bench.records import RequestRecord, Run
+from eyas.bench.plan import LoadPlan
+from eyas.bench.records import RequestRecord, RunRecord
 from eyas.bench.setups import ON_CPU, ON_GPU, asked, cases_of, setups
 from eyas.cli import main
 from eyas.commands import Parser
@@ -24,14 +24,14 @@ URL = "http://127.0.0.1:1"
 class Scripted:
     """In the place of Measurement: drafts halve the time per token; `bs1` fails where `failing` says so."""
 
-    plans: list[Plan] = []
+    plans: list[LoadPlan] = []
     failing = ""
 
-    def __init__(self, plan: Plan, server: Any, facts: Facts) -> None:
+    def __init__(self, plan: LoadPlan, server: Any, facts: Facts) -> None:
         self._plan = plan
         self.plans.append(plan)
 
-    async def run(self, on_record: Any) -> Run:
+    async def run(self, on_record: Any) -> RunRecord:
         drafts = "speculative" not in self._plan.extra
         gaps = [0.01 if drafts else 0.02] * 4
         records = [
@@ -44,7 +44,7 @@ class Scripted:
             records = [RequestRecord(error="refused") for _ in records]
         elif self.failing == "one":
             records[0].error = "refused"
-        return Run(self._plan.settings(), 2.0, records, accept_length=2.5 if drafts else None)
+        return RunRecord(self._plan.settings(), 2.0, records, accept_length=2.5 if drafts else None)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,13 @@ def test_cases_run_with_drafts_and_without_on_other_prompts(server: type[Scripte
     with_drafts, without = server.plans[-2:]
     assert (with_drafts.extra, without.extra) == ({}, {"speculative": False})
     assert with_drafts.jobs != without.jobs and len(with_drafts.jobs) == 8
-    assert [plan.dataset for plan in server.plans[:-2]] == list(suite.WARM_UP)
+    assert [plan.dataset for plan in server.plans[:-2]] == [suite.WARM_UP], "no chat, so none warms it up"
+    assert with_drafts.settings()["seed"] != without.settings()["seed"]
+
+
+def test_chats_are_measured_with_a_warm_cache(server: type[Scripted]) -> None:
+    assert main(["bench", "suite", "chat8", "--url", URL]) == 0
+    assert [plan.dataset for plan in server.plans] == [suite.WARM_UP, suite.WARM_UP_CHATS, "chat8"]
 
 
 def test_a_report_is_a_section_with_figures_and_lines(tmp_path: Path, server: type[Scripted]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from eyas.bench import sweep
-from eyas.bench.plan import Plan
-from eyas.bench.records import RequestRecord, Run
+from eyas.bench.plan import LoadPlan
+from eyas.bench.records import RequestRecord, RunRecord
 from eyas.bench.sweep import Sweep
 from eyas.cli import main
 from eyas.common.errors import Unavailable
@@ -56,21 +56,24 @@ async def test_an_interruption_ends_the_sweep() -> None:
     for name in ("one", "two"):
         await swept.server(name)
     assert not swept.complete and len(swept.lines["one"]) == 2 and swept.lines["two"] == []
+    assert swept.knee("one") == 1.0, "the rate that was interrupted counts for nothing"
 
 
 class Scripted:
     """In the place of Measurement: TTFT is 0.1 s up to the server's limit, 1 s above."""
 
-    def __init__(self, plan: Plan, url: str) -> None:
+    client_cpu = 0.0
+
+    def __init__(self, plan: LoadPlan, url: str) -> None:
         self.plan, self.url = plan, url
 
     @classmethod
-    async def begin(cls, plan: Plan, server: Any) -> Scripted:
+    async def begin(cls, plan: LoadPlan, server: Any) -> Scripted:
         if server.url not in LIMITS:
             raise Unavailable(f"nothing listens at {server.url}")
         return cls(plan, server.url)
 
-    async def run(self, on_record: Any) -> Run:
+    async def run(self, on_record: Any) -> RunRecord:
         ttft = 0.1 if self.plan.rate <= LIMITS[self.url] else 1.0
         records = [
             RequestRecord(
@@ -78,7 +81,9 @@ class Scripted:
             )
             for i in range(len(self.plan.jobs))
         ]
-        return Run(self.plan.settings(), len(records) / self.plan.rate, records)
+        return RunRecord(
+            self.plan.settings(), len(records) / self.plan.rate, records, client_cpu=self.client_cpu
+        )
 
 
 @pytest.fixture
@@ -109,6 +114,15 @@ def test_rates_have_their_own_prompts_and_servers_do_not(tmp_path: Path) -> None
     found = [json.loads(text) for text in out.read_text().splitlines()]
     seeds = [(line["server"], line["request_rate"], line["seed"], line["num_prompts"]) for line in found]
     assert seeds == [("fast", 1, 1001, 5), ("fast", 2, 2001, 5), ("slow", 1, 1001, 5), ("slow", 2, 2001, 5)]
+
+
+@pytest.mark.usefixtures("servers")
+def test_a_client_at_its_limit_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Scripted, "client_cpu", 0.95)
+    assert main([*LOADED[:4], "--rates", "1", "--num-prompts", "3"]) == 0
+    assert "warning: the client used 95% of a core" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("servers")

@@ -363,3 +363,4 @@ def test_bench_alone_lists_its_commands() -> None:
 
 def test_an_address_is_one_of_http() -> None:
     assert "'127.0.0.1:8001' is not an address like http://" in eyas("chat", "--url", "127.0.0.1:8001").stderr
+    assert "leave out /v1" in eyas("chat", "--url", "http://127.0.0.1:8000/v1").stderr

@@ -88,14 +88,19 @@ def test_one_more_message_per_step_of_an_engine_is_seen(
     assert check(record, one_engine) == 1
 
 
+@pytest.mark.parametrize("operation", [torch.clone, lambda chosen: chosen[0].item()])
 def test_one_more_operation_per_step_is_seen(
-    record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    operation: Callable[[torch.Tensor], object],
+    record: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     renew(record, one_step)
     rest = StepProgram.rest
 
     def slower(program: StepProgram, chosen: torch.Tensor) -> None:
-        rest(program, chosen.clone())
+        operation(chosen)
+        rest(program, chosen)
 
     monkeypatch.setattr(StepProgram, "rest", slower)
     assert check(record, one_step) == 1

@@ -12,6 +12,7 @@ import pytest
 from eyas import cli
 from eyas.common.errors import ConfigError
 from eyas.evals import gsm8k, humaneval, mmlu, nano
+from eyas.evals.guarded import SUCCESS
 from eyas.evals.questions import Task
 
 PROBLEMS = [  # in the official format, calculator marks included
@@ -26,7 +27,6 @@ PROBLEMS = [  # in the official format, calculator marks included
 CHOICES = ['"Which is a colour, if any?",red,"two, or three",cold,fast,A', "2 + 2,3,4,5,6,B"]
 HEAD = 'def double(x: int) -> int:\n    """Twice x."""\n'
 FUNCTION = {
-    "task_id": "HumanEval/0",
     "prompt": HEAD,
     "entry_point": "double",
     "test": "def check(candidate):\n    assert candidate(3) == 6\n    assert candidate(-1) == -2\n",
@@ -93,6 +93,7 @@ def test_without_a_train_file_the_examples_are_not_asked(tmp_path: Path) -> None
         ("####36", "36", False, True, True),
         ("I do not know.", "36", False, False, False),
         ("Well... ", "36", False, False, False),
+        ("1" * 5000, "36", False, False, False),
         ("", "36", False, False, False),
     ],
 )
@@ -109,7 +110,9 @@ def test_judges_of_numbers(answer: str, expected: str, strict: bool, flexible: b
         ("[1]", r"test\.jsonl:2: not a JSON object"),
         ('{"question": "Why?"}', r'test\.jsonl:2: the field "answer" is missing'),
         ('{"question": "Why?", "answer": 4}', r'test\.jsonl:2: the field "answer" .* is not text'),
-        ('{"question": "Why?", "answer": "4"}', r"the answer of 'Why\?' does not end in \"#### NUMBER\""),
+        ('{"question": "Why?", "answer": "4"}', r"test\.jsonl:2: the answer does not end in \"#### NUMBER\""),
+        ('{"question": "Why?", "answer": "#### "}', r"test\.jsonl:2: the answer does not end"),
+        ('{"question": "Why?", "answer": "#### \\ud800 1"}', r'test\.jsonl:2: the field "answer" holds half'),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: str, said: str) -> None:
@@ -179,6 +182,9 @@ def test_unusable_mmlu_folders_are_refused(tmp_path: Path) -> None:
     write_subject(tmp_path, "a", ["q,1,2,3,4,E"])
     with pytest.raises(ConfigError, match=r"a_test\.csv:1: not a question"):
         mmlu_task("--data", folder)
+    write_subject(tmp_path, "a", [f'"{"q" * 200_000}", 1,2,3,4,A'])
+    with pytest.raises(ConfigError, match=r"a_test\.csv:1: field larger than field limit"):
+        mmlu_task("--data", folder)
     write_subject(tmp_path, "a", CHOICES)
     with pytest.raises(ConfigError, match="--shots: a has 2 worked examples"):
         mmlu_task("--data", folder)
@@ -217,6 +223,8 @@ def test_humaneval_runs_code_only_if_allowed(tmp_path: Path) -> None:
         ("```python\ndef double(x):\n    return x + x", True),
         ("It adds x to itself.", False),
         ("    raise SystemExit(0)\n", False),
+        (f"    raise SystemExit({SUCCESS})\n", False),
+        ("    return twice(x)\ndef twice(x: Undefined):\n    return x + x\n", False),
         ("    return x + x\nimport sys\nsys.exit(0)\n", False),
         ("    import socket\n    socket.socket()\n    return x + x\n", False),
         ("    import os\n    os.system('true')\n    return x + x\n", False),

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from eyas.engine.loop import step_loop
+from eyas.engine.loop.step_clock import MARGIN_S, StepClock
 from eyas.engine.loop.step_loop import LOOK_S, StepLoop
 
 STEP_S = 0.2  # as long as the clock has learned that a step takes
@@ -62,3 +66,28 @@ def test_a_step_that_is_over_is_not_waited_for() -> None:
     assert loop.spare_s == 0.0
     loop.step()
     assert loop.spare_s == 0.0, "it is known now that such a step is short"
+
+
+def test_what_the_host_commits_is_not_the_time_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device works on the next step meanwhile, and that ends a step's time after it began."""
+    now, step_s, commit_s = 100.0, 0.030, 0.010
+    monkeypatch.setattr(step_loop.time, "monotonic", lambda: now)
+    began = now
+
+    class Timed(Flight):
+        def land(self) -> list[Any]:
+            nonlocal now, began
+            now = began = began + step_s
+            return []
+
+    def commit(landed: list[Any]) -> None:
+        nonlocal now
+        now += commit_s
+
+    monkeypatch.setattr(f"{__name__}.Flight", Timed)
+    loop = a_loop(Runner())
+    loop._clock = StepClock(lambda: now)
+    monkeypatch.setattr(loop.committer, "commit", commit)
+    for _ in range(4):
+        loop.step()
+    assert loop._clock.spare_s == pytest.approx(step_s - commit_s - MARGIN_S, abs=1e-3)

@@ -45,7 +45,7 @@ class Draw:
 
     def json_lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Number and object of every line that is not empty. Raises ConfigError."""
-        for number, line in enumerate(self.text().splitlines(), 1):
+        for number, line in enumerate(self.text().split("\n"), 1):
             if not line.strip():
                 continue
             try:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from eyas.bench.datasets.draw import Draw
 from eyas.bench.jobs import Job, draw_ids, draw_lengths, generator
+from eyas.common.errors import ConfigError
 
 COUNT = 100
 
 
 def jobs(draw: Draw) -> list[Job]:
-    """`draw.count` jobs; lengths are uniform from max(1, length * ratio) to length."""
+    """`draw.count` jobs; lengths are uniform from max(1, length * ratio) to length. Raises ConfigError."""
+    if draw.path is not None:
+        raise ConfigError("--dataset-path: random has no file: see --dataset-name", param="dataset-path")
     count = draw.count or COUNT
     inputs = draw_lengths(generator(draw.seed, "input lengths"), draw.input_len, draw.range_ratio, count)
     outputs = draw_lengths(generator(draw.seed, "output lengths"), draw.output_len, draw.range_ratio, count)

@@ -6,6 +6,7 @@ last block of a prompt may be cut. It knows the file, and no server.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from eyas.bench.datasets.draw import Draw
@@ -39,7 +40,11 @@ class _Entry:
 
     def __init__(self, draw: Draw, number: int, line: dict[str, Any]) -> None:
         timestamp = line.get("timestamp")
-        if isinstance(timestamp, bool) or not isinstance(timestamp, int | float):
+        if (
+            isinstance(timestamp, bool)
+            or not isinstance(timestamp, int | float)
+            or not math.isfinite(timestamp)
+        ):
             draw.refuse(number, "timestamp is not a number")
         self.timestamp: float = timestamp
         self.input_length = self._positive(draw, number, line, "input_length")

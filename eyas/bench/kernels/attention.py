@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from eyas.bench.kernels.case import Call, Case, Setting, Work
+from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, Setting
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.batch.spans import Span
 from eyas.engine.kernels.attend import Launch, Queries, attend
@@ -28,7 +28,7 @@ MOST_LAYERS = 16
 
 
 @dataclass(frozen=True)
-class Shape:
+class AttentionShape:
     """`batch` sequences of `width` query rows with `below` rows below them."""
 
     name: str
@@ -43,35 +43,35 @@ class Shape:
         return self.below + self.width
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: Setting) -> Iterator[KernelCase]:
     """Decode, verify and prefill. Sizes beyond the model's context are left out, or cut down to it."""
     for shape in _rounds(setting):
-        yield Case(shape.name, partial(_round, setting, shape))
+        yield KernelCase(shape.name, partial(_round, setting, shape))
     plain = setting.model.layers[0].attention
     fa3 = setting.config.prefill_attention_backend == "flashinfer"
     for shape in _chunks(setting):
-        yield Case(shape.name, partial(_chunk, setting, shape))
+        yield KernelCase(shape.name, partial(_chunk, setting, shape))
         if fa3 and Scores.of(plain) == Scores(plain.scale):
-            yield Case(f"{shape.name}, FA3", partial(_fa3, setting, shape))
+            yield KernelCase(f"{shape.name}, FA3", partial(_fa3, setting, shape))
 
 
-def _rounds(setting: Setting) -> Iterator[Shape]:
+def _rounds(setting: Setting) -> Iterator[AttentionShape]:
     spec = setting.config.speculation
     kind, tree = ("tree", True) if spec.topk > 1 else ("chain", False)
     for width, told in ((1, "decode"), (spec.width, f"verify {kind} {spec.width}")):
         room = setting.model.context_length - width
         for batch, below in dict.fromkeys((batch, min(below, room)) for batch, below in DECODE):
-            yield Shape(f"{told}, {batch} x {below}", batch, below, width, tree and width > 1)
+            yield AttentionShape(f"{told}, {batch} x {below}", batch, below, width, tree and width > 1)
 
 
-def _chunks(setting: Setting) -> Iterator[Shape]:
+def _chunks(setting: Setting) -> Iterator[AttentionShape]:
     chunk, context = setting.config.chunk_tokens, setting.model.context_length
     sizes = [(below, min(count, chunk, context)) for below, count in PREFILL]
     for below, count in dict.fromkeys((min(below, context - count), count) for below, count in sizes):
-        yield Shape(f"prefill, {count} after {below}", 1, below, count)
+        yield AttentionShape(f"prefill, {count} after {below}", 1, below, count)
 
 
-def least(setting: Setting, shape: Shape) -> tuple[int, int]:
+def least(setting: Setting, shape: AttentionShape) -> tuple[int, int]:
     """(bytes, operations) of one layer: keys, values, queries and results once; both products of scores."""
     spec = setting.model.layers[0].attention
     seen = [min(shape.below + i + 1, spec.window or math.inf) for i in range(shape.width)]
@@ -87,10 +87,10 @@ def least(setting: Setting, shape: Shape) -> tuple[int, int]:
 # --- a pool of random rows, and who has which ----------------------------------------------------------
 
 
-class Rows:
+class PoolRows:
     """A pool large enough for `calls` calls of a shape, and the pages of each set of its sequences."""
 
-    def __init__(self, setting: Setting, shape: Shape) -> None:
+    def __init__(self, setting: Setting, shape: AttentionShape) -> None:
         size, model = setting.config.page_size, setting.model
         nbytes, _ = least(setting, shape)
         calls = setting.calls(nbytes)
@@ -111,7 +111,7 @@ class Rows:
         layers = [self.pool.layer(i) for i in range(self.layers)]
         return [partial(call, chosen, layer) for chosen in range(self.sets) for layer in layers]
 
-    def spans(self, chosen: int, shape: Shape) -> list[Span]:
+    def spans(self, chosen: int, shape: AttentionShape) -> list[Span]:
         """The sequences of one set, as plans on the host take them."""
         tables = self.pages[chosen].tolist()
         return [Span(table, shape.below, shape.width, paths_of(shape)) for table in tables]
@@ -129,7 +129,7 @@ def ancestors(width: int) -> list[int]:
     return found
 
 
-def paths_of(shape: Shape) -> tuple[tuple[int, ...], ...] | None:
+def paths_of(shape: AttentionShape) -> tuple[tuple[int, ...], ...] | None:
     """The rows on the way to each node of a tree; None for consecutive rows."""
     if not shape.tree:
         return None
@@ -141,13 +141,13 @@ def paths_of(shape: Shape) -> tuple[tuple[int, ...], ...] | None:
 # --- rounds --------------------------------------------------------------------------------------------
 
 
-def _round(setting: Setting, shape: Shape) -> Work:
-    rows = Rows(setting, shape)
+def _round(setting: Setting, shape: AttentionShape) -> KernelCalls:
+    rows = PoolRows(setting, shape)
     calls = _attend_calls(setting, shape, rows) if setting.fast else _torch_calls(setting, shape, rows)
-    return Work(calls, *least(setting, shape), clock=setting.clock)
+    return KernelCalls(calls, *least(setting, shape), clock=setting.clock)
 
 
-def _attend_calls(setting: Setting, shape: Shape, rows: Rows) -> Sequence[Call]:
+def _attend_calls(setting: Setting, shape: AttentionShape, rows: PoolRows) -> Sequence[Call]:
     scores, tables = Scores.of(setting.model.layers[0].attention), rows.tables(setting)
     one = PagedKv(rows.pool.layer(0), tables, scores)
     launch = Launch.on(one, setting.model.num_heads, shape.batch, shape.width, setting.pdl)
@@ -164,7 +164,7 @@ def _attend_calls(setting: Setting, shape: Shape, rows: Rows) -> Sequence[Call]:
     return rows.calls(call)
 
 
-def _torch_calls(setting: Setting, shape: Shape, rows: Rows) -> Sequence[Call]:
+def _torch_calls(setting: Setting, shape: AttentionShape, rows: PoolRows) -> Sequence[Call]:
     """Planned once, as for the layers of one forward."""
     spec = setting.model.layers[0].attention
     attention = TorchAttention.of(setting.model, rows.shape)
@@ -179,11 +179,11 @@ def _torch_calls(setting: Setting, shape: Shape, rows: Rows) -> Sequence[Call]:
 # --- prompts -------------------------------------------------------------------------------------------
 
 
-def _chunk(setting: Setting, shape: Shape) -> Work:
-    rows = Rows(setting, shape)
+def _chunk(setting: Setting, shape: AttentionShape) -> KernelCalls:
+    rows = PoolRows(setting, shape)
     if not setting.fast:
         calls = _torch_calls(setting, shape, rows)
-        return Work(calls, *least(setting, shape), clock=setting.clock)
+        return KernelCalls(calls, *least(setting, shape), clock=setting.clock)
     model, out = setting.model, torch.empty_like(rows.q)
     most = tile_rows(model.num_heads, model.num_kv_heads)
     tables, scores = rows.tables(setting), Scores.of(model.layers[0].attention)
@@ -201,17 +201,17 @@ def _chunk(setting: Setting, shape: Shape) -> Work:
     def call(chosen: int, layer: torch.Tensor) -> object:
         return attend_chunks(rows.q, PagedKv(layer, tables, scores), tiles[chosen], out=out)
 
-    return Work(rows.calls(call), *least(setting, shape), clock=setting.clock)
+    return KernelCalls(rows.calls(call), *least(setting, shape), clock=setting.clock)
 
 
-def _fa3(setting: Setting, shape: Shape) -> Work:
+def _fa3(setting: Setting, shape: AttentionShape) -> KernelCalls:
     """By flashinfer, planned once. Raises ConfigError where it has no template."""
     from eyas.engine.attention.flashinfer_backend import Fa3Build, PrefillAttention
 
     model = setting.model
     build = Fa3Build(setting.dtype, model.head_dim, setting.device)
     build.wait()
-    rows = Rows(setting, shape)
+    rows = PoolRows(setting, shape)
     rows.sets = 1  # a plan holds for the layers of one step, of which each has keys of its own
     scale = model.layers[0].attention.scale
     attention = PrefillAttention(model.num_heads, rows.shape, scale, build)
@@ -221,4 +221,4 @@ def _fa3(setting: Setting, shape: Shape) -> Work:
     def call(_: int, layer: torch.Tensor) -> None:
         attention.run(rows.q, layer, out)
 
-    return Work(rows.calls(call), *least(setting, shape), clock="queue")
+    return KernelCalls(rows.calls(call), *least(setting, shape), clock="queue")

@@ -28,7 +28,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
 
 @dataclass(frozen=True)
-class Work:
+class KernelCalls:
     """The same work `calls` times, each on other memory than the one before.
 
     `nbytes`: what one call must read and write at least; `flops`: what it must compute. `road`: whose
@@ -47,11 +47,11 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     """A kernel at one size. `make` takes the memory for it, so one case at a time has its memory."""
 
     name: str
-    make: Callable[[], Work]
+    make: Callable[[], KernelCalls]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Setting:
         enough = -(-CACHES * self.cache // max(nbytes, 1))
         return min(max(enough, FEWEST_CALLS), MOST_CALLS)
 
-    def cached(self, work: Work) -> bool:
+    def cached(self, work: KernelCalls) -> bool:
         """Whether all of the work's memory is so little that a cache may hold it."""
         return len(work.calls) * work.nbytes < 2 * self.cache
 

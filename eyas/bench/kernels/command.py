@@ -19,7 +19,7 @@ from eyas.configuration import engine_config
 from eyas.flags import add_engine
 
 if TYPE_CHECKING:
-    from eyas.bench.kernels.case import Case, Setting
+    from eyas.bench.kernels.case import KernelCase, Setting
     from eyas.bench.kernels.floors import Floors
     from eyas.bench.parts import Line, Tell
 
@@ -51,7 +51,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "families:\n" + "\n".join(f"  {name:10} {text}" for name, text in FAMILIES.items())
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"(all: {' '.join(FAMILIES)})")
-    parser.add_argument("--output-file", metavar="FILE", help="appends a JSON line per kernel and size")
+    parser.add_argument(
+        "--output-file", type=Path, metavar="FILE", help="appends a JSON line per kernel and size"
+    )
     add_engine(parser)
 
 
@@ -88,7 +90,7 @@ def measure(config: EngineConfig, family: str, tell: Tell) -> None:
             tell({"family": family, "kernel": case.name} | figures(case, setting, floors))
 
 
-def figures(case: Case, setting: Setting, floors: Floors) -> Line:
+def figures(case: KernelCase, setting: Setting, floors: Floors) -> Line:
     """The case's time beside its floor; or its `error`, and the next one may still work."""
     from eyas.bench.kernels.timing import CLOCKS
     from eyas.bench.parts import brief

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from eyas.bench.kernels.case import CACHES, Setting, Work
+from eyas.bench.kernels.case import CACHES, KernelCalls, Setting
 from eyas.bench.kernels.timing import graph_us, host_us
 
 SIDE_GPU, SIDE_CPU = 8192, 1024  # of the square product
@@ -46,17 +46,17 @@ class Floors:
             _product(setting, SIDE_GPU),
         )
 
-    def us(self, work: Work) -> float:
+    def us(self, work: KernelCalls) -> float:
         """Microseconds that one call takes at least."""
         return 1e6 * max(work.nbytes / self.bandwidth[work.road], work.flops / self.flops)
 
-    def bound(self, work: Work) -> str:
+    def bound(self, work: KernelCalls) -> str:
         """What the floor is made of: "bytes" or "flops"."""
         return "bytes" if work.nbytes / self.bandwidth[work.road] >= work.flops / self.flops else "flops"
 
     def __str__(self) -> str:
         roads = ", ".join(f"{road} {speed / 1e9:,.1f} GB/s" for road, speed in self.bandwidth.items())
-        return f"copies: {roads}; products: {self.flops / 1e12:,.3g} TFLOP/s"
+        return f"passes: {roads}; products: {self.flops / 1e12:,.3g} TFLOP/s"
 
 
 def _device_memory(setting: Setting) -> float:

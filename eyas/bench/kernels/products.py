@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from eyas.bench.kernels.case import Call, Case, Setting, Work
+from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, Setting
 from eyas.engine.checkpoint.config import AttentionSpec
 from eyas.engine.kernels import skinny
 from eyas.engine.layers.linear import Linear
@@ -54,22 +54,22 @@ def products_of(setting: Setting) -> list[Product]:
     ]
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: Setting) -> Iterator[KernelCase]:
     """Every product by rows, and those of a layer for a prompt's chunk."""
     products = products_of(setting)
     for m in ROWS:
         for product in products:
-            yield Case(
+            yield KernelCase(
                 f"{product.name} {product.n} x {product.k}, {m} rows", partial(_work, setting, product, m)
             )
     for product in products[:-1]:
         m = setting.config.chunk_tokens
-        yield Case(
+        yield KernelCase(
             f"{product.name} {product.n} x {product.k}, chunk of {m}", partial(_work, setting, product, m)
         )
 
 
-def _work(setting: Setting, product: Product, m: int) -> Work:
+def _work(setting: Setting, product: Product, m: int) -> KernelCalls:
     nbytes = product.nbytes(m, setting.dtype.itemsize)
     copies = setting.calls(product.n * product.k * setting.dtype.itemsize)
     weights = [setting.normal(product.n, product.k).mul_(product.k**-0.5) for _ in range(copies)]
@@ -83,7 +83,7 @@ def _work(setting: Setting, product: Product, m: int) -> Work:
         launch = skinny.Launch.on(setting.device, pdl=setting.pdl)
         rows = _Rows(setting, m)
         calls = [rows.call(product, weight, launch) for weight in weights]
-    return Work(calls, nbytes, product.flops(m), clock=setting.clock)
+    return KernelCalls(calls, nbytes, product.flops(m), clock=setting.clock)
 
 
 class _Rows:

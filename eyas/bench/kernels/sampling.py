@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 import torch
 
-from eyas.bench.kernels.case import Call, Case, Setting, Work
+from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, Setting
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.kernels import sample
@@ -29,20 +29,20 @@ WAYS = {
 FIELDS = ("temperature", "top_p", "min_p", "top_k", "seed")
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: Setting) -> Iterator[KernelCase]:
     """Every way by rows."""
     for count in ROWS:
         for name, params in WAYS.items():
             told = f"{name}, {count} x {setting.model.vocab_size}"
-            yield Case(told, partial(_work, setting, params, count))
+            yield KernelCase(told, partial(_work, setting, params, count))
 
 
-def _work(setting: Setting, params: SamplingParams, count: int) -> Work:
+def _work(setting: Setting, params: SamplingParams, count: int) -> KernelCalls:
     size = (count, setting.model.vocab_size)
     nbytes = 4 * size[0] * size[1]
     logits = [setting.normal(*size, dtype=torch.float32).mul_(PEAKED) for _ in range(setting.calls(nbytes))]
     calls = _choose(setting, params, logits) if setting.fast else _sample(params, logits)
-    return Work(calls, nbytes, clock=setting.clock)
+    return KernelCalls(calls, nbytes, clock=setting.clock)
 
 
 def _sample(params: SamplingParams, logits: list[torch.Tensor]) -> list[Call]:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from eyas.bench.kernels.case import Call, Case, Setting, Work
+from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, Setting
 from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.types import Shard
 from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path
@@ -28,13 +28,13 @@ MOST_BYTES = 64 << 20  # of one call; never more than twice the cache, so that t
 COPY_S = 30.0  # for one copy
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: Setting) -> Iterator[KernelCase]:
     """By shared memory; on a GPU also out of the pool and into it."""
     for told, scattered in (("pages in a row", False), ("scattered pages", True)):
-        yield Case(f"shm, {told}", partial(_shm, setting, scattered))
+        yield KernelCase(f"shm, {told}", partial(_shm, setting, scattered))
         if setting.device != "cpu":
-            yield Case(f"pool to staging, {told}", partial(_staged, setting, scattered, True))
-            yield Case(f"staging to pool, {told}", partial(_staged, setting, scattered, False))
+            yield KernelCase(f"pool to staging, {told}", partial(_staged, setting, scattered, True))
+            yield KernelCase(f"staging to pool, {told}", partial(_staged, setting, scattered, False))
 
 
 def _pages(setting: Setting) -> PoolShape:
@@ -54,7 +54,7 @@ def _jobs(pages: int, scattered: bool) -> list[tuple[int, ...]]:
     return [tuple(numbers[i * each : (i + 1) * each]) for i in range(CALLS)]
 
 
-def _shm(setting: Setting, scattered: bool) -> Work:
+def _shm(setting: Setting, scattered: bool) -> KernelCalls:
     shape, folder = _pages(setting), Path(setting.config.pool_dir)
     size = (shape.pages + 1) * shape.page_bytes
     paths = [new_pool_path(name, folder) for name in ("source", "target")]
@@ -72,10 +72,10 @@ def _shm(setting: Setting, scattered: bool) -> Work:
         for call in calls:
             call()  # every page of both mappings is there from now on
         kept = files.pop_all()
-    return Work(calls, 2 * shape.nbytes // CALLS, road="host", clock="host", close=kept.close)
+    return KernelCalls(calls, 2 * shape.nbytes // CALLS, road="host", clock="host", close=kept.close)
 
 
-def _staged(setting: Setting, scattered: bool, out: bool) -> Work:
+def _staged(setting: Setting, scattered: bool, out: bool) -> KernelCalls:
     shape = _pages(setting)
     pool = KvPool(shape)
     staging = Staging(pool, new_pool_path("staging", Path(setting.config.pool_dir)), shape.pages)
@@ -88,7 +88,7 @@ def _staged(setting: Setting, scattered: bool, out: bool) -> Work:
         calls.append(partial(_done, staging, move))
     nbytes = shape.nbytes // CALLS
     road = "to host" if out else "to device"
-    return Work(calls, nbytes, road=road, clock="host", close=pool.close)
+    return KernelCalls(calls, nbytes, road=road, clock="host", close=pool.close)
 
 
 def _done(staging: Staging, move: Callable[..., object]) -> None:

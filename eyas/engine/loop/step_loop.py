@@ -49,13 +49,9 @@ class StepLoop:
             return False
         launched = self._launch(works) if works else None
         self._clock.composed(began)
-        if self._flight is None:
-            self._clock.runs(None)
-        self._land()
-        self._flight = launched
+        self._land(launched)
         if not self.runner.ahead:
-            self._land()
-        self._clock.runs(None if self._flight is None else self._flight.shape)
+            self._land(None)
         return True
 
     def _forget_preempted(self) -> None:
@@ -82,11 +78,13 @@ class StepLoop:
         seq.in_flight += work.sample
         seq.tree = None
 
-    def _land(self) -> None:
-        flight, self._flight = self._flight, None
+    def _land(self, following: Flight | None) -> None:
+        """Waits for the flight in the air, if any; `following` flies while what landed is committed."""
+        flight, self._flight = self._flight, following
+        landed = flight.land() if flight is not None else ()
+        self._clock.runs(None if following is None else following.shape)
         if flight is None:
             return
-        landed = flight.land()
         self.scheduler.pool.landed()
         seconds = time.monotonic() - flight.launched
         self.counts.landed(len(flight.works), seconds)

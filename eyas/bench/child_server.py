@@ -1,0 +1,49 @@
+"""A server in a process of its own, for one measurement: started, waited for, stopped.
+
+It knows the process and when it answers, and refuses to know what it serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Sequence
+
+from eyas.bench.http import Server
+from eyas.common.errors import DeadlineExceeded, EyasError
+from eyas.worker.child import Child
+
+START_S = 30.0
+STOP_S = 5.0
+POLL_S = 0.05
+
+
+@contextlib.asynccontextmanager
+async def child_server(
+    module: str, words: Sequence[object], server: Server, path: str
+) -> AsyncIterator[Child]:
+    """`python -m module words`, from when `server` answers a GET of `path` until the context ends.
+
+    Raises EyasError if it ends at start, DeadlineExceeded if it does not answer within START_S.
+    """
+    child = Child(module, (sys.executable, "-m", module, *map(str, words)), lambda name, line: None)
+    child.start()
+    try:
+        await _until_up(child, server, path)
+        yield child
+    finally:
+        await child.stop(grace_s=STOP_S)
+
+
+async def _until_up(child: Child, server: Server, path: str) -> None:
+    try:
+        async with asyncio.timeout(START_S):
+            while child.running:
+                with contextlib.suppress(EyasError):
+                    await server.get(path)
+                    return
+                await asyncio.sleep(POLL_S)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{child.name} did not answer within {START_S:g} s") from error
+    raise EyasError(f"{child.name} ended at start: {' '.join(child.tail)}")
