@@ -24,9 +24,6 @@ FEW = 8
 SHORT = 64
 """So few missing tokens are computed where the request decodes: a transfer would take longer."""
 
-WINDOW_S = 4.0
-"""Over about this long a worker measures which part of its time goes to steps with prompts."""
-
 
 class Preference(enum.Enum):
     """What a worker takes from the next admission on."""
@@ -78,7 +75,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Placement:
+class RequestPlacement:
     """The decision, and what was predicted. `prefill` None: the decode worker computes the prompt."""
 
     decode: str
@@ -87,7 +84,7 @@ class Placement:
     tpot_s: float
 
 
-def place(prompt: int, places: Sequence[Place], rates: Rates, apart: bool = True) -> Placement | None:
+def place(prompt: int, places: Sequence[Place], rates: Rates, apart: bool = True) -> RequestPlacement | None:
     """Where a prompt of so many tokens is computed and decoded; None: every worker or pair of them is full.
 
     Placements that keep both targets come first; among them those that move no pages, unless some worker
@@ -106,7 +103,7 @@ def place(prompt: int, places: Sequence[Place], rates: Rates, apart: bool = True
 
 
 _Key = tuple[bool, int, float, str]
-_Option = tuple[_Key, Placement]
+_Option = tuple[_Key, RequestPlacement]
 
 
 def _decoders(able: list[Place]) -> list[Place]:
@@ -131,7 +128,7 @@ def _together(prompt: int, p: Place, rates: Rates) -> _Option:
     ttft = prompt_s(rates.times, rates.budget, p.queued + missing, p.sequences, p.context)
     tpot = _tpot(p, rates, joining=prompt, computing=missing)
     moved = 1 if p.preference is Preference.DECODE and missing > SHORT else 0
-    return _option(Placement(p.worker, None, ttft, tpot), rates, moved, missing)
+    return _option(RequestPlacement(p.worker, None, ttft, tpot), rates, moved, missing)
 
 
 def _apart(prompt: int, decode: Place, places: Sequence[Place], rates: Rates) -> Iterator[_Option]:
@@ -142,10 +139,12 @@ def _apart(prompt: int, decode: Place, places: Sequence[Place], rates: Rates) ->
         ttft = prompt_s(rates.times, rates.budget, p.queued + missing, p.sequences, p.context)
         harmed = _tpot(p, rates, computing=missing) if p.sequences else 0.0
         moved = 0 if p.preference is Preference.PREFILL else 2
-        yield _option(Placement(decode.worker, p.worker, ttft, max(tpot, harmed)), rates, moved, missing)
+        yield _option(
+            RequestPlacement(decode.worker, p.worker, ttft, max(tpot, harmed)), rates, moved, missing
+        )
 
 
-def _option(placement: Placement, rates: Rates, moved: int, missing: int) -> _Option:
+def _option(placement: RequestPlacement, rates: Rates, moved: int, missing: int) -> _Option:
     """With its sort key: the best is the smallest. `missing`: tokens to compute, a cost by themselves."""
     ratio = max(placement.ttft_s / rates.targets.ttft_s, placement.tpot_s / rates.targets.tpot_s)
     own = prompt_s(rates.times, rates.budget, missing, 0, 0) / rates.targets.ttft_s

@@ -8,7 +8,7 @@ from eyas.bench.plots.style import check_plot
 from eyas.planning.inquiry import Inquiry, read_inquiry
 from eyas.planning.plot import plot_plan
 from eyas.planning.search import Option, layouts, needed
-from eyas.simulator.cluster import Layout
+from eyas.simulator.cluster import ClusterLayout
 
 NOISE = 0.02
 """Layouts within this part of one another are called equal."""
@@ -34,7 +34,7 @@ def plan(args: argparse.Namespace) -> int:
         print(verdict(options))
     if args.request_rate is not None:
         print(f"\nFor {args.request_rate:g} requests per second:")
-        for layout in Layout:
+        for layout in ClusterLayout:
             print(f"{layout.value:<9} {demand(inquiry, layout, args.request_rate)}")
     if args.plot is not None:
         plot_plan(inquiry, found, args.plot)
@@ -57,7 +57,7 @@ def line(option: Option) -> str:
 def verdict(options: list[Option]) -> str:
     """Whether splitting pays, as a sentence."""
     rates = {option.layout: option.knee.rate for option in options}
-    unified, split = rates[Layout.UNIFIED], rates.get(Layout.SPLIT)
+    unified, split = rates[ClusterLayout.UNIFIED], rates.get(ClusterLayout.SPLIT)
     if split is None:
         return "One worker has nothing to split."
     if not unified and not split:
@@ -74,7 +74,7 @@ def verdict(options: list[Option]) -> str:
     return f"Splitting wins: it bears {change:.0%} more."
 
 
-def demand(inquiry: Inquiry, layout: Layout, rate: float) -> str:
+def demand(inquiry: Inquiry, layout: ClusterLayout, rate: float) -> str:
     """How many workers a rate needs, in words."""
     found = needed(inquiry, layout, rate)
     if found is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from eyas.bench.plots import style
 from eyas.planning.inquiry import Inquiry
 from eyas.planning.search import Option, layouts
-from eyas.simulator.cluster import Layout
+from eyas.simulator.cluster import ClusterLayout
 from gateway.placement import Targets
 
 FACTORS = (0.5, 0.7, 1.4)
@@ -38,17 +38,19 @@ def plot_plan(inquiry: Inquiry, known: Mapping[int, Sequence[Option]], path: Pat
         panel.set_xlabel("bound on the time per output token, ms", fontsize=9)
         panel.set_ylabel("requests per second and GPU", fontsize=9)
         panel.set_ylim(bottom=0)
-    style.legend(figure, [layout.value for layout in Layout])
+    style.legend(figure, [layout.value for layout in ClusterLayout])
     style.save(figure, path)
 
 
-def sweep(inquiry: Inquiry, workers: int, known: Sequence[Option]) -> dict[Layout, list[tuple[float, float]]]:
+def sweep(
+    inquiry: Inquiry, workers: int, known: Sequence[Option]
+) -> dict[ClusterLayout, list[tuple[float, float]]]:
     """Points (bound in ms, goodput per GPU) of every layout, by rising bound."""
     targets = inquiry.targets
     found = {targets.tpot_s: known}
     for bound in (factor * targets.tpot_s for factor in FACTORS):
         found[bound] = layouts(replace(inquiry, targets=Targets(targets.ttft_s, bound)), workers)
-    curves: dict[Layout, list[tuple[float, float]]] = {layout: [] for layout in Layout}
+    curves: dict[ClusterLayout, list[tuple[float, float]]] = {layout: [] for layout in ClusterLayout}
     for bound, options in sorted(found.items()):
         for option in options:
             curves[option.layout].append((1e3 * bound, option.per_worker))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eyas.planning.inquiry import Inquiry
-from eyas.simulator.cluster import ClusterShape, Layout
+from eyas.simulator.cluster import ClusterLayout, ClusterShape
 from eyas.simulator.goodput import ATTAINMENT, Knee, find_knee, measure
 from gateway.capacity import capacity
 
@@ -26,7 +26,7 @@ MOST_WORKERS = 4096
 class Option:
     """A layout of so many workers, `prefill` of them for prompts (of a split one), and the rate it bears."""
 
-    layout: Layout
+    layout: ClusterLayout
     workers: int
     prefill: int
     knee: Knee
@@ -40,12 +40,14 @@ class Option:
 def layouts(inquiry: Inquiry, workers: int) -> list[Option]:
     """What each layout bears: unified, the best split if there are workers for two roles, and auto."""
     guess = max(capacity(inquiry.mix, workers, 0, inquiry.rates), 1.0)
-    options = [_option(inquiry, Layout.UNIFIED, workers, 0, guess)]
+    options = [_option(inquiry, ClusterLayout.UNIFIED, workers, 0, guess)]
     if workers > 1:
-        splits = [_option(inquiry, Layout.SPLIT, workers, n, guess) for n in likely_splits(inquiry, workers)]
+        splits = [
+            _option(inquiry, ClusterLayout.SPLIT, workers, n, guess) for n in likely_splits(inquiry, workers)
+        ]
         options.append(max(splits, key=lambda option: option.knee.rate))
         guess = max(option.knee.rate for option in options) or guess
-        options.append(_option(inquiry, Layout.AUTO, workers, 0, guess))
+        options.append(_option(inquiry, ClusterLayout.AUTO, workers, 0, guess))
     return options
 
 
@@ -55,7 +57,7 @@ def likely_splits(inquiry: Inquiry, workers: int) -> list[int]:
     return [n for n in range(best - around, best + around + 1) if 0 < n < workers]
 
 
-def needed(inquiry: Inquiry, layout: Layout, rate: float) -> tuple[int, int] | None:
+def needed(inquiry: Inquiry, layout: ClusterLayout, rate: float) -> tuple[int, int] | None:
     """The fewest workers that bear `rate`, and how many of them compute prompts; None: not even MOST_WORKERS.
 
     A split needs a worker for each role; fewer than the answer were tried, too.
@@ -69,13 +71,13 @@ def needed(inquiry: Inquiry, layout: Layout, rate: float) -> tuple[int, int] | N
         if workers > MOST_WORKERS:
             return None
         found = _bearing(inquiry, layout, workers, rate)
-    least = 2 if layout is Layout.SPLIT else 1
+    least = 2 if layout is ClusterLayout.SPLIT else 1
     while workers > least and (fewer := _bearing(inquiry, layout, workers - 1, rate)) is not None:
         workers, found = workers - 1, fewer
     return workers, found
 
 
-def _option(inquiry: Inquiry, layout: Layout, workers: int, prefill: int, guess: float) -> Option:
+def _option(inquiry: Inquiry, layout: ClusterLayout, workers: int, prefill: int, guess: float) -> Option:
     shape = ClusterShape(inquiry.hardware, workers, layout, inquiry.targets, prefill)
     return Option(layout, workers, prefill, find_knee(shape, inquiry.draw, inquiry.effort, guess))
 
@@ -85,24 +87,24 @@ def _estimated(inquiry: Inquiry, workers: int) -> int:
     return max(range(1, workers), key=lambda n: capacity(mix, workers, n, rates))
 
 
-def _prefilling(inquiry: Inquiry, layout: Layout, workers: int) -> Iterator[int]:
+def _prefilling(inquiry: Inquiry, layout: ClusterLayout, workers: int) -> Iterator[int]:
     """The numbers of prefill workers that are worth a simulation."""
-    yield from (likely_splits(inquiry, workers) if layout is Layout.SPLIT else [0])
+    yield from (likely_splits(inquiry, workers) if layout is ClusterLayout.SPLIT else [0])
 
 
-def _first_guess(inquiry: Inquiry, layout: Layout, rate: float) -> int | None:
+def _first_guess(inquiry: Inquiry, layout: ClusterLayout, rate: float) -> int | None:
     """By the estimate, doubling from one worker and then scaling down."""
     workers = 2
     while workers <= MOST_WORKERS:
-        prefill = _estimated(inquiry, workers) if layout is Layout.SPLIT else 0
+        prefill = _estimated(inquiry, workers) if layout is ClusterLayout.SPLIT else 0
         bears = capacity(inquiry.mix, workers, prefill, inquiry.rates)
         if bears >= rate:
-            return max(round(workers * rate / bears), 2 if layout is Layout.SPLIT else 1)
+            return max(round(workers * rate / bears), 2 if layout is ClusterLayout.SPLIT else 1)
         workers *= 2
     return None
 
 
-def _bearing(inquiry: Inquiry, layout: Layout, workers: int, rate: float) -> int | None:
+def _bearing(inquiry: Inquiry, layout: ClusterLayout, workers: int, rate: float) -> int | None:
     """With how many prefill workers this layout bears the rate; None: with none."""
     for prefill in _prefilling(inquiry, layout, workers):
         shape = ClusterShape(inquiry.hardware, workers, layout, inquiry.targets, prefill)

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from eyas.simulator.demand import Demand
+from eyas.simulator.demand import DemandMeter
 from eyas.simulator.hardware import Hardware
-from eyas.simulator.worker import Job, SimulatedWorker, Step
-from eyas.simulator.workload import Arrival
+from eyas.simulator.worker import SimulatedJob, SimulatedStep, SimulatedWorker
+from eyas.simulator.workload import SimulatedRequest
 from gateway.capacity import Mix
 from gateway.placement import Place, Preference, Rates, Targets, place
 from gateway.preference import best_split, prefer
@@ -24,7 +24,7 @@ ASK_EVERY_S = 5.0
 """How often the number of workers that prefer prompts is thought over."""
 
 
-class Layout(Enum):
+class ClusterLayout(Enum):
     """Who does what: everyone everything, each its one role, or as the policy says."""
 
     UNIFIED = "unified"
@@ -38,7 +38,7 @@ class ClusterShape:
 
     hardware: Hardware
     workers: int
-    layout: Layout
+    layout: ClusterLayout
     targets: Targets
     prefill: int = 0
 
@@ -50,14 +50,14 @@ class Played:
     `refused`: those of the jobs that found every worker full. `flips`: how often preferences changed.
     """
 
-    jobs: list[Job]
-    refused: list[Job]
+    jobs: list[SimulatedJob]
+    refused: list[SimulatedJob]
     workers: list[SimulatedWorker]
     end_s: float
     flips: int
 
 
-def play(shape: ClusterShape, arrivals: Iterable[Arrival]) -> Played:
+def play(shape: ClusterShape, arrivals: Iterable[SimulatedRequest]) -> Played:
     """Runs a load to its end. Arrivals come in order of time. Deterministic."""
     return _Cluster(shape).run(iter(arrivals))
 
@@ -65,20 +65,20 @@ def play(shape: ClusterShape, arrivals: Iterable[Arrival]) -> Played:
 class _Cluster:
     def __init__(self, shape: ClusterShape) -> None:
         self._shape = shape
-        self._auto = shape.layout is Layout.AUTO
+        self._auto = shape.layout is ClusterLayout.AUTO
         hardware = shape.hardware
         self._workers = [SimulatedWorker(hardware) for _ in range(shape.workers)]
         self._rates = Rates(hardware.times, hardware.budget, shape.targets)
         self._preferences = [Preference.ANY] * shape.workers
         self._links = [0.0] * shape.workers  # when each worker's outgoing link is free
-        self._events: list[tuple[float, int, int, int, Job | None]] = []
+        self._events: list[tuple[float, int, int, int, SimulatedJob | None]] = []
         self._order = itertools.count()
-        self._demand = Demand()
+        self._demand = DemandMeter()
         self._ask_s = ASK_EVERY_S
         self._mix: Mix | None = None  # that the preferences are for
         self._played = Played([], [], self._workers, 0.0, 0)
 
-    def run(self, arrivals: Iterable[Arrival]) -> Played:
+    def run(self, arrivals: Iterable[SimulatedRequest]) -> Played:
         """Takes the arrivals and all that follows from them in order of time."""
         for number, arrival in enumerate(arrivals):
             self._advance(arrival.at_s)
@@ -97,25 +97,25 @@ class _Cluster:
                 self._end_step(now, index)
                 self._played.end_s = now
 
-    def _at(self, when: float, index: int, version: int = 0, job: Job | None = None) -> None:
+    def _at(self, when: float, index: int, version: int = 0, job: SimulatedJob | None = None) -> None:
         heapq.heappush(self._events, (when, next(self._order), index, version, job))
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    def _arrive(self, number: int, arrival: Arrival) -> None:
+    def _arrive(self, number: int, arrival: SimulatedRequest) -> None:
         now = arrival.at_s
         if self._auto and now >= self._ask_s:
             self._think(now)
         found = None
         if arrival.prompt + arrival.output <= self._shape.hardware.pool_tokens:
             places = [self._place(index, arrival, now) for index in range(len(self._workers))]
-            apart = self._shape.layout is not Layout.UNIFIED
+            apart = self._shape.layout is not ClusterLayout.UNIFIED
             found = place(arrival.prompt, places, self._rates, apart)
         if found is None:
-            self._refuse(Job(number, arrival, -1, -1))
+            self._refuse(SimulatedJob(number, arrival, -1, -1))
             return
         decode = int(found.decode)
-        job = Job(number, arrival, decode, decode if found.prefill is None else int(found.prefill))
+        job = SimulatedJob(number, arrival, decode, decode if found.prefill is None else int(found.prefill))
         job.missing = arrival.prompt - self._workers[job.prefill].cache.cached(arrival.blocks, arrival.prompt)
         self._demand.note(arrival, job.missing)
         self._played.jobs.append(job)
@@ -123,13 +123,13 @@ class _Cluster:
         self._workers[decode].pledge(job)
         self._wake(job.prefill, now)
 
-    def _refuse(self, job: Job) -> None:
+    def _refuse(self, job: SimulatedJob) -> None:
         self._played.jobs.append(job)
         self._played.refused.append(job)
 
-    def _place(self, index: int, arrival: Arrival, now: float) -> Place:
+    def _place(self, index: int, arrival: SimulatedRequest, now: float) -> Place:
         worker, shape = self._workers[index], self._shape
-        split = shape.layout is Layout.SPLIT
+        split = shape.layout is ClusterLayout.SPLIT
         room = max(shape.hardware.max_waiting - worker.waiting, 0)
         seats = max(shape.hardware.max_running + shape.hardware.max_waiting - worker.sequences, 0)
         return Place(
@@ -158,7 +158,7 @@ class _Cluster:
 
     def _begin(self, index: int, now: float) -> None:
         worker = self._workers[index]
-        step: Step | None = worker.begin(now)
+        step: SimulatedStep | None = worker.begin(now)
         if step is not None:
             self._at(step.end_s, index, worker.version)
 
@@ -179,7 +179,7 @@ class _Cluster:
 
     # --- pages ----------------------------------------------------------------------------------------------
 
-    def _send(self, job: Job, now: float) -> None:
+    def _send(self, job: SimulatedJob, now: float) -> None:
         """Lets the last pages travel; all but the last chunk's went while it was computed."""
         if job.arrival.output == 1:
             job.end_s = now
@@ -193,7 +193,7 @@ class _Cluster:
         self._links[job.prefill] = max(self._links[job.prefill], now) + busy
         self._at(self._links[job.prefill] + hardware.link_s, job.prefill, job=job)
 
-    def _pages_arrived(self, now: float, job: Job) -> None:
+    def _pages_arrived(self, now: float, job: SimulatedJob) -> None:
         self._workers[job.prefill].release(job)
         self._workers[job.decode].receive(job)
         self._wake(job.prefill, now)
@@ -211,7 +211,7 @@ class _Cluster:
         prefilling = sum(p is Preference.PREFILL for p in self._preferences)
         self._rates = replace(self._rates, answer=mix.output)
         split = best_split(mix, len(self._workers), prefilling, self._rates)
-        empty = Arrival(now, 1, 1)
+        empty = SimulatedRequest(now, 1, 1)
         wanted = prefer([self._place(index, empty, now) for index in range(len(self._workers))], split)
         new = [wanted[str(index)] for index in range(len(self._workers))]
         self._played.flips += new != self._preferences

@@ -5,7 +5,7 @@ It knows sums and how they fade. It knows no worker.
 
 from __future__ import annotations
 
-from eyas.simulator.workload import Arrival
+from eyas.simulator.workload import SimulatedRequest
 from gateway.capacity import Mix
 
 FADE = 0.98
@@ -24,7 +24,7 @@ KEPT = 0.98
 """What is left of a count's weight after the next one."""
 
 
-class Demand:
+class DemandMeter:
     """Fading means over requests."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Demand:
         self._since_s, self._now, self._before = 0.0, 0, 0
         self._counts = self._sum = self._squares = 0.0
 
-    def note(self, arrival: Arrival, missing: int) -> None:
+    def note(self, arrival: SimulatedRequest, missing: int) -> None:
         """Counts a request of whose prompt `missing` tokens are to be computed."""
         self._count += 1
         self._weight = FADE * self._weight + 1.0

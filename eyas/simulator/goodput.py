@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eyas.simulator.cluster import ClusterShape, play
-from eyas.simulator.outcome import Outcome, outcome
-from eyas.simulator.workload import Arrival
+from eyas.simulator.outcome import LoadOutcome, outcome
+from eyas.simulator.workload import SimulatedRequest
 
 ATTAINMENT = 0.9
 """The part of the requests that must keep every target."""
@@ -21,7 +21,7 @@ WARM_UP_S = 15.0
 
 LOWEST, HIGHEST = 1 / 64, 65536.0
 
-Draw = Callable[[float, int, int], Sequence[Arrival]]
+Draw = Callable[[float, int, int], Sequence[SimulatedRequest]]
 """Rate per second, number of requests, seed."""
 
 
@@ -42,10 +42,10 @@ class Knee:
     """The highest rate per second that was borne, 0.0 if none was, and what happened at it."""
 
     rate: float
-    outcome: Outcome | None
+    outcome: LoadOutcome | None
 
 
-def measure(shape: ClusterShape, draw: Draw, rate: float, effort: Effort) -> Outcome:
+def measure(shape: ClusterShape, draw: Draw, rate: float, effort: Effort) -> LoadOutcome:
     """What happens at one rate once the cluster is warm."""
     count = max(effort.fewest, round(rate * effort.seconds)) + round(rate * WARM_UP_S)
     return outcome(play(shape, draw(rate, count, effort.seed)), shape.targets, WARM_UP_S)

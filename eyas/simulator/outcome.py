@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eyas.simulator.cluster import Played
-from eyas.simulator.worker import GAP_S, Job
+from eyas.simulator.worker import GAP_S, SimulatedJob
 from gateway.placement import Targets
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LoadOutcome:
     """Seconds and rates. `gap_p99_s`: between two tokens of a stream, over all decoded tokens."""
 
     requests: int
@@ -34,19 +34,19 @@ class Outcome:
     """The part of the requests that two workers shared."""
 
 
-def ttft_s(job: Job, front_s: float) -> float:
+def ttft_s(job: SimulatedJob, front_s: float) -> float:
     """From arrival to the first token at the client; infinite for a refused request."""
     return float("inf") if job.first_s is None else job.first_s - job.arrival.at_s + front_s
 
 
-def tpot_s(job: Job) -> float:
+def tpot_s(job: SimulatedJob) -> float:
     """Per token after the first; 0 of an answer of one token."""
     if job.first_s is None or job.end_s is None or job.arrival.output == 1:
         return 0.0
     return (job.end_s - job.first_s) / (job.arrival.output - 1)
 
 
-def outcome(played: Played, targets: Targets, warm_up_s: float = 0.0) -> Outcome:
+def outcome(played: Played, targets: Targets, warm_up_s: float = 0.0) -> LoadOutcome:
     """Figures of the requests that came after `warm_up_s`, of which there must be one."""
     jobs = [job for job in played.jobs if job.arrival.at_s >= warm_up_s]
     front_s = played.workers[0].hardware.front_s
@@ -59,7 +59,7 @@ def outcome(played: Played, targets: Targets, warm_up_s: float = 0.0) -> Outcome
     sent_s = max(jobs[-1].arrival.at_s - jobs[0].arrival.at_s, 1e-9)
     tokens = sum(job.arrival.output for job in jobs if job.end_s is not None)
     gaps = sum((worker.gaps for worker in played.workers), Counter[int]())
-    return Outcome(
+    return LoadOutcome(
         requests=len(jobs),
         refused=sum(job.end_s is None for job in jobs),
         attainment=good / len(jobs),

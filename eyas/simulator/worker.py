@@ -16,22 +16,24 @@ from dataclasses import dataclass
 
 from eyas.simulator.cache import BlockCache
 from eyas.simulator.hardware import Hardware
-from eyas.simulator.workload import Arrival
-from gateway.placement import WINDOW_S
+from eyas.simulator.workload import SimulatedRequest
 
 YIELD_TOKENS_PER_S = 500.0
 """As in the engine: a prompt of n tokens yields to shorter ones that come within n / this seconds."""
+
+WINDOW_S = 4.0
+"""Over about this long a worker measures which part of its time goes to steps with prompts."""
 
 GAP_S = 1e-4
 """Gaps between tokens are counted in steps of so much."""
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SimulatedJob:
     """A request in the cluster. `decode` and `prefill`: indices of its workers; times in seconds, or None."""
 
     number: int
-    arrival: Arrival
+    arrival: SimulatedRequest
     decode: int
     prefill: int
     missing: int = 0
@@ -50,13 +52,13 @@ class Job:
 
 
 @dataclass(slots=True)
-class Step:
+class SimulatedStep:
     """What runs: `rounds` steps of `each_s` seconds that begin at `begun_s`; `rows` prompt rows by job."""
 
     begun_s: float
     each_s: float
     rounds: int
-    rows: tuple[tuple[Job, int], ...] = ()
+    rows: tuple[tuple[SimulatedJob, int], ...] = ()
 
     @property
     def end_s(self) -> float:
@@ -70,16 +72,16 @@ class SimulatedWorker:
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
         self.cache = BlockCache()
-        self.step: Step | None = None
+        self.step: SimulatedStep | None = None
         self.version = 0  # of `step`: an event with an older one is void
         self.pledged = 0  # sequences that will decode here and are computed elsewhere, or on their way
         self.pledged_context = 0
         self.queued = 0  # prompt tokens here that are not computed
         self.gaps: Counter[int] = Counter()  # decoded tokens by the time since the one before, in GAP_S
-        self._waiting: list[tuple[float, int, Job]] = []
-        self._prompts: list[Job] = []
-        self._joining: deque[Job] = deque()  # their KV is here
-        self._decoding: list[tuple[int, int, Job]] = []  # by the round in which they end
+        self._waiting: list[tuple[float, int, SimulatedJob]] = []
+        self._prompts: list[SimulatedJob] = []
+        self._joining: deque[SimulatedJob] = deque()  # their KV is here
+        self._decoding: list[tuple[int, int, SimulatedJob]] = []  # by the round in which they end
         self._rounds = 0
         self._context = 0
         self._reserved = 0
@@ -118,33 +120,33 @@ class SimulatedWorker:
 
     # --- requests come --------------------------------------------------------------------------------------
 
-    def enqueue(self, job: Job, now: float) -> None:
+    def enqueue(self, job: SimulatedJob, now: float) -> None:
         """Takes a prompt to compute."""
         self.queued += job.missing
         delay = job.arrival.prompt / YIELD_TOKENS_PER_S
         heapq.heappush(self._waiting, (now + delay, job.number, job))
 
-    def pledge(self, job: Job) -> None:
+    def pledge(self, job: SimulatedJob) -> None:
         """Counts a sequence that will decode here."""
         self.pledged += 1
         self.pledged_context += job.arrival.prompt
 
-    def unpledge(self, job: Job) -> None:
+    def unpledge(self, job: SimulatedJob) -> None:
         """Counts it no longer: it decodes now, or needs no decoding."""
         self.pledged -= 1
         self.pledged_context -= job.arrival.prompt
 
-    def receive(self, job: Job) -> None:
+    def receive(self, job: SimulatedJob) -> None:
         """Takes a sequence whose prompt was computed elsewhere and has arrived."""
         self._joining.append(job)
 
-    def release(self, job: Job) -> None:
+    def release(self, job: SimulatedJob) -> None:
         """Frees the prompt's pages, which have been copied."""
         self._free(job, job.arrival.prompt)
 
     # --- steps ----------------------------------------------------------------------------------------------
 
-    def begin(self, now: float) -> Step | None:
+    def begin(self, now: float) -> SimulatedStep | None:
         """Composes the next step, which the caller ends by `finish`; None: nothing can run."""
         self._join()
         self.version += 1
@@ -152,16 +154,16 @@ class SimulatedWorker:
         decoding = len(self._decoding)
         if rows:
             seconds = self._prompt_step_s(rows)
-            self.step = Step(now, seconds, 1, rows)
+            self.step = SimulatedStep(now, seconds, 1, rows)
         elif decoding:
             rounds = self._decoding[0][0] - self._rounds
             context = self._context + decoding * (rounds - 1) / 2
-            self.step = Step(now, self.hardware.times.step_s(decoding, context), rounds)
+            self.step = SimulatedStep(now, self.hardware.times.step_s(decoding, context), rounds)
         else:
             self.step = None
         return self.step
 
-    def interrupt(self, now: float) -> Step | None:
+    def interrupt(self, now: float) -> SimulatedStep | None:
         """Cuts a row of steps without prompts after the one that runs now; None: there is nothing to cut."""
         step = self.step
         if step is None or step.rows or step.rounds == 1:
@@ -173,7 +175,7 @@ class SimulatedWorker:
         self.version += 1
         return step
 
-    def finish(self) -> tuple[list[Job], list[Job]]:
+    def finish(self) -> tuple[list[SimulatedJob], list[SimulatedJob]]:
         """Ends the step: the jobs whose prompts it completed, and those whose answers."""
         step = self.step
         assert step is not None
@@ -193,7 +195,7 @@ class SimulatedWorker:
         computed = [job for job, rows in step.rows if self._compute(job, rows)]
         return computed, ended
 
-    def decode(self, job: Job) -> bool:
+    def decode(self, job: SimulatedJob) -> bool:
         """Lets a sequence whose prompt is here decode its further tokens; False: it has none, and ends."""
         if job.arrival.output == 1:
             self._free(job, job.length)
@@ -203,7 +205,7 @@ class SimulatedWorker:
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _compose(self) -> tuple[tuple[Job, int], ...]:
+    def _compose(self) -> tuple[tuple[SimulatedJob, int], ...]:
         """The prompt rows of the next step."""
         if not self.queued:
             return ()
@@ -221,7 +223,7 @@ class SimulatedWorker:
             left -= rows[-1][1]
         return tuple(rows)
 
-    def _admit(self, job: Job) -> bool:
+    def _admit(self, job: SimulatedJob) -> bool:
         tokens = job.arrival.prompt if job.apart else job.length
         running = len(self._decoding) + len(self._prompts)
         if running >= self.hardware.max_running or self._reserved + tokens > self.hardware.pool_tokens:
@@ -244,11 +246,11 @@ class SimulatedWorker:
             self._reserved += job.length
             self._add(job)
 
-    def _add(self, job: Job) -> None:
+    def _add(self, job: SimulatedJob) -> None:
         heapq.heappush(self._decoding, (self._rounds + job.arrival.output - 1, job.number, job))
         self._context += job.arrival.prompt
 
-    def _compute(self, job: Job, rows: int) -> bool:
+    def _compute(self, job: SimulatedJob, rows: int) -> bool:
         """Counts computed rows; True: the prompt is complete."""
         job.missing -= rows
         self.queued -= rows
@@ -258,16 +260,16 @@ class SimulatedWorker:
         self.cache.add(job.arrival.blocks, self.hardware.pool_tokens)
         return True
 
-    def _free(self, job: Job, tokens: int) -> None:
+    def _free(self, job: SimulatedJob, tokens: int) -> None:
         self._reserved -= tokens
         self.cache.add(job.arrival.blocks, self.hardware.pool_tokens - self._reserved)
 
-    def _prompt_step_s(self, rows: tuple[tuple[Job, int], ...]) -> float:
+    def _prompt_step_s(self, rows: tuple[tuple[SimulatedJob, int], ...]) -> float:
         pairs = sum(count * (job.arrival.prompt - job.missing + count / 2) for job, count in rows)
         total = sum(count for _, count in rows)
         return self.hardware.times.step_s(len(self._decoding), self._context, total, pairs)
 
-    def _note_share(self, step: Step) -> None:
+    def _note_share(self, step: SimulatedStep) -> None:
         """Moves the share of steps with prompts on to the step's end; time without steps counts as none."""
         self._share, self._share_s = self.prompt_share(step.begun_s), step.end_s
         kept = math.exp(-(step.end_s - step.begun_s) / WINDOW_S)

@@ -18,7 +18,7 @@ DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class SimulatedRequest:
     """One request: when it comes, the tokens of its prompt and of its answer, and its blocks' ids.
 
     `blocks`: one id per whole block at the start of the prompt; the same id is the same tokens after the same
@@ -61,7 +61,7 @@ class Chats:
     pause_s: float
 
 
-def poisson(traffic: Traffic, rate: float, count: int, seed: int) -> list[Arrival]:
+def poisson(traffic: Traffic, rate: float, count: int, seed: int) -> list[SimulatedRequest]:
     """`count` requests, `rate` per second in the mean. The same seed draws the same lengths at any rate."""
     lengths, gaps = random.Random(f"lengths {seed}"), random.Random(f"gaps {seed}")
     at_s, arrivals = 0.0, []
@@ -72,23 +72,23 @@ def poisson(traffic: Traffic, rate: float, count: int, seed: int) -> list[Arriva
     return arrivals
 
 
-def chats(load: Chats, rate: float, count: int, seed: int) -> list[Arrival]:
+def chats(load: Chats, rate: float, count: int, seed: int) -> list[SimulatedRequest]:
     """`count` requests in all, `rate` turns per second in the mean."""
     rng = random.Random(f"chats {seed}")
-    started, arrivals, blocks = 0.0, list[Arrival](), itertools.count()
+    started, arrivals, blocks = 0.0, list[SimulatedRequest](), itertools.count()
     while len(arrivals) < count:
         started += rng.expovariate(rate / load.turns)
         at_s, prompt, said = started, 0, list[int]()
         for _ in range(load.turns):
             prompt += load.message
             said += [next(blocks) for _ in range(prompt // BLOCK_TOKENS - len(said))]
-            arrivals.append(Arrival(at_s, prompt, load.output_len, tuple(said)))
+            arrivals.append(SimulatedRequest(at_s, prompt, load.output_len, tuple(said)))
             prompt += load.output_len
             at_s += rng.expovariate(1 / load.pause_s)
     return sorted(arrivals, key=lambda arrival: arrival.at_s)[:count]
 
 
-def day(traffic: Traffic, mean_rate: float, seed: int) -> Iterator[Arrival]:
+def day(traffic: Traffic, mean_rate: float, seed: int) -> Iterator[SimulatedRequest]:
     """A day whose rate follows a sine: at most 1.8 times the mean at noon, a fifth of it at midnight."""
     rng = random.Random(f"day {seed}")
     at_s, number, most = 0.0, 0, 1.8
@@ -101,7 +101,7 @@ def day(traffic: Traffic, mean_rate: float, seed: int) -> Iterator[Arrival]:
             number += 1
 
 
-def means(arrivals: Sequence[Arrival]) -> tuple[float, float, float]:
+def means(arrivals: Sequence[SimulatedRequest]) -> tuple[float, float, float]:
     """Mean tokens of a prompt and of an answer, and the spread of prompts (see `gateway.capacity.Mix`)."""
     count = max(len(arrivals), 1)
     prompt = sum(a.prompt for a in arrivals) / count
@@ -109,11 +109,13 @@ def means(arrivals: Sequence[Arrival]) -> tuple[float, float, float]:
     return prompt, sum(a.output for a in arrivals) / count, square / max(prompt, 1.0) ** 2
 
 
-def _draw(traffic: Traffic, at_s: float, number: int, rng: random.Random) -> Arrival:
+def _draw(traffic: Traffic, at_s: float, number: int, rng: random.Random) -> SimulatedRequest:
     prompt = rng.randint(max(1, int(traffic.input_len * traffic.shortest)), traffic.input_len)
     output = rng.randint(max(1, int(traffic.output_len * traffic.shortest)), traffic.output_len)
     common = rng.randrange(traffic.prefixes)
     shared = int(prompt * traffic.shared) // BLOCK_TOKENS
     if not shared:
-        return Arrival(at_s, prompt, output)
-    return Arrival(at_s, prompt, output, tuple(-1 - common - traffic.prefixes * i for i in range(shared)))
+        return SimulatedRequest(at_s, prompt, output)
+    return SimulatedRequest(
+        at_s, prompt, output, tuple(-1 - common - traffic.prefixes * i for i in range(shared))
+    )

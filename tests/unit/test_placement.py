@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from eyas.simulator.hardware import example
 from gateway.capacity import Mix, capacity, steady
-from gateway.placement import FEW, FINE, Place, Placement, Preference, Rates, Targets, place
+from gateway.placement import FEW, FINE, Place, Preference, Rates, RequestPlacement, Targets, place
 from gateway.preference import best_split, prefer
 
 HARDWARE = example()
@@ -99,7 +99,7 @@ def test_the_longest_cached_prefix_wins_among_equals_in_any_cluster() -> None:
     for count in (2, FEW, 5 * FEW):
         places = [Place(f"w{i}", cached=6000 if i == 1 else 0) for i in range(count)]
         found = place(8192, places, rates(LOOSE))
-        assert isinstance(found, Placement) and (found.decode, found.prefill) == ("w1", None)
+        assert isinstance(found, RequestPlacement) and (found.decode, found.prefill) == ("w1", None)
     crowded = [Place("w0"), Place("w1", sequences=250, context=700_000, cached=6000)]
     found = place(8192, crowded, rates(LOOSE))
     assert found is not None and found.decode == "w0"

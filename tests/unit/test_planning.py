@@ -14,7 +14,7 @@ from eyas.planning import plot
 from eyas.planning.command import demand, line, verdict
 from eyas.planning.inquiry import Inquiry, parse_targets
 from eyas.planning.search import Option, layouts, likely_splits, needed
-from eyas.simulator.cluster import Layout
+from eyas.simulator.cluster import ClusterLayout
 from eyas.simulator.goodput import Effort, Knee
 from eyas.simulator.hardware import EXAMPLE, example, parse_hardware
 from eyas.simulator.workload import Traffic
@@ -43,7 +43,7 @@ def test_the_table_says_that_splitting_wins_where_it_does(capsys: pytest.Capture
 
 def test_one_worker_has_one_answer() -> None:
     answers = layouts(inquiry(Targets(1.0, 0.02), Traffic(512, 128)), 1)
-    assert [answer.layout for answer in answers] == [Layout.UNIFIED] and answers[0].knee.rate > 1
+    assert [answer.layout for answer in answers] == [ClusterLayout.UNIFIED] and answers[0].knee.rate > 1
     assert verdict(answers) == "One worker has nothing to split."
 
 
@@ -59,7 +59,7 @@ def test_one_worker_has_one_answer() -> None:
     ],
 )
 def test_the_verdict_follows_the_figures(unified: float, split: float, says: str) -> None:
-    rates = {Layout.UNIFIED: unified, Layout.SPLIT: split}
+    rates = {ClusterLayout.UNIFIED: unified, ClusterLayout.SPLIT: split}
     answers = [Option(layout, 2, 0, Knee(rate, None)) for layout, rate in rates.items()]
     assert verdict(answers) == says
     assert "not even at a low rate" in line(answers[0])
@@ -67,14 +67,14 @@ def test_the_verdict_follows_the_figures(unified: float, split: float, says: str
 
 def test_a_rate_needs_as_many_workers_as_bear_it_and_no_fewer() -> None:
     asked = inquiry(Targets(1.0, 0.008))
-    found = {layout: needed(asked, layout, 6.0) for layout in (Layout.UNIFIED, Layout.SPLIT)}
-    unified, split = found[Layout.UNIFIED], found[Layout.SPLIT]
+    found = {layout: needed(asked, layout, 6.0) for layout in (ClusterLayout.UNIFIED, ClusterLayout.SPLIT)}
+    unified, split = found[ClusterLayout.UNIFIED], found[ClusterLayout.SPLIT]
     assert unified is not None and split is not None and split[0] < unified[0]
     assert 0 < split[1] < split[0] and split[1] in likely_splits(asked, split[0])
-    assert demand(asked, Layout.SPLIT, 6.0) == (
+    assert demand(asked, ClusterLayout.SPLIT, 6.0) == (
         f"{split[0]} workers ({split[1]} for prompts, {split[0] - split[1]} to decode)"
     )
-    assert needed(asked, Layout.UNIFIED, 1e6) is None
+    assert needed(asked, ClusterLayout.UNIFIED, 1e6) is None
 
 
 @pytest.mark.parametrize(
@@ -152,13 +152,15 @@ def test_targets_are_seconds() -> None:
 
 def test_the_figure_has_a_panel_per_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def layouts_by_bound(asked: Inquiry, workers: int) -> list[Option]:
-        return [Option(layout, workers, 0, Knee(1e3 * asked.targets.tpot_s, None)) for layout in Layout]
+        return [
+            Option(layout, workers, 0, Knee(1e3 * asked.targets.tpot_s, None)) for layout in ClusterLayout
+        ]
 
     monkeypatch.setattr(plot, "layouts", layouts_by_bound)
     asked = inquiry(Targets(1.0, 0.010), Traffic(512, 64))
     known = {workers: layouts_by_bound(asked, workers) for workers in (2, 3)}
     curves = plot.sweep(asked, 2, known[2])
-    bounds, rates = zip(*curves[Layout.AUTO], strict=True)
+    bounds, rates = zip(*curves[ClusterLayout.AUTO], strict=True)
     assert bounds == pytest.approx((5.0, 7.0, 10.0, 14.0)) and rates == pytest.approx((2.5, 3.5, 5.0, 7.0))
     path = tmp_path / "plan.svg"
     plot.plot_plan(asked, known, path)

@@ -13,12 +13,12 @@ import pytest
 from eyas.bench.cases import make_case
 from eyas.common.step_times import Curve, StepBudget, StepTimes, prompt_s
 from eyas.simulator.cache import BlockCache
-from eyas.simulator.cluster import ClusterShape, Layout, Played, play
-from eyas.simulator.demand import Demand
+from eyas.simulator.cluster import ClusterLayout, ClusterShape, Played, play
+from eyas.simulator.demand import DemandMeter
 from eyas.simulator.goodput import Effort, find_knee
 from eyas.simulator.hardware import example
-from eyas.simulator.outcome import Outcome, outcome, tpot_s, ttft_s
-from eyas.simulator.workload import BLOCK_TOKENS, Arrival, Chats, Traffic, chats, day, means, poisson
+from eyas.simulator.outcome import LoadOutcome, outcome, tpot_s, ttft_s
+from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, Traffic, chats, day, means, poisson
 from gateway.capacity import Mix
 from gateway.placement import Targets
 
@@ -35,7 +35,9 @@ TARGETS = Targets(1.0, 0.008)
 SMALL = replace(example(), pool_tokens=20_000, max_running=8, max_waiting=4)
 
 
-def run(layout: Layout, arrivals: Sequence[Arrival], workers: int = 2, prefill: int = 0) -> Played:
+def run(
+    layout: ClusterLayout, arrivals: Sequence[SimulatedRequest], workers: int = 2, prefill: int = 0
+) -> Played:
     return play(ClusterShape(example(), workers, layout, TARGETS, prefill), arrivals)
 
 
@@ -45,7 +47,7 @@ def run(layout: Layout, arrivals: Sequence[Arrival], workers: int = 2, prefill: 
 @pytest.mark.parametrize("busy", [0.1, 0.5, 0.8])
 def test_prompts_wait_as_in_an_m_d_1_queue(busy: float) -> None:
     arrivals = poisson(Traffic(100, 1), busy / 0.01, 10_000, seed=3)
-    played = play(ClusterShape(CONSTANT, 1, Layout.UNIFIED, TARGETS), arrivals)
+    played = play(ClusterShape(CONSTANT, 1, ClusterLayout.UNIFIED, TARGETS), arrivals)
     mean = sum(ttft_s(job, 0.0) for job in played.jobs) / len(played.jobs)
     waiting = busy * 0.01 / (2 * (1 - busy))
     assert mean - 0.01 == pytest.approx(waiting, rel=0.1)
@@ -53,7 +55,7 @@ def test_prompts_wait_as_in_an_m_d_1_queue(busy: float) -> None:
 
 def test_a_saturated_worker_serves_at_its_rate_and_refuses_the_rest() -> None:
     arrivals = poisson(Traffic(100, 1), 1.5 / 0.01, 6000, seed=3)
-    played = play(ClusterShape(CONSTANT, 1, Layout.UNIFIED, TARGETS), arrivals)
+    played = play(ClusterShape(CONSTANT, 1, ClusterLayout.UNIFIED, TARGETS), arrivals)
     served = len(played.jobs) - len(played.refused)
     assert served / played.end_s == pytest.approx(1 / 0.01, rel=0.01)
     assert len(played.refused) == pytest.approx(2000, abs=400)
@@ -62,14 +64,15 @@ def test_a_saturated_worker_serves_at_its_rate_and_refuses_the_rest() -> None:
 
 
 def test_streams_alone_have_the_time_of_their_step() -> None:
-    played = play(ClusterShape(CONSTANT, 1, Layout.UNIFIED, TARGETS), [Arrival(0.0, 100, 50)])
+    played = play(ClusterShape(CONSTANT, 1, ClusterLayout.UNIFIED, TARGETS), [SimulatedRequest(0.0, 100, 50)])
     assert ttft_s(played.jobs[0], 0.0) == pytest.approx(0.01)
     assert tpot_s(played.jobs[0]) == pytest.approx(0.01)
 
 
 def test_an_arrival_waits_for_the_step_that_runs_and_for_no_more() -> None:
     played = play(
-        ClusterShape(CONSTANT, 1, Layout.UNIFIED, TARGETS), [Arrival(0.0, 100, 500), Arrival(1.003, 64, 5)]
+        ClusterShape(CONSTANT, 1, ClusterLayout.UNIFIED, TARGETS),
+        [SimulatedRequest(0.0, 100, 500), SimulatedRequest(1.003, 64, 5)],
     )
     assert ttft_s(played.jobs[1], 0.0) == pytest.approx(0.007 + 0.01)
 
@@ -84,7 +87,12 @@ LOADS = {
     "single tokens": poisson(Traffic(300, 1), 50.0, 300, 5),
     "chats": chats(Chats(5, 400, 120, 3.0), 20.0, 300, 6),
 }
-SHAPES = [(Layout.UNIFIED, 3, 0), (Layout.SPLIT, 3, 1), (Layout.SPLIT, 3, 2), (Layout.AUTO, 3, 0)]
+SHAPES = [
+    (ClusterLayout.UNIFIED, 3, 0),
+    (ClusterLayout.SPLIT, 3, 1),
+    (ClusterLayout.SPLIT, 3, 2),
+    (ClusterLayout.AUTO, 3, 0),
+]
 
 
 @pytest.mark.parametrize(("load", "small"), list(itertools.product(LOADS, (False, True))))
@@ -101,20 +109,20 @@ def test_every_request_ends_once_and_nothing_is_left(load: str, small: bool) -> 
             assert job.first_s is not None and job.end_s is not None
             assert job.arrival.at_s < job.first_s <= job.end_s
             assert (job.end_s > job.first_s) == (job.arrival.output > 1)
-            assert not (layout is Layout.UNIFIED and job.apart)
-            assert layout is not Layout.SPLIT or job.prefill < prefill <= job.decode
+            assert not (layout is ClusterLayout.UNIFIED and job.apart)
+            assert layout is not ClusterLayout.SPLIT or job.prefill < prefill <= job.decode
         for worker in played.workers:
             left = (worker.idle, worker.queued, worker.reserved, worker.context, worker.sequences)
             assert left == (True, 0, 0, 0, 0)
 
 
 def test_a_request_that_fits_no_worker_is_refused() -> None:
-    played = play(ClusterShape(SMALL, 1, Layout.UNIFIED, TARGETS), [Arrival(0.0, 20_000, 1)])
+    played = play(ClusterShape(SMALL, 1, ClusterLayout.UNIFIED, TARGETS), [SimulatedRequest(0.0, 20_000, 1)])
     assert played.refused == played.jobs
 
 
-@pytest.mark.parametrize("layout", list(Layout))
-def test_the_same_seed_gives_the_same_run(layout: Layout) -> None:
+@pytest.mark.parametrize("layout", list(ClusterLayout))
+def test_the_same_seed_gives_the_same_run(layout: ClusterLayout) -> None:
     def once() -> list[tuple[float | None, float | None, int, int]]:
         arrivals = poisson(Traffic(4000, 300, 0.1), 8.0, 300, 7)
         return [(j.first_s, j.end_s, j.prefill, j.decode) for j in run(layout, arrivals, 2, 1).jobs]
@@ -128,11 +136,7 @@ def test_draws_depend_on_the_seed_and_lengths_not_on_the_rate() -> None:
     assert slow[-1].at_s == pytest.approx(4 * fast[-1].at_s)
     assert slow != poisson(Traffic(1000, 500, 0.2), 1.0, 50, 2)
     prompt, output, spread = means(poisson(Traffic(1000, 500, 0.001), 1.0, 5000, 1))
-    assert (prompt, output, spread) == (
-        pytest.approx(500, rel=0.05),
-        pytest.approx(250, rel=0.05),
-        4 / 3,
-    ) or (spread == pytest.approx(4 / 3, rel=0.05))
+    assert [prompt, output, spread] == pytest.approx([500, 250, 4 / 3], rel=0.05)
 
 
 def test_a_day_has_its_noon_and_its_midnight() -> None:
@@ -143,8 +147,8 @@ def test_a_day_has_its_noon_and_its_midnight() -> None:
     assert noon > 5 * night > 0
 
 
-def demanded(arrivals: Sequence[Arrival]) -> Mix:
-    demand = Demand()
+def demanded(arrivals: Sequence[SimulatedRequest]) -> Mix:
+    demand = DemandMeter()
     for arrival in arrivals:
         demand.note(arrival, arrival.prompt)
     found = demand.mix()
@@ -163,7 +167,7 @@ def test_demand_tells_bursts_from_a_rate_that_changes() -> None:
 def test_demand_follows_the_latest_requests_and_is_silent_about_few() -> None:
     short, long = poisson(Traffic(100, 50), 10.0, 400, 1), poisson(Traffic(9000, 50), 10.0, 400, 1)
     assert demanded([*short, *long]).prompt == pytest.approx(9000, rel=0.15)
-    demand = Demand()
+    demand = DemandMeter()
     demand.note(short[0], 100)
     assert demand.mix() is None
 
@@ -184,7 +188,9 @@ def test_a_cache_serves_prefixes_and_forgets_the_oldest() -> None:
 
 def test_shared_prefixes_make_first_tokens_earlier() -> None:
     alone, shared = (
-        outcome(run(Layout.UNIFIED, poisson(Traffic(4096, 64, shared=part), 8.0, 300, 1)), TARGETS, 0.2)
+        outcome(
+            run(ClusterLayout.UNIFIED, poisson(Traffic(4096, 64, shared=part), 8.0, 300, 1)), TARGETS, 0.2
+        )
         for part in (0.0, 0.9)
     )
     assert shared.ttft_p50_s < 0.5 * alone.ttft_p50_s
@@ -207,10 +213,12 @@ def test_prompts_take_large_chunks_where_many_wait() -> None:
 # --- against measurements ------------------------------------------------------------------------------
 
 
-def simulated(case: str) -> Outcome:
+def simulated(case: str) -> LoadOutcome:
     jobs = make_case(case, 128_256).jobs
-    arrivals = [Arrival(job.due_s or 0.0, len(job.turns[0].prompt), job.turns[0].max_tokens) for job in jobs]
-    return outcome(run(Layout.UNIFIED, arrivals, workers=1), TARGETS)
+    arrivals = [
+        SimulatedRequest(job.due_s or 0.0, len(job.turns[0].prompt), job.turns[0].max_tokens) for job in jobs
+    ]
+    return outcome(run(ClusterLayout.UNIFIED, arrivals, workers=1), TARGETS)
 
 
 def test_s1k_is_within_ten_percent_of_the_measured_run() -> None:
@@ -248,7 +256,7 @@ COMPARED = {
 def test_auto_does_not_lose_to_the_better_static_layout(case: str) -> None:
     traffic, targets = COMPARED[case]
     knees = []
-    for layout, prefill in ((Layout.UNIFIED, 0), (Layout.SPLIT, 1), (Layout.AUTO, 0)):
+    for layout, prefill in ((ClusterLayout.UNIFIED, 0), (ClusterLayout.SPLIT, 1), (ClusterLayout.AUTO, 0)):
         shape = ClusterShape(example(), 2, layout, targets, prefill)
         knees.append(find_knee(shape, partial(poisson, traffic), Effort(seconds=25.0), 4.0).rate)
     assert knees[2] >= 0.97 * max(knees[:2]) > 0
@@ -260,11 +268,11 @@ def test_preferences_change_when_the_load_does_and_lose_no_request() -> None:
         poisson(Traffic(*lengths), rate, 300, 1) for lengths, rate in (((256, 256), 12.0), ((8192, 256), 3.0))
     ]
     phases = [*parts, parts[0]]
-    arrivals, start = list[Arrival](), 0.0
+    arrivals, start = list[SimulatedRequest](), 0.0
     for phase in phases:
         arrivals += [replace(arrival, at_s=start + arrival.at_s) for arrival in phase]
         start = arrivals[-1].at_s
-    played = run(Layout.AUTO, arrivals)
+    played = run(ClusterLayout.AUTO, arrivals)
     assert not played.refused and all(job.end_s is not None for job in played.jobs)
     apart = [sum(job.apart for job in played.jobs[300 * i + 150 : 300 * i + 300]) / 150 for i in range(3)]
     assert apart[0] < 0.1 and apart[1] > 0.8 and 2 <= played.flips <= 6
@@ -275,7 +283,7 @@ def test_a_day_of_traffic_takes_about_a_minute() -> None:
     """Processor time: other work may run beside it."""
     begun = time.process_time()
     arrivals = list(day(Traffic(2048, 256, 0.1), 3.0, 1))
-    played = run(Layout.AUTO, arrivals)
+    played = run(ClusterLayout.AUTO, arrivals)
     assert time.process_time() - begun < 90
     assert len(arrivals) > 250_000 and not played.refused
     assert all(job.end_s is not None for job in played.jobs)
