@@ -6,7 +6,7 @@ The closed-form estimate says where to look, the simulator what is there. It kno
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eyas.planning.inquiry import Inquiry
 from eyas.simulator.cluster import ClusterLayout, ClusterShape
@@ -17,7 +17,10 @@ NEIGHBOURS = 1
 """Numbers of prefill workers that are tried on either side of the estimated best, in small clusters."""
 
 LARGE = 16
-"""From so many workers on one prefill worker more or less changes little."""
+"""From so many workers on one prefill worker more or less changes little, and a simulation takes long."""
+
+ROUGH = 1.05
+"""To this factor the knee of a large cluster is searched."""
 
 MOST_WORKERS = 4096
 
@@ -79,7 +82,8 @@ def needed(inquiry: Inquiry, layout: ClusterLayout, rate: float) -> tuple[int, i
 
 def _option(inquiry: Inquiry, layout: ClusterLayout, workers: int, prefill: int, guess: float) -> Option:
     shape = ClusterShape(inquiry.hardware, workers, layout, inquiry.targets, prefill)
-    return Option(layout, workers, prefill, find_knee(shape, inquiry.draw, inquiry.effort, guess))
+    effort = inquiry.effort if workers < LARGE else replace(inquiry.effort, precision=ROUGH)
+    return Option(layout, workers, prefill, find_knee(shape, inquiry.draw, effort, guess))
 
 
 def _estimated(inquiry: Inquiry, workers: int) -> int:

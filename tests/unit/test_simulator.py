@@ -214,7 +214,7 @@ def test_prompts_take_large_chunks_where_many_wait() -> None:
 
 
 def simulated(case: str) -> LoadOutcome:
-    jobs = make_case(case, 128_256).jobs
+    jobs = make_case(case).jobs
     arrivals = [
         SimulatedRequest(job.due_s or 0.0, len(job.turns[0].prompt), job.turns[0].max_tokens) for job in jobs
     ]
