@@ -19,6 +19,7 @@ from eyas.commands import INTERRUPTED, USAGE_ERROR, Parser
 from eyas.common.errors import ConfigError, EyasError
 from eyas.configuration import client_key, gateway_config, own_config, serve_config, worker_config
 from eyas.evals.flags import add_eval
+from eyas.planning.flags import add_plan
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,6 +60,7 @@ def _parser() -> Parser:
     flags.add_chat(command("chat", _chat, "talk to a running gateway"))
     doctor = "look at a running cluster through its gateway: 0 if all is well"
     flags.add_server(command("doctor", _doctor, doctor))
+    add_plan(command("plan", _plan, "how many workers a load needs, and whether splitting them pays"))
     demo = command("demo", _demo, "start split services, stream one answer, show figures, stop")
     flags.add_layout(demo)
     flags.add_engine(demo)
@@ -132,6 +134,12 @@ def _doctor(args: argparse.Namespace) -> int:
     from eyas.worker.doctor import examine
 
     return examine(args.url, client_key(args))
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from eyas.planning.command import plan
+
+    return plan(args)
 
 
 def _demo(args: argparse.Namespace) -> int:

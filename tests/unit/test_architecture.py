@@ -161,6 +161,8 @@ TORCH_FREE = (
     "eyas.engine.ipc.messages",
     "eyas.engine.scheduling.scheduler",
     "eyas.engine.loading.startup",
+    "eyas.planning",
+    "eyas.simulator",
     "eyas.worker.serve",
     "eyas.worker.gateway_main",
     "eyas.worker.worker",

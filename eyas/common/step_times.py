@@ -1,0 +1,94 @@
+"""How long a step of an engine takes: a measured table, read between its points on straight lines.
+
+A step's time is the sum of what its rows take (products and row kernels), what its decode rows read of keys
+and values, and what its prompt rows attend to. It knows measurements and budgets of rows. It knows no
+request, no worker and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+
+MANY_CHUNKS = 6
+"""As in the engine's scheduler: if more prompt tokens wait than this many small chunks, chunks are large."""
+
+LEAST_ROWS = 64
+"""Prompt rows beside any number of decoding sequences."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A function given by points, x ascending. Beyond the last point it goes on as between the last two."""
+
+    points: tuple[tuple[float, float], ...]
+
+    def at(self, x: float) -> float:
+        """The value at `x`; below the first point that point's."""
+        starts, lines = self._lines
+        x0, y0, slope = lines[bisect_right(starts, x)]
+        return y0 + slope * (x - x0)
+
+    @cached_property
+    def _lines(self) -> tuple[list[float], list[tuple[float, float, float]]]:
+        """The points at which another line begins, and the lines: a point of each, and its slope."""
+        points = self.points
+        lines = [(*points[0], 0.0)]
+        for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+            lines.append((x0, y0, (y1 - y0) / (x1 - x0)))
+        return [x for x, _ in points[:-1]], lines
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Milliseconds of the parts of a step.
+
+    `rows_ms`: by all its rows. `context_ms`: by the tokens that all decode rows together attend to.
+    `pairs_ms`: per million pairs of a prompt row and a token that it attends to. `mixed_ms`: what a step with
+    prompt rows and decode rows takes beyond the sum of its parts. `grain`: steps with prompts are padded to
+    multiples of so many rows.
+    """
+
+    rows_ms: Curve
+    context_ms: Curve
+    pairs_ms: float
+    mixed_ms: float = 0.0
+    grain: int = 1
+
+    def step_s(self, decoding: int, context: float, prompt_rows: int = 0, pairs: float = 0.0) -> float:
+        """Seconds of a step with `decoding` sequences of `context` tokens in all, and with prompt rows."""
+        rows = decoding + prompt_rows
+        if prompt_rows:
+            rows = self.grain * math.ceil(rows / self.grain)
+        total = self.rows_ms.at(rows) + 1e-6 * pairs * self.pairs_ms
+        if decoding:
+            total += self.context_ms.at(context) + (self.mixed_ms if prompt_rows else 0.0)
+        return 1e-3 * total
+
+
+@dataclass(frozen=True)
+class StepBudget:
+    """The most rows of a step with prompts, and as many as it should have while sequences decode."""
+
+    chunk_tokens: int
+    mixed_tokens: int
+
+    def prompt_rows(self, decoding: int, waiting: int) -> int:
+        """Prompt rows beside `decoding` sequences while `waiting` prompt tokens are to be computed."""
+        if not decoding:
+            return self.chunk_tokens
+        many = waiting > MANY_CHUNKS * max(self.mixed_tokens - 1, LEAST_ROWS)
+        return max((self.chunk_tokens if many else self.mixed_tokens) - decoding, LEAST_ROWS)
+
+
+def prompt_s(times: StepTimes, budget: StepBudget, tokens: int, decoding: int, context: float) -> float:
+    """Seconds until `tokens` prompt tokens are computed beside `decoding` sequences with `context` tokens.
+
+    They count as one prompt of which nothing is cached, or as a queue of prompts as long as one chunk.
+    """
+    if tokens <= 0:
+        return 0.0
+    rows = min(budget.prompt_rows(decoding, tokens), tokens)
+    return tokens / rows * times.step_s(decoding, context, rows, rows * min(tokens, 4 * rows) / 2)

@@ -1,0 +1,1 @@
+"""How many workers a load needs, and in which layout: the answers of `eyas plan`."""

@@ -1,0 +1,84 @@
+"""`eyas plan`: what a load needs, told as a table. It knows words; the figures are made elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+
+from eyas.bench.plots.style import check_plot
+from eyas.planning.inquiry import Inquiry, read_inquiry
+from eyas.planning.plot import plot_plan
+from eyas.planning.search import Option, layouts, needed
+from eyas.simulator.cluster import ClusterLayout
+
+NOISE = 0.02
+"""Layouts within this part of one another are called equal."""
+
+HEAD = "layout     workers  requests/s  per GPU   TTFT p50, p90 ms   TPOT p50, p99 ms"
+
+
+def plan(args: argparse.Namespace) -> int:
+    """Answers on standard output: 0, or 1 if no layout meets the targets. Raises ConfigError."""
+    if args.plot is not None:
+        check_plot(args.plot)
+    inquiry = read_inquiry(args)
+    print(f"{inquiry.hardware.name}. Simulated, from rates of: {inquiry.hardware.source}")
+    found: dict[int, list[Option]] = {}
+    for workers in args.gpus:
+        options = found[workers] = layouts(inquiry, workers)
+        print(
+            f"\n{workers} GPUs: the highest rate at which 90 % of the requests keep {args.slo}\n{HEAD}",
+            flush=True,
+        )
+        for option in options:
+            print(line(option))
+        print(verdict(options))
+    if args.request_rate is not None:
+        print(f"\nFor {args.request_rate:g} requests per second:")
+        for layout in ClusterLayout:
+            print(f"{layout.value:<9} {demand(inquiry, layout, args.request_rate)}")
+    if args.plot is not None:
+        plot_plan(inquiry, found, args.plot)
+        print(f"\n{args.plot}")
+    return 0 if all(any(option.knee.rate for option in options) for options in found.values()) else 1
+
+
+def line(option: Option) -> str:
+    """One row of the table."""
+    found, knee = option.knee.outcome, option.knee
+    workers = f"{option.prefill}+{option.workers - option.prefill}" if option.prefill else f"{option.workers}"
+    start = f"{option.layout.value:<9}{workers:>9}{knee.rate:>12.2f}{option.per_worker:>9.2f}"
+    if found is None:
+        return start + "  not even at a low rate"
+    ttft = f"{1e3 * found.ttft_p50_s:.0f}, {1e3 * found.ttft_p90_s:.0f}"
+    tpot = f"{1e3 * found.tpot_p50_s:.2f}, {1e3 * found.tpot_p99_s:.2f}"
+    return f"{start}{ttft:>19}{tpot:>19}"
+
+
+def verdict(options: list[Option]) -> str:
+    """Whether splitting pays, as a sentence."""
+    rates = {option.layout: option.knee.rate for option in options}
+    unified, split = rates[ClusterLayout.UNIFIED], rates.get(ClusterLayout.SPLIT)
+    if split is None:
+        return "One worker has nothing to split."
+    if not unified and not split:
+        return "Neither layout keeps the targets: loosen them, or shorten the prompts."
+    if not split:
+        return "Splitting loses: it does not keep the targets at any rate."
+    if not unified:
+        return "Only splitting keeps the targets."
+    change = split / unified - 1
+    if abs(change) <= NOISE:
+        return "Splitting changes nothing here."
+    if change < 0:
+        return f"Splitting loses: it bears {-change:.0%} less."
+    return f"Splitting wins: it bears {change:.0%} more."
+
+
+def demand(inquiry: Inquiry, layout: ClusterLayout, rate: float) -> str:
+    """How many workers a rate needs, in words."""
+    found = needed(inquiry, layout, rate)
+    if found is None:
+        return "does not keep the targets with any number of workers"
+    workers, prefill = found
+    split = f" ({prefill} for prompts, {workers - prefill} to decode)" if prefill else ""
+    return f"{workers} {'worker' if workers == 1 else 'workers'}{split}"

@@ -1,0 +1,57 @@
+"""The curves of a plan: goodput per GPU over the bound on time per output token, a panel per cluster size.
+
+It knows what layouts bear and how it is drawn; `eyas.planning.search` makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from eyas.bench.plots import style
+from eyas.planning.inquiry import Inquiry
+from eyas.planning.search import Option, layouts
+from eyas.simulator.cluster import ClusterLayout
+from gateway.placement import Targets
+
+FACTORS = (0.5, 0.7, 1.4)
+"""Bounds that are tried beside the one that was asked for, as factors of it."""
+
+
+def plot_plan(inquiry: Inquiry, known: Mapping[int, Sequence[Option]], path: Path) -> None:
+    """Writes the figure. `known`: what was found at the bound that was asked for, by number of GPUs.
+
+    Raises ConfigError as `style.check_plot`.
+    """
+    style.check_plot(path)
+    traffic, targets = inquiry.traffic, inquiry.targets
+    figure, axes = style.panels(
+        [f"{workers} GPUs (higher is better)" for workers in known],
+        f"Simulated goodput, {traffic.input_len} tokens in, {traffic.output_len} out, "
+        f"TTFT within {targets.ttft_s:g} s",
+    )
+    for panel, (workers, options) in zip(axes, known.items(), strict=True):
+        curves = sweep(inquiry, workers, options)
+        for look, points in zip(style.LOOKS, curves.values(), strict=False):
+            style.draw(panel, look, [x for x, _ in points], [y for _, y in points])
+        panel.set_xlabel("bound on the time per output token, ms", fontsize=9)
+        panel.set_ylabel("requests per second and GPU", fontsize=9)
+        panel.set_ylim(bottom=0)
+    style.legend(figure, [layout.value for layout in ClusterLayout])
+    style.save(figure, path)
+
+
+def sweep(
+    inquiry: Inquiry, workers: int, known: Sequence[Option]
+) -> dict[ClusterLayout, list[tuple[float, float]]]:
+    """Points (bound in ms, goodput per GPU) of every layout, by rising bound."""
+    targets = inquiry.targets
+    found = {targets.tpot_s: known}
+    for bound in (factor * targets.tpot_s for factor in FACTORS):
+        found[bound] = layouts(replace(inquiry, targets=Targets(targets.ttft_s, bound)), workers)
+    curves: dict[ClusterLayout, list[tuple[float, float]]] = {layout: [] for layout in ClusterLayout}
+    for bound, options in sorted(found.items()):
+        for option in options:
+            curves[option.layout].append((1e3 * bound, option.per_worker))
+    return curves

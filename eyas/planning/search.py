@@ -1,0 +1,117 @@
+"""The best layout for a load: goodput of each, and the number of workers that a rate needs.
+
+The closed-form estimate says where to look, the simulator what is there. It knows no flags and no words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from eyas.planning.inquiry import Inquiry
+from eyas.simulator.cluster import ClusterLayout, ClusterShape
+from eyas.simulator.goodput import ATTAINMENT, Knee, find_knee, measure
+from gateway.capacity import capacity
+
+NEIGHBOURS = 1
+"""Numbers of prefill workers that are tried on either side of the estimated best, in small clusters."""
+
+LARGE = 16
+"""From so many workers on one prefill worker more or less changes little, and a simulation takes long."""
+
+ROUGH = 1.05
+"""To this factor the knee of a large cluster is searched."""
+
+MOST_WORKERS = 4096
+
+
+@dataclass(frozen=True)
+class Option:
+    """A layout of so many workers, `prefill` of them for prompts (of a split one), and the rate it bears."""
+
+    layout: ClusterLayout
+    workers: int
+    prefill: int
+    knee: Knee
+
+    @property
+    def per_worker(self) -> float:
+        """Requests per second and worker within the targets."""
+        return self.knee.rate / self.workers
+
+
+def layouts(inquiry: Inquiry, workers: int) -> list[Option]:
+    """What each layout bears: unified, the best split if there are workers for two roles, and auto."""
+    guess = max(capacity(inquiry.mix, workers, 0, inquiry.rates), 1.0)
+    options = [_option(inquiry, ClusterLayout.UNIFIED, workers, 0, guess)]
+    if workers > 1:
+        splits = [
+            _option(inquiry, ClusterLayout.SPLIT, workers, n, guess) for n in likely_splits(inquiry, workers)
+        ]
+        options.append(max(splits, key=lambda option: option.knee.rate))
+        guess = max(option.knee.rate for option in options) or guess
+        options.append(_option(inquiry, ClusterLayout.AUTO, workers, 0, guess))
+    return options
+
+
+def likely_splits(inquiry: Inquiry, workers: int) -> list[int]:
+    """Numbers of prefill workers worth a simulation: about the one that bears most by the estimate."""
+    best, around = _estimated(inquiry, workers), NEIGHBOURS if workers < LARGE else 0
+    return [n for n in range(best - around, best + around + 1) if 0 < n < workers]
+
+
+def needed(inquiry: Inquiry, layout: ClusterLayout, rate: float) -> tuple[int, int] | None:
+    """The fewest workers that bear `rate`, and how many of them compute prompts; None: not even MOST_WORKERS.
+
+    A split needs a worker for each role; fewer than the answer were tried, too.
+    """
+    workers = _first_guess(inquiry, layout, rate)
+    if workers is None:
+        return None
+    found = _bearing(inquiry, layout, workers, rate)
+    while found is None:
+        workers += max(workers // 20, 1)
+        if workers > MOST_WORKERS:
+            return None
+        found = _bearing(inquiry, layout, workers, rate)
+    least = 2 if layout is ClusterLayout.SPLIT else 1
+    while workers > least and (fewer := _bearing(inquiry, layout, workers - 1, rate)) is not None:
+        workers, found = workers - 1, fewer
+    return workers, found
+
+
+def _option(inquiry: Inquiry, layout: ClusterLayout, workers: int, prefill: int, guess: float) -> Option:
+    shape = ClusterShape(inquiry.hardware, workers, layout, inquiry.targets, prefill)
+    effort = inquiry.effort if workers < LARGE else replace(inquiry.effort, precision=ROUGH)
+    return Option(layout, workers, prefill, find_knee(shape, inquiry.draw, effort, guess))
+
+
+def _estimated(inquiry: Inquiry, workers: int) -> int:
+    mix, rates = inquiry.mix, inquiry.rates
+    return max(range(1, workers), key=lambda n: capacity(mix, workers, n, rates))
+
+
+def _prefilling(inquiry: Inquiry, layout: ClusterLayout, workers: int) -> Iterator[int]:
+    """The numbers of prefill workers that are worth a simulation."""
+    yield from (likely_splits(inquiry, workers) if layout is ClusterLayout.SPLIT else [0])
+
+
+def _first_guess(inquiry: Inquiry, layout: ClusterLayout, rate: float) -> int | None:
+    """By the estimate, doubling from one worker and then scaling down."""
+    workers = 2
+    while workers <= MOST_WORKERS:
+        prefill = _estimated(inquiry, workers) if layout is ClusterLayout.SPLIT else 0
+        bears = capacity(inquiry.mix, workers, prefill, inquiry.rates)
+        if bears >= rate:
+            return max(round(workers * rate / bears), 2 if layout is ClusterLayout.SPLIT else 1)
+        workers *= 2
+    return None
+
+
+def _bearing(inquiry: Inquiry, layout: ClusterLayout, workers: int, rate: float) -> int | None:
+    """With how many prefill workers this layout bears the rate; None: with none."""
+    for prefill in _prefilling(inquiry, layout, workers):
+        shape = ClusterShape(inquiry.hardware, workers, layout, inquiry.targets, prefill)
+        if measure(shape, inquiry.draw, rate, inquiry.effort).attainment >= ATTAINMENT:
+            return prefill
+    return None

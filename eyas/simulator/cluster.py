@@ -1,0 +1,218 @@
+"""The events of a simulated cluster: arrivals, ends of steps, pages that arrive, preferences that change.
+
+Requests are placed by the gateway's own policy (`gateway.placement`, `gateway.preference`), from a snapshot
+that is never late. It knows what happens next; how long a step takes is the worker's.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from eyas.simulator.demand import DemandMeter
+from eyas.simulator.hardware import Hardware
+from eyas.simulator.worker import SimulatedJob, SimulatedStep, SimulatedWorker
+from eyas.simulator.workload import SimulatedRequest
+from gateway.capacity import Mix
+from gateway.placement import Place, Preference, Rates, Targets, place
+from gateway.preference import best_split, prefer
+
+ASK_EVERY_S = 5.0
+"""How often the number of workers that prefer prompts is thought over."""
+
+
+class ClusterLayout(Enum):
+    """Who does what: everyone everything, each its one role, or as the policy says."""
+
+    UNIFIED = "unified"
+    SPLIT = "split"
+    AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class ClusterShape:
+    """A cluster of alike workers. `prefill`: of a split one, how many compute prompts (the first ones)."""
+
+    hardware: Hardware
+    workers: int
+    layout: ClusterLayout
+    targets: Targets
+    prefill: int = 0
+
+
+@dataclass
+class Played:
+    """What became of a load: its jobs in order of arrival, and each worker as it was left.
+
+    `refused`: those of the jobs that found every worker full. `flips`: how often preferences changed.
+    """
+
+    jobs: list[SimulatedJob]
+    refused: list[SimulatedJob]
+    workers: list[SimulatedWorker]
+    end_s: float
+    flips: int
+
+
+def play(shape: ClusterShape, arrivals: Iterable[SimulatedRequest]) -> Played:
+    """Runs a load to its end. Arrivals come in order of time. Deterministic."""
+    return _Cluster(shape).run(iter(arrivals))
+
+
+class _Cluster:
+    def __init__(self, shape: ClusterShape) -> None:
+        self._shape = shape
+        self._auto = shape.layout is ClusterLayout.AUTO
+        hardware = shape.hardware
+        self._workers = [SimulatedWorker(hardware) for _ in range(shape.workers)]
+        self._rates = Rates(hardware.times, hardware.budget, shape.targets)
+        self._preferences = [Preference.ANY] * shape.workers
+        self._links = [0.0] * shape.workers  # when each worker's outgoing link is free
+        self._events: list[tuple[float, int, int, int, SimulatedJob | None]] = []
+        self._order = itertools.count()
+        self._demand = DemandMeter()
+        self._ask_s = ASK_EVERY_S
+        self._mix: Mix | None = None  # that the preferences are for
+        self._played = Played([], [], self._workers, 0.0, 0)
+
+    def run(self, arrivals: Iterable[SimulatedRequest]) -> Played:
+        """Takes the arrivals and all that follows from them in order of time."""
+        for number, arrival in enumerate(arrivals):
+            self._advance(arrival.at_s)
+            self._arrive(number, arrival)
+        self._advance(float("inf"))
+        return self._played
+
+    def _advance(self, until: float) -> None:
+        """Handles every event before `until`."""
+        while self._events and self._events[0][0] <= until:
+            now, _, index, version, job = heapq.heappop(self._events)
+            worker = self._workers[index]
+            if job is not None:
+                self._pages_arrived(now, job)
+            elif version == worker.version:
+                self._end_step(now, index)
+                self._played.end_s = now
+
+    def _at(self, when: float, index: int, version: int = 0, job: SimulatedJob | None = None) -> None:
+        heapq.heappush(self._events, (when, next(self._order), index, version, job))
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def _arrive(self, number: int, arrival: SimulatedRequest) -> None:
+        now = arrival.at_s
+        if self._auto and now >= self._ask_s:
+            self._think(now)
+        found = None
+        if arrival.prompt + arrival.output <= self._shape.hardware.pool_tokens:
+            places = [self._place(index, arrival, now) for index in range(len(self._workers))]
+            apart = self._shape.layout is not ClusterLayout.UNIFIED
+            found = place(arrival.prompt, places, self._rates, apart)
+        if found is None:
+            self._refuse(SimulatedJob(number, arrival, -1, -1))
+            return
+        decode = int(found.decode)
+        job = SimulatedJob(number, arrival, decode, decode if found.prefill is None else int(found.prefill))
+        job.missing = arrival.prompt - self._workers[job.prefill].cache.cached(arrival.blocks, arrival.prompt)
+        self._demand.note(arrival, job.missing)
+        self._played.jobs.append(job)
+        self._workers[job.prefill].enqueue(job, now)
+        self._workers[decode].pledge(job)
+        self._wake(job.prefill, now)
+
+    def _refuse(self, job: SimulatedJob) -> None:
+        self._played.jobs.append(job)
+        self._played.refused.append(job)
+
+    def _place(self, index: int, arrival: SimulatedRequest, now: float) -> Place:
+        worker, shape = self._workers[index], self._shape
+        split = shape.layout is ClusterLayout.SPLIT
+        room = max(shape.hardware.max_waiting - worker.waiting, 0)
+        seats = max(shape.hardware.max_running + shape.hardware.max_waiting - worker.sequences, 0)
+        return Place(
+            worker=str(index),
+            sequences=worker.sequences,
+            context=worker.context,
+            queued=worker.queued,
+            prompt_share=worker.prompt_share(now),
+            prefill_room=0 if split and index >= shape.prefill else room,
+            decode_room=0 if split and index < shape.prefill else seats,
+            cached=worker.cache.cached(arrival.blocks, arrival.prompt) if arrival.blocks else 0,
+            preference=self._preferences[index],
+        )
+
+    # --- steps ----------------------------------------------------------------------------------------------
+
+    def _wake(self, index: int, now: float) -> None:
+        """Something came to this worker: it begins a step, or ends its row of steps early."""
+        worker = self._workers[index]
+        if worker.step is None:
+            self._begin(index, now)
+        else:
+            cut = worker.interrupt(now)
+            if cut is not None:
+                self._at(cut.end_s, index, worker.version)
+
+    def _begin(self, index: int, now: float) -> None:
+        worker = self._workers[index]
+        step: SimulatedStep | None = worker.begin(now)
+        if step is not None:
+            self._at(step.end_s, index, worker.version)
+
+    def _end_step(self, now: float, index: int) -> None:
+        worker = self._workers[index]
+        computed, ended = worker.finish()
+        for job in ended:
+            job.end_s = now
+        for job in computed:
+            job.first_s = now
+            if job.apart:
+                self._send(job, now)
+            else:
+                worker.unpledge(job)
+                if not worker.decode(job):
+                    job.end_s = now
+        self._begin(index, now)
+
+    # --- pages ----------------------------------------------------------------------------------------------
+
+    def _send(self, job: SimulatedJob, now: float) -> None:
+        """Lets the last pages travel; all but the last chunk's went while it was computed."""
+        if job.arrival.output == 1:
+            job.end_s = now
+            self._workers[job.decode].unpledge(job)
+            self._workers[job.prefill].release(job)
+            return
+        hardware = self._shape.hardware
+        there = self._workers[job.decode].cache.cached(job.arrival.blocks, job.arrival.prompt)
+        last = min(job.arrival.prompt - there, hardware.budget.chunk_tokens)
+        busy = last * hardware.kv_bytes_per_token / hardware.link_bytes_per_s
+        self._links[job.prefill] = max(self._links[job.prefill], now) + busy
+        self._at(self._links[job.prefill] + hardware.link_s, job.prefill, job=job)
+
+    def _pages_arrived(self, now: float, job: SimulatedJob) -> None:
+        self._workers[job.prefill].release(job)
+        self._workers[job.decode].receive(job)
+        self._wake(job.prefill, now)
+        self._wake(job.decode, now)
+
+    # --- preferences ----------------------------------------------------------------------------------------
+
+    def _think(self, now: float) -> None:
+        """Lets preferences follow what was asked since the last time."""
+        self._ask_s = now + ASK_EVERY_S
+        mix = self._demand.mix()
+        if mix is None or mix == self._mix:
+            return
+        self._mix = mix
+        prefilling = sum(p is Preference.PREFILL for p in self._preferences)
+        self._rates = replace(self._rates, answer=mix.output)
+        split = best_split(mix, len(self._workers), prefilling, self._rates)
+        empty = SimulatedRequest(now, 1, 1)
+        wanted = prefer([self._place(index, empty, now) for index in range(len(self._workers))], split)
+        new = [wanted[str(index)] for index in range(len(self._workers))]
+        self._played.flips += new != self._preferences
+        self._preferences = new

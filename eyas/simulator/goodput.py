@@ -1,0 +1,70 @@
+"""The highest rate at which enough requests keep their targets, found by playing a load at several rates.
+
+It knows that more load never helps, and halves the gap between a rate that was borne and one that was not.
+Every layout sees the same draws, so that chance is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from eyas.simulator.cluster import ClusterShape, play
+from eyas.simulator.outcome import LoadOutcome, outcome
+from eyas.simulator.workload import SimulatedRequest
+
+ATTAINMENT = 0.9
+"""The part of the requests that must keep every target."""
+
+WARM_UP_S = 15.0
+"""What comes earlier is not counted: batches fill, and preferences find their place."""
+
+LOWEST, HIGHEST = 1 / 64, 65536.0
+
+Draw = Callable[[float, int, int], Sequence[SimulatedRequest]]
+"""Rate per second, number of requests, seed."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How a knee is searched: to the factor `precision`, by loads that last `seconds` after the warm-up, or
+    as long as `fewest` requests take.
+    """
+
+    seconds: float = 90.0
+    fewest: int = 300
+    precision: float = 1.02
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Knee:
+    """The highest rate per second that was borne, 0.0 if none was, and what happened at it."""
+
+    rate: float
+    outcome: LoadOutcome | None
+
+
+def measure(shape: ClusterShape, draw: Draw, rate: float, effort: Effort) -> LoadOutcome:
+    """What happens at one rate once the cluster is warm."""
+    count = max(effort.fewest, round(rate * effort.seconds)) + round(rate * WARM_UP_S)
+    return outcome(play(shape, draw(rate, count, effort.seed)), shape.targets, WARM_UP_S)
+
+
+def find_knee(shape: ClusterShape, draw: Draw, effort: Effort, guess: float = 1.0) -> Knee:
+    """The knee of a cluster, looked for from `guess` requests per second."""
+
+    best, missed = Knee(0.0, None), float("inf")
+    rate, factor = min(max(guess, LOWEST), HIGHEST), 1.25
+    while missed > best.rate * effort.precision and LOWEST <= rate <= HIGHEST:
+        found = measure(shape, draw, rate, effort)
+        if found.attainment >= ATTAINMENT:
+            best = Knee(rate, found)
+        else:
+            missed = rate
+        if best.rate and missed < float("inf"):
+            rate = (best.rate * missed) ** 0.5
+        else:
+            rate = rate * factor if best.rate else rate / factor
+            factor *= factor
+    return best

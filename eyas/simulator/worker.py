@@ -1,0 +1,276 @@
+"""One simulated worker: its queue, what it computes, and how long its next step takes.
+
+Steps are composed by the rule of the engine's scheduler, simplified: every decoding sequence has a row, then
+prompts under way get rows, then waiting ones, under the same budgets and in the same order (a long prompt
+yields to shorter ones for a while). Simplified: a sequence is admitted when its whole length fits, so nothing
+is preempted; one caller; no drafts. Steps without prompts are taken together until something changes.
+It knows no other worker, and no policy.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from eyas.simulator.cache import BlockCache
+from eyas.simulator.hardware import Hardware
+from eyas.simulator.workload import SimulatedRequest
+
+YIELD_TOKENS_PER_S = 500.0
+"""As in the engine: a prompt of n tokens yields to shorter ones that come within n / this seconds."""
+
+WINDOW_S = 4.0
+"""Over about this long a worker measures which part of its time goes to steps with prompts."""
+
+GAP_S = 1e-4
+"""Gaps between tokens are counted in steps of so much."""
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedJob:
+    """A request in the cluster. `decode` and `prefill`: indices of its workers; times in seconds, or None."""
+
+    number: int
+    arrival: SimulatedRequest
+    decode: int
+    prefill: int
+    missing: int = 0
+    first_s: float | None = None
+    end_s: float | None = None
+
+    @property
+    def apart(self) -> bool:
+        """Whether two workers share it."""
+        return self.decode != self.prefill
+
+    @property
+    def length(self) -> int:
+        """Tokens at its end."""
+        return self.arrival.prompt + self.arrival.output
+
+
+@dataclass(slots=True)
+class SimulatedStep:
+    """What runs: `rounds` steps of `each_s` seconds that begin at `begun_s`; `rows` prompt rows by job."""
+
+    begun_s: float
+    each_s: float
+    rounds: int
+    rows: tuple[tuple[SimulatedJob, int], ...] = ()
+
+    @property
+    def end_s(self) -> float:
+        """When the last of them ends."""
+        return self.begun_s + self.each_s * self.rounds
+
+
+class SimulatedWorker:
+    """State of one worker between events. The cluster calls it, and knows the time."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware = hardware
+        self.cache = BlockCache()
+        self.step: SimulatedStep | None = None
+        self.version = 0  # of `step`: an event with an older one is void
+        self.pledged = 0  # sequences that will decode here and are computed elsewhere, or on their way
+        self.pledged_context = 0
+        self.queued = 0  # prompt tokens here that are not computed
+        self.gaps: Counter[int] = Counter()  # decoded tokens by the time since the one before, in GAP_S
+        self._waiting: list[tuple[float, int, SimulatedJob]] = []
+        self._prompts: list[SimulatedJob] = []
+        self._joining: deque[SimulatedJob] = deque()  # their KV is here
+        self._decoding: list[tuple[int, int, SimulatedJob]] = []  # by the round in which they end
+        self._rounds = 0
+        self._context = 0
+        self._reserved = 0
+        self._share, self._share_s = 0.0, 0.0
+
+    # --- what a router sees ---------------------------------------------------------------------------------
+
+    @property
+    def sequences(self) -> int:
+        """That decode here or will, once their prompts are computed."""
+        return len(self._decoding) + self.pledged
+
+    @property
+    def context(self) -> int:
+        """Their tokens."""
+        return self._context + self.pledged_context
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
+    @property
+    def reserved(self) -> int:
+        """Tokens of KV that requests hold here."""
+        return self._reserved
+
+    @property
+    def idle(self) -> bool:
+        """Whether it holds no request."""
+        return not (self._waiting or self._prompts or self._joining or self._decoding or self.pledged)
+
+    def prompt_share(self, now: float) -> float:
+        """The part of the last WINDOW_S or so that went to steps with prompts."""
+        return self._share and self._share * math.exp(-(now - self._share_s) / WINDOW_S)
+
+    # --- requests come --------------------------------------------------------------------------------------
+
+    def enqueue(self, job: SimulatedJob, now: float) -> None:
+        """Takes a prompt to compute."""
+        self.queued += job.missing
+        delay = job.arrival.prompt / YIELD_TOKENS_PER_S
+        heapq.heappush(self._waiting, (now + delay, job.number, job))
+
+    def pledge(self, job: SimulatedJob) -> None:
+        """Counts a sequence that will decode here."""
+        self.pledged += 1
+        self.pledged_context += job.arrival.prompt
+
+    def unpledge(self, job: SimulatedJob) -> None:
+        """Counts it no longer: it decodes now, or needs no decoding."""
+        self.pledged -= 1
+        self.pledged_context -= job.arrival.prompt
+
+    def receive(self, job: SimulatedJob) -> None:
+        """Takes a sequence whose prompt was computed elsewhere and has arrived."""
+        self._joining.append(job)
+
+    def release(self, job: SimulatedJob) -> None:
+        """Frees the prompt's pages, which have been copied."""
+        self._free(job, job.arrival.prompt)
+
+    # --- steps ----------------------------------------------------------------------------------------------
+
+    def begin(self, now: float) -> SimulatedStep | None:
+        """Composes the next step, which the caller ends by `finish`; None: nothing can run."""
+        self._join()
+        self.version += 1
+        rows = self._compose()
+        decoding = len(self._decoding)
+        if rows:
+            seconds = self._prompt_step_s(rows)
+            self.step = SimulatedStep(now, seconds, 1, rows)
+        elif decoding:
+            rounds = self._decoding[0][0] - self._rounds
+            context = self._context + decoding * (rounds - 1) / 2
+            self.step = SimulatedStep(now, self.hardware.times.step_s(decoding, context), rounds)
+        else:
+            self.step = None
+        return self.step
+
+    def interrupt(self, now: float) -> SimulatedStep | None:
+        """Cuts a row of steps without prompts after the one that runs now; None: there is nothing to cut."""
+        step = self.step
+        if step is None or step.rows or step.rounds == 1:
+            return None
+        done = int((now - step.begun_s) / step.each_s) + 1
+        if done >= step.rounds:
+            return None
+        step.rounds = done
+        self.version += 1
+        return step
+
+    def finish(self) -> tuple[list[SimulatedJob], list[SimulatedJob]]:
+        """Ends the step: the jobs whose prompts it completed, and those whose answers."""
+        step = self.step
+        assert step is not None
+        self.step = None
+        self._note_share(step)
+        decoding = len(self._decoding)
+        self._rounds += step.rounds
+        self._context += step.rounds * decoding
+        if decoding:
+            self.gaps[round(step.each_s / GAP_S)] += step.rounds * decoding
+        ended = []
+        while self._decoding and self._decoding[0][0] <= self._rounds:
+            job = heapq.heappop(self._decoding)[2]
+            self._context -= job.length - 1
+            self._free(job, job.length)
+            ended.append(job)
+        computed = [job for job, rows in step.rows if self._compute(job, rows)]
+        return computed, ended
+
+    def decode(self, job: SimulatedJob) -> bool:
+        """Lets a sequence whose prompt is here decode its further tokens; False: it has none, and ends."""
+        if job.arrival.output == 1:
+            self._free(job, job.length)
+            return False
+        self._add(job)
+        return True
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _compose(self) -> tuple[tuple[SimulatedJob, int], ...]:
+        """The prompt rows of the next step."""
+        if not self.queued:
+            return ()
+        left = self.hardware.budget.prompt_rows(len(self._decoding), self.queued)
+        rows = []
+        for job in self._prompts:
+            if not left:
+                break
+            rows.append((job, min(job.missing, left)))
+            left -= rows[-1][1]
+        while left and self._waiting and self._admit(self._waiting[0][2]):
+            job = heapq.heappop(self._waiting)[2]
+            self._prompts.append(job)
+            rows.append((job, min(job.missing, left)))
+            left -= rows[-1][1]
+        return tuple(rows)
+
+    def _admit(self, job: SimulatedJob) -> bool:
+        tokens = job.arrival.prompt if job.apart else job.length
+        running = len(self._decoding) + len(self._prompts)
+        if running >= self.hardware.max_running or self._reserved + tokens > self.hardware.pool_tokens:
+            return False
+        self._reserved += tokens
+        cached = self.cache.cached(job.arrival.blocks, job.arrival.prompt)
+        missing = job.arrival.prompt - cached
+        self.queued += missing - job.missing
+        job.missing = missing
+        return True
+
+    def _join(self) -> None:
+        while self._joining:
+            job = self._joining[0]
+            full = len(self._decoding) + len(self._prompts) >= self.hardware.max_running
+            if full or self._reserved + job.length > self.hardware.pool_tokens:
+                return
+            self._joining.popleft()
+            self.unpledge(job)
+            self._reserved += job.length
+            self._add(job)
+
+    def _add(self, job: SimulatedJob) -> None:
+        heapq.heappush(self._decoding, (self._rounds + job.arrival.output - 1, job.number, job))
+        self._context += job.arrival.prompt
+
+    def _compute(self, job: SimulatedJob, rows: int) -> bool:
+        """Counts computed rows; True: the prompt is complete."""
+        job.missing -= rows
+        self.queued -= rows
+        if job.missing:
+            return False
+        self._prompts.remove(job)
+        self.cache.add(job.arrival.blocks, self.hardware.pool_tokens)
+        return True
+
+    def _free(self, job: SimulatedJob, tokens: int) -> None:
+        self._reserved -= tokens
+        self.cache.add(job.arrival.blocks, self.hardware.pool_tokens - self._reserved)
+
+    def _prompt_step_s(self, rows: tuple[tuple[SimulatedJob, int], ...]) -> float:
+        pairs = sum(count * (job.arrival.prompt - job.missing + count / 2) for job, count in rows)
+        total = sum(count for _, count in rows)
+        return self.hardware.times.step_s(len(self._decoding), self._context, total, pairs)
+
+    def _note_share(self, step: SimulatedStep) -> None:
+        """Moves the share of steps with prompts on to the step's end; time without steps counts as none."""
+        self._share, self._share_s = self.prompt_share(step.begun_s), step.end_s
+        kept = math.exp(-(step.end_s - step.begun_s) / WINDOW_S)
+        self._share = kept * self._share + (1.0 - kept if step.rows else 0.0)

@@ -1,0 +1,152 @@
+"""Where a request is computed and which workers prefer prompts: every small world, as values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from eyas.simulator.hardware import example
+from gateway.capacity import Mix, capacity, steady
+from gateway.placement import FEW, FINE, Place, Preference, Rates, RequestPlacement, Targets, place
+from gateway.preference import best_split, prefer
+
+HARDWARE = example()
+LOOSE, TIGHT = Targets(2.0, 0.020), Targets(1.0, 0.008)
+FULL = {"prefill_room": 0, "decode_room": 0}
+
+
+def rates(targets: Targets) -> Rates:
+    return Rates(HARDWARE.times, HARDWARE.budget, targets)
+
+
+def states() -> Iterator[Place]:
+    """A worker in every state that the policy tells apart."""
+    rooms = itertools.product((0, 1), (0, 1))
+    loads = ((0, 0, 0.0), (40, 0, 0.1), (0, 20_000, 0.5), (200, 20_000, 1.0))
+    for (prefill, decode), (sequences, queued, share), liked in itertools.product(rooms, loads, Preference):
+        yield Place("", sequences, 1000 * sequences, queued, share, prefill, decode, 0, liked)
+
+
+def worlds() -> Iterator[list[Place]]:
+    """Every pair of states, the first of which holds nothing or most of the prompt."""
+    for cached, (first, second) in itertools.product((0, 4000), itertools.product(states(), repeat=2)):
+        yield [first._replace(worker="a", cached=cached), second._replace(worker="b")]
+
+
+def test_a_full_worker_is_never_chosen_and_a_free_one_always_found() -> None:
+    checked = 0
+    for places, apart in itertools.product(worlds(), (False, True)):
+        by_name = {p.worker: p for p in places}
+        both = [p for p in places if p.prefill_room and p.decode_room]
+        pairs = [(p, d) for p in places for d in places if p != d and p.prefill_room and d.decode_room]
+        found = place(4096, places, rates(TIGHT), apart)
+        assert (found is not None) == bool(both or apart and pairs)
+        if found is not None:
+            assert by_name[found.decode].decode_room
+            assert by_name[found.prefill or found.decode].prefill_room
+            assert found.prefill is None or apart and found.prefill != found.decode
+        checked += 1
+    assert checked == 2 * 2 * 48**2
+
+
+def test_who_prefers_prompts_decodes_only_where_nobody_else_can() -> None:
+    for places in worlds():
+        found = place(4096, places, rates(TIGHT))
+        if found is None:
+            continue
+        chosen = next(p for p in places if p.worker == found.decode)
+        others = [p for p in places if p.decode_room and p.preference is not Preference.PREFILL]
+        assert chosen.preference is not Preference.PREFILL or not others
+
+
+def test_the_order_of_workers_decides_nothing() -> None:
+    for places in itertools.islice(worlds(), 0, None, 3):
+        assert place(4096, places, rates(TIGHT)) == place(4096, places[::-1], rates(TIGHT))
+
+
+def test_idle_workers_compute_prompts_where_they_decode() -> None:
+    found = place(1024, [Place("a"), Place("b")], rates(LOOSE))
+    assert found is not None and found.prefill is None
+    assert 0 < found.tpot_s < LOOSE.tpot_s and found.ttft_s < LOOSE.ttft_s
+
+
+def test_long_prompts_leave_streams_with_a_tight_target_alone() -> None:
+    streams = Place("a", sequences=30, context=60_000, preference=Preference.DECODE)
+    found = place(8192, [streams, Place("b", preference=Preference.PREFILL)], rates(TIGHT))
+    assert found is not None and (found.decode, found.prefill) == ("a", "b")
+    # A few missing tokens are computed on the spot.
+    warm = streams._replace(cached=8160)
+    found = place(8192, [warm, Place("b", preference=Preference.PREFILL)], rates(TIGHT))
+    assert found is not None and found.prefill is None
+
+
+def test_a_short_prompt_goes_where_it_decodes_if_the_prefill_queue_is_long() -> None:
+    queue = Place("b", queued=60_000, preference=Preference.PREFILL)
+    streams = Place("a", sequences=10, context=10_000, preference=Preference.DECODE)
+    found = place(400, [streams, queue], rates(Targets(1.0, 0.02)))
+    assert found is not None and (found.decode, found.prefill) == ("a", None)
+    assert found.ttft_s <= FINE
+
+
+def test_where_nothing_keeps_the_targets_no_prompt_moves_to_streams() -> None:
+    queue = Place("b", queued=60_000, preference=Preference.PREFILL)
+    streams = Place("a", sequences=100, context=200_000, preference=Preference.DECODE)
+    found = place(8192, [streams, queue], rates(TIGHT))
+    assert found is not None and (found.decode, found.prefill) == ("a", "b")
+
+
+def test_the_longest_cached_prefix_wins_among_equals_in_any_cluster() -> None:
+    for count in (2, FEW, 5 * FEW):
+        places = [Place(f"w{i}", cached=6000 if i == 1 else 0) for i in range(count)]
+        found = place(8192, places, rates(LOOSE))
+        assert isinstance(found, RequestPlacement) and (found.decode, found.prefill) == ("w1", None)
+    crowded = [Place("w0"), Place("w1", sequences=250, context=700_000, cached=6000)]
+    found = place(8192, crowded, rates(LOOSE))
+    assert found is not None and found.decode == "w0"
+
+
+def test_long_prompts_split_only_under_a_tight_target() -> None:
+    mix = Mix(8192, 8192, 256)
+    assert best_split(mix, 2, 0, rates(TIGHT)) == 1
+    assert best_split(mix, 2, 0, rates(Targets(2.0, 0.015))) == 0
+    assert best_split(Mix(256, 256, 512), 2, 0, rates(TIGHT)) == 0
+
+
+def test_a_split_changes_for_a_clear_gain_only() -> None:
+    mix = Mix(8192, 8192, 256)
+    for bound in range(6, 20):
+        asked = rates(Targets(1.0, 1e-3 * bound))
+        now = best_split(mix, 8, 0, asked)
+        assert best_split(mix, 8, now, asked) == now
+
+
+def test_a_cluster_of_no_capacity_keeps_what_it_has() -> None:
+    impossible = rates(Targets(0.001, 0.001))
+    assert [best_split(Mix(8192, 8192, 256), 4, now, impossible) for now in range(4)] == [0, 1, 2, 3]
+
+
+def test_preferences_reach_their_number_and_leave_one_to_decode() -> None:
+    for liked in itertools.product(Preference, repeat=3):
+        places = [Place(f"w{i}", sequences=i, preference=one) for i, one in enumerate(liked)]
+        for wanted in range(4):
+            found = prefer(places, wanted)
+            assert sum(one is Preference.PREFILL for one in found.values()) == min(wanted, 2)
+            assert (wanted == 0) == (set(found.values()) == {Preference.ANY})
+            held = {p.worker for p in places if p.preference is Preference.PREFILL}
+            kept = {name for name in held if found[name] is Preference.PREFILL}
+            assert len(kept) == min(len(held), wanted, 2)  # nobody changes without need
+
+
+def test_the_idlest_change_first() -> None:
+    places = [Place("a", sequences=9), Place("b", sequences=2), Place("c", sequences=5)]
+    assert [name for name, one in prefer(places, 1).items() if one is Preference.PREFILL] == ["b"]
+
+
+def test_more_load_is_never_faster_and_capacity_is_its_limit() -> None:
+    mix = Mix(2000, 1500, 300, 1.3, 2.0)
+    for prefilling in (0, 1, 3):
+        bears = capacity(mix, 4, prefilling, rates(TIGHT))
+        at = [steady(mix, bears * part, 4, prefilling, rates(TIGHT)) for part in (0.2, 0.6, 0.99, 1.05)]
+        assert [s.ttft_s for s in at] == sorted(s.ttft_s for s in at)
+        assert at[2].ttft_s <= TIGHT.ttft_s and at[2].tpot_s <= TIGHT.tpot_s
+        assert at[3].ttft_s > TIGHT.ttft_s or at[3].tpot_s > TIGHT.tpot_s

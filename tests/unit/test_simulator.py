@@ -1,0 +1,289 @@
+"""The simulator against queueing theory, against what was measured, and against itself."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from eyas.bench.cases import make_case
+from eyas.common.step_times import Curve, StepBudget, StepTimes, prompt_s
+from eyas.simulator.cache import BlockCache
+from eyas.simulator.cluster import ClusterLayout, ClusterShape, Played, play
+from eyas.simulator.demand import DemandMeter
+from eyas.simulator.goodput import Effort, find_knee
+from eyas.simulator.hardware import example
+from eyas.simulator.outcome import LoadOutcome, outcome, tpot_s, ttft_s
+from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, Traffic, chats, day, means, poisson
+from gateway.capacity import Mix
+from gateway.placement import Targets
+
+CONSTANT = replace(
+    example(),
+    times=StepTimes(Curve(((0, 10.0), (1, 10.0))), Curve(((0, 0.0), (1, 0.0))), 0.0),
+    budget=StepBudget(100, 100),
+    front_s=0.0,
+    link_s=0.0,
+)
+"""Every step takes 10 ms, and computes one prompt of 100 tokens."""
+
+TARGETS = Targets(1.0, 0.008)
+SMALL = replace(example(), pool_tokens=20_000, max_running=8, max_waiting=4)
+
+
+def run(
+    layout: ClusterLayout, arrivals: Sequence[SimulatedRequest], workers: int = 2, prefill: int = 0
+) -> Played:
+    return play(ClusterShape(example(), workers, layout, TARGETS, prefill), arrivals)
+
+
+# --- queueing theory -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("busy", [0.1, 0.5, 0.8])
+def test_prompts_wait_as_in_an_m_d_1_queue(busy: float) -> None:
+    arrivals = poisson(Traffic(100, 1), busy / 0.01, 10_000, seed=3)
+    played = play(ClusterShape(CONSTANT, 1, ClusterLayout.UNIFIED, TARGETS), arrivals)
+    mean = sum(ttft_s(job, 0.0) for job in played.jobs) / len(played.jobs)
+    waiting = busy * 0.01 / (2 * (1 - busy))
+    assert mean - 0.01 == pytest.approx(waiting, rel=0.1)
+
+
+def test_a_saturated_worker_serves_at_its_rate_and_refuses_the_rest() -> None:
+    arrivals = poisson(Traffic(100, 1), 1.5 / 0.01, 6000, seed=3)
+    played = play(ClusterShape(CONSTANT, 1, ClusterLayout.UNIFIED, TARGETS), arrivals)
+    served = len(played.jobs) - len(played.refused)
+    assert served / played.end_s == pytest.approx(1 / 0.01, rel=0.01)
+    assert len(played.refused) == pytest.approx(2000, abs=400)
+    longest = max(ttft_s(job, 0.0) for job in played.jobs if job.end_s is not None)
+    assert longest <= 0.01 * (CONSTANT.max_waiting + 2)
+
+
+def test_streams_alone_have_the_time_of_their_step() -> None:
+    played = play(ClusterShape(CONSTANT, 1, ClusterLayout.UNIFIED, TARGETS), [SimulatedRequest(0.0, 100, 50)])
+    assert ttft_s(played.jobs[0], 0.0) == pytest.approx(0.01)
+    assert tpot_s(played.jobs[0]) == pytest.approx(0.01)
+
+
+def test_an_arrival_waits_for_the_step_that_runs_and_for_no_more() -> None:
+    played = play(
+        ClusterShape(CONSTANT, 1, ClusterLayout.UNIFIED, TARGETS),
+        [SimulatedRequest(0.0, 100, 500), SimulatedRequest(1.003, 64, 5)],
+    )
+    assert ttft_s(played.jobs[1], 0.0) == pytest.approx(0.007 + 0.01)
+
+
+# --- what holds in every world -------------------------------------------------------------------------
+
+LOADS = {
+    "alike": poisson(Traffic(1024, 200), 20.0, 400, 1),
+    "mixed": poisson(Traffic(8192, 400, 0.01), 6.0, 300, 2),
+    "shared": poisson(Traffic(4096, 100, 0.5, shared=0.8, prefixes=3), 12.0, 300, 3),
+    "bursts": poisson(Traffic(512, 64, burst=16), 40.0, 400, 4),
+    "single tokens": poisson(Traffic(300, 1), 50.0, 300, 5),
+    "chats": chats(Chats(5, 400, 120, 3.0), 20.0, 300, 6),
+}
+SHAPES = [
+    (ClusterLayout.UNIFIED, 3, 0),
+    (ClusterLayout.SPLIT, 3, 1),
+    (ClusterLayout.SPLIT, 3, 2),
+    (ClusterLayout.AUTO, 3, 0),
+]
+
+
+@pytest.mark.parametrize(("load", "small"), list(itertools.product(LOADS, (False, True))))
+def test_every_request_ends_once_and_nothing_is_left(load: str, small: bool) -> None:
+    for layout, workers, prefill in SHAPES:
+        hardware = SMALL if small else example()
+        played = play(ClusterShape(hardware, workers, layout, TARGETS, prefill), LOADS[load])
+        assert len(played.jobs) == len(LOADS[load])
+        refused = {job.number for job in played.refused}
+        for job in played.jobs:
+            if job.number in refused:
+                assert job.end_s is None
+                continue
+            assert job.first_s is not None and job.end_s is not None
+            assert job.arrival.at_s < job.first_s <= job.end_s
+            assert (job.end_s > job.first_s) == (job.arrival.output > 1)
+            assert not (layout is ClusterLayout.UNIFIED and job.apart)
+            assert layout is not ClusterLayout.SPLIT or job.prefill < prefill <= job.decode
+        for worker in played.workers:
+            left = (worker.idle, worker.queued, worker.reserved, worker.context, worker.sequences)
+            assert left == (True, 0, 0, 0, 0)
+
+
+def test_a_request_that_fits_no_worker_is_refused() -> None:
+    played = play(ClusterShape(SMALL, 1, ClusterLayout.UNIFIED, TARGETS), [SimulatedRequest(0.0, 20_000, 1)])
+    assert played.refused == played.jobs
+
+
+@pytest.mark.parametrize("layout", list(ClusterLayout))
+def test_the_same_seed_gives_the_same_run(layout: ClusterLayout) -> None:
+    def once() -> list[tuple[float | None, float | None, int, int]]:
+        arrivals = poisson(Traffic(4000, 300, 0.1), 8.0, 300, 7)
+        return [(j.first_s, j.end_s, j.prefill, j.decode) for j in run(layout, arrivals, 2, 1).jobs]
+
+    assert once() == once()
+
+
+def test_draws_depend_on_the_seed_and_lengths_not_on_the_rate() -> None:
+    slow, fast = (poisson(Traffic(1000, 500, 0.2), rate, 50, 1) for rate in (1.0, 4.0))
+    assert [(a.prompt, a.output) for a in slow] == [(a.prompt, a.output) for a in fast]
+    assert slow[-1].at_s == pytest.approx(4 * fast[-1].at_s)
+    assert slow != poisson(Traffic(1000, 500, 0.2), 1.0, 50, 2)
+    prompt, output, spread = means(poisson(Traffic(1000, 500, 0.001), 1.0, 5000, 1))
+    assert [prompt, output, spread] == pytest.approx([500, 250, 4 / 3], rel=0.05)
+
+
+def test_a_day_has_its_noon_and_its_midnight() -> None:
+    arrivals = list(day(Traffic(100, 10), 0.2, 1))
+    assert len(arrivals) == pytest.approx(0.2 * 86400, rel=0.05)
+    noon = sum(39600 < a.at_s < 46800 for a in arrivals)
+    night = sum(a.at_s < 3600 or a.at_s > 82800 for a in arrivals)
+    assert noon > 5 * night > 0
+
+
+def demanded(arrivals: Sequence[SimulatedRequest]) -> Mix:
+    demand = DemandMeter()
+    for arrival in arrivals:
+        demand.note(arrival, arrival.prompt)
+    found = demand.mix()
+    assert found is not None
+    return found
+
+
+def test_demand_tells_bursts_from_a_rate_that_changes() -> None:
+    even = poisson(Traffic(1000, 100), 20.0, 1000, 1)
+    assert demanded(even).burst < 2.0
+    assert demanded(poisson(Traffic(1000, 100, burst=16), 20.0, 1000, 1)).burst > 8.0
+    slower = [replace(a, at_s=even[-1].at_s + a.at_s) for a in poisson(Traffic(1000, 100), 3.0, 60, 2)]
+    assert demanded([*even, *slower]).burst < 2.5
+
+
+def test_demand_follows_the_latest_requests_and_is_silent_about_few() -> None:
+    short, long = poisson(Traffic(100, 50), 10.0, 400, 1), poisson(Traffic(9000, 50), 10.0, 400, 1)
+    assert demanded([*short, *long]).prompt == pytest.approx(9000, rel=0.15)
+    demand = DemandMeter()
+    demand.note(short[0], 100)
+    assert demand.mix() is None
+
+
+# --- caches, tables ------------------------------------------------------------------------------------
+
+
+def test_a_cache_serves_prefixes_and_forgets_the_oldest() -> None:
+    cache = BlockCache()
+    cache.add((1, 2, 3), 10 * BLOCK_TOKENS)
+    assert cache.cached((1, 2, 9), 5000) == 2 * BLOCK_TOKENS
+    assert cache.cached((2, 3), 2 * BLOCK_TOKENS) == 2 * BLOCK_TOKENS - 1
+    assert cache.cached((9, 1), 5000) == 0
+    cache.add((4,), 2 * BLOCK_TOKENS)
+    assert len(cache) == 2 and cache.cached((4,), 5000) == BLOCK_TOKENS
+    assert cache.cached((1, 2, 3), 5000) == BLOCK_TOKENS  # its end went first
+
+
+def test_shared_prefixes_make_first_tokens_earlier() -> None:
+    alone, shared = (
+        outcome(
+            run(ClusterLayout.UNIFIED, poisson(Traffic(4096, 64, shared=part), 8.0, 300, 1)), TARGETS, 0.2
+        )
+        for part in (0.0, 0.9)
+    )
+    assert shared.ttft_p50_s < 0.5 * alone.ttft_p50_s
+
+
+def test_a_curve_is_straight_between_its_points_and_beyond_them() -> None:
+    curve = Curve(((1, 2.0), (3, 4.0), (5, 5.0)))
+    assert [curve.at(x) for x in (0, 1, 2, 3, 4, 5, 9)] == [2.0, 2.0, 3.0, 4.0, 4.5, 5.0, 7.0]
+
+
+def test_prompts_take_large_chunks_where_many_wait() -> None:
+    budget = StepBudget(3072, 512)
+    assert budget.prompt_rows(0, 10) == 3072 and budget.prompt_rows(40, 1000) == 472
+    assert budget.prompt_rows(40, 4000) == 3032 and budget.prompt_rows(500, 1000) == 64
+    times = example().times
+    assert prompt_s(times, budget, 0, 9, 100) == 0.0
+    assert prompt_s(times, budget, 2000, 40, 40_000) > prompt_s(times, budget, 2000, 0, 0)
+
+
+# --- against measurements ------------------------------------------------------------------------------
+
+
+def simulated(case: str) -> LoadOutcome:
+    jobs = make_case(case).jobs
+    arrivals = [
+        SimulatedRequest(job.due_s or 0.0, len(job.turns[0].prompt), job.turns[0].max_tokens) for job in jobs
+    ]
+    return outcome(run(ClusterLayout.UNIFIED, arrivals, workers=1), TARGETS)
+
+
+def test_s1k_is_within_ten_percent_of_the_measured_run() -> None:
+    """docs/benchmarks.md: 5,384 tokens per second, TPOT 6.36 and 7.69 ms, TTFT 30.9 ms."""
+    found = simulated("s1k")
+    assert found.output_tokens_per_s == pytest.approx(5384, rel=0.03)
+    assert found.tpot_p50_s == pytest.approx(6.36e-3, rel=0.10)
+    assert found.tpot_p99_s == pytest.approx(7.69e-3, rel=0.10)
+    assert found.ttft_p50_s == pytest.approx(30.9e-3, rel=0.10)
+
+
+def test_s8k_is_within_ten_percent_but_for_its_first_tokens() -> None:
+    """docs/benchmarks.md: 2,428 tokens per second, TPOT 47.2 and 100.2 ms, TTFT 517 ms and 12.3 s."""
+    found = simulated("s8k")
+    assert found.output_tokens_per_s == pytest.approx(2428, rel=0.10)
+    assert found.tpot_p50_s == pytest.approx(47.2e-3, rel=0.10)
+    assert found.tpot_p99_s == pytest.approx(100.2e-3, rel=0.10)
+    assert found.ttft_p50_s == pytest.approx(0.517, rel=0.45)
+    assert found.ttft_p99_s == pytest.approx(12.3, rel=0.15)
+
+
+# --- layouts -------------------------------------------------------------------------------------------
+
+COMPARED = {
+    "tight 8k, where splitting wins": (Traffic(8192, 256), Targets(1.0, 0.008)),
+    "loose 8k, where it changes nothing": (Traffic(8192, 256), Targets(2.0, 0.015)),
+    "long answers, where it loses": (Traffic(2000, 1000), Targets(0.5, 0.012)),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case if "8k" in case else pytest.param(case, marks=pytest.mark.slow) for case in COMPARED],
+)
+def test_auto_does_not_lose_to_the_better_static_layout(case: str) -> None:
+    traffic, targets = COMPARED[case]
+    knees = []
+    for layout, prefill in ((ClusterLayout.UNIFIED, 0), (ClusterLayout.SPLIT, 1), (ClusterLayout.AUTO, 0)):
+        shape = ClusterShape(example(), 2, layout, targets, prefill)
+        knees.append(find_knee(shape, partial(poisson, traffic), Effort(seconds=25.0), 4.0).rate)
+    assert knees[2] >= 0.97 * max(knees[:2]) > 0
+
+
+def test_preferences_change_when_the_load_does_and_lose_no_request() -> None:
+    """Short prompts, then long ones under a tight target: workers part, and come together again."""
+    parts = [
+        poisson(Traffic(*lengths), rate, 300, 1) for lengths, rate in (((256, 256), 12.0), ((8192, 256), 3.0))
+    ]
+    phases = [*parts, parts[0]]
+    arrivals, start = list[SimulatedRequest](), 0.0
+    for phase in phases:
+        arrivals += [replace(arrival, at_s=start + arrival.at_s) for arrival in phase]
+        start = arrivals[-1].at_s
+    played = run(ClusterLayout.AUTO, arrivals)
+    assert not played.refused and all(job.end_s is not None for job in played.jobs)
+    apart = [sum(job.apart for job in played.jobs[300 * i + 150 : 300 * i + 300]) / 150 for i in range(3)]
+    assert apart[0] < 0.1 and apart[1] > 0.8 and 2 <= played.flips <= 6
+
+
+@pytest.mark.slow
+def test_a_day_of_traffic_takes_about_a_minute() -> None:
+    """Processor time: other work may run beside it."""
+    begun = time.process_time()
+    arrivals = list(day(Traffic(2048, 256, 0.1), 3.0, 1))
+    played = run(ClusterLayout.AUTO, arrivals)
+    assert time.process_time() - begun < 90
+    assert len(arrivals) > 250_000 and not played.refused
+    assert all(job.end_s is not None for job in played.jobs)
