@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eyas.common.errors import ConfigError
+from kv_transfer.gpu.driver import Allocation
 
 Pages: TypeAlias = NDArray[np.uint8]  # [pages, page_bytes], a view of a page-major pool
 
@@ -46,6 +47,20 @@ class Area:
     def checksum(self, page: int) -> int:
         """CRC-32 of one page."""
         return zlib.crc32(self.pages[page].data)
+
+
+@dataclass(frozen=True)
+class DeviceArea:
+    """A pool on GPU number `ordinal` of this process, `count` pages from `address` on, and the proof page.
+
+    `memory`: what can be handed to other processes; None: the pool lies in memory that cannot.
+    """
+
+    address: int
+    page_bytes: int
+    count: int
+    ordinal: int
+    memory: Allocation | None = None
 
 
 def create_file(path: Path, size: int) -> mmap.mmap:

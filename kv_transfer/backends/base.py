@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.pool import Export
 from eyas.common.types import Shard
-from kv_transfer.area import Area, Pages
+from kv_transfer.area import Area, DeviceArea, Pages
 from kv_transfer.copy_thread import Done
 
 
@@ -81,6 +81,7 @@ class Site:
     area: Area
     pool_dir: str
     wire: Wire
+    device: DeviceArea | None = None
 
 
 class Backend(ABC):
@@ -90,6 +91,7 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]
+    direct: ClassVar[bool] = False
 
     @abstractmethod
     def export(self) -> Export | None:

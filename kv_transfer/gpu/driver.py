@@ -1,0 +1,312 @@
+"""The calls of the CUDA driver that moving pages needs: allocations that other processes map, and copies.
+
+It knows the driver's API (CUDA Driver API, "Virtual Memory Management" and "Memory Management") and one GPU.
+It refuses to know pages, peers and torch. Without libcuda, importing this file works, and making a `CudaDriver`
+raises DriverError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+PINNED, DEVICE, FILE_DESCRIPTOR = 1, 1, 1  # CUmemAllocationType, CUmemLocationType, CUmemAllocationHandleType
+READ_WRITE = 3
+RECOMMENDED = 1
+RDMA_WITH_VMM = 110  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+IN_STREAM_ORDER = 1  # CUmemcpySrcAccessOrder
+BESIDE_COMPUTE = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+NON_BLOCKING = 1  # of streams: not ordered with the default stream
+SLEEP = 1 | 2  # of events: a waiting thread sleeps, and nothing is timed
+BATCH = 512
+"""Copies per call: calls of tens of thousands are known to crash."""
+
+
+class DriverError(Exception):
+    """A call of the CUDA driver failed; the text says which, and why."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of a GPU that this process can reach: its own, or a peer's. `handle`: the driver's; 0: a peer's."""
+
+    address: int
+    size: int
+    handle: int = 0
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes to copy: `size` from address `source` to address `target`."""
+
+    source: int
+    target: int
+    size: int
+
+
+class Driver(Protocol):
+    """One GPU, as this process uses it. Every call may come from any thread; all raise DriverError."""
+
+    @property
+    def uuid(self) -> bytes:
+        """Names the GPU in all processes and on all hosts; 16 bytes."""
+        ...
+
+    def obstacle(self, uuid: bytes) -> str:
+        """What keeps this GPU from reading the memory of the GPU `uuid`; empty: nothing."""
+        ...
+
+    def allocate(self, size: int) -> Memory:
+        """At least `size` bytes of this GPU, not initialised, that can be exported."""
+        ...
+
+    def export(self, memory: Memory) -> int:
+        """A file descriptor that gives another process `memory`; the caller closes it."""
+        ...
+
+    def map(self, descriptor: int, size: int) -> Memory:
+        """Another process's memory, mapped here. It lives as long as anybody has it mapped."""
+        ...
+
+    def unmap(self, memory: Memory) -> None:
+        """Gives memory back, own or mapped. Nothing may use it any more."""
+        ...
+
+    def copy(self, spans: Sequence[Span]) -> None:
+        """Copies between memories of GPUs, in any order; returns when all bytes are there."""
+        ...
+
+    def read(self, address: int, size: int) -> bytes:
+        """Bytes of a GPU."""
+        ...
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Memory of our own, and the driver that it came from."""
+
+    driver: Driver
+    memory: Memory
+
+    @classmethod
+    def new(cls, driver: Driver, size: int) -> Allocation:
+        """At least `size` bytes, not initialised. Raises DriverError."""
+        return cls(driver, driver.allocate(size))
+
+    def export(self) -> int:
+        """A file descriptor that gives another process the memory; the caller closes it."""
+        return self.driver.export(self.memory)
+
+    def free(self) -> None:
+        """Gives the memory back; peers that have it mapped keep theirs."""
+        self.driver.unmap(self.memory)
+
+
+class _Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class _AllocFlags(ctypes.Structure):
+    _fields_ = [
+        ("compression", ctypes.c_ubyte),
+        ("rdma", ctypes.c_ubyte),
+        ("usage", ctypes.c_ushort),
+        ("reserved", ctypes.c_ubyte * 4),
+    ]
+
+
+class _AllocationProp(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("win32", ctypes.c_void_p),
+        ("flags", _AllocFlags),
+    ]
+
+
+class _AccessDesc(ctypes.Structure):
+    _fields_ = [("location", _Location), ("flags", ctypes.c_int)]
+
+
+class _CopyAttributes(ctypes.Structure):
+    _fields_ = [
+        ("order", ctypes.c_int),
+        ("source_hint", _Location),
+        ("target_hint", _Location),
+        ("flags", ctypes.c_uint),
+    ]
+
+
+class CudaDriver:
+    """The driver for GPU number `ordinal` of this process; its context is the one that torch uses too."""
+
+    def __init__(self, ordinal: int) -> None:
+        try:
+            self._cuda = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise DriverError(f"the CUDA driver cannot be loaded: {error}") from None
+        self._call("cuInit", ctypes.c_uint(0))
+        self._device = self._nth(ordinal)
+        self.uuid = self._uuid(self._device)
+        self._context = ctypes.c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
+        self._location = _Location(DEVICE, ordinal)
+        self._here()
+        self._stream, self._event = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(self._stream), ctypes.c_uint(NON_BLOCKING))
+        self._call("cuEventCreate", ctypes.byref(self._event), ctypes.c_uint(SLEEP))
+        self._copying = threading.Lock()  # of the stream and the event
+
+    def obstacle(self, uuid: bytes) -> str:
+        """What keeps this GPU from reading the memory of the GPU `uuid`; empty: nothing."""
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        for device in map(self._nth, range(count.value)):
+            if self._uuid(device) == uuid:
+                return self._no_access(device)
+        return "this process does not see the peer's GPU"
+
+    def allocate(self, size: int) -> Memory:
+        """At least `size` bytes of this GPU, not initialised, that can be exported."""
+        self._here()
+        prop = self._prop()
+        granule = ctypes.c_size_t()
+        self._call(
+            "cuMemGetAllocationGranularity", ctypes.byref(granule), ctypes.byref(prop), ctypes.c_int(RECOMMENDED)
+        )
+        size = -(-size // granule.value) * granule.value
+        handle = ctypes.c_uint64()
+        self._call("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(prop), ctypes.c_uint64(0))
+        try:
+            return Memory(self._map(handle, size), size, handle.value)
+        except DriverError:
+            self._call("cuMemRelease", handle)
+            raise
+
+    def export(self, memory: Memory) -> int:
+        """A file descriptor that gives another process `memory`; the caller closes it."""
+        self._here()
+        descriptor = ctypes.c_int()
+        self._call(
+            "cuMemExportToShareableHandle",
+            ctypes.byref(descriptor),
+            ctypes.c_uint64(memory.handle),
+            ctypes.c_int(FILE_DESCRIPTOR),
+            ctypes.c_uint64(0),
+        )
+        return descriptor.value
+
+    def map(self, descriptor: int, size: int) -> Memory:
+        """Another process's memory, mapped here; its handle is let go at once, since the mapping holds it."""
+        self._here()
+        handle = ctypes.c_uint64()
+        self._call(
+            "cuMemImportFromShareableHandle",
+            ctypes.byref(handle),
+            ctypes.c_void_p(descriptor),
+            ctypes.c_int(FILE_DESCRIPTOR),
+        )
+        try:
+            return Memory(self._map(handle, size), size)
+        finally:
+            self._call("cuMemRelease", handle)
+
+    def unmap(self, memory: Memory) -> None:
+        """Gives memory back, own or mapped. Nothing may use it any more."""
+        self._here()
+        self._call("cuMemUnmap", ctypes.c_uint64(memory.address), ctypes.c_size_t(memory.size))
+        self._call("cuMemAddressFree", ctypes.c_uint64(memory.address), ctypes.c_size_t(memory.size))
+        if memory.handle:
+            self._call("cuMemRelease", ctypes.c_uint64(memory.handle))
+
+    def copy(self, spans: Sequence[Span]) -> None:
+        """Copies by the copy engines, which leave the GPU's processors to compute."""
+        self._here()
+        with self._copying:
+            for start in range(0, len(spans), BATCH):
+                self._batch(spans[start : start + BATCH])
+            self._wait()
+
+    def read(self, address: int, size: int) -> bytes:
+        """Bytes of a GPU."""
+        self._here()
+        target = ctypes.create_string_buffer(size)
+        with self._copying:
+            self._call(
+                "cuMemcpyDtoHAsync_v2", target, ctypes.c_uint64(address), ctypes.c_size_t(size), self._stream
+            )
+            self._wait()
+        return target.raw
+
+    def _batch(self, spans: Sequence[Span]) -> None:
+        count = len(spans)
+        words, sizes = ctypes.c_uint64 * count, ctypes.c_size_t * count
+        how = _CopyAttributes(order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)
+        self._call(
+            "cuMemcpyBatchAsync_v2",
+            words(*(span.target for span in spans)),
+            words(*(span.source for span in spans)),
+            sizes(*(span.size for span in spans)),
+            ctypes.c_size_t(count),
+            ctypes.byref(how),
+            ctypes.byref(ctypes.c_size_t(0)),  # the attributes are those of copy 0 and all that follow
+            ctypes.c_size_t(1),
+            self._stream,
+        )
+
+    def _wait(self) -> None:
+        self._call("cuEventRecord", self._event, self._stream)
+        self._call("cuEventSynchronize", self._event)
+
+    def _map(self, handle: ctypes.c_uint64, size: int) -> int:
+        address = ctypes.c_uint64()
+        length = ctypes.c_size_t(size)
+        zero = ctypes.c_uint64(0)
+        self._call("cuMemAddressReserve", ctypes.byref(address), length, ctypes.c_size_t(0), zero, zero)
+        try:
+            self._call("cuMemMap", address, length, ctypes.c_size_t(0), handle, zero)
+            access = _AccessDesc(self._location, READ_WRITE)
+            self._call("cuMemSetAccess", address, length, ctypes.byref(access), ctypes.c_size_t(1))
+        except DriverError:
+            self._cuda.cuMemUnmap(address, length)
+            self._call("cuMemAddressFree", address, length)
+            raise
+        return address.value
+
+    def _prop(self) -> _AllocationProp:
+        rdma = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(rdma), ctypes.c_int(RDMA_WITH_VMM), self._device)
+        flags = _AllocFlags(rdma=int(rdma.value != 0))  # so that network cards can read it too
+        return _AllocationProp(PINNED, FILE_DESCRIPTOR, self._location, None, flags)
+
+    def _no_access(self, device: ctypes.c_int) -> str:
+        if device.value == self._device.value:
+            return ""
+        able = ctypes.c_int()
+        self._call("cuDeviceCanAccessPeer", ctypes.byref(able), self._device, device)
+        return "" if able.value else f"GPUs {self._device.value} and {device.value} have no peer access"
+
+    def _nth(self, ordinal: int) -> ctypes.c_int:
+        device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
+        return device
+
+    def _uuid(self, device: ctypes.c_int) -> bytes:
+        found = (ctypes.c_ubyte * 16)()
+        self._call("cuDeviceGetUuid_v2", found, device)
+        return bytes(found)
+
+    def _here(self) -> None:
+        """Threads start without a context."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code = getattr(self._cuda, name)(*arguments)
+        if code != 0:
+            text = ctypes.c_char_p()
+            self._cuda.cuGetErrorString(ctypes.c_int(code), ctypes.byref(text))
+            raise DriverError(f"{name}: {(text.value or b'unknown').decode()} (CUDA error {code})")
