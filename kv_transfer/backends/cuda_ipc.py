@@ -21,7 +21,7 @@ from kv_transfer.area import DeviceArea
 from kv_transfer.backends.base import Copy, Site, Source, check_pages, runs
 from kv_transfer.backends.blocking import BlockingBackend
 from kv_transfer.backends.shm import file_identity
-from kv_transfer.gpu.driver import Allocation, Driver, DriverError, Memory, Span
+from kv_transfer.gpu.driver import Allocation, Block, Driver, DriverError, Memory
 from kv_transfer.gpu.handover import Giver, take, wait_for_end
 
 
@@ -51,7 +51,7 @@ class PeerPool(Source):
             size = self._page_bytes
             self._driver.copy(
                 [
-                    Span(memory.address + src * size, area.address + dst * size, count * size)
+                    Block(memory.address + src * size, area.address + dst * size, count * size)
                     for src, dst, count in runs(job.source.pages, job.dst_pages)
                 ]
             )

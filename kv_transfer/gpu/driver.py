@@ -21,8 +21,12 @@ IN_STREAM_ORDER = 1  # CUmemcpySrcAccessOrder
 BESIDE_COMPUTE = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
 NON_BLOCKING = 1  # of streams: not ordered with the default stream
 SLEEP = 1 | 2  # of events: a waiting thread sleeps, and nothing is timed
+ON_DEVICE = 2  # CUmemorytype
 BATCH = 512
 """Copies per call: calls of tens of thousands are known to crash."""
+STREAMS = 4
+"""Copies are dealt to so many streams. Pages of 2 MiB between two H200s, 192 of them: 295 GB/s on one stream,
+333 on two, 356 on four; one piece of 1 GiB: 391. Kernels reach no more, and take processors from the steps."""
 
 
 class DriverError(Exception):
@@ -39,12 +43,15 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Span:
-    """Bytes to copy: `size` from address `source` to address `target`."""
+class Block:
+    """Bytes to copy: `rows` of `width` bytes each, which begin `*_pitch` bytes after each other."""
 
-    source: int
-    target: int
-    size: int
+    source: int  # address
+    target: int  # address
+    width: int
+    rows: int = 1
+    source_pitch: int = 0
+    target_pitch: int = 0
 
 
 class Driver(Protocol):
@@ -75,7 +82,7 @@ class Driver(Protocol):
         """Gives memory back, own or mapped. Nothing may use it any more."""
         ...
 
-    def copy(self, spans: Sequence[Span]) -> None:
+    def copy(self, blocks: Sequence[Block]) -> None:
         """Copies between memories of GPUs, in any order; returns when all bytes are there."""
         ...
 
@@ -141,6 +148,27 @@ class _CopyAttributes(ctypes.Structure):
     ]
 
 
+class _Copy2D(ctypes.Structure):
+    _fields_ = [
+        ("source_x", ctypes.c_size_t),
+        ("source_y", ctypes.c_size_t),
+        ("source_kind", ctypes.c_int),
+        ("source_host", ctypes.c_void_p),
+        ("source", ctypes.c_uint64),
+        ("source_array", ctypes.c_void_p),
+        ("source_pitch", ctypes.c_size_t),
+        ("target_x", ctypes.c_size_t),
+        ("target_y", ctypes.c_size_t),
+        ("target_kind", ctypes.c_int),
+        ("target_host", ctypes.c_void_p),
+        ("target", ctypes.c_uint64),
+        ("target_array", ctypes.c_void_p),
+        ("target_pitch", ctypes.c_size_t),
+        ("width", ctypes.c_size_t),
+        ("rows", ctypes.c_size_t),
+    ]
+
+
 class CudaDriver:
     """The driver for GPU number `ordinal` of this process; its context is the one that torch uses too."""
 
@@ -156,10 +184,8 @@ class CudaDriver:
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
         self._location = _Location(DEVICE, ordinal)
         self._here()
-        self._stream, self._event = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuStreamCreate", ctypes.byref(self._stream), ctypes.c_uint(NON_BLOCKING))
-        self._call("cuEventCreate", ctypes.byref(self._event), ctypes.c_uint(SLEEP))
-        self._copying = threading.Lock()  # of the stream and the event
+        self._lanes = [self._lane() for _ in range(STREAMS)]
+        self._copying = threading.Lock()  # of the streams and their events
 
     def obstacle(self, uuid: bytes) -> str:
         """What keeps this GPU from reading the memory of the GPU `uuid`; empty: nothing."""
@@ -223,44 +249,70 @@ class CudaDriver:
         if memory.handle:
             self._call("cuMemRelease", ctypes.c_uint64(memory.handle))
 
-    def copy(self, spans: Sequence[Span]) -> None:
+    def copy(self, blocks: Sequence[Block]) -> None:
         """Copies by the copy engines, which leave the GPU's processors to compute."""
         self._here()
+        whole = [block for block in blocks if block.rows == 1]
         with self._copying:
-            for start in range(0, len(spans), BATCH):
-                self._batch(spans[start : start + BATCH])
+            for lane, (stream, _) in enumerate(self._lanes):
+                mine = whole[len(whole) * lane // STREAMS : len(whole) * (lane + 1) // STREAMS]
+                for start in range(0, len(mine), BATCH):
+                    self._batch(mine[start : start + BATCH], stream)
+            for i, block in enumerate(block for block in blocks if block.rows > 1):
+                self._rows(block, self._lanes[i % STREAMS][0])
             self._wait()
 
     def read(self, address: int, size: int) -> bytes:
         """Bytes of a GPU."""
         self._here()
         target = ctypes.create_string_buffer(size)
+        source, length = ctypes.c_uint64(address), ctypes.c_size_t(size)
         with self._copying:
-            self._call(
-                "cuMemcpyDtoHAsync_v2", target, ctypes.c_uint64(address), ctypes.c_size_t(size), self._stream
-            )
+            self._call("cuMemcpyDtoHAsync_v2", target, source, length, self._lanes[0][0])
             self._wait()
         return target.raw
 
-    def _batch(self, spans: Sequence[Span]) -> None:
-        count = len(spans)
+    def _batch(self, blocks: Sequence[Block], stream: ctypes.c_void_p) -> None:
+        count = len(blocks)
         words, sizes = ctypes.c_uint64 * count, ctypes.c_size_t * count
         how = _CopyAttributes(order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)
         self._call(
             "cuMemcpyBatchAsync_v2",
-            words(*(span.target for span in spans)),
-            words(*(span.source for span in spans)),
-            sizes(*(span.size for span in spans)),
+            words(*(block.target for block in blocks)),
+            words(*(block.source for block in blocks)),
+            sizes(*(block.width for block in blocks)),
             ctypes.c_size_t(count),
             ctypes.byref(how),
             ctypes.byref(ctypes.c_size_t(0)),  # the attributes are those of copy 0 and all that follow
             ctypes.c_size_t(1),
-            self._stream,
+            stream,
         )
 
+    def _rows(self, block: Block, stream: ctypes.c_void_p) -> None:
+        copy = _Copy2D(
+            source_kind=ON_DEVICE,
+            source=block.source,
+            source_pitch=block.source_pitch,
+            target_kind=ON_DEVICE,
+            target=block.target,
+            target_pitch=block.target_pitch,
+            width=block.width,
+            rows=block.rows,
+        )
+        self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), stream)
+
     def _wait(self) -> None:
-        self._call("cuEventRecord", self._event, self._stream)
-        self._call("cuEventSynchronize", self._event)
+        for stream, event in self._lanes:
+            self._call("cuEventRecord", event, stream)
+        for _, event in self._lanes:
+            self._call("cuEventSynchronize", event)
+
+    def _lane(self) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+        """A stream, and an event for its end."""
+        stream, event = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(NON_BLOCKING))
+        self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(SLEEP))
+        return stream, event
 
     def _map(self, handle: ctypes.c_uint64, size: int) -> int:
         address = ctypes.c_uint64()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kv_transfer.area import Area, DeviceArea
 from kv_transfer.backends.base import Site
 from kv_transfer.backends.cuda_ipc import CudaIpcBackend
-from kv_transfer.gpu.driver import Allocation, DriverError, Memory, Span
+from kv_transfer.gpu.driver import Allocation, Block, DriverError, Memory
 
 PAGE = 4096
 
@@ -61,9 +61,11 @@ class FakeDriver:
         if memory.handle:
             os.close(self._descriptors.pop(memory.address))
 
-    def copy(self, spans: Sequence[Span]) -> None:
-        for span in spans:
-            ctypes.memmove(span.target, span.source, span.size)
+    def copy(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            for row in range(block.rows):
+                source, target = block.source + row * block.source_pitch, block.target + row * block.target_pitch
+                ctypes.memmove(target, source, block.width)
 
     def read(self, address: int, size: int) -> bytes:
         return ctypes.string_at(address, size)

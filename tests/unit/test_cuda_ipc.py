@@ -143,9 +143,9 @@ def test_an_owner_that_leaves_is_let_go_too(tmp_path: Path) -> None:
 
 def test_a_copy_that_runs_when_the_owner_dies_ends_well(tmp_path: Path) -> None:
     class Slow(FakeDriver):
-        def copy(self, spans: object) -> None:
+        def copy(self, blocks: object) -> None:
             time.sleep(0.3)
-            super().copy(spans)  # type: ignore[arg-type]
+            super().copy(blocks)  # type: ignore[arg-type]
 
     pool = FakePool(str(tmp_path), COUNT, Slow())
     with owner(tmp_path) as (process, export, _):
