@@ -202,11 +202,16 @@ class CudaDriver:
         prop = self._prop()
         granule = ctypes.c_size_t()
         self._call(
-            "cuMemGetAllocationGranularity", ctypes.byref(granule), ctypes.byref(prop), ctypes.c_int(RECOMMENDED)
+            "cuMemGetAllocationGranularity",
+            ctypes.byref(granule),
+            ctypes.byref(prop),
+            ctypes.c_int(RECOMMENDED),
         )
         size = -(-size // granule.value) * granule.value
         handle = ctypes.c_uint64()
-        self._call("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(prop), ctypes.c_uint64(0))
+        self._call(
+            "cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(prop), ctypes.c_uint64(0)
+        )
         try:
             return Memory(self._map(handle, size), size, handle.value)
         except DriverError:

@@ -64,7 +64,10 @@ class FakeDriver:
     def copy(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
             for row in range(block.rows):
-                source, target = block.source + row * block.source_pitch, block.target + row * block.target_pitch
+                source, target = (
+                    block.source + row * block.source_pitch,
+                    block.target + row * block.target_pitch,
+                )
                 ctypes.memmove(target, source, block.width)
 
     def read(self, address: int, size: int) -> bytes:
