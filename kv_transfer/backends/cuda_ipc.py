@@ -1,8 +1,8 @@
 """`cuda_ipc`: the peer's pool is memory of a GPU of this host, which this process maps and reads.
 
-The owner hands its memory over as a file descriptor. So a mapping stays readable when the owner dies, and only
-the lease decides what its bytes are worth; but the GPU's memory is free only when all have unmapped it. A
-thread per mapping therefore waits for the owner's end, and unmaps at once.
+The owner hands its memory over as a file descriptor. So a mapping stays readable when the owner dies, and
+only the lease decides what its bytes are worth; but the GPU's memory is free only when all have unmapped it.
+A thread per mapping therefore waits for the owner's end, and unmaps at once.
 """
 
 from __future__ import annotations

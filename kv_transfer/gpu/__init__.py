@@ -1,1 +1,1 @@
-"""Memory of GPUs that several processes map: the driver's calls, allocations, and how they are handed over."""
+"""Memory of GPUs that several processes map: the driver's calls, and how allocations are handed over."""

@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.engine.kv.device_memory import bytes_of
 from kv_transfer.gpu.driver import Allocation, Block, CudaDriver, Memory
 from kv_transfer.gpu.handover import Giver, Taken, take, wait_for_end
-from eyas.engine.kv.device_memory import bytes_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
