@@ -24,8 +24,8 @@ ON_DEVICE = 2  # CUmemorytype
 BATCH = 512
 """Copies per call: calls of tens of thousands are known to crash."""
 STREAMS = 4
-"""Copies are dealt to this number of streams. 192 pages of 2 MiB between two H200s: 295 GB/s on one stream, 333
-on two, 356 on four; one piece of 1 GiB: 391. Kernels reach no more, and take processors from the steps."""
+"""Copies are dealt to several. 192 pages of 2 MiB between two H200s: 295 GB/s on one stream, 333 on two, 356
+on four; one piece of 1 GiB: 391. Kernels reach no more, and take processors from the steps."""
 
 
 class _Location(ctypes.Structure):

@@ -21,7 +21,8 @@ import pytest
 import torch
 
 from eyas.engine.kv.device_memory import bytes_of
-from kv_transfer.gpu.driver import Allocation, Block, CudaDriver, Memory
+from kv_transfer.gpu.cuda import CudaDriver
+from kv_transfer.gpu.driver import Allocation, Block, Memory
 from kv_transfer.gpu.handover import Giver, Taken, take, wait_for_end
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -89,9 +90,7 @@ def test_scattered_pages_arrive(tmp_path: Path) -> None:
         blocks, src, dst = scattered(memory, mine, 700)  # more than one batch per stream
         driver.copy(blocks)
         wanted = torch.full((1024,), -1, dtype=torch.int32, device=words.device)
-        wanted[torch.tensor(dst, device=words.device)] = torch.tensor(
-            src, dtype=torch.int32, device=words.device
-        )
+        wanted[dst] = torch.tensor(src, dtype=torch.int32, device=words.device)
         assert bool((words == wanted[:, None]).all())
         assert driver.read(mine.address + dst[5] * PAGE, PAGE) == src[5].to_bytes(4, "little") * (PAGE // 4)
 
