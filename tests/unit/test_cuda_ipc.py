@@ -165,6 +165,7 @@ def test_a_stopped_owner_costs_time_and_no_more(tmp_path: Path, monkeypatch: pyt
     pool = FakePool(str(tmp_path), COUNT)
     with owner(tmp_path) as (process, export, _):
         os.kill(process.pid or 0, signal.SIGSTOP)
+        until(lambda: "T (stopped)" in Path(f"/proc/{process.pid}/status").read_text())
         error = copied(pool, opened(pool, export), job((3, 4))).error
         assert isinstance(error, TransferFailed) and "gives no memory" in error.message
         monkeypatch.undo()
