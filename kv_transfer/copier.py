@@ -9,16 +9,14 @@ import dataclasses
 from collections.abc import Mapping
 
 from eyas.common.errors import TransferFailed
-from kv_transfer.area import Area
 from kv_transfer.backends.base import Backend, Copy, CopyResult
 from kv_transfer.route import Route
 
 
 class Copier:
-    """Copies into `area`. No call blocks, but `close`."""
+    """Copies by `backends`, into the memory that they were made for. No call blocks, but `close`."""
 
-    def __init__(self, area: Area, backends: Mapping[str, Backend]) -> None:
-        self._area = area
+    def __init__(self, backends: Mapping[str, Backend]) -> None:
         self._backends = backends
         self._running: dict[tuple[int, int], tuple[Backend, Copy]] = {}
 
@@ -36,21 +34,19 @@ class Copier:
     def finished(self) -> list[CopyResult]:
         """The copies that stopped since the last call."""
         results = [result for backend in self._backends.values() for result in backend.poll()]
-        for result in results:
-            del self._running[result.job.name]
         return [self._judged(result) for result in results]
 
     def close(self, deadline: float) -> bool:
         """End all backends; False if one still copies at `deadline` (monotonic seconds).
 
-        After False the area must stay mapped.
+        After False the memory that they copy into must stay mapped.
         """
         return all([backend.close(deadline) for backend in self._backends.values()])
 
     def _judged(self, result: CopyResult) -> CopyResult:
         """A proof that came, but with other bytes, proves nothing."""
-        job = result.job
-        if job.proof is None or not result.ok or self._area.checksum(job.dst_pages[0]) == job.proof:
+        backend, job = self._running.pop(result.job.name)
+        if job.proof is None or not result.ok or backend.checksum(job.dst_pages[0]) == job.proof:
             return result
         error = TransferFailed(f"{result.path} brought other bytes than the owner has")
         return dataclasses.replace(result, error=error)

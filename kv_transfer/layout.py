@@ -16,6 +16,9 @@ from eyas.common.types import KvKind
 
 PROTOCOL = 3  # raised whenever pages, handles or the rules of a lease change their meaning
 
+WINDOW_BYTES = 32 << 20
+"""Of pages that pass through staging: enough that a step's duration between two windows does not show."""
+
 
 class PageMeaning(msgspec.Struct, frozen=True):
     """Everything that gives a page's bytes their meaning.
@@ -41,6 +44,11 @@ class PageMeaning(msgspec.Struct, frozen=True):
 def pages_for(tokens: int, page_size: int) -> int:
     """How many pages hold `tokens` rows, the last one perhaps in part."""
     return -(-tokens // page_size)
+
+
+def window_pages(page_bytes: int) -> int:
+    """How many pages pass through staging together."""
+    return max(1, WINDOW_BYTES // page_bytes)
 
 
 def check_compatible(mine: PoolInfo, theirs: PoolInfo) -> None:

@@ -34,5 +34,8 @@ class BlockingBackend(Backend):
     def cancel(self, job: Copy) -> None:
         self._thread.cancel(job)
 
+    def checksum(self, page: int) -> int:
+        return self.area.checksum(page)
+
     def close(self, deadline: float) -> bool:
         return self._thread.close(deadline)

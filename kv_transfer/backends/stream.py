@@ -17,11 +17,12 @@ CHUNK_BYTES = 1024 * 1024
 
 
 class StreamBackend(Backend):
-    """Copies that the fronts make, straight into the file of this area."""
+    """Copies that the fronts make, straight into the file of the site's area."""
 
     name = "grpc"
 
     def __init__(self, site: Site) -> None:
+        self._area = site.area
         self._wire = site.wire
         self._reachable = bool(site.area.path)
 
@@ -43,6 +44,9 @@ class StreamBackend(Backend):
 
     def cancel(self, job: Copy) -> None:
         self._wire.stop(job)
+
+    def checksum(self, page: int) -> int:
+        return self._area.checksum(page)
 
     def close(self, deadline: float) -> bool:
         """The front lives longer than its engine, and a file that is written to is never unmapped by that."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kv_transfer.backends.base import Backend, Site
 
 AUTO = "auto"  # the best way that both ends prove
+NONE = "none"  # no pages leave the pool, or come there
 
 BACKENDS = {
     "shm": "kv_transfer.backends.shm:ShmBackend",

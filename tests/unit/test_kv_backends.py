@@ -242,7 +242,7 @@ def test_closing_reports_what_waited(ends: Ends) -> None:
 
 
 def test_a_proof_is_the_bytes_of_the_proof_page(ends: Ends) -> None:
-    copier, truth = Copier(ends.mine, {ends.name: ends.backend}), ends.owner.checksum(PAGES)
+    copier, truth = Copier({ends.name: ends.backend}), ends.owner.checksum(PAGES)
     for number, proof in enumerate((truth, truth ^ 1)):
         copier.submit(Route(ends.backend, ends.open()), job((PAGES,), (3,), number, proof))
     good, bad = sorted(wait_for(copier.finished, 2), key=lambda result: result.job.number)
@@ -261,7 +261,7 @@ def test_two_backends_in_use_at_once() -> None:
         wire = ThreadWire(near.mine, {2: far.owner})
         stack.callback(wire.pool.shutdown)
         afar = StreamBackend(Site(near.mine, POOL_DIR, wire))
-        copier = Copier(near.mine, {"shm": near.backend, "grpc": afar})
+        copier = Copier({"shm": near.backend, "grpc": afar})
         ways = {1: Route(near.backend, near.open()), 2: Route(afar, afar.open({}))}
         for page in range(PAGES):
             pull = 1 + page % 2
@@ -279,7 +279,7 @@ def test_a_cancelled_pull_ends_its_own_copies_only() -> None:
         ends = Ends("grpc")
         stack.callback(ends.close)
         ends.wire.peers[2], ends.wire.pause_s = ends.owner, 0.05
-        copier = Copier(ends.mine, {"grpc": ends.backend})
+        copier = Copier({"grpc": ends.backend})
         route = Route(ends.backend, ends.open())
         for pull in (1, 2):
             copier.submit(route, dataclasses.replace(job((1, 2, 3), (4, 5, 6)), pull=pull))

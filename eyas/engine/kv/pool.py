@@ -1,4 +1,4 @@
-"""The paged KV pool: one page-major tensor, in a file of /dev/shm or in plain memory.
+"""The paged KV pool: one page-major tensor and its proof page, in a file or in a device's memory.
 
 It knows where rows lie and how to copy them; who owns a page, and whether its rows are valid, is the
 scheduler's business. A row is a token's place: physical row = page * page_size + slot.
@@ -6,10 +6,10 @@ scheduler's business. A row is a token's place: physical row = page * page_size 
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import secrets
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from eyas.engine.kv.format import KvFormat
-from kv_transfer.area import Area, create_file
+from kv_transfer.area import Area, DeviceArea, create_file
 
 SHARED_MEMORY = Path("/dev/shm")
 _POOL_NAME = re.compile(r"eyas-(\d+)-[0-9a-f]+-\w+")
@@ -61,7 +61,7 @@ class PoolShape:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole pool."""
+        """Bytes of all pages; the proof page takes `page_bytes` more."""
         return self.pages * self.page_bytes
 
 
@@ -74,7 +74,11 @@ class Closable(Protocol):
 
 
 class KvPool:
-    """Owns the memory of one KV group (target or draft) until `close`."""
+    """Owns the memory of one KV group (target or draft) until `close`.
+
+    `pages`: [pages + 1, elements of a page], behind them all the proof page: random bytes, of which
+    `checksum` is the CRC-32. `tensor`: the pages without it, in the sizes of the shape.
+    """
 
     def __init__(self, shape: PoolShape, path: Path | None = None) -> None:
         """`path`: a new file to map, so that other processes can read the pool; None: the device's memory.
@@ -83,15 +87,16 @@ class KvPool:
         """
         self.shape = shape
         self.path = path
-        self.area: Area | None = None  # what backends see of the pool, if it is in a file
-        self.staging: Closable | None = None  # what they see instead
+        self.area: Area | None = None  # the pool, if it is in a file
+        self.staging: Closable | None = None  # beside the pool, if pages pass through some
         if path is None:
-            self.tensor = torch.zeros(shape.sizes, dtype=shape.dtype, device=shape.device)
+            self.pages, self.checksum = _on_device(shape)
         else:
             memory = create_file(path, shape.nbytes + shape.page_bytes)
             self.area = Area.new(memoryview(memory), shape.page_bytes, str(path))
-            elements = torch.frombuffer(memory, dtype=shape.dtype, count=math.prod(shape.sizes))
-            self.tensor = elements.view(shape.sizes)
+            self.checksum = self.area.checksum(shape.pages)
+            self.pages = torch.frombuffer(memory, dtype=shape.dtype).view(shape.pages + 1, -1)
+        self.tensor = self.pages[: shape.pages].view(shape.sizes)
         rows = self.tensor.view(-1, shape.kv_heads * shape.head_dim)
         starts = [i * 2 * shape.page_size for i in range(shape.layers)]
         self._key_rows = [rows[start:] for start in starts]
@@ -101,6 +106,11 @@ class KvPool:
     def page_size(self) -> int:
         """Rows per page."""
         return self.shape.page_size
+
+    def device_area(self) -> DeviceArea:
+        """What backends see of a pool that is in no file."""
+        device = self.pages.device.index or 0
+        return DeviceArea(self.pages.data_ptr(), self.shape.page_bytes, self.shape.pages, device)
 
     def layer(self, index: int) -> torch.Tensor:
         """View of one layer, [pages, 2, page_size, kv_heads, head_dim]."""
@@ -133,10 +143,18 @@ class KvPool:
         if self.staging is not None:
             self.staging.close()
         self.area = None
-        self.tensor = torch.empty(0)
+        self.pages = self.tensor = torch.empty(0)
         self._key_rows, self._value_rows = [], []
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+
+def _on_device(shape: PoolShape) -> tuple[torch.Tensor, int]:
+    """Zeros, behind them a page of random bytes; and the checksum of these."""
+    memory = torch.zeros((shape.pages + 1) * shape.page_bytes, dtype=torch.uint8, device=shape.device)
+    proof = os.urandom(shape.page_bytes)
+    memory[shape.nbytes :].copy_(torch.frombuffer(bytearray(proof), dtype=torch.uint8))
+    return memory.view(shape.dtype).view(shape.pages + 1, -1), zlib.crc32(proof)
 
 
 def new_pool_path(group: str, directory: Path = SHARED_MEMORY) -> Path:
