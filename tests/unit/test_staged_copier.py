@@ -11,10 +11,8 @@ from staging_rig import SLOTS, ByHand, staged
 
 from eyas.common.errors import Cancelled, TransferFailed
 from eyas.common.types import Shard
-from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.slots import Slots
 from eyas.engine.kv.staged_copier import Inlet, StagedCopier
-from eyas.engine.kv.staging import Staging
 from kv_transfer.area import Area
 from kv_transfer.backends.base import Backend, Copy, CopyResult, Source
 from kv_transfer.route import Route
