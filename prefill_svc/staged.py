@@ -7,9 +7,8 @@ business.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
 from eyas.common.buffer import StreamBuffer
@@ -41,6 +40,7 @@ class StagedPages:
         Raises TransferFailed if the engine does not copy them, or the caller is too slow; Unavailable.
         """
         size = window_pages(self.slots.shape[1])
+        later = asyncio.get_running_loop().call_later
         left = (tuple(pages[i : i + size]) for i in range(0, len(pages), size))
         asked: deque[_Window] = deque()
         try:
@@ -49,38 +49,32 @@ class StagedPages:
                     asked.append(_Window(self, some))
                 if not asked:
                     return
-                async with contextlib.aclosing(asked[0].chunks()) as window:
-                    async for data in window:
+                for data in chunks(self.slots, await asked[0].staged()):
+                    slow = later(TAKEN_S, _end, asked)
+                    try:
                         yield data
+                    finally:
+                        slow.cancel()
+                    if asked[0].ended:
+                        raise TransferFailed(f"the puller took nothing for {TAKEN_S:g} s")
                 asked.popleft().end()
         finally:
-            for one in asked:
-                one.end()
+            _end(asked)
 
 
 class _Window:
     """Some pages, from the request for their copies until `end`."""
 
     def __init__(self, source: StagedPages, pages: tuple[int, ...]) -> None:
-        self._source = source
-        self._loop = asyncio.get_running_loop()
-        self._answer: StreamBuffer[Staged | Stopped] = StreamBuffer(2, self._loop.time() + STAGED_S)
+        self.ended = False
+        self._engine = source.engine
+        deadline = asyncio.get_running_loop().time() + STAGED_S
+        self._answer: StreamBuffer[Staged | Stopped] = StreamBuffer(2, deadline)
         self._call = source.engine.open(self._answer.put)
-        self._ended = False
         source.engine.send(StagePages(self._call, source.group, source.handle, pages))
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The bytes of the pages, which are read between two chunks only."""
-        for data in chunks(self._source.slots, await self._staged()):
-            slow = self._loop.call_later(TAKEN_S, self.end)
-            try:
-                yield data
-            finally:
-                slow.cancel()
-            if self._ended:
-                raise TransferFailed(f"the puller took nothing for {TAKEN_S:g} s")
-
-    async def _staged(self) -> tuple[int, ...]:
+    async def staged(self) -> tuple[int, ...]:
+        """The slots with the copies."""
         match await self._answer.get():
             case Staged(failure=None, slots=slots):
                 return slots
@@ -90,7 +84,12 @@ class _Window:
 
     def end(self) -> None:
         """The slots go back, if they came or when they come."""
-        if not self._ended:
-            self._ended = True
-            self._source.engine.close(self._call)
-            self._source.engine.send(Unstage(self._call))
+        if not self.ended:
+            self.ended = True
+            self._engine.close(self._call)
+            self._engine.send(Unstage(self._call))
+
+
+def _end(windows: Iterable[_Window]) -> None:
+    for window in windows:
+        window.end()
