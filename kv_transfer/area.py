@@ -1,7 +1,7 @@
-"""The memory that backends read from and write to: whole pages, and one more behind them for proofs.
+"""The memory that backends read from and write to: whole pages, in this host's memory or in a device's.
 
-An area is a pool itself where other processes can reach it, else the staging beside it. What its pages hold,
-and who may read them, is not this file's business.
+Behind the last page of every pool lies its proof page. What pages hold, and who may read them, is not this
+file's business; nor is how a device's memory is allocated.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eyas.common.errors import ConfigError
+from eyas.common.pool import Geometry
 from kv_transfer.gpu.driver import Allocation
 
 Pages: TypeAlias = NDArray[np.uint8]  # [pages, page_bytes], a view of a page-major pool
@@ -25,7 +26,10 @@ Pages: TypeAlias = NDArray[np.uint8]  # [pages, page_bytes], a view of a page-ma
 
 @dataclass(frozen=True)
 class Area:
-    """`pages`: all of them, the proof page last. `path`: the file that they are in; empty: in none."""
+    """Pages in host memory: a whole pool, its proof page last; or the staging slots beside a device's pool.
+
+    `path`: the file that they are in; empty: in none.
+    """
 
     pages: Pages
     path: str = ""
@@ -39,11 +43,6 @@ class Area:
         area.pages[-1] = np.frombuffer(os.urandom(page_bytes), np.uint8)
         return area
 
-    @property
-    def count(self) -> int:
-        """Pages but for the proof page, which is therefore this number."""
-        return len(self.pages) - 1
-
     def checksum(self, page: int) -> int:
         """CRC-32 of one page."""
         return zlib.crc32(self.pages[page].data)
@@ -51,16 +50,16 @@ class Area:
 
 @dataclass(frozen=True)
 class DeviceArea:
-    """A pool on GPU number `ordinal` of this process, `count` pages from `address` on, and the proof page.
+    """One rank's pool in a device's memory, from `address` on: its pages, and behind them the proof page.
 
-    `memory`: what can be handed to other processes; None: the pool lies in memory that cannot.
+    `allocation`: what other processes can map of it, by the socket `giver`; None: it is memory that they
+    cannot map.
     """
 
     address: int
-    page_bytes: int
-    count: int
-    ordinal: int
-    memory: Allocation | None = None
+    geometry: Geometry
+    allocation: Allocation | None = None
+    giver: str = ""
 
 
 def create_file(path: Path, size: int) -> mmap.mmap:

@@ -95,10 +95,10 @@ class Taken:
     giver: socket.socket
 
 
-def take(path: str) -> Taken:
-    """Ask the giver at `path`. Raises TransferFailed if it does not answer within TAKE_S seconds."""
+def take(path: str, within_s: float | None = None) -> Taken:
+    """Ask the giver at `path`. Raises TransferFailed if it does not answer `within_s` (TAKE_S) seconds."""
     giver = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    giver.settimeout(TAKE_S)
+    giver.settimeout(TAKE_S if within_s is None else within_s)
     try:
         giver.connect(path)
         if _user(giver) != os.geteuid():

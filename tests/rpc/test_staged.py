@@ -23,9 +23,10 @@ from eyas.engine.kv.staging import Staging
 from eyas.engine.loading import travel
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop import engine as loop_engine
+from prefill_svc import staged
 
 PROMPT = tuple(range(3, 133))  # 9 pages
-SLOTS = 20
+SLOTS, WINDOW = 4, 2  # pages: any prompt is longer than all staging slots
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +52,11 @@ def expected(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(autouse=True)
 def device_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pool pretends to be a device's; and staging is too small for more than two prompts."""
+    """Every pool pretends to be a device's; and no prompt fits into its staging."""
     monkeypatch.setattr(EngineSpec, "pool", lambda spec, group: KvPool(spec.shape(group)))
-    monkeypatch.setattr(travel, "staging_slots", lambda spec, pages: SLOTS)
+    monkeypatch.setattr(travel, "STAGED_BYTES", 0)
+    for module in (travel, staged):
+        monkeypatch.setattr(module, "window_pages", lambda page_bytes: WINDOW)
 
 
 def request(i: int, id: str = "") -> GenerationRequest:
@@ -69,14 +72,14 @@ async def pair(config: EngineConfig, tmp_path: Path, by: str) -> AsyncIterator[t
             yield a, b
 
 
-@pytest.mark.parametrize("by", ["auto", "shm", "grpc"])
+@pytest.mark.parametrize("by", ["auto", "grpc"])
 async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
     config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path, by: str
 ) -> None:
     async with pair(config, tmp_path, by) as (a, b), decoding(b) as decode:
         assert isinstance(b.engine._parts.copiers[0], StagedCopier)
         decode.attach(request(0), await prefill(a, request(0)))
-        assert await decode.tokens() == (expected[0], "shm" if by == "auto" else by)
+        assert await decode.tokens() == (expected[0], "grpc")
         await b.idle()
         await a.idle()
         digests = {hashlib.sha256(w.pages(PROMPT)).digest() for w in (a, b)}
@@ -84,13 +87,12 @@ async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
     assert list(tmp_path.iterdir()) == [], "staging files outlived their workers"
 
 
-@pytest.mark.parametrize("by", ["shm", "grpc"])
-async def test_more_prompts_than_staging_holds_wait_their_turn(
-    config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path, by: str
+async def test_more_prompts_than_staging_holds_take_turns(
+    config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path
 ) -> None:
-    """Prompts of 9 pages each, draft KV offered too, against 20 slots; some are cancelled on either side."""
+    """Prompts of 9 pages each against 4 slots; the callers of some leave."""
     async with contextlib.AsyncExitStack() as stack:
-        a, b = await stack.enter_async_context(pair(config, tmp_path, by))
+        a, b = await stack.enter_async_context(pair(config, tmp_path, "grpc"))
         decode = await stack.enter_async_context(decoding(b))
         channel = await stack.enter_async_context(rpc.channel(a.address))
 
@@ -110,9 +112,13 @@ async def test_more_prompts_than_staging_holds_wait_their_turn(
         assert answers == {f"r{i}": expected[i] for i in range(12) if i % 4 != 3}
         await b.idle()
         await a.idle()
-        offers = a.engine._parts.leases.offers
-        assert {group: offer.slots.free for group, offer in offers.items()} == {"target": 20, "draft": 20}
-        assert b.engine._parts.copiers[0]._slots.free == SLOTS
+        assert slots_left(a, b) == [SLOTS, SLOTS]
+
+
+def slots_left(owner: RealWorker, puller: RealWorker) -> list[int]:
+    """Of target KV, on the way out and on the way in."""
+    outlet, copier = owner.engine._parts.stager.outlets["target"], puller.engine._parts.copiers[0]
+    return [outlet.slots.free, copier._inlet.slots.free]
 
 
 async def collect(decode: Any, ids: set[str]) -> dict[str, list[int]]:
@@ -143,7 +149,7 @@ async def test_draft_pages_pass_through_staging_too(
 
         def remember(owner: Any, arrival: Any) -> None:
             pages = d.engine._parts.runner.pool.tensor[arrival.pages]
-            assert arrival.path == "shm"
+            assert arrival.path == "grpc"
             pulled.append(pages.numpy().tobytes())
             arrived(owner, arrival)
 
@@ -171,7 +177,7 @@ async def test_a_worker_that_decodes_and_drafts_goes_on_with_the_drafts_of_prefi
         b = await start(both)
         decode = await start(decoding(b))
         decode.attach(request(0), await prefill(a, request(0), draft=True))
-        assert await decode.tokens() == (expected[0], "shm")
+        assert await decode.tokens() == (expected[0], "grpc")
         await b.idle()
         await a.idle()
         theirs, ours = draft_pages(a), draft_pages(b)
@@ -196,7 +202,7 @@ async def test_an_idle_owner_looks_after_pages_on_their_way_out(
         time.sleep(0.2)
         return copy(*args)
 
-    async with pair(config, tmp_path, "shm") as (a, b), decoding(b) as decode:
+    async with pair(config, tmp_path, "grpc") as (a, b), decoding(b) as decode:
         monkeypatch.setattr(Staging, "_copy", slowly)
         monkeypatch.setattr(loop_engine, "IDLE_S", 8.0)
         began = time.monotonic()

@@ -61,7 +61,7 @@ class FrontRig(Rig):
         self.area, wire = Area.new(memory, GEOMETRY.page_bytes, "/dev/shm/here"), FrontWire(self.outbox)
         site = Site(self.area, "/dev/shm", wire)
         backends = {"shm": ShmBackend(site), "grpc": StreamBackend(site)}
-        copier, routes = Copier(self.area, backends), Routes(backends, self.transfer)
+        copier, routes = Copier(backends), Routes(backends, self.transfer)
         return Pulls(copier, routes, wire, PAGE, self.outbox, itertools.count(1))
 
     def tell(self, *commands: object) -> list[Event]:

@@ -31,6 +31,7 @@ from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool, new_pool_path, sweep_stale
 from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.kv.stager import Stager
 from eyas.engine.loading import follower
 from eyas.engine.loading.device_build import build_device, rounds_ahead
 from eyas.engine.loading.spec import EngineSpec
@@ -91,8 +92,6 @@ def _check_device(config: EngineConfig) -> None:
         raise ConfigError(message, param="tensor-parallel-size")
     if set(config.roles) == {Role.DRAFT}:
         raise ConfigError("--roles: a draft worker needs a CPU; a GPU drafts where it decodes", param="roles")
-    if set(config.roles) != set(Role) and ranks > 1:
-        raise ConfigError("--roles: GPUs that share a model take all roles", param="roles")
 
 
 @dataclass(frozen=True)
@@ -157,18 +156,19 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     pages = PagePool(pool.shape.pages)
     cache = PrefixCache(pages, config.page_size, lookahead=len(pools) - 1)
     outbox = Outbox()
-    moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), pages, outbox)
+    moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), outbox)
     owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id=partial(secrets.randbits, 63))
-    leases = Leases(owner, pages, config.page_size, moves.offers, outbox)
+    leases = Leases(owner, pages, config.page_size, moves.layouts, outbox, config.tensor_parallel_size)
     pulls = moves.pulls[KvKind.TARGET]
     return Parts(
         config=config,
         model=loaded.target,
         runner=core.runner,
         pools=pools,
-        scheduler=Scheduler(pages, cache, core.limits, pulls, leases),
+        scheduler=Scheduler(pages, cache, core.limits, pulls),
         drafter=core.drafter,
         leases=leases,
+        stager=Stager(moves.outlets, leases.covers, outbox),
         pulls=pulls,
         draft_pulls=moves.pulls.get(KvKind.DRAFT),
         copiers=tuple(moves.copiers.values()),
@@ -198,7 +198,7 @@ def _draft_parts(loaded: EngineSpec) -> DraftParts:
         ends = EmbeddingAndHead.load(loaded.target, weights)
     runner = _draft_runner(loaded, ends)
     outbox, pages = Outbox(), PagePool(runner.pool.shape.pages)
-    moves = travel(loaded, {KvKind.DRAFT: runner.pool}, pages, outbox)
+    moves = travel(loaded, {KvKind.DRAFT: runner.pool}, outbox)
     return DraftParts(
         config=config,
         runner=runner,
@@ -249,6 +249,7 @@ def _ready(loaded: EngineSpec, moves: Travel, slowest: float) -> Ready:
         slowest_step_s=slowest,
         draft_width=head.decoder.hidden_size if head else 0,
         synthetic=bool(loaded.synthetic_rates),
+        staged=bool(moves.outlets),
     )
 
 
