@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_device import MemoryBackend
 from real_worker import RealWorker, decoding, prefill, real_worker, tiny_config
 from staged_rig import PROMPT, SLOTS, pair, pretend, request, slots_free
 
@@ -116,7 +115,7 @@ async def test_draft_pages_come_the_same_way(
         assert copies == [] and b.load.moved["memory"].pulls == 2
 
 
-async def test_a_pool_in_a_file_is_beside_none_of_it(
+async def test_a_pool_in_a_file_has_no_direct_way(
     config: EngineConfig, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(monkeypatch, "MemoryBackend")
@@ -147,8 +146,3 @@ def exports(worker: RealWorker) -> set[str]:
     """The backends that reach a worker's target KV."""
     (rank,) = worker.engine._parts.ready.pools["target"].ranks
     return set(rank.exports)
-
-
-def test_the_fake_is_direct_and_the_others_are_not() -> None:
-    assert MemoryBackend.direct
-    assert not any(table.backend(name).direct for name in table.BACKENDS)  # type: ignore[attr-defined]
