@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
 from eyas.common.buffer import StreamBuffer
-from eyas.common.errors import TransferFailed, Unavailable
+from eyas.common.errors import DeadlineExceeded, TransferFailed, Unavailable
 from eyas.common.types import KvKind
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Staged, StagePages, Stopped, Unstage
@@ -75,7 +75,11 @@ class _Window:
 
     async def staged(self) -> tuple[int, ...]:
         """The slots with the copies."""
-        match await self._answer.get():
+        try:
+            answer = await self._answer.get()
+        except DeadlineExceeded:
+            raise TransferFailed(f"the engine staged no pages within {STAGED_S:g} s") from None
+        match answer:
             case Staged(failure=None, slots=slots):
                 return slots
             case Staged(failure=failure) | Stopped(failure=failure) if failure is not None:

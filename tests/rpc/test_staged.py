@@ -6,27 +6,19 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from real_worker import RealWorker, decoding, prefill, real_worker, tiny_config
+from staged_rig import PROMPT, SLOTS, pair, pretend, request, slots_free, slots_left
 
 from eyas.common import clients, replies, rpc
 from eyas.common.config import EngineConfig
-from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, Role
-from eyas.engine.kv.pool import KvPool
+from eyas.common.types import Role
 from eyas.engine.kv.staged_copier import StagedCopier
 from eyas.engine.kv.staging import Staging
-from eyas.engine.loading import travel
-from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop import engine as loop_engine
-from prefill_svc import staged
-
-PROMPT = tuple(range(3, 133))  # 9 pages
-SLOTS, WINDOW = 4, 2  # pages: any prompt is longer than all staging slots
 
 
 @pytest.fixture(scope="module")
@@ -52,24 +44,7 @@ def expected(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(autouse=True)
 def device_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pool pretends to be a device's; and no prompt fits into its staging."""
-    monkeypatch.setattr(EngineSpec, "pool", lambda spec, group: KvPool(spec.shape(group)))
-    monkeypatch.setattr(travel, "STAGED_BYTES", 0)
-    for module in (travel, staged):
-        monkeypatch.setattr(module, "window_pages", lambda page_bytes: WINDOW)
-
-
-def request(i: int, id: str = "") -> GenerationRequest:
-    params = SamplingParams(temperature=0.8, seed=5, max_tokens=12)
-    return GenerationRequest(id or f"r{i}", (*PROMPT[i:], *PROMPT[:i]), params)
-
-
-@contextlib.asynccontextmanager
-async def pair(config: EngineConfig, tmp_path: Path, by: str) -> AsyncIterator[tuple[RealWorker, RealWorker]]:
-    async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:
-        puller = {"registry": f"static:{a.address}", "transfer": by, "pool_dir": str(tmp_path)}
-        async with real_worker(config, Role.DECODE, **puller) as b:
-            yield a, b
+    pretend(monkeypatch)
 
 
 @pytest.mark.parametrize("by", ["auto", "grpc"])
@@ -112,13 +87,7 @@ async def test_more_prompts_than_staging_holds_take_turns(
         assert answers == {f"r{i}": expected[i] for i in range(12) if i % 4 != 3}
         await b.idle()
         await a.idle()
-        assert slots_left(a, b) == [SLOTS, SLOTS]
-
-
-def slots_left(owner: RealWorker, puller: RealWorker) -> list[int]:
-    """Of target KV, on the way out and on the way in."""
-    outlet, copier = owner.engine._parts.stager.outlets["target"], puller.engine._parts.copiers[0]
-    return [outlet.slots.free, copier._inlet.slots.free]
+        assert slots_left(a) == slots_free(b) == SLOTS
 
 
 async def collect(decode: Any, ids: set[str]) -> dict[str, list[int]]:

@@ -19,7 +19,7 @@ import pytest
 
 from eyas.common.errors import Cancelled, ConfigError, EyasError, TransferFailed
 from eyas.common.types import Shard
-from kv_transfer.area import Area, create_file
+from kv_transfer.area import Area, DeviceArea, create_file
 from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, Source
 from kv_transfer.backends.local import LocalBackend
 from kv_transfer.backends.shm import ShmBackend
@@ -251,6 +251,22 @@ def test_a_proof_is_the_bytes_of_the_proof_page(ends: Ends) -> None:
     assert good.ok
     assert isinstance(bad.error, TransferFailed)
     assert bad.error.message == f"{ends.backend.name} brought other bytes than the owner has"
+
+
+def test_the_checksum_is_that_of_the_page_which_came(ends: Ends) -> None:
+    assert ends.copy(job((7,), (3,)))[0].ok
+    assert ends.backend.checksum(3) == ends.owner.checksum(7) != ends.backend.checksum(4)
+
+
+def test_staging_beside_a_device_is_told_to_nobody(ends: Ends) -> None:
+    """Its slots are no pages of the pool: a way through the front is all that leads to those."""
+    beside = MAKERS[ends.name](
+        Site(
+            ends.owner, POOL_DIR, ends.wire, DeviceArea(ends.owner.pages.ctypes.data, PAGE, PAGES, ordinal=0)
+        )
+    )
+    assert beside.export() == ({} if ends.name == "grpc" else None)
+    assert beside.close(time.monotonic() + 5.0)
 
 
 def test_two_backends_in_use_at_once() -> None:

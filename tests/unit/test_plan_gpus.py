@@ -86,6 +86,16 @@ def test_unified_workers_on_gpus_of_their_own() -> None:
     assert {w.engine.threads for w in made.workers.values()} == {4}
 
 
+def test_whole_requests_need_no_host_memory_for_pages_that_travel() -> None:
+    unified = planned("--workers", "2", "--transfer", "grpc").workers["worker-0"]
+    assert unified.engine.transfer == "none" and "--transfer=none" in worker_argv(unified)
+    assert planned(*SPLIT).workers["decode-0"].engine.transfer == "auto"
+    assert planned(*SPLIT, "--transfer", "grpc").workers["decode-0"].engine.transfer == "grpc"
+    args = cli._parser().parse_args(["serve", "--device", "cpu", "--layout", "unified"])
+    made = plan(configuration.serve_config(args, GatewayConfig()), itertools.count(7000), FOUR)
+    assert {w.engine.transfer for w in made.workers.values()} == {"auto"}
+
+
 def test_workers_of_several_gpus_take_neighbours() -> None:
     two = ("--workers", "2", "--tp", "2")
     assert where(*two) == {"worker-0": ("cuda:0", 0.88), "worker-1": ("cuda:2", 0.88)}

@@ -49,6 +49,7 @@ from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_runner import DraftRunner
 from eyas.engine.speculation.drafter import Drafter
 from eyas.engine.speculation.remote import RemoteDrafter
+from kv_transfer.backends.table import NONE
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import Owner
 
@@ -66,6 +67,7 @@ def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = N
     start = start or Start()
     sweep_stale(Path(config.pool_dir))
     _check_device(config)
+    _check_transfer(config)
     if config.device != "cpu":
         torch.cuda.set_device(number_of(config.device))  # of this thread: kernels run on the current device
     if config.num_pages is None and config.attention_backend == "torch":
@@ -92,6 +94,13 @@ def _check_device(config: EngineConfig) -> None:
         raise ConfigError(message, param="tensor-parallel-size")
     if set(config.roles) == {Role.DRAFT}:
         raise ConfigError("--roles: a draft worker needs a CPU; a GPU drafts where it decodes", param="roles")
+
+
+def _check_transfer(config: EngineConfig) -> None:
+    if config.transfer == NONE and set(config.roles) != set(Role):
+        raise ConfigError(
+            "--transfer none: only a worker with all roles needs no other's pages", param="transfer"
+        )
 
 
 @dataclass(frozen=True)
