@@ -75,7 +75,7 @@ class MetPulls(Pulls):
 
     def told(self, command: Any) -> None:
         active = self._active.get(command.pull)
-        if active is not None and active.approach is None:
+        if active is not None and not active.approaches:
             super().told(PullMet(command.pull, POOL))
         super().told(command)
 
