@@ -2,9 +2,9 @@
 
     python -m tests.gpu.pair_gaps --out DIR [--rate 2] [SERVE FLAGS]
 
-Steady streams start at once; after LEAD_S, prompts come at even intervals. Both layouts get the same requests.
-A run takes 20 to 45 s beside the start. `--device cpu --streams 4 --prompt 200 --steady-answer 150 --count 8`
-tries it with the embedded model.
+Steady streams start at once; after LEAD_S, prompts come at even intervals. Both layouts get the same
+requests. A run takes 20 to 45 s beside the start. `--device cpu --streams 4 --prompt 200 --steady-answer 300
+--count 8` tries it with the embedded model.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Gaps:
-    """Seconds, an array per stream: before the prompts, and from the first one's arrival to the last one's end.
+    """Seconds, an array per stream: before the prompts, and from the first arrival to the last end of one.
 
     `whole`: streams that lasted until then. `counted`: the share of their tokens whose arrival was seen.
     """
@@ -135,7 +135,7 @@ def read_gaps(steady: Sequence[RequestRecord], begin_s: float, end_s: float) -> 
 
 
 def ratio(first: Sequence[Floats], second: Sequence[Floats]) -> tuple[float, float, float]:
-    """p99 of the second's gaps over the first's, and an interval: streams are drawn again, the same for both."""
+    """p99 of the second's gaps over the first's, and an interval: the same streams are drawn for both."""
     rng, streams = np.random.default_rng(SEED), min(len(first), len(second))
     values = []
     for _ in range(RESAMPLES):
@@ -166,7 +166,8 @@ def _tell(setting: Setting, name: str, gaps: Gaps, firsts: Floats, sent: Sent) -
     )
     setting.journal.write(
         "gaps", layout=name, ms=spreads, lasted=gaps.whole, seen=gaps.counted, failed=failed,
-        client_cpu=sent.client_cpu, client_lag_ms=sent.client_lag_ms, beside_s=[rounded(g.tolist()) for g in gaps.beside],
+        client_cpu=sent.client_cpu, client_lag_ms=sent.client_lag_ms,
+        beside_s=[rounded(g.tolist()) for g in gaps.beside],
     )  # fmt: skip
 
 

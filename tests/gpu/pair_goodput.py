@@ -2,9 +2,8 @@
 
     python -m tests.gpu.pair_goodput --out DIR --layouts unified split auto [--workloads 256/512 ...]
 
-A case takes its window of 16 to 24 s and at most 10 s more, so all six workloads (13 cases) take a layout about six
-minutes; two commands of ten minutes with three workloads each compare three layouts. `tests.gpu.pair_report`
-makes the tables. `--device cpu --small` tries it with the embedded model.
+A case takes its window of 16 to 24 s and at most 10 s more, so all six workloads (13 cases) take a layout
+about six minutes. `tests.gpu.pair_report` makes the tables from the files of several commands. `--device cpu --small` tries it with the embedded model.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ WARM_UP, WARM_UP_PROMPT, WARM_UP_ANSWER = 16, 600, 16
 WARM_UP_S = 60.0
 SETTLE_S = 0.5  # until what the case before gave up is forgotten
 HEAD = (
-    f"{'layout':<13}{'workload':<10}{'rate':>6}{'count':>6}{'within':>8}{'goodput':>9}{'TTFT p50, p90 ms':>18}"
-    f"{'TPOT p50, p90 ms':>18}{'failed':>8}{'client':>8}{'lag ms':>8}"
+    f"{'layout':<13}{'workload':<10}{'rate':>6}{'count':>6}{'within':>8}{'goodput':>9}"
+    f"{'TTFT p50, p90 ms':>18}{'TPOT p50, p90 ms':>18}{'failed':>8}{'client':>8}{'lag ms':>8}"
 )
 
 

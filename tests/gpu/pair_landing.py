@@ -2,12 +2,12 @@
 
     python -m tests.gpu.pair_landing --out DIR [SERVE FLAGS]
 
-The default prompts end with a chunk of the same 2,048 tokens and have 0, 1 and 2 chunks of 3,072 before it. Token 1
-is sent when the last chunk has ended, so the gap to token 2 holds what had not landed then, and one decode step.
-If the earlier chunks have landed, that gap does not grow with their number; if one had not, it would grow by its
-bytes over the rate of the link. A brief prompt beside them shows that rate: its gap is shorter by the bytes that
-it lacks. Two minutes with the start. `--device cpu --brief 16 --prompts 64 160 256 --count 3
---chunked-prefill-size 96` tries it with the embedded model.
+The default prompts end with a chunk of the same 2,048 tokens and have 0, 1 and 2 chunks of 3,072 before it.
+Token 1 is sent when the last chunk has ended, so the gap to token 2 holds what had not landed then, and one
+decode step. If the earlier chunks have landed, that gap does not grow with their number; if one had not, it
+would grow by its bytes over the rate of the link. A brief prompt beside them shows that rate: its gap is
+shorter by the bytes that it lacks. Two minutes with the start. `--device cpu --brief 16 --prompts 64 160 256
+--count 3 --chunked-prefill-size 96` tries it with the embedded model.
 """
 
 from __future__ import annotations

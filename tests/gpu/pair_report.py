@@ -35,8 +35,9 @@ def main() -> None:
 
 def against_simulator(runs: Sequence[Run]) -> Iterator[str]:
     """A row per run."""
-    yield "| tokens in / out | per second | layout | within targets | goodput | simulated within | goodput | error |"
-    yield "|---|--:|---|--:|--:|--:|--:|--:|"
+    yield _head(
+        "tokens in / out", "per second", "layout", "within targets", "goodput", "simulated", "", "error"
+    )
     for run in runs:
         row = (
             f"| {run.workload.name} | {run.rate:g} | {run.name} | {run.attainment:.1%} | {run.goodput:.2f} |"
@@ -51,8 +52,8 @@ def against_simulator(runs: Sequence[Run]) -> Iterator[str]:
 
 def at_rates(runs: Sequence[Run]) -> Iterator[str]:
     """A row per load: each layout at its best mixed-step size, goodput over that of the better static one."""
-    yield "| tokens in / out | per second | unified | split | split over unified | auto | auto over the better | tp2 |"
-    yield "|---|--:|--:|--:|--:|--:|--:|--:|"
+    ratios = ("split over unified", "auto over the better")
+    yield _head("tokens in / out", "per second", *STATIC, "auto", "tp2", *ratios)
     for (name, rate, _), group in groupby(runs, key=lambda run: run.case):
         best = _best(group)
         cells = {layout: f"{run.goodput:.2f}" for layout, run in best.items()}
@@ -61,13 +62,12 @@ def at_rates(runs: Sequence[Run]) -> Iterator[str]:
         between = _over(best.get("split"), best.get("unified"))
         better = max(static, key=lambda run: run.attainment, default=None)
         over = _over(best.get("auto"), better if len(static) == len(STATIC) else None)
-        yield f"| {name} | {rate:g} | {told[0]} | {told[1]} | {between} | {told[2]} | {over} | {told[3]} |"
+        yield f"| {name} | {rate:g} | {' | '.join(told)} | {between} | {over} |"
 
 
 def knees(runs: Sequence[Run]) -> Iterator[str]:
     """A row per workload and layout: the rate at which 90 % keep the targets, measured and simulated."""
-    yield "| tokens in / out | layout | bears, per second | simulated | error |"
-    yield "|---|---|--:|--:|--:|"
+    yield _head("tokens in / out", "layout", "bears, per second", "simulated", "error")
     for name, group in groupby(runs, key=lambda run: run.workload.name):
         of_workload = list(group)
         for layout in dict.fromkeys(run.layout for run in of_workload):
@@ -78,6 +78,10 @@ def knees(runs: Sequence[Run]) -> Iterator[str]:
             exact = told and not bound and not other_bound
             error = f"{rate / other - 1:+.1%}" if exact else "-"
             yield f"| {name} | {layout} | {bound}{rate:.2f} | {other_bound}{other:.2f} | {error} |"
+
+
+def _head(*titles: str) -> str:
+    return f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}"
 
 
 def _by_rate(runs: Iterable[Run], layout: str) -> Iterator[list[Run]]:
