@@ -4,7 +4,8 @@ On two GPUs, each with a prefill and a decode worker, so that one of each kind r
 
     python -m tests.chaos --device cuda --layout split --gpus 0,1,0,1 --seconds 300 --streams 32
 
-Flags of `eyas serve` choose the model and more. On a GPU, answers that differ from the undisturbed ones are counted.
+Flags of `eyas serve` choose the model and more. On a GPU, answers that differ from the undisturbed ones are
+counted: near-ties fall either way.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A cluster answers while its workers are killed, stopped and drained; nothing may be lost.
 
-Every stream must give the tokens that it gives undisturbed (on a GPU: as many; others are counted), and at the end nothing may be held: no page,
-lease, slot or file. Each fault and each outcome is a line of a JSONL file, whose first line holds the seed
-that repeats the campaign.
+Every stream must give the tokens that it gives undisturbed (on a GPU as many, and others are counted), and at
+the end nothing may be held: no page, lease, slot or file. Each fault and each outcome is a line of a JSONL
+file, whose first line holds the seed that repeats the campaign.
 """
 
 from __future__ import annotations

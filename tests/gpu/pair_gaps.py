@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from eyas.bench.asking import Target
 from eyas.bench.jobs import Job
 from eyas.bench.records import RequestRecord
 from eyas.bench.saved import Floats
 from tests.gpu.pair_load import Sent, send, token_ids
-from tests.gpu.pair_rig import Setting, Variant, add_setting, make_setting, rounded, served, step
+from tests.gpu.pair_rig import Served, Setting, Variant, add_setting, make_setting, rounded, served, step
 
 LEAD_S = 4.0
 STEADY_PROMPT, PROMPT_ANSWER = 256, 16
@@ -100,9 +99,9 @@ async def _measure(setting: Setting, variants: Sequence[Variant], load: Load) ->
 
 
 async def _layout(setting: Setting, variant: Variant, load: Load, found: dict[str, Gaps]) -> None:
-    async with served(setting, variant) as (target, vocabulary), asyncio.timeout(RUN_S):
-        await _warm_up(target, vocabulary, load)
-        sent = await send(target, load.jobs(vocabulary), DRAIN_S)
+    async with served(setting, variant) as cluster, asyncio.timeout(RUN_S):
+        await _warm_up(cluster, load)
+        sent = await send(cluster.target, load.jobs(cluster.vocabulary), DRAIN_S)
     steady, asked = sent.records[: load.streams], sent.records[load.streams :]
     firsts = [record.ttft_s + record.waited_s for record in asked if not record.error]
     if not firsts:
@@ -113,10 +112,10 @@ async def _layout(setting: Setting, variant: Variant, load: Load, found: dict[st
     _tell(setting, str(variant), gaps, np.asarray(firsts), sent)
 
 
-async def _warm_up(target: Target, vocabulary: int, load: Load) -> None:
+async def _warm_up(cluster: Served, load: Load) -> None:
     """As many prompts as workers, and some more."""
-    ids = [token_ids(vocabulary, load.prompt, SEED + 1, number) for number in range(4)]
-    await send(target, [Job.single(one, PROMPT_ANSWER, 0.0) for one in ids], DRAIN_S)
+    ids = [token_ids(cluster.vocabulary, load.prompt, SEED + 1, number) for number in range(4)]
+    await send(cluster.target, [Job.single(one, PROMPT_ANSWER, 0.0) for one in ids], DRAIN_S)
 
 
 def read_gaps(steady: Sequence[RequestRecord], begin_s: float, end_s: float) -> Gaps:

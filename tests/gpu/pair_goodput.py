@@ -3,7 +3,8 @@
     python -m tests.gpu.pair_goodput --out DIR --layouts unified split auto [--workloads 256/512 ...]
 
 A case takes its window of 16 to 24 s and at most 10 s more, so all six workloads (13 cases) take a layout
-about six minutes. `tests.gpu.pair_report` makes the tables from the files of several commands. `--device cpu --small` tries it with the embedded model.
+about six minutes. `tests.gpu.pair_report` makes the tables from the files of several commands. `--device cpu
+--small` tries it with the embedded model.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import uvloop
 
-from eyas.bench.asking import Target
 from eyas.bench.jobs import Job
 from eyas.bench.records import RequestRecord
 from tests.gpu.pair_load import Sent, send, token_ids
-from tests.gpu.pair_rig import Setting, Variant, add_setting, make_setting, rounded, served, step
+from tests.gpu.pair_rig import Served, Setting, Variant, add_setting, make_setting, rounded, served, step
 from tests.gpu.pair_runs import Run
 from tests.gpu.pair_workloads import WORKLOADS, Workload, jobs, small
 
@@ -29,7 +30,7 @@ WARM_UP_S = 60.0
 SETTLE_S = 0.5  # until what the case before gave up is forgotten
 HEAD = (
     f"{'layout':<13}{'workload':<10}{'rate':>6}{'count':>6}{'within':>8}{'goodput':>9}"
-    f"{'TTFT p50, p90 ms':>18}{'TPOT p50, p90 ms':>18}{'failed':>8}{'client':>8}{'lag ms':>8}"
+    f"{'TTFT p50, p90 ms':>18}{'TPOT p50, p90 ms':>18}{'failed':>8}{'gateway':>9}{'client':>8}{'lag ms':>8}"
 )
 
 
@@ -77,32 +78,32 @@ async def _measure(
 
 
 async def _layout(setting: Setting, variant: Variant, cases: Sequence[Case], little: bool) -> None:
-    async with served(setting, variant) as (target, vocabulary):
-        await asyncio.wait_for(_warm_up(target, vocabulary), WARM_UP_S)
+    async with served(setting, variant) as cluster:
+        await asyncio.wait_for(_warm_up(cluster), WARM_UP_S)
         for case in cases:
             seconds = case.workload.seconds + 60.0
             name = f"{variant}, {case.workload.name} at {case.rate:g}"
-            await step(setting, name, seconds, _case(setting, variant, case, (target, vocabulary), little))
+            await step(setting, name, seconds, _case(setting, variant, case, cluster, little))
 
 
-async def _warm_up(target: Target, vocabulary: int) -> None:
+async def _warm_up(cluster: Served) -> None:
     """The first requests of a cluster meet things that are made once: connections, routes of pages."""
-    prompts = [token_ids(vocabulary, WARM_UP_PROMPT, 7, number) for number in range(WARM_UP)]
-    await send(target, [Job.single(ids, WARM_UP_ANSWER, 0.0) for ids in prompts], WARM_UP_S)
+    prompts = [token_ids(cluster.vocabulary, WARM_UP_PROMPT, 7, number) for number in range(WARM_UP)]
+    await send(cluster.target, [Job.single(ids, WARM_UP_ANSWER, 0.0) for ids in prompts], WARM_UP_S)
 
 
-async def _case(
-    setting: Setting, variant: Variant, case: Case, cluster: tuple[Target, int], little: bool
-) -> None:
-    target, vocabulary = cluster
+async def _case(setting: Setting, variant: Variant, case: Case, cluster: Served, little: bool) -> None:
     workload, arrivals = case.workload, case.workload.arrivals(case.rate, case.seed)
     if setting.left_s < workload.seconds + workload.drain_s(arrivals):
         raise TimeoutError(f"{setting.left_s:.0f} s are left, too few")
     await asyncio.sleep(SETTLE_S)
-    sent = await send(target, jobs(arrivals, vocabulary, *case.ids_seed), workload.drain_s(arrivals))
+    load = jobs(arrivals, cluster.vocabulary, *case.ids_seed)
+    began, before = time.monotonic(), cluster.gateway_cpu_s()
+    sent = await send(cluster.target, load, workload.drain_s(arrivals))
+    gateway_cpu = (cluster.gateway_cpu_s() - before) / (time.monotonic() - began)
     fields = {
         "layout": variant.layout, "mixed": variant.mixed, "workload": workload.name, "rate": case.rate,
-        "seed": case.seed, "small": little, **_columns(sent),
+        "seed": case.seed, "small": little, "gateway_cpu": round(gateway_cpu, 3), **_columns(sent),
     }  # fmt: skip
     setting.journal.write("run", **fields)
     setting.journal.say(Run.read(fields).line())

@@ -80,11 +80,11 @@ async def _measure(setting: Setting, variants: Sequence[Variant], prompts: Seque
 
 async def _layout(setting: Setting, variant: Variant, prompts: Sequence[int], count: int) -> None:
     found: list[Asked] = []
-    async with served(setting, variant) as (target, vocabulary):
+    async with served(setting, variant) as cluster:
         for number in range(WARM_UP + count):
             for prompt in prompts:
-                ids = token_ids(vocabulary, prompt, 1, number, prompt)
-                asked = await asyncio.wait_for(ask(target, ids), ASK_S)
+                ids = token_ids(cluster.vocabulary, prompt, 1, number, prompt)
+                asked = await asyncio.wait_for(ask(cluster.target, ids), ASK_S)
                 if number >= WARM_UP:
                     found.append(asked)
                     setting.journal.write("asked", layout=str(variant), **dataclasses.asdict(asked))

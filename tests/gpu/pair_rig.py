@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from eyas.bench.asking import Target
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
 from eyas.bench.files import append_line
@@ -26,7 +28,7 @@ from eyas.commands import Parser
 from eyas.common.errors import ConfigError
 from eyas.configuration import own_config
 from eyas.flags import add_engine, add_layout
-from eyas.worker.serve import LocalCluster
+from eyas.worker.serve import GATEWAY, LocalCluster
 
 LAYOUTS = {
     "unified": ("--layout", "unified", "--workers", "2"),
@@ -49,8 +51,8 @@ class Variant:
     @classmethod
     def parse(cls, text: str) -> Variant:
         """LAYOUT or LAYOUT@ROWS."""
-        layout, _, rows = text.partition("@")
-        if layout not in LAYOUTS or rows and not rows.isdigit():
+        layout, at, rows = text.partition("@")
+        if layout not in LAYOUTS or at and not rows.isdigit():
             raise argparse.ArgumentTypeError(
                 f"{text!r} is not one of {', '.join(LAYOUTS)}, with @ROWS or not"
             )
@@ -149,9 +151,23 @@ async def step(setting: Setting, name: str, seconds: float, work: Awaitable[None
         setting.journal.failure(name, error)
 
 
+@dataclass(frozen=True)
+class Served:
+    """How a cluster is asked, the size of its vocabulary, and its gateway's process."""
+
+    target: Target
+    vocabulary: int
+    gateway: psutil.Process
+
+    def gateway_cpu_s(self) -> float:
+        """What the gateway took of a core so far, in seconds."""
+        times = self.gateway.cpu_times()
+        return float(times.user + times.system)
+
+
 @contextlib.asynccontextmanager
-async def served(setting: Setting, variant: Variant) -> AsyncIterator[tuple[Target, int]]:
-    """A cluster that is ready: how it is asked, and the size of its vocabulary.
+async def served(setting: Setting, variant: Variant) -> AsyncIterator[Served]:
+    """A cluster that is ready.
 
     Raises ConfigError for a layout that the command line does not have, DeadlineExceeded at start.
     """
@@ -169,7 +185,8 @@ async def served(setting: Setting, variant: Variant) -> AsyncIterator[tuple[Targ
         server = Server(cluster.url)
         facts = await look(server)
         template = RequestTemplate(cluster.model, timings=True)
-        yield Target(server, COMPLETIONS, template), facts.vocab_size or 0
+        gateway = psutil.Process(cluster.pids[GATEWAY])
+        yield Served(Target(server, COMPLETIONS, template), facts.vocab_size or 0, gateway)
 
 
 def rounded(values: Sequence[float]) -> list[float]:

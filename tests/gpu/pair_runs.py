@@ -92,7 +92,7 @@ class Run:
         spreads = "".join(f"{_spread(self.column(name)):>18}" for name in ("ttft_s", "tpot_s"))
         return (
             f"{self.name:<13}{self.workload.name:<10}{self.rate:>6g}{len(self.met):>6}{self.attainment:>8.1%}"
-            f"{self.goodput:>9.2f}{spreads}{self.failed:>8}{self.fields['client_cpu']:>8.2f}"
+            f"{self.goodput:>9.2f}{spreads}{self.failed:>8}{self.fields['gateway_cpu']:>9.2f}{self.fields['client_cpu']:>8.2f}"
             f"{self.fields['client_lag_ms']:>8.1f}"
         )
 
