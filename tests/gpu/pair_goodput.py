@@ -78,7 +78,7 @@ async def _measure(
 
 
 async def _layout(setting: Setting, variant: Variant, cases: Sequence[Case], little: bool) -> None:
-    async with served(setting, variant) as cluster:
+    async with served(setting, variant, cases[0].workload.targets) as cluster:
         await asyncio.wait_for(_warm_up(cluster), WARM_UP_S)
         for case in cases:
             seconds = case.workload.seconds + 60.0

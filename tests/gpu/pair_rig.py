@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -29,6 +30,7 @@ from eyas.common.errors import ConfigError
 from eyas.configuration import own_config
 from eyas.flags import add_engine, add_layout
 from eyas.worker.serve import GATEWAY, LocalCluster
+from gateway.placement import Targets
 
 LAYOUTS = {
     "unified": ("--layout", "unified", "--workers", "2"),
@@ -166,8 +168,8 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(setting: Setting, variant: Variant) -> AsyncIterator[Served]:
-    """A cluster that is ready.
+async def served(setting: Setting, variant: Variant, targets: Targets | None = None) -> AsyncIterator[Served]:
+    """A cluster that is ready. `targets`: what `auto` aims at; None: its own.
 
     Raises ConfigError for a layout that the command line does not have, DeadlineExceeded at start.
     """
@@ -179,7 +181,11 @@ async def served(setting: Setting, variant: Variant) -> AsyncIterator[Served]:
     except SystemExit as refusal:
         raise ConfigError(f"--layout: {variant}: the command line refuses it", param="layout") from refusal
     setting.journal.log("campaign", f"{variant}: eyas serve {' '.join([*variant.flags, *setting.serve])}")
-    async with LocalCluster(own_config(args), setting.journal.log) as cluster:
+    config = own_config(args)
+    if variant.layout == "auto" and targets is not None:
+        aims = {"ttft_target": targets.ttft_s, "tpot_target": targets.tpot_s}
+        config = dataclasses.replace(config, gateway=dataclasses.replace(config.gateway, **aims))
+    async with LocalCluster(config, setting.journal.log) as cluster:
         setting.journal.write("start", layout=str(variant), seconds=round(cluster.start_s, 1))
         setting.journal.say(f"# {variant}: ready after {cluster.start_s:.1f} s")
         server = Server(cluster.url)
