@@ -31,7 +31,7 @@ from rich.table import Table
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.types import GenerationRequest, Role
 from eyas.worker.child import Child
-from eyas.worker.plan import Machine, ClusterPlan, gateway_argv, plan, worker_argv
+from eyas.worker.plan import ClusterPlan, Machine, gateway_argv, plan, worker_argv
 from eyas.worker.ports import free_ports
 from tests.chaos.streams import make_requests
 

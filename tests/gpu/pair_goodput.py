@@ -94,6 +94,8 @@ async def _warm_up(cluster: Served) -> None:
 
 async def _case(setting: Setting, variant: Variant, case: Case, cluster: Served, little: bool) -> None:
     workload, arrivals = case.workload, case.workload.arrivals(case.rate, case.seed)
+    if arrivals[-1].at_s <= workload.warm_s:
+        raise ValueError("no request comes after the warm-up")
     if setting.left_s < workload.seconds + workload.drain_s(arrivals):
         raise TimeoutError(f"{setting.left_s:.0f} s are left, too few")
     await asyncio.sleep(SETTLE_S)

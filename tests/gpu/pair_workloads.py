@@ -100,7 +100,7 @@ def small(workload: Workload) -> Workload:
         "8192/256": _plain(256, 8),
     }
     draw = draws.get(workload.name, _plain(16, 16))
-    return replace(workload, draw=draw, targets=Targets(2.0, 0.2), knee=2.0, more=(), seconds=4.0, warm_s=1.0)
+    return replace(workload, draw=draw, targets=Targets(2.0, 0.2), knee=2.0, more=(), seconds=5.0, warm_s=1.0)
 
 
 def jobs(arrivals: Sequence[SimulatedRequest], vocabulary: int, *seed: int) -> list[Job]:
