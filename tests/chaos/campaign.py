@@ -139,7 +139,13 @@ class Campaign:
             if not plan.faults and left <= plan.stop_s:
                 break
             await asyncio.sleep(fault.pause_s)
-            await self._until_whole(cluster, fault.role)
+            try:
+                await self._until_whole(cluster, fault.role)
+            except TimeoutError:
+                self.findings.violations.append(
+                    f"after {WHOLE_S:g} s a {fault.role} worker was still missing"
+                )
+                break
             await self._strike_in_phase(cluster, streams, fault)
             done = len(self.findings.faults) if plan.faults else time.monotonic() - began
             self._bars.update(bar, completed=done)

@@ -3,8 +3,8 @@
     python -m tests.gpu.pair_goodput --out DIR --layouts unified split auto [--workloads 256/512 ...]
 
 A case takes its window of 16 to 24 s and at most 10 s more, so all six workloads (13 cases) take a layout
-about six minutes. `tests.gpu.pair_report` makes the tables from the files of several commands. `--device cpu
---small` tries it with the embedded model.
+about six minutes; with `--shares 0.92`, one rate each, about three. `tests.gpu.pair_report` makes the tables
+from the files of several commands. `--device cpu --small` tries it with the embedded model.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     add_setting(parser, ("unified", "split", "auto"))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--rates", nargs="+", type=float, help="per second (each workload's own)")
+    parser.add_argument(
+        "--shares", nargs="+", type=float, help="of each knee, as rates (each workload's own)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of all draws (%(default)d)")
     parser.add_argument("--small", action="store_true", help="short lengths, low rates")
     args, serve = parser.parse_known_args()
@@ -65,7 +67,7 @@ def main() -> int:
 def _cases(args: argparse.Namespace) -> Iterator[Case]:
     for name in args.workloads:
         workload = small(WORKLOADS[name]) if args.small else WORKLOADS[name]
-        for rate in args.rates or workload.rates:
+        for rate in workload.near(args.shares) if args.shares else workload.rates:
             yield Case(workload, rate, args.seed)
 
 

@@ -51,8 +51,11 @@ class Workload:
     @property
     def rates(self) -> tuple[float, ...]:
         """In rising order."""
-        near = (float(f"{share * self.knee:.2g}") for share in SHARES)
-        return tuple(sorted({*near, *self.more}))
+        return tuple(sorted({*self.near(SHARES), *self.more}))
+
+    def near(self, shares: Sequence[float]) -> tuple[float, ...]:
+        """These parts of the knee, in two digits, for people."""
+        return tuple(float(f"{share * self.knee:.2g}") for share in shares)
 
     def arrivals(self, rate: float, seed: int) -> list[SimulatedRequest]:
         """The requests of one run; no rate and no workload shares a prompt with another."""
@@ -95,7 +98,7 @@ WORKLOADS = {
 def small(workload: Workload) -> Workload:
     """The same in little, to try a script with the embedded model on a CPU."""
     draws: dict[str, Draw] = {
-        "chats": partial(chats, Chats(3, 256, 8, 0.5)),
+        "chats": partial(chats, Chats(2, 600, 8, 0.5)),
         "bursts": partial(gamma, Traffic(32, 8)),
         "8192/256": _plain(256, 8),
     }
