@@ -156,13 +156,10 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     _check_gpus(args, engine.device)
     if layout == "split":
         _check_split(args, engine)
-    return ServeConfig(
-        gateway=gateway,
-        engine=engine,
-        layout=layout,
-        gpus=args.gpus,
-        **{name: value for name in LAYOUT_OF if (value := getattr(args, name)) is not None},
-    )
+    ranks = engine.tensor_parallel_size
+    named = {name: value for name in LAYOUT_OF if (value := getattr(args, name)) is not None}
+    counts = {"prefill_tp": ranks, "decode_tp": ranks} | named
+    return ServeConfig(gateway=gateway, engine=engine, layout=layout, gpus=args.gpus, **counts)
 
 
 def _check_layout(args: argparse.Namespace, layout: str) -> None:
