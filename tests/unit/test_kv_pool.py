@@ -80,7 +80,7 @@ def test_a_proof_page_lies_behind_the_last_page(tmp_path: Path, in_a_file: bool)
         assert pool.tensor.data_ptr() == pool.pages.data_ptr()
     assert [pool.pages[4].view(torch.uint8).numpy().tobytes() for pool in pools] == proofs
     area = pools[0].device_area()
-    assert (area.address, area.page_bytes, area.count) == (pools[0].pages.data_ptr(), SHAPE.page_bytes, 4)
+    assert (area.address, area.geometry) == (pools[0].pages.data_ptr(), SHAPE.geometry)
     for pool in pools:
         pool.close()
 
