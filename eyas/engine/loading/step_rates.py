@@ -42,7 +42,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Reach:
-    """The largest steps: sequences, prompt rows, and tokens of a sequence that eight others leave room for."""
+    """The largest steps: sequences, prompt rows, and tokens of a sequence beside `DEEP_BATCH` - 1 like it."""
 
     decoding: int
     rows: int
