@@ -17,7 +17,14 @@ from eyas import flags
 from eyas.bench.flags import add_bench
 from eyas.commands import INTERRUPTED, USAGE_ERROR, Parser
 from eyas.common.errors import ConfigError, EyasError
-from eyas.configuration import client_key, gateway_config, own_config, serve_config, worker_config
+from eyas.configuration import (
+    client_key,
+    gateway_alone,
+    gateway_config,
+    own_config,
+    serve_config,
+    worker_config,
+)
 from eyas.evals.flags import add_eval
 from eyas.planning.flags import add_plan
 
@@ -118,7 +125,7 @@ def _gateway(args: argparse.Namespace) -> int:
 
     if args.supervised:
         die_with_parent()
-    config = gateway_config(args, args.registry)
+    config = gateway_alone(args)
     check_model(config.model, "dummy")  # the gateway reads the tokenizer, never the weights
     run_gateway(config)
     return 0
