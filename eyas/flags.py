@@ -7,7 +7,6 @@ has that name too. What flags mean together is decided in `eyas.configuration`.
 from __future__ import annotations
 
 import argparse
-import math
 from urllib.parse import urlsplit
 
 from eyas.common import api_keys
@@ -196,30 +195,6 @@ def _either(field: str) -> str:
 # --- processes -----------------------------------------------------------------------------------------
 
 
-def add_layout(parser: argparse.ArgumentParser) -> None:
-    """The flags of a local cluster: which workers it has."""
-    add = parser.add_argument_group("layout").add_argument
-    text = "(split on a CPU, unified on a GPU, auto on several)"
-    add("--layout", choices=["unified", "split", "auto"], help=text)
-    for name, what in (
-        ("prefill", "prefill workers"),
-        ("decode", "decode workers"),
-        ("draft-workers", "draft workers, on CPUs: a GPU drafts where it decodes"),
-    ):
-        add(f"--{name}", type=positive, metavar="N", help=f"{what} (1)")
-    text = "workers of the unified layout (1) and of the auto layout (one per GPU; on a CPU 2)"
-    add("--workers", type=positive, metavar="N", help=text)
-    add("--prefill-tp", type=positive, metavar="N", help="GPUs per prefill worker (--tp)")
-    add("--decode-tp", type=positive, metavar="N", help="GPUs per decode worker (--tp)")
-    add(
-        "--gpus",
-        type=numbers,
-        default=ServeConfig.gpus,
-        metavar="N,...",
-        help="the workers' GPUs in order, prefill first (0,1,...); one named twice is shared",
-    )
-
-
 def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeConfig.gateway) -> None:
     """The flags of a gateway; `gateway` has the default drain time."""
     add = parser.add_argument_group("gateway").add_argument
@@ -227,10 +202,6 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     add("--port", type=port, default=GatewayConfig.port, help=f"HTTP ({GatewayConfig.port})")
     add("--grpc-port", type=port, default=GatewayConfig.grpc_port, help=f"({GatewayConfig.grpc_port})")
     add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
-    for name, what in (("ttft", "to the first token"), ("tpot", "per later token, in the mean")):
-        default = getattr(GatewayConfig, f"{name}_target")
-        text = f"seconds {what} that the auto layout aims at ({default:g})"
-        add(f"--{name}-target", type=seconds, metavar="S", help=text)
     _add_keys(parser)
     add("--cors-origin", type=names, default=(), metavar="URL,...", help="sites whose pages may call (none)")
     _add_drain(parser, gateway.drain_s)
@@ -249,8 +220,6 @@ def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--registry", required=True, metavar=REGISTRY)
     parser.add_argument("--model", default=GatewayConfig.model, metavar="DIR", help="tokenizer and limits")
     add_gateway(parser, GatewayConfig())
-    text = "auto: workers with all roles share requests as is predicted to be best (static: by their roles)"
-    parser.add_argument("--layout", choices=["static", "auto"], default=GatewayConfig.layout, help=text)
     parser.add_argument("--log-format", choices=FORMATS, default=GatewayConfig.log_format)
     _add_supervised(parser)
 
@@ -325,17 +294,6 @@ def whole(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
-
-
-def seconds(text: str) -> float:
-    """A time above 0 and finite."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
 
 
 def fraction(text: str) -> float:

@@ -66,7 +66,7 @@ class AutoLayout(RequestLayout):
         found = None
         if rates is not None:
             places = [place_of(worker, self._preference(worker)) for worker in workers]
-            found = place(prompt, places, rates)
+            found = place(prompt, places, rates, _meet(workers))
         if found is None:
             return router.route(workers)
         return RequestRoute(found.decode, found.prefill, found.ttft_s, found.tpot_s / self.tokens_per_step)
@@ -101,7 +101,7 @@ class AutoLayout(RequestLayout):
         workers = [worker for worker in self._workers() if _does_both(worker)]
         mix, names = self._demand.mix(), frozenset(worker.info.worker for worker in workers)
         rates = self._rates(workers)
-        if mix is None or rates is None or (mix, names) == self._thought:
+        if mix is None or rates is None or (mix, names) == self._thought or not _meet(workers):
             return
         self._thought, self._answer = (mix, names), mix.output
         places = [place_of(worker, self._preference(worker)) for worker in workers]
@@ -149,6 +149,11 @@ def place_of(worker: Candidate, preference: Preference) -> Place:
         cached=worker.cached,
         preference=preference,
     )
+
+
+def _meet(workers: Sequence[Candidate]) -> bool:
+    """Whether two workers can share a request: the pages of all of them travel."""
+    return not any(worker.info.stays for worker in workers)
 
 
 def _does_both(worker: Candidate) -> bool:

@@ -353,6 +353,7 @@ def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoResponse:
         serving=info.serving,
         synthetic=info.synthetic,
         starting=info.starting,
+        stays=info.stays,
         backlog=backlog_to_pb(info.backlog),
         rates=None if info.rates is None else rates_to_pb(info.rates),
     )
@@ -379,6 +380,7 @@ def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
         serving=pb.serving,
         synthetic=pb.synthetic,
         starting=pb.starting,
+        stays=pb.stays,
         backlog=backlog_from_pb(pb.backlog),
         rates=rates_from_pb(pb.rates) if pb.HasField("rates") else None,
     )

@@ -208,7 +208,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     """A worker's description of itself, for routers. `worker` is its address.
 
     `synthetic`: it accepts drafts by chance, for benchmarks, and its answers mean nothing. `starting`: its
-    engine still loads, so only its address and roles are known. `rates`: None if they are not known.
+    engine still loads, so only its address and roles are known. `stays`: no KV page leaves it or comes.
+    `rates`: None if they are not known.
     """
 
     worker: str
@@ -226,5 +227,6 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     serving: bool = True
     synthetic: bool = False
     starting: bool = False
+    stays: bool = False
     backlog: Backlog = Backlog()
     rates: StepRates | None = None

@@ -40,7 +40,7 @@ def plan(config: ServeConfig, ports: Iterator[int], machine: Machine) -> Cluster
     every barrier for the thread without a core (8 times slower on two cores). Raises ConfigError if the
     workers do not fit on the GPUs.
     """
-    engines = _split(config) if config.layout == "split" else _unified(config)
+    engines = {"unified": _unified, "split": _split, "auto": _auto}[config.layout](config)
     if config.engine.device != "cpu":
         engines = _on_gpus(config, engines, machine.gpus)
     threads = max(1, (machine.cores - 1) // len(engines))
@@ -55,7 +55,11 @@ def plan(config: ServeConfig, ports: Iterator[int], machine: Machine) -> Cluster
 
 
 def _unified(config: ServeConfig) -> dict[str, EngineConfig]:
-    """Workers with all roles; in the auto layout they also compute prompts for each other."""
+    return _tier("worker", config.workers, dataclasses.replace(config.engine, roles=tuple(Role)))
+
+
+def _auto(config: ServeConfig) -> dict[str, EngineConfig]:
+    """As unified workers, and they compute prompts for each other: their pages travel."""
     return _tier("worker", config.workers, dataclasses.replace(config.engine, roles=tuple(Role)))
 
 

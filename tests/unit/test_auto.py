@@ -145,6 +145,15 @@ def test_preferences_part_long_prompts_from_streams() -> None:
     assert 'eyas_placements_total{placement="apart"} 1.0' in world.page()
 
 
+def test_no_request_is_shared_while_the_pages_of_some_worker_stay() -> None:
+    world = World()
+    world.infos = [info("w0"), msgspec.structs.replace(info("w1"), stays=True)]
+    world.layout.preferences = {"w0": Preference.DECODE, "w1": Preference.PREFILL}
+    assert world.send(8000).prefill is None
+    load(world, 8192, ENOUGH)
+    assert thought(world) == world.layout.preferences == {"w0": Preference.DECODE, "w1": Preference.PREFILL}
+
+
 def test_where_nothing_is_known_or_free_roles_decide() -> None:
     world = World()
     world.infos = [info("w0", rates=None), info("w1", rates=None)]
