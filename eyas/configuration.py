@@ -25,6 +25,7 @@ from eyas.common.config import (
 )
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import visible
+from kv_transfer.backends.table import NONE
 
 # The flags of a local cluster that not every layout has, and the layouts that have them.
 LAYOUTS_OF = {
@@ -182,21 +183,23 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     _check_gpus(args, engine.device)
     if layout == "split":
         _check_split(args, engine)
-    given = {name: value for name in LAYOUTS_OF if (value := getattr(args, name)) is not None}
-    return ServeConfig(
-        gateway=gateway, engine=engine, layout=layout, gpus=args.gpus, **{"workers": workers, **given}
-    )
+    if layout == "auto" and engine.transfer == NONE:
+        raise ConfigError("--transfer: none keeps pages where --layout auto moves them", param="transfer")
+    ranks = engine.tensor_parallel_size
+    named = {name: value for name in LAYOUTS_OF if (value := getattr(args, name)) is not None}
+    counts = {"prefill_tp": ranks, "decode_tp": ranks, "workers": workers} | named
+    return ServeConfig(gateway=gateway, engine=engine, layout=layout, gpus=args.gpus, **counts)
 
 
 def usual_layout(args: argparse.Namespace) -> tuple[str, int]:
     """The layout, asked for or usual, and how many workers it has, but for a flag that says otherwise.
 
-    Raises ConfigError for the auto layout of workers that exchange no pages.
+    Raises ConfigError for the auto layout of workers whose steps are not measured.
     """
     ranks = args.tensor_parallel_size
     if args.layout == "auto" and ranks > 1:
         flag = "tensor-parallel-size"
-        text = "GPUs that share a model exchange no pages, which needs --layout unified"
+        text = "workers of --layout auto have one GPU each; those of unified and split may share a model"
         raise ConfigError(f"--{flag}: {text}", param=flag)
     if args.layout not in (None, "auto"):
         return args.layout, ServeConfig.workers
@@ -224,16 +227,10 @@ def _check_gpus(args: argparse.Namespace, device: str) -> None:
 
 
 def _check_split(args: argparse.Namespace, engine: EngineConfig) -> None:
-    """Raises ConfigError for workers with one role that an engine cannot be."""
+    """Raises ConfigError for workers of one role that an engine cannot be."""
     if args.draft_workers is not None and engine.device != "cpu":
         flag = "draft-workers"
         raise ConfigError(f"--{flag}: they need CPUs, and a GPU drafts where it decodes", param=flag)
-    for name in ("prefill_tp", "decode_tp"):
-        own = getattr(args, name)
-        if (own or engine.tensor_parallel_size) > 1:
-            flag = name.replace("_", "-") if own else "tensor-parallel-size"
-            text = "GPUs that share a model take all roles, which needs --layout unified"
-            raise ConfigError(f"--{flag}: {text}", param=flag)
 
 
 def own_config(args: argparse.Namespace) -> ServeConfig:

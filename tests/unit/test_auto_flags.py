@@ -48,6 +48,7 @@ def test_several_gpus_are_for_the_auto_layout(
     ("flags", "says"),
     [
         (("--layout", "auto", "--prefill", "1"), "--prefill: needs --layout split, and this one is auto"),
+        (("--layout", "auto", "--transfer", "none"), "--transfer: none keeps pages where --layout auto"),
         (("--ttft-target", "2"), "--ttft-target: needs --layout auto, and this one is split"),
         (
             ("--layout", "unified", "--tpot-target", "2"),
@@ -55,7 +56,7 @@ def test_several_gpus_are_for_the_auto_layout(
         ),
         (
             ("--device", "cuda", "--layout", "auto", "--tp", "2"),
-            "--tensor-parallel-size: GPUs that share a model exchange no pages",
+            "--tensor-parallel-size: workers of --layout auto have one GPU each",
         ),
     ],
 )

@@ -28,7 +28,10 @@ from eyas.engine.ipc.transfer_messages import (
     Release,
     Released,
     ReleasePull,
+    Staged,
+    StagePages,
     StopCopy,
+    Unstage,
     WatchClosed,
     WatchOpened,
     WatchUpdate,
@@ -191,6 +194,7 @@ class Ready(Message, frozen=True):
     draft_width: int = 0
     synthetic: bool = False
     rates: StepRates | None = None
+    staged: bool = False  # those files are staging: pages pass through them
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -254,6 +258,8 @@ Command = (
     | WatchOpened
     | WatchClosed
     | Release
+    | StagePages
+    | Unstage
     | PullMet
     | PullReady
     | PullDone
@@ -277,6 +283,7 @@ Event = (
     | PrefillDone
     | WatchUpdate
     | Released
+    | Staged
     | OpenPull
     | CopyPages
     | StopCopy
