@@ -173,7 +173,7 @@ def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) ->
     """
     both = {Role.PREFILL, Role.DECODE} <= set(config.roles)
     interpreted = config.device == "cpu" and config.attention_backend != "torch"
-    if not both or interpreted or config.tensor_parallel_size > 1:
+    if not both or interpreted or config.transfer == NONE or config.tensor_parallel_size > 1:
         return None
     return measure(runner, config, most, grain)
 
