@@ -195,28 +195,6 @@ def _either(field: str) -> str:
 # --- processes -----------------------------------------------------------------------------------------
 
 
-def add_layout(parser: argparse.ArgumentParser) -> None:
-    """The flags of a local cluster: which workers it has."""
-    add = parser.add_argument_group("layout").add_argument
-    add("--layout", choices=["unified", "split"], help="(split on cpu, unified on a GPU)")
-    for name, what in (
-        ("prefill", "prefill workers"),
-        ("decode", "decode workers"),
-        ("draft-workers", "draft workers, on CPUs: a GPU drafts where it decodes"),
-        ("workers", "workers of the unified layout"),
-    ):
-        add(f"--{name}", type=positive, metavar="N", help=f"{what} (1)")
-    add("--prefill-tp", type=positive, metavar="N", help="GPUs per prefill worker (--tp)")
-    add("--decode-tp", type=positive, metavar="N", help="GPUs per decode worker (--tp)")
-    add(
-        "--gpus",
-        type=numbers,
-        default=ServeConfig.gpus,
-        metavar="N,...",
-        help="the workers' GPUs in order, prefill first (0,1,...); one named twice is shared",
-    )
-
-
 def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeConfig.gateway) -> None:
     """The flags of a gateway; `gateway` has the default drain time."""
     add = parser.add_argument_group("gateway").add_argument

@@ -163,6 +163,9 @@ class Front:
             waiting=self._load.waiting,
             serving=self._serving,
             synthetic=ready.synthetic,
+            stays=not ready.pools,
+            backlog=self._load.backlog,
+            rates=ready.rates,
         )
 
     def _send(self, commands: Sequence[Command]) -> None:

@@ -30,6 +30,12 @@ ON_GPU = ("serve", "--device", "cuda")
 SYNTHETIC = ["--rejection-sample-method", "synthetic", "--synthetic-acceptance-length", "3"]
 
 
+@pytest.fixture(autouse=True)
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has: several have another usual layout."""
+    monkeypatch.setattr(configuration, "visible", lambda: 1)
+
+
 def eyas(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "eyas.cli", *args], capture_output=True, text=True, timeout=60

@@ -21,8 +21,10 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import number_of
 from eyas.common.params import SamplingParams
+from eyas.common.step_times import StepRates
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.device.buckets import GRAIN
 from eyas.engine.device.lead import Lead
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import Ready
@@ -36,6 +38,7 @@ from eyas.engine.loading import follower
 from eyas.engine.loading.device_build import build_device, rounds_ahead
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
+from eyas.engine.loading.step_rates import Reach, measure
 from eyas.engine.loading.travel import Travel, travel
 from eyas.engine.loop.engine import Engine, Parts
 from eyas.engine.loop.plain_runner import PlainRunner
@@ -112,6 +115,7 @@ class _Core:
     drafter: Drafter | None
     limits: Limits
     slowest_step_s: float
+    rates: StepRates | None
 
 
 def _plain_core(loaded: EngineSpec) -> _Core:
@@ -132,6 +136,7 @@ def _plain_core(loaded: EngineSpec) -> _Core:
         drafter=drafter,
         limits=Limits(config.page_size, config.max_running, config.chunk_tokens, round_rows),
         slowest_step_s=_warm_up(runner, pool, config),
+        rates=_rates(runner, config, Reach(8, 64, min(512, target.context_length))),
     )
 
 
@@ -155,7 +160,22 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
         mixed_prefill_budget=device.runner.prompt_rows,
         yield_tokens_per_s=YIELD_TOKENS_PER_S,
     )
-    return loaded, _Core(device.runner, device.pools, None, limits, device.slowest_step_s)
+    with start.phases("rates"):
+        most = Reach(config.max_running, config.chunk_tokens, loaded.target.context_length)
+        rates = _rates(device.runner, config, most, GRAIN)
+    return loaded, _Core(device.runner, device.pools, None, limits, device.slowest_step_s, rates)
+
+
+def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:
+    """Measured where a router may ask: of workers that compute prompts and decode, and exchange pages.
+
+    An interpreted device, and ranks that share a model, are not asked.
+    """
+    both = {Role.PREFILL, Role.DECODE} <= set(config.roles)
+    interpreted = config.device == "cpu" and config.attention_backend != "torch"
+    if not both or interpreted or config.transfer == NONE or config.tensor_parallel_size > 1:
+        return None
+    return measure(runner, config, most, grain)
 
 
 def _parts(loaded: EngineSpec, core: _Core) -> Parts:
@@ -183,7 +203,7 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
         copiers=tuple(moves.copiers.values()),
         travels=moves.possible,
         outbox=outbox,
-        ready=_ready(loaded, moves, core.slowest_step_s),
+        ready=_ready(loaded, moves, core.slowest_step_s, core.rates),
     )
 
 
@@ -241,7 +261,7 @@ def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size:
     return None
 
 
-def _ready(loaded: EngineSpec, moves: Travel, slowest: float) -> Ready:
+def _ready(loaded: EngineSpec, moves: Travel, slowest: float, rates: StepRates | None = None) -> Ready:
     config, target, head = loaded.config, loaded.target, loaded.head
     pages = config.num_pages
     assert pages is not None, "it is known once there is a pool"
@@ -258,6 +278,7 @@ def _ready(loaded: EngineSpec, moves: Travel, slowest: float) -> Ready:
         slowest_step_s=slowest,
         draft_width=head.decoder.hidden_size if head else 0,
         synthetic=bool(loaded.synthetic_rates),
+        rates=rates,
         staged=bool(moves.outlets),
     )
 
