@@ -114,7 +114,8 @@ class HostTier:
 
     def _save(self) -> None:
         """Looks at no more pages than went by since the last time, a few times over."""
-        soon = [node for node in self._cache.next_out(self._ahead) if self._pool.is_quiet(node.page)]
+        count = min(self._ahead, self._known)  # more would take each other's slots
+        soon = [node for node in self._cache.next_out(count) if self._pool.is_quiet(node.page)]
         self._touch([node.name for node in soon if node.name in self._held])
         fresh: list[Node] = []
         for node in soon:
