@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from eyas.common.errors import TransferFailed
 from eyas.engine.kv.host_tier import HostTier
@@ -64,7 +70,9 @@ class World(RuleBasedStateMachine):
         prompt = Prompt(tokens, cached + self.pool.take(wanted))
         self.prompts.append(prompt)
         self.pool.launched()
-        self.flight = [(prompt.pages[i], content(tokens, i, self.lookahead)) for i in range(len(cached), pages)]
+        self.flight = [
+            (prompt.pages[i], content(tokens, i, self.lookahead)) for i in range(len(cached), pages)
+        ]
         for page, _ in self.flight:
             self.memory.pages[page] = object()  # half written
 
@@ -160,7 +168,9 @@ class LookingAhead(World):
 
 @pytest.mark.parametrize("world", [World, LookingAhead])
 def test_what_comes_back_is_what_was_computed(world: type[World]) -> None:
-    run_state_machine_as_test(world, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(
+        world, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+    )
 
 
 class Plain:
@@ -196,7 +206,9 @@ def test_a_full_tier_drops_what_left_longest_ago_and_a_prefix_after_what_follows
     for text in texts:
         plain.run(text)
     assert [plain.found(text) for text in texts] == [2, 4, 4]
-    plain.tier.load(plain.tier.find(plain.cache.names_after(texts[0], ())), plain.pool.take(2), lambda _: None)
+    plain.tier.load(
+        plain.tier.find(plain.cache.names_after(texts[0], ())), plain.pool.take(2), lambda _: None
+    )
     plain.memory.finish_all()
     plain.run(plain.text(3, 4))
     assert [plain.found(text) for text in texts] == [2, 0, 4], "the first was wanted again"

@@ -81,7 +81,7 @@ class HostMemory:
         return bool(self._then)
 
     def close(self, deadline: float) -> bool:
-        """Ends the threads and gives the memory back; False if a copy still runs at `deadline` (monotonic)."""
+        """Ends the threads and gives the memory back; False if one still copies at `deadline` (monotonic)."""
         self._closing = True
         if not all([thread.close(deadline) for thread in (self._taker, self._out, self._in)]):
             return False

@@ -49,7 +49,9 @@ def host_loads(
     page_bytes = sum(pool.shape.page_bytes for pool in pools)
     slots = int(config.host_cache_gb * 2**30) // page_bytes
     if not slots:
-        raise ConfigError(f"--{FLAG}: {config.host_cache_gb:g} GiB hold no page of {page_bytes} bytes", param=FLAG)
+        raise ConfigError(
+            f"--{FLAG}: {config.host_cache_gb:g} GiB hold no page of {page_bytes} bytes", param=FLAG
+        )
     _log.info("host cache: %d KV pages, %d tokens", slots, slots * config.page_size)
     tier = HostTier(pages, cache, HostMemory(pools, slots))
     return HostLoads(tier, pages, cache, config.page_size, config.chunk_tokens / max(slowest_step_s, 1e-6))
