@@ -169,7 +169,7 @@ class LookingAhead(World):
 @pytest.mark.parametrize("world", [World, LookingAhead])
 def test_what_comes_back_is_what_was_computed(world: type[World]) -> None:
     run_state_machine_as_test(
-        world, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+        world, settings=settings(max_examples=40, stateful_step_count=30, deadline=None)
     )
 
 
