@@ -36,8 +36,10 @@ from eyas.engine.ipc.messages import (
     Ready,
     Release,
     Shutdown,
+    StagePages,
     Stopped,
     Submit,
+    Unstage,
     WatchClosed,
     WatchOpened,
 )
@@ -45,6 +47,7 @@ from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import Pulls, Told
+from eyas.engine.kv.stager import Stager
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
 from eyas.engine.loop.runner import Runner
@@ -77,6 +80,7 @@ class Parts:
     scheduler: Scheduler
     drafter: Drafter | None
     leases: Leases
+    stager: Stager
     pulls: Pulls
     draft_pulls: Pulls | None
     copiers: tuple[Copier, ...]
@@ -146,7 +150,7 @@ class Engine:
         return StepLoop(parts.scheduler, parts.runner, committer)
 
     def _routes(self) -> dict[type, Callable[..., None]]:
-        requests, leases = self._requests, self._parts.leases
+        requests, leases, stager = self._requests, self._parts.leases, self._parts.stager
         return {
             Submit: requests.submit,
             Attach: requests.attach,
@@ -155,6 +159,8 @@ class Engine:
             WatchOpened: leases.watch_opened,
             WatchClosed: leases.watch_closed,
             Release: leases.release,
+            StagePages: stager.stage,
+            Unstage: stager.unstage,
             PullMet: self._told,
             PullReady: self._told,
             PullDone: self._told,
@@ -202,7 +208,7 @@ class Engine:
         self._link.send(self._drafting.outgoing())  # at once: it may be waited for
 
     def _look_after(self, now: float) -> None:
-        """The host's pages, leases, pulls, free slots and deadlines."""
+        """The host's pages, leases, copies, pulls, free slots and deadlines."""
         if self._scheduler.host is not None:
             for seq in self._scheduler.host.poll(now):
                 self._scheduler.enqueue(seq)
@@ -211,6 +217,7 @@ class Engine:
         self._requests.join(now)
         self._requests.expire(now)
         self._parts.leases.poll(now)
+        self._parts.stager.poll()
 
     def _holds_something(self) -> bool:
         leases = self._parts.leases.owner.active
@@ -223,7 +230,7 @@ class Engine:
     @property
     def _copying(self) -> bool:
         host = self._scheduler.host
-        return bool(self._pulling or self._parts.leases.copying or (host is not None and host.copying))
+        return bool(self._pulling or self._parts.stager.copying or (host is not None and host.copying))
 
     def _told(self, command: Told) -> None:
         for pulls in self._pulls:

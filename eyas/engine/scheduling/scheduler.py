@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
-from eyas.engine.scheduling.elsewhere import Incoming, Outgoing
+from eyas.engine.scheduling.elsewhere import Incoming
 from eyas.engine.scheduling.fairness import Queue, Shares
 from eyas.engine.scheduling.host_loads import Answer, HostLoads
 from kv_transfer.layout import pages_for
@@ -71,13 +71,11 @@ class Scheduler:
         cache: PrefixCache,
         limits: Limits,
         incoming: Incoming,
-        outgoing: Outgoing,
         host: HostLoads | None = None,
     ) -> None:
         self.host = host
         self.pool = pool
         self._incoming = incoming
-        self._outgoing = outgoing
         self.cache = cache
         self.limits = limits
         self.waiting = Queue(limits.yield_tokens_per_s)
@@ -274,11 +272,8 @@ class Scheduler:
             answer = self.host.ask(seq, tokens, pages_for(rows, self.limits.page_size))
             if answer is not Answer.COMPUTE:
                 return answer is Answer.LOADS
-        if elsewhere and not self._outgoing.reserve(generation):
-            return False
         found = self._allocate(generation, seq.all_tokens(), rows, shares, computed)
         if found is None:
-            self._outgoing.leave(generation)  # those whose turn comes first may need it to begin
             return False
         seq.kept = min(free - 1, wanted)
         seq.pages, cached = found
