@@ -62,6 +62,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         cuda_graph_bs=args.cuda_graph_bs,
         overlap_schedule=False if args.disable_overlap_schedule else None,
         lease_s=args.lease_s,
+        host_cache_gb=args.host_cache_gb,
         transfer=args.transfer,
         log_format=args.log_format,
         speculation=_speculation_config(args),

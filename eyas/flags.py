@@ -7,6 +7,7 @@ has that name too. What flags mean together is decided in `eyas.configuration`.
 from __future__ import annotations
 
 import argparse
+import math
 from urllib.parse import urlsplit
 
 from eyas.common import api_keys
@@ -111,6 +112,14 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         default=engine.lease_s,
         metavar="S",
         help=f"seconds for which offered KV pages are kept without a sign of life ({engine.lease_s:g})",
+    )
+    add(
+        "--host-cache-gb",
+        type=amount,
+        default=engine.host_cache_gb,
+        metavar="N",
+        help="GiB of host memory, per worker, for KV pages that the prefix cache evicts "
+        f"({engine.host_cache_gb:g}: none)",
     )
     add("--transfer", default=engine.transfer, choices=[AUTO, *BACKENDS, NONE], help="how KV moves (auto)")
 
@@ -294,6 +303,17 @@ def whole(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
+
+
+def amount(text: str) -> float:
+    """A finite number, 0 or above."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or above")
+    return value
 
 
 def fraction(text: str) -> float:

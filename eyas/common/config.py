@@ -71,6 +71,7 @@ class EngineConfig:
     page_size: int = 16  # rows per page
     num_pages: int | None = 2048  # None: what mem_fraction_static leaves beside the weights
     mem_fraction_static: float = 0.88  # of the device's memory, for weights and KV pages
+    host_cache_gb: float = 0.0  # GiB of the host's memory for pages that leave the prefix cache; 0: none
     pool_dir: str = "/dev/shm"
     context_length: int | None = None  # tokens; None: the model's
     max_running: int = 64  # sequences in a step (slots)

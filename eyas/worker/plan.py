@@ -79,7 +79,7 @@ def _split(config: ServeConfig) -> dict[str, EngineConfig]:
     return (
         _tier(Role.PREFILL, config.prefill, engine(Role.PREFILL, ranks=config.prefill_tp))
         | _tier(Role.DECODE, config.decode, engine(Role.DECODE, *here, ranks=config.decode_tp))
-        | _tier(Role.DRAFT, elsewhere, engine(Role.DRAFT))
+        | _tier(Role.DRAFT, elsewhere, dataclasses.replace(engine(Role.DRAFT), host_cache_gb=0.0))
     )
 
 
@@ -145,6 +145,7 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "chunked-prefill-size": engine.chunk_tokens,
         "mixed-step-tokens": engine.mixed_tokens,
         "lease-s": f"{engine.lease_s:g}",
+        "host-cache-gb": engine.host_cache_gb,
         "log-format": engine.log_format,
         "transfer": engine.transfer,
     }

@@ -213,6 +213,15 @@ class Moved(msgspec.Struct, frozen=True):
         return Moved(self.pulls + other.pulls, self.bytes + other.bytes, self.seconds + other.seconds)
 
 
+class HostCache(msgspec.Struct, frozen=True, array_like=True):
+    """The host tier: `pages` that it holds, prompt tokens loaded from it, bytes copied to it and back."""
+
+    pages: int = 0
+    tokens: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+
+
 class Load(Message, frozen=True):
     """Progress, load and running totals. Sent after every loop that changed the load, and every 0.5 s.
 
@@ -242,6 +251,7 @@ class Load(Message, frozen=True):
     step_sequences_total: float = 0.0
     oldest_waiting_s: float = 0.0  # age of the oldest request that has not begun; 0.0: none waits
     backlog: Backlog = Backlog()  # for routers; counted at least every 0.1 s
+    host: HostCache = HostCache()
 
 
 class Stopped(Message, frozen=True):

@@ -36,6 +36,7 @@ from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.stager import Stager
 from eyas.engine.loading import follower
 from eyas.engine.loading.device_build import build_device, rounds_ahead
+from eyas.engine.loading.host_cache import check_host_cache, host_loads
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
 from eyas.engine.loading.step_rates import Reach, measure
@@ -70,6 +71,7 @@ def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = N
     start = start or Start()
     sweep_stale(Path(config.pool_dir))
     _check_device(config)
+    check_host_cache(config)
     _check_transfer(config)
     if config.device != "cpu":
         torch.cuda.set_device(number_of(config.device))  # of this thread: kernels run on the current device
@@ -189,12 +191,13 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id=partial(secrets.randbits, 63))
     leases = Leases(owner, pages, config.page_size, moves.layouts, outbox, config.tensor_parallel_size)
     pulls = moves.pulls[KvKind.TARGET]
+    host = host_loads(config, pools, pages, cache, core.slowest_step_s)
     return Parts(
         config=config,
         model=loaded.target,
         runner=core.runner,
         pools=pools,
-        scheduler=Scheduler(pages, cache, core.limits, pulls),
+        scheduler=Scheduler(pages, cache, core.limits, pulls, host),
         drafter=core.drafter,
         leases=leases,
         stager=Stager(moves.outlets, leases.covers, outbox),

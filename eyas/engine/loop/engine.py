@@ -25,6 +25,7 @@ from eyas.engine.ipc.messages import (
     CopyStopped,
     DraftDown,
     Drain,
+    HostCache,
     Load,
     Moved,
     Prefill,
@@ -211,7 +212,10 @@ class Engine:
         self._link.send(self._drafting.outgoing())  # at once: it may be waited for
 
     def _look_after(self, now: float) -> None:
-        """Leases, copies, pulls, free slots and deadlines."""
+        """The host's pages, leases, copies, pulls, free slots and deadlines."""
+        if self._scheduler.host is not None:
+            for seq in self._scheduler.host.poll(now):
+                self._scheduler.enqueue(seq)
         for pulls in self._pulls:
             pulls.poll(now)
         self._requests.join(now)
@@ -229,7 +233,8 @@ class Engine:
 
     @property
     def _copying(self) -> bool:
-        return bool(self._pulling or self._parts.stager.copying)
+        host = self._scheduler.host
+        return bool(self._pulling or self._parts.stager.copying or (host is not None and host.copying))
 
     def _told(self, command: Told) -> None:
         for pulls in self._pulls:
@@ -285,6 +290,7 @@ class Engine:
             moved=self._moved(),
             pulls_failed=sum(pulls.failed for pulls in self._pulls),
             drafts_late=self._drafting.late_rounds,
+            host=HostCache() if scheduler.host is None else scheduler.host.counts,
         )
 
     def _moved(self) -> dict[str, Moved]:
@@ -306,7 +312,10 @@ class Engine:
 
     def _close(self) -> None:
         self._parts.runner.close()
-        deadline = time.monotonic() + STOP_S
-        if all([copier.close(deadline) for copier in self._parts.copiers]):
+        deadline, host = time.monotonic() + STOP_S, self._scheduler.host
+        ends = [copier.close for copier in self._parts.copiers]
+        if host is not None:
+            ends.append(host.tier.memory.close)
+        if all([end(deadline) for end in ends]):
             for pool in self._parts.pools:
                 pool.close()
