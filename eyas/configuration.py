@@ -24,6 +24,7 @@ from eyas.common.config import (
     resolve_engine,
 )
 from eyas.common.errors import ConfigError
+from kv_transfer.backends import table
 
 # The flags that only one layout has.
 LAYOUT_OF = {
@@ -38,6 +39,8 @@ LAYOUT_OF = {
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration from the engine's flags. Without --draft, only the embedded model has a head."""
+    if reason := table.missing(args.transfer):
+        raise ConfigError(f"--transfer: {reason}", param="transfer")
     draft = args.draft or (str(NANO_HEAD) if is_nano(args.model) else "none")
     return resolve_engine(
         args.device,

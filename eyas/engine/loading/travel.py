@@ -28,7 +28,7 @@ from eyas.engine.kv.staging import Staging
 from eyas.engine.loading.spec import EngineSpec
 from kv_transfer.area import Area
 from kv_transfer.backends.base import Backend, Site
-from kv_transfer.backends.table import BACKENDS, backend
+from kv_transfer.backends.table import backend, usable
 from kv_transfer.copier import Copier
 from kv_transfer.layout import pages_for
 from kv_transfer.route import Routes
@@ -126,4 +126,4 @@ def staging_slots(spec: EngineSpec, pages: int) -> int:
 
 def _backends(spec: EngineSpec, area: Area, wire: FrontWire) -> dict[str, Backend]:
     site = Site(area, spec.config.pool_dir, wire)
-    return {name: backend(name)(site) for name in BACKENDS}
+    return {name: backend(name)(site) for name in usable()}
