@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_nixl import FakeNixl
 
 from eyas.common.errors import Cancelled, ConfigError, EyasError, TransferFailed
 from eyas.common.types import Shard
 from kv_transfer.area import Area, create_file
 from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, Source
 from kv_transfer.backends.local import LocalBackend
+from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import PageWriter, StreamBackend, chunks
 from kv_transfer.backends.table import BACKENDS, backend
@@ -124,8 +126,10 @@ def documented() -> Callable[[Site], Backend]:
 
 
 NEIGHBOURS: dict[bytes, Area] = {}
+AGENTS = FakeNixl()
 MAKERS: dict[str, Callable[[Site], Backend]] = {
     **{name: backend(name) for name in BACKENDS},
+    "nixl": lambda site: NixlBackend(site, lambda: AGENTS),
     "local": lambda site: LocalBackend(site, NEIGHBOURS),
     "pread": documented(),
 }
@@ -289,7 +293,7 @@ def test_a_cancelled_pull_ends_its_own_copies_only() -> None:
 
 
 def test_the_table_and_the_names_agree() -> None:
-    assert list(BACKENDS) == ["shm", "grpc"]
+    assert list(BACKENDS) == ["shm", "nixl", "grpc"]
     for name in MAKERS:
         ends = Ends(name)
         assert ends.backend.name == name
