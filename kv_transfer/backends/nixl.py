@@ -26,7 +26,8 @@ from kv_transfer.copy_thread import Done
 
 AGENT_S = 30.0  # an agent that is not made by then is none
 _MEMORY = struct.Struct("<QQ")  # address, pages
-_EAGER_S, _PATIENT_S, _IDLE_S = 5e-5, 2e-3, 0.05  # between looks: at first, after a while, at what was given up
+_EAGER_S, _PATIENT_S = 5e-5, 2e-3  # between looks at what runs: at first, and after a while
+_IDLE_S = 0.05  # between looks at what was given up
 
 _log = logging.getLogger("eyas.pulls")
 

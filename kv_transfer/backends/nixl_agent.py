@@ -54,7 +54,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Remote:
-    """A peer's pages, by what its export said. `agent` names one incarnation: a restarted peer has another."""
+    """A peer's pages, by what its export said. `agent` names one incarnation of the peer."""
 
     agent: str
     metadata: bytes
@@ -115,7 +115,7 @@ class Agent:
                 raise
 
     def disconnect(self, remote: Remote, pages: int) -> None:
-        """Forget a peer none of whose READs runs: the library would tell no more of them, but let them write."""
+        """Forget a peer none of whose READs runs: those would be told of no more, and write all the same."""
         with contextlib.suppress(EyasError), _plain("NIXL cannot forget the peer"):
             self._agent.releasedDlistH(pages)
             self._agent.invalidateRemoteMD(remote.agent)

@@ -1,4 +1,4 @@
-"""All copies of one area by NIXL: in what order they begin, how many bytes at a time, and when each has stopped.
+"""All copies of one area by NIXL: when each begins, how many bytes run at a time, and when each has stopped.
 
 A READ cannot be stopped. One that is late, cancelled, or whose job has failed, stays until the library says
 that it runs no more, and its job is not reported before that. One thread calls all of this.
@@ -62,7 +62,7 @@ class Reads:
         self._links: dict[str, Link] = {}  # by the peer's agent
         self._readings: list[_Reading] = []
         self._stopped: list[Done[Copy]] = []
-        self._faults = 0
+        self._faults: int | None = None  # in a row, of an agent that has read something; None: it has not
         self.closing = False
 
     @property
@@ -91,8 +91,9 @@ class Reads:
             link = self._links.get(remote.agent)
             if link is None:
                 link = self._links[remote.agent] = Link(self._own(), remote, now)
-            elif link.phase is Phase.BROKEN:
-                raise TransferFailed(f"a READ from the peer has not stopped since: {link.error}")
+            elif link.error is not None:
+                since = "" if link.idle else "a READ from the peer has not stopped since: "
+                raise TransferFailed(f"{since}{link.error}")
         except EyasError as error:
             self._stopped.append(Done(job, 0, 0.0, error))
             return
@@ -182,15 +183,16 @@ class Reads:
             link.reads += 1
 
     def _tidy(self) -> None:
-        """Close links that broke, so that the next job greets the peer anew, or that no one can ask more of."""
+        """Close links that broke, so that the next job greets the peer anew, and links that no one keeps."""
         for name, link in list(self._links.items()):
             if link.idle and (link.phase is Phase.BROKEN or not link.peers):
                 del self._links[name]
                 link.close()
-                self._faults += link.at_fault and link.agent is self._agent
-        if self._faults >= REBUILD_AFTER:
+                if self._faults is not None and link.agent is self._agent:
+                    self._faults += link.at_fault
+        if self._faults is not None and self._faults >= REBUILD_AFTER:
             _log.warning("NIXL failed %d times in a row: its agent is made anew", self._faults)
-            self._faults, self._agent = 0, None
+            self._faults = self._agent = None
 
 
 def _cut(job: Copy, page_bytes: int) -> deque[tuple[tuple[int, ...], tuple[int, ...]]]:

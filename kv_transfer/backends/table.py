@@ -22,7 +22,7 @@ BACKENDS = {
     "grpc": "kv_transfer.backends.stream:StreamBackend",
 }
 
-_LIBRARIES = {"nixl": "nixl"}  # that not every machine has: by backend, a module that is also its extra's name
+_LIBRARIES = {"nixl": "nixl"}  # by backend: a module that not every machine has, also the name of its extra
 
 _log = logging.getLogger("eyas.pulls")
 

@@ -1,7 +1,7 @@
 """The bindings of NIXL, played: agents of one process, whose READs end when the test says so.
 
-As in the library, a READ that runs writes all of its bytes whatever is asked of it meanwhile; what must not be
-asked (to forget one that runs, or its peer) is an AssertionError at the end of the test, by `broken`.
+As in the library, a READ that runs writes all of its bytes, whatever is asked of it meanwhile. What must not
+be asked (to forget one that runs, or its peer) is noted in `wrong`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The backend `nixl` over played bindings: READs that hang, break, come late, or come after all was given up."""
+"""The backend `nixl` over played bindings: READs that hang, break, come late, or after all was given up."""
 
 from __future__ import annotations
 
@@ -181,7 +181,6 @@ def test_metadata_of_another_agent_is_refused(rig: Rig) -> None:
 
 def test_a_peer_that_is_kept_by_no_one_is_forgotten(rig: Rig) -> None:
     rig.add(job(1))
-    rig.reads._readings.clear()
     (mine,) = [agent for agent in rig.nixl.agents.values() if agent.known]
     old, rig.peer = rig.peer.remote.agent, rig.other()
     assert mine.known == {old}
@@ -196,6 +195,7 @@ def test_faults_in_a_row_make_the_agent_anew_and_what_peers_know_stays(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     exported = rig.reads.export()
+    assert rig.add(job(1))[0].error is None
     before = set(rig.nixl.agents)
     rig.nixl.faults = REBUILD_AFTER
     with caplog.at_level(logging.WARNING):
@@ -205,6 +205,14 @@ def test_faults_in_a_row_make_the_agent_anew_and_what_peers_know_stays(
     assert rig.add(job(2))[0].error is None
     (new,) = set(rig.nixl.agents) - before
     assert rig.nixl.agents[new].known and rig.reads.export() is exported
+
+
+def test_an_agent_that_never_read_anything_is_not_made_anew(rig: Rig) -> None:
+    """(Another one would not reach what it cannot reach.)"""
+    rig.nixl.faults = 5 * REBUILD_AFTER
+    for number in range(5 * REBUILD_AFTER):
+        assert isinstance(rig.add(job(1, number=number))[0].error, TransferFailed)
+    assert len(rig.nixl.agents) == 2
 
 
 def test_faults_with_success_between_them_are_none(rig: Rig) -> None:
