@@ -4,8 +4,8 @@
     near   10.77.0.2   Redis, decode, draft, gateway, and this program
 
 The hosts are network namespaces (`namespaces`); their workers have pools in folders of their own, as if there
-were no common memory, so KV pages must come by gRPC, or by NIXL with `--transfer nixl`. Every text is compared with
-what one worker alone says.
+were no common memory, so KV pages must come by gRPC, or by NIXL with `--transfer nixl`. Every text is
+compared with what one worker alone says.
 """
 
 from __future__ import annotations
