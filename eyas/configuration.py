@@ -159,13 +159,10 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     _check_gpus(args, engine.device)
     if layout == "split":
         _check_split(args, engine)
-    return ServeConfig(
-        gateway=gateway,
-        engine=engine,
-        layout=layout,
-        gpus=args.gpus,
-        **{name: value for name in LAYOUT_OF if (value := getattr(args, name)) is not None},
-    )
+    ranks = engine.tensor_parallel_size
+    named = {name: value for name in LAYOUT_OF if (value := getattr(args, name)) is not None}
+    counts = {"prefill_tp": ranks, "decode_tp": ranks} | named
+    return ServeConfig(gateway=gateway, engine=engine, layout=layout, gpus=args.gpus, **counts)
 
 
 def _check_layout(args: argparse.Namespace, layout: str) -> None:
@@ -183,16 +180,10 @@ def _check_gpus(args: argparse.Namespace, device: str) -> None:
 
 
 def _check_split(args: argparse.Namespace, engine: EngineConfig) -> None:
-    """Raises ConfigError for workers with one role that an engine cannot be."""
+    """Raises ConfigError for workers of one role that an engine cannot be."""
     if args.draft_workers is not None and engine.device != "cpu":
         flag = "draft-workers"
         raise ConfigError(f"--{flag}: they need CPUs, and a GPU drafts where it decodes", param=flag)
-    for name in ("prefill_tp", "decode_tp"):
-        own = getattr(args, name)
-        if (own or engine.tensor_parallel_size) > 1:
-            flag = name.replace("_", "-") if own else "tensor-parallel-size"
-            text = "GPUs that share a model take all roles, which needs --layout unified"
-            raise ConfigError(f"--{flag}: {text}", param=flag)
 
 
 def own_config(args: argparse.Namespace) -> ServeConfig:

@@ -24,7 +24,7 @@ from eyas.common.config import (
 )
 from eyas.common.logging import FORMATS
 from eyas.common.types import Role
-from kv_transfer.backends.table import AUTO, BACKENDS
+from kv_transfer.backends.table import AUTO, BACKENDS, NONE
 
 DEFAULT_URL = f"http://{GatewayConfig.host}:{GatewayConfig.port}"
 REGISTRY = "redis://HOST:PORT/DB|static:HOST:PORT,..."
@@ -112,7 +112,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"seconds for which offered KV pages are kept without a sign of life ({engine.lease_s:g})",
     )
-    add("--transfer", default=engine.transfer, choices=[AUTO, *BACKENDS], help="how KV moves (auto)")
+    add("--transfer", default=engine.transfer, choices=[AUTO, *BACKENDS, NONE], help="how KV moves (auto)")
 
 
 def _add_computing(parser: argparse.ArgumentParser) -> None:

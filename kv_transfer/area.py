@@ -1,7 +1,7 @@
-"""The memory that backends read from and write to: whole pages, and one more behind them for proofs.
+"""The memory that backends read from and write to: whole pages, in this host's memory or in a device's.
 
-An area is a pool itself where other processes can reach it, else the staging beside it. What its pages hold,
-and who may read them, is not this file's business.
+Behind the last page of every pool lies its proof page. What pages hold, and who may read them, is not this
+file's business; nor is how a device's memory is allocated.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eyas.common.errors import ConfigError
+from eyas.common.pool import Geometry
+from kv_transfer.gpu.driver import Allocation
 
 Pages: TypeAlias = NDArray[np.uint8]  # [pages, page_bytes], a view of a page-major pool
 
 
 @dataclass(frozen=True)
 class Area:
-    """`pages`: all of them, the proof page last. `path`: the file that they are in; empty: in none."""
+    """Pages in host memory: a whole pool, its proof page last; or the staging slots beside a device's pool.
+
+    `path`: the file that they are in; empty: in none.
+    """
 
     pages: Pages
     path: str = ""
@@ -38,14 +43,23 @@ class Area:
         area.pages[-1] = np.frombuffer(os.urandom(page_bytes), np.uint8)
         return area
 
-    @property
-    def count(self) -> int:
-        """Pages but for the proof page, which is therefore this number."""
-        return len(self.pages) - 1
-
     def checksum(self, page: int) -> int:
         """CRC-32 of one page."""
         return zlib.crc32(self.pages[page].data)
+
+
+@dataclass(frozen=True)
+class DeviceArea:
+    """One rank's pool in a device's memory, from `address` on: its pages, and behind them the proof page.
+
+    `allocation`: what other processes can map of it, by the socket `giver`; None: it is memory that they
+    cannot map.
+    """
+
+    address: int
+    geometry: Geometry
+    allocation: Allocation | None = None
+    giver: str = ""
 
 
 def create_file(path: Path, size: int) -> mmap.mmap:

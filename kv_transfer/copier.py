@@ -8,49 +8,50 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from eyas.common.errors import TransferFailed
-from kv_transfer.area import Area
+from eyas.common.errors import EyasError, TransferFailed
 from kv_transfer.backends.base import Backend, Copy, CopyResult
 from kv_transfer.route import Route
 
 
 class Copier:
-    """Copies into `area`. No call blocks, but `close`."""
+    """Copies by `backends`, into the memory that they were made for. No call blocks, but `close`."""
 
-    def __init__(self, area: Area, backends: Mapping[str, Backend]) -> None:
-        self._area = area
+    def __init__(self, backends: Mapping[str, Backend]) -> None:
         self._backends = backends
-        self._running: dict[tuple[int, int], tuple[Backend, Copy]] = {}
+        self._running: dict[tuple[int, int], tuple[Route, Copy]] = {}
 
     def submit(self, route: Route, job: Copy) -> None:
         """Begin a copy; exactly one `CopyResult` follows."""
-        self._running[job.name] = route.backend, job
+        self._running[job.name] = route, job
         route.backend.start(route.source, job)
 
     def cancel(self, pull: int) -> None:
         """End the copies of a pull early; each is reported when it has stopped."""
-        for backend, job in list(self._running.values()):
+        for route, job in list(self._running.values()):
             if job.pull == pull:
-                backend.cancel(job)
+                route.backend.cancel(job)
 
     def finished(self) -> list[CopyResult]:
         """The copies that stopped since the last call."""
         results = [result for backend in self._backends.values() for result in backend.poll()]
-        for result in results:
-            del self._running[result.job.name]
         return [self._judged(result) for result in results]
 
     def close(self, deadline: float) -> bool:
         """End all backends; False if one still copies at `deadline` (monotonic seconds).
 
-        After False the area must stay mapped.
+        After False the memory that they copy into must stay mapped.
         """
         return all([backend.close(deadline) for backend in self._backends.values()])
 
     def _judged(self, result: CopyResult) -> CopyResult:
         """A proof that came, but with other bytes, proves nothing."""
-        job = result.job
-        if job.proof is None or not result.ok or self._area.checksum(job.dst_pages[0]) == job.proof:
+        route, job = self._running.pop(result.job.name)
+        if job.proof is None or not result.ok:
             return result
-        error = TransferFailed(f"{result.path} brought other bytes than the owner has")
+        error: EyasError = TransferFailed(f"{result.path} brought other bytes than the owner has")
+        try:
+            if route.backend.checksum(route.source, job) == job.proof:
+                return result
+        except EyasError as unread:
+            error = unread
         return dataclasses.replace(result, error=error)

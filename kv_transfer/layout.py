@@ -16,6 +16,9 @@ from eyas.common.types import KvKind
 
 PROTOCOL = 3  # raised whenever pages, handles or the rules of a lease change their meaning
 
+WINDOW_BYTES = 32 << 20
+"""Of pages that pass through staging: enough that a step's duration between two windows does not show."""
+
 
 class PageMeaning(msgspec.Struct, frozen=True):
     """Everything that gives a page's bytes their meaning.
@@ -43,14 +46,21 @@ def pages_for(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
+def window_pages(page_bytes: int) -> int:
+    """How many pages pass through staging together."""
+    return max(1, WINDOW_BYTES // page_bytes)
+
+
 def check_compatible(mine: PoolInfo, theirs: PoolInfo) -> None:
     """Raise a `ConfigError` that names the first difference, unless pages of `theirs` can become `mine`.
 
-    Pools may differ in length: page numbers are mapped one by one.
+    Pools may differ in length: page numbers are mapped one by one; and in ranks, which share the heads.
     """
     ours, peers = mine.geometry, theirs.geometry
-    for field in ("dtype", "layers", "kv_heads", "head_dim", "page_size"):
-        here, there = getattr(ours, field), getattr(peers, field)
+    heads = (ours.kv_heads * len(mine.ranks), peers.kv_heads * len(theirs.ranks))
+    rest = ("dtype", "layers", "head_dim", "page_size")
+    fields = [(field, getattr(ours, field), getattr(peers, field)) for field in rest]
+    for field, here, there in [*fields[:2], ("kv_heads", *heads), *fields[2:]]:
         if here != there:
             raise ConfigError(
                 f"KV pages cannot be exchanged: {field} is {here} here and {there} at the peer."

@@ -1,12 +1,14 @@
 """`TransferService`: tells pullers which pages of this worker are ready, and sends bytes to remote ones.
 
-Leases are the engine's; this relays. It reads the engine's pools and never judges whether a read was in time.
+Leases are the engine's; this relays. It reads the engine's pools, or has the engine copy what it cannot read,
+and never judges whether a read was in time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,6 +26,7 @@ from eyas.engine.ipc.transfer_messages import Release, Released, WatchClosed, Wa
 from kv_transfer.area import Pages
 from kv_transfer.backends.shm import map_file
 from kv_transfer.backends.stream import chunks
+from prefill_svc.staged import StagedPages
 from protos import transfer_pb2, transfer_pb2_grpc
 
 SERVICE = "eyas.internal.v1.TransferService"
@@ -35,9 +38,10 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True)
 class _Watch:
-    """An open Watch: the handle as it was offered, and the attempt that reads it."""
+    """An open Watch: the handle as it was offered, the pages that it names, and the attempt that reads it."""
 
     handle: KvHandle
+    pages: frozenset[int]
     attempt: int
 
 
@@ -47,7 +51,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
         self._watches: dict[int, _Watch] = {}  # by stream number: accepted by the engine, not released
-        self._pools: dict[KvKind, Pages] = {}  # mapped when the first puller needs it
+        self._pools: dict[KvKind, Pages] = {}  # or staging beside them; mapped when the first puller needs it
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to `server`."""
@@ -73,7 +77,9 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 
         The stream stays open after `done`. It ends after `failed`, or raises what the engine stopped with.
         """
-        watch = _Watch(convert.handle_from_pb(request.handle), request.attempt)
+        handle = convert.handle_from_pb(request.handle)
+        offered = frozenset(page for shard in handle.shards for page in shard.pages)
+        watch = _Watch(handle, offered, request.attempt)
         buffer: StreamBuffer[WatchUpdate | Stopped] = StreamBuffer(MAX_BUFFERED)
         number = self._engine.open(buffer.put)
         self._engine.send(WatchOpened(number, watch.handle, watch.attempt))
@@ -110,23 +116,22 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     async def Fetch(self, request: transfer_pb2.FetchRequest, context: Context) -> AsyncIterator[bytes]:
         """Pages of a handle with an open Watch, as they are now; Release says whether they may be used.
 
-        No page is read after the Watch has ended or a Release has come: it may hold another request's KV.
+        No byte is sent that was read after the Watch had ended or a Release had come: it may be another
+        request's KV.
         The proof page needs no handle. Raises InvalidRequest for pages that the handle does not name,
         TransferFailed without a Watch.
         """
         self._ready()
+        group = convert.group_from_pb(request.group)
         if request.id == 0:
-            for data in self._proof(request):
-                yield data
-            return
-        handle = self._watched(request)
-        offered = {page for shard in handle.shards for page in shard.pages}
-        if len(request.pages) > len(offered) or not offered.issuperset(request.pages):
-            message = f"pages has numbers that handle {handle.id} of the {handle.group} group does not name"
-            raise InvalidRequest(message, param="pages")
-        for data in chunks(self._pool(handle.group), request.pages):
-            yield data
-            self._watched(request)
+            self._check_proof(request, group)
+        else:
+            self._check_offered(request)
+        async with contextlib.aclosing(self._bytes(group, request.id, request.pages)) as data:
+            async for chunk in data:
+                if request.id != 0:
+                    self._watched(request)
+                yield chunk
 
     def _ready(self) -> Ready:
         """What the engine serves. Raises Unavailable while it cannot."""
@@ -141,21 +146,36 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
             if named and watch.attempt <= release.attempt:
                 del self._watches[number]
 
-    def _watched(self, request: transfer_pb2.FetchRequest) -> KvHandle:
-        """The handle that is to be read, as it was offered."""
+    def _watched(self, request: transfer_pb2.FetchRequest) -> _Watch:
+        """The Watch of the handle that is to be read."""
         named = (request.id, request.epoch, convert.group_from_pb(request.group), request.attempt)
         for watch in self._watches.values():
             handle = watch.handle
             if (handle.id, handle.epoch, handle.group, watch.attempt) == named:
-                return handle
+                return watch
         raise TransferFailed(f"no Watch of handle {request.id} by attempt {request.attempt} is open here")
 
-    def _proof(self, request: transfer_pb2.FetchRequest) -> Iterator[bytes]:
-        group = convert.group_from_pb(request.group)
+    def _check_offered(self, request: transfer_pb2.FetchRequest) -> None:
+        watch = self._watched(request)
+        if len(request.pages) > len(watch.pages) or not watch.pages.issuperset(request.pages):
+            named = f"handle {watch.handle.id} of the {watch.handle.group} group"
+            raise InvalidRequest(f"pages has numbers that {named} does not name", param="pages")
+
+    def _check_proof(self, request: transfer_pb2.FetchRequest, group: KvKind) -> None:
         info = self._info(group)
         if (request.epoch, *request.pages) != (info.epoch, info.geometry.pages):
             raise InvalidRequest("pages without a handle may be the proof page only", param="pages")
-        return chunks(self._pool(group), request.pages)
+
+    async def _bytes(self, group: KvKind, handle: int, pages: Sequence[int]) -> AsyncGenerator[bytes, None]:
+        """The bytes of pages: those after a chunk are read when that is taken, or staged a little before."""
+        if self._ready().staged:
+            source = StagedPages(self._engine, self._pool(group), group, handle)
+            async with contextlib.aclosing(source.chunks(pages)) as staged:
+                async for data in staged:
+                    yield data
+            return
+        for data in chunks(self._pool(group), pages):
+            yield data
 
     def _pool(self, group: KvKind) -> Pages:
         if group not in self._pools:

@@ -22,6 +22,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError
 from eyas.configuration import engine_config
 from eyas.flags import add_engine, positive
+from kv_transfer.backends.table import NONE
 
 if TYPE_CHECKING:
     from eyas.bench.parts import Tell
@@ -114,7 +115,8 @@ def config_for(args: argparse.Namespace, largest: int) -> EngineConfig:
             f"--max-running: {config.max_running} sequences per step are fewer than a batch of {largest}"
         )
         raise ConfigError(message, param="max-running")
-    return dataclasses.replace(config, worker="one-batch", max_waiting=max(config.max_waiting, largest))
+    waiting = max(config.max_waiting, largest)
+    return dataclasses.replace(config, worker="one-batch", max_waiting=waiting, transfer=NONE)
 
 
 def modes_of(config: EngineConfig) -> Iterator[tuple[str, EngineConfig]]:

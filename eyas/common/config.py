@@ -81,7 +81,7 @@ class EngineConfig:
     cuda_graph_bs: tuple[int, ...] = ()  # the batches with a graph; (): the engine's choice up to the largest
     overlap_schedule: bool = False  # prepare a step while the one before it runs
     lease_s: float = 30.0
-    transfer: str = "auto"  # how KV is pulled: a backend's name, or the first that reaches the owner
+    transfer: str = "auto"  # how KV is pulled: by one backend, or the best; "none": it stays
     transfer_policy: str = "recompute"  # or "fail"
     log_format: str = "text"  # or "json"; also of the front before this engine
     speculation: SpeculationConfig = SpeculationConfig()

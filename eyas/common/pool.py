@@ -39,8 +39,12 @@ class Geometry(msgspec.Struct, frozen=True):
     @property
     def page_bytes(self) -> int:
         """Bytes of one page: keys and values of all its slots, in all layers."""
-        rows = 2 * self.layers * self.page_size
-        return rows * self.kv_heads * self.head_dim * _ITEMSIZE[self.dtype]
+        return self.page_rows * self.kv_heads * self.head_dim * _ITEMSIZE[self.dtype]
+
+    @property
+    def page_rows(self) -> int:
+        """Rows of heads per page: a key and a value of each slot in each layer."""
+        return 2 * self.layers * self.page_size
 
     @property
     def pool_bytes(self) -> int:

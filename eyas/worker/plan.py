@@ -15,6 +15,7 @@ from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, Specula
 from eyas.common.gpus import number_of
 from eyas.common.types import Role
 from eyas.worker.placement import places
+from kv_transfer.backends.table import NONE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,11 @@ def plan(config: ServeConfig, ports: Iterator[int], machine: Machine) -> Cluster
 
 
 def _unified(config: ServeConfig) -> dict[str, EngineConfig]:
-    return _tier("worker", config.workers, dataclasses.replace(config.engine, roles=tuple(Role)))
+    """Every worker takes whole requests: a GPU's spares itself the host memory through which pages travel."""
+    engine = dataclasses.replace(config.engine, roles=tuple(Role))
+    if engine.device != "cpu":
+        engine = dataclasses.replace(engine, transfer=NONE)
+    return _tier("worker", config.workers, engine)
 
 
 def _split(config: ServeConfig) -> dict[str, EngineConfig]:

@@ -10,15 +10,16 @@ from typing import ClassVar, Protocol
 from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.pool import Export
 from eyas.common.types import Shard
-from kv_transfer.area import Area, Pages
+from kv_transfer.area import Area, DeviceArea, Pages
 from kv_transfer.copy_thread import Done
 
 
 @dataclass(frozen=True)
 class Copy:
-    """One job: page `source.pages[i]` of the peer's area becomes page `dst_pages[i]` of this one.
+    """One job: page `source.pages[i]` of the peer's pool becomes page `dst_pages[i]` of ours.
 
-    `pull` and `number` name the job. `proof`: the CRC-32 that the only page must have when it has come.
+    (Of the staging beside ours where that is a device's, unless the backend is direct.) `pull` and `number`
+    name the job. `proof`: the CRC-32 that the only page must have when it has come.
     """
 
     pull: int
@@ -50,7 +51,7 @@ class CopyResult:
 
 
 class Source:
-    """A peer's area, opened by one backend, which subclasses this with what its copies need."""
+    """A peer's pool, opened by one backend, which subclasses this with what its copies need."""
 
     @property
     def current(self) -> bool:
@@ -76,28 +77,35 @@ class Wire(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """What a backend is made with. `pool_dir`: the folder where areas of this host lie."""
+    """What a backend is made with. `pool_dir`: the folder where areas of this host lie.
+
+    `devices`: the pool, where it is in the memory of devices, one per rank; `area` is then the staging beside
+    it, which no peer reads, and without a path if there is none.
+    """
 
     area: Area
     pool_dir: str
     wire: Wire
+    devices: tuple[DeviceArea, ...] = ()
 
 
 class Backend(ABC):
-    """One way for whole pages, of one area. Called by the engine's loop only; no call blocks, but `close`.
+    """One way for whole pages, of one pool. Called by the engine's loop only; no call blocks, but `close`.
 
-    `name` is the route's: exports, `--transfer`, timings and metrics show it.
+    `name` is the route's: exports, `--transfer`, timings and metrics show it. `direct`: its copies land in
+    the device's pool itself; the others' in host memory, the site's area.
     """
 
     name: ClassVar[str]
+    direct: ClassVar[bool] = False
 
     @abstractmethod
-    def export(self) -> Export | None:
-        """What a peer needs to open this area; None if it cannot be reached this way."""
+    def export(self, rank: int = 0) -> Export | None:
+        """What a peer needs to open one rank's pool; None if it cannot be reached this way."""
 
     @abstractmethod
     def open(self, export: Export) -> Source:
-        """A peer's area, by what its `export` said. Nothing is copied, so nothing is proven.
+        """A peer's pool, by what its `export` said. Nothing is copied, so nothing is proven.
 
         Raises ConfigError, saying why, where this way does not lead to it.
         """
@@ -116,6 +124,10 @@ class Backend(ABC):
     @abstractmethod
     def cancel(self, job: Copy) -> None:
         """End a copy early. That it has stopped is told by `poll`, and by nothing else."""
+
+    @abstractmethod
+    def checksum(self, source: Source, proof: Copy) -> int:
+        """CRC-32 of the page that `proof` has brought from `source`. Short enough for the engine's loop."""
 
     @abstractmethod
     def close(self, deadline: float) -> bool:
@@ -137,7 +149,7 @@ def copy_pages(job: Copy, source: Pages, destination: Pages) -> int:
 
 
 def check_pages(job: Copy, count: int) -> None:
-    """Raise TransferFailed unless the peer's area, of `count` pages, has all that the job names."""
+    """Raise TransferFailed unless the peer's pool, of `count` pages, has all that the job names."""
     pages = job.source.pages
     if pages and not 0 <= min(pages) <= max(pages) < count:
         raise TransferFailed(f"the handle names pages that its owner's pool of {count} pages does not have")

@@ -34,5 +34,8 @@ class BlockingBackend(Backend):
     def cancel(self, job: Copy) -> None:
         self._thread.cancel(job)
 
+    def checksum(self, source: Source, proof: Copy) -> int:
+        return self.area.checksum(proof.dst_pages[0])
+
     def close(self, deadline: float) -> bool:
         return self._thread.close(deadline)

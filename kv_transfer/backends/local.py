@@ -27,10 +27,13 @@ class LocalBackend(BlockingBackend):
 
     def __init__(self, site: Site, areas: MutableMapping[bytes, Area]) -> None:
         super().__init__(site.area)
+        self._in_reach = not site.devices
         self._areas = areas
         self._key = secrets.token_bytes(8)
 
-    def export(self) -> Export | None:
+    def export(self, rank: int = 0) -> Export | None:
+        if not self._in_reach:
+            return None
         self._areas[self._key] = self.area
         return {"key": self._key}
 

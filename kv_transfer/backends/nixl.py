@@ -41,13 +41,16 @@ class NixlBackend(Backend):
 
     def __init__(self, site: Site, bindings: Callable[[], Any] = load) -> None:
         self._area = site.area
+        self._readable = not site.devices  # (no peer reads staging; UCX of the wheel reads devices by TCP)
         self._bindings = bindings
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Done[Copy]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def export(self) -> Export | None:
+    def export(self, rank: int = 0) -> Export | None:
         """Makes the agent, and waits for that up to AGENT_S."""
+        if not self._readable:
+            return None
         made: Future[Export] = Future()
 
         def offer(reads: Reads) -> None:
@@ -68,6 +71,8 @@ class NixlBackend(Backend):
             return None
 
     def open(self, export: Export) -> Source:
+        if self._area.pages.size == 0:
+            raise ConfigError("this worker is not one with host memory for pages, which nixl reads into")
         try:
             agent, metadata = export["agent"].decode(), export["metadata"]
             address, pages = _MEMORY.unpack(export["memory"])
@@ -85,6 +90,9 @@ class NixlBackend(Backend):
 
     def cancel(self, job: Copy) -> None:
         self._tell(lambda reads: reads.cancel(job))
+
+    def checksum(self, source: Source, proof: Copy) -> int:
+        return self._area.checksum(proof.dst_pages[0])
 
     def close(self, deadline: float) -> bool:
         if self._thread is None:

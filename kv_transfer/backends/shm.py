@@ -47,9 +47,10 @@ class ShmBackend(BlockingBackend):
     def __init__(self, site: Site) -> None:
         super().__init__(site.area)
         self._pool_dir = Path(site.pool_dir)
+        self._path = "" if site.devices else site.area.path  # no peer reads staging
 
-    def export(self) -> Export | None:
-        path = self.area.path
+    def export(self, rank: int = 0) -> Export | None:
+        path = self._path
         return {"path": path.encode(), "identity": file_identity(path).encode()} if path else None
 
     def open(self, export: Export) -> Source:

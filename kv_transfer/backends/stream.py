@@ -17,15 +17,16 @@ CHUNK_BYTES = 1024 * 1024
 
 
 class StreamBackend(Backend):
-    """Copies that the fronts make, straight into the file of this area."""
+    """Copies that the fronts make, straight into the file of the site's area."""
 
     name = "grpc"
 
     def __init__(self, site: Site) -> None:
+        self._area = site.area
         self._wire = site.wire
         self._reachable = bool(site.area.path)
 
-    def export(self) -> Export | None:
+    def export(self, rank: int = 0) -> Export | None:
         """Nothing is needed: the front knows its members, and asks the one that owns the handle."""
         return {} if self._reachable else None
 
@@ -43,6 +44,9 @@ class StreamBackend(Backend):
 
     def cancel(self, job: Copy) -> None:
         self._wire.stop(job)
+
+    def checksum(self, source: Source, proof: Copy) -> int:
+        return self._area.checksum(proof.dst_pages[0])
 
     def close(self, deadline: float) -> bool:
         """The front lives longer than its engine, and a file that is written to is never unmapped by that."""

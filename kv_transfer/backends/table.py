@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from kv_transfer.backends.base import Backend, Site
 
 AUTO = "auto"  # the best way that both ends prove
+NONE = "none"  # no pages leave the pool, or come there
 
 BACKENDS = {
+    "cuda_ipc": "kv_transfer.backends.cuda_ipc:CudaIpcBackend",
     "shm": "kv_transfer.backends.shm:ShmBackend",
     "nixl": "kv_transfer.backends.nixl:NixlBackend",
     "grpc": "kv_transfer.backends.stream:StreamBackend",

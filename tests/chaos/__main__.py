@@ -1,4 +1,12 @@
-"""`make chaos`: the campaign, its log, its table. The exit code is 1 if anything was lost or left over."""
+"""`make chaos`: the campaign, its log, its table. The exit code is 1 if anything was lost or left over.
+
+On two GPUs, each with a prefill and a decode worker, so that one of each kind remains when one is struck:
+
+    python -m tests.chaos --device cuda --layout split --gpus 0,1,0,1 --seconds 300 --streams 32
+
+Flags of `eyas serve` choose the model and more. On a GPU, answers that differ from the undisturbed ones are
+counted: near-ties fall either way.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +15,60 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from eyas.commands import Parser
+from eyas.configuration import own_config
+from eyas.flags import add_engine, add_layout
 from tests.chaos.campaign import Campaign, Findings, Plan
+from tests.chaos.rig import ENGINE, ON_CPU, WORKERS, Site
 from tests.chaos.streams import make_requests
 
 REQUESTS = 64
+STOP_S, SHORT_STOP_S = 20.0, 10.0  # how long a stopped worker is: longer than it takes to be given up
+SIZES = ("--num-pages", ENGINE.num_pages, "--chunk-tokens", ENGINE.chunk_tokens)
+PLACES = ("--max-running", ENGINE.max_running, "--max-waiting", ENGINE.max_waiting)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="make chaos", description="Torments a cluster.")
+    parser = argparse.ArgumentParser(prog="make chaos", description="Torments a cluster.", allow_abbrev=False)
     parser.add_argument("--seconds", type=float, default=600.0, help="of faults (default: %(default)g)")
     parser.add_argument("--streams", type=int, default=32, help="at a time (default: %(default)d)")
     parser.add_argument("--aborts", type=int, default=500, help="requests given up (default: %(default)d)")
     parser.add_argument("--seed", type=int, default=1, help="repeats the faults of the run that had it")
     parser.add_argument("--out", type=Path, default=Path(".run/chaos.jsonl"), help="(default: %(default)s)")
-    given = parser.parse_args()
+    given, serve = parser.parse_known_args()
+    site = read_site(serve)
     logging.basicConfig(level=logging.ERROR)  # that workers are lost is no news here
     console = Console(width=None if sys.stdout.isatty() else 120)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("w", buffering=1) as journal:
-        plan = Plan(given.seed, given.seconds, given.streams, given.aborts)
+        stop_s = STOP_S if site == ON_CPU else SHORT_STOP_S
+        plan = Plan(given.seed, given.seconds, given.streams, given.aborts, stop_s, site=site)
         findings = asyncio.run(_run(Campaign(plan, journal, console), given.seed))
     console.print(report(findings))
     for problem in findings.problems:
         console.print(f"[red]{problem}", highlight=False)
     return int(bool(findings.problems))
+
+
+def read_site(flags: Sequence[str]) -> Site:
+    """The cluster of these flags of `eyas serve`; none: the usual one. Raises ConfigError."""
+    if not flags:
+        return ON_CPU
+    parser = Parser(prog="make chaos")
+    add_layout(parser)
+    add_engine(parser)
+    args = parser.parse_args([*map(str, (*SIZES, *PLACES)), *flags])
+    drafts = ("draft_workers",) if args.device == "cpu" else ()
+    split = own_config(args).layout == "split"
+    for name in ("prefill", "decode", *drafts) if split else ("workers",):
+        setattr(args, name, WORKERS)
+    return Site(own_config(args))
 
 
 async def _run(campaign: Campaign, seed: int) -> Findings:
@@ -56,6 +88,8 @@ def report(findings: Findings) -> Table:
         "streams that had to come back, for want of a place": sum(bool(one.refused) for one in outcomes),
         "longest stream, seconds": round(max((outcome.seconds for outcome in outcomes), default=0.0), 1),
         "streams that failed or differed": sum(bool(outcome.error) for outcome in outcomes),
+        "streams with other tokens, which may be": sum(outcome.differs for outcome in outcomes),
+        "requests with other tokens, undisturbed": findings.calm,
         **{f"given up: {way}": n for way, n in sorted(findings.aborts.items())},
         "other violations": len(findings.violations),
     }

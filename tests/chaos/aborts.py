@@ -59,7 +59,7 @@ class Aborts:
         options = msgspec.to_builtins(request.params)
         try:
             if way == "disconnect":
-                return await _in_time(_read_http(http, request), after_s)
+                return await _in_time(self._read_http(http, request), after_s)
             if way == "cancel":
                 async with self.rig.client.generate_stream(request.prompt_ids, **options) as stream:
                     return await _in_time(stream.completion(), after_s)
@@ -70,30 +70,29 @@ class Aborts:
             return None
         return True
 
+    async def _read_http(self, http: httpx.AsyncClient, request: GenerationRequest) -> None:
+        """A streamed completion; cancelled, it closes its connection."""
+        params = request.params
+        body = {
+            "model": self.rig.processes.model,
+            "prompt": list(request.prompt_ids),
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        async with http.stream("POST", "/v1/completions", json=body) as reply:
+            if reply.status_code == Overloaded.http_status:
+                raise Overloaded("there is no place")
+            reply.raise_for_status()
+            async for _ in reply.aiter_lines():
+                pass
+
 
 def _long(request: GenerationRequest) -> GenerationRequest:
     """The request, with an answer that lasts."""
     params = msgspec.structs.replace(request.params, max_tokens=TOKENS, ignore_eos=True)
     return msgspec.structs.replace(request, params=params)
-
-
-async def _read_http(http: httpx.AsyncClient, request: GenerationRequest) -> None:
-    """A streamed completion; cancelled, it closes its connection."""
-    params = request.params
-    body = {
-        "model": "eyas-nano",
-        "prompt": list(request.prompt_ids),
-        "max_tokens": params.max_tokens,
-        "temperature": params.temperature,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    async with http.stream("POST", "/v1/completions", json=body) as reply:
-        if reply.status_code == Overloaded.http_status:
-            raise Overloaded("there is no place")
-        reply.raise_for_status()
-        async for _ in reply.aiter_lines():
-            pass
 
 
 async def _in_time(work: Coroutine[object, object, object], after_s: float) -> bool:

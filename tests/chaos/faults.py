@@ -12,7 +12,7 @@ import itertools
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -48,10 +48,10 @@ class Part(enum.StrEnum):
 @dataclass(frozen=True)
 class Fault:
     kind: Kind
-    role: Role
+    role: str
     phase: Phase
     part: Part
-    index: int  # which worker of the role
+    index: int  # which worker of the role; "worker": one that has all roles
     pause_s: float  # before the phase is waited for
 
     @property
@@ -69,6 +69,21 @@ def schedule(seed: int, workers: int) -> Iterator[Fault]:
         for kind, role, phase in combinations:
             part = Part.WHOLE if kind is Kind.DRAIN else rng.choice((Part.WHOLE, Part.WHOLE, *Part))
             yield Fault(kind, role, phase, part, rng.randrange(workers), rng.uniform(0.0, 2.0))
+
+
+def each_worker(seed: int, kinds: Sequence[str], workers: int, phases: Sequence[Phase]) -> Iterator[Fault]:
+    """Rounds without end, for a short campaign: each kills every worker once and stops every worker once.
+
+    Kinds take turns: while a worker of one starts again, which takes long on a GPU, another is struck.
+    """
+    rng = random.Random(f"workers/{seed}")
+    while True:
+        turns = [list(itertools.product((Kind.KILL, Kind.STOP), range(workers))) for _ in kinds]
+        for turn in turns:
+            rng.shuffle(turn)
+        for turn in zip(*turns, strict=True):
+            for role, (kind, index) in zip(kinds, turn, strict=True):
+                yield Fault(kind, role, rng.choice(phases), Part.WHOLE, index, rng.uniform(0.0, 2.0))
 
 
 def strike(fault: Fault, front: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""A cluster to be tormented: two workers of every role, its own gateway, and another one in this process.
+"""A cluster to be tormented: two workers of every kind, its own gateway, and another one in this process.
 
 The inner gateway is there to be watched: it tells in which phase a request is, the moment its gateway learns
 it. Knows processes, addresses and load; whom to strike and what to ask is decided elsewhere.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from eyas.client import AsyncClient
 from eyas.common import rpc
 from eyas.common.clients import InfoClient
-from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
+from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, replace_engine
 from eyas.common.discovery import registry
 from eyas.common.errors import EyasError
 from eyas.common.replies import Admitted, PrefillDone, PrefillStarted
@@ -26,15 +26,47 @@ from gateway import router
 from gateway.cluster import Cluster
 from gateway.generate import ClusterGeneration
 from gateway.legs import DecodeLeg, LegEvent, PrefillLeg
-from tests.chaos.faults import Phase, engines
+from tests.chaos.faults import Fault, Phase, each_worker, engines, schedule
 
-WORKERS = 2  # of each role
+WORKERS = 2  # of each kind
 # Small chunks and few pages: prompts take several steps, caches overflow, and so pages have to move. Few
 # places: with 32 streams the queues of two workers are nearly full, and one by itself has no place for all.
 ENGINE = EngineConfig(num_pages=320, chunk_tokens=32, max_running=6, max_waiting=12)
 DEEP = 6  # output index from which on a request counts as decoding
 INFO_S = 2.0
 MEET_S = 20.0  # until the inner gateway has its sessions
+
+EVERYTHING = "worker"  # the kind of a worker that has all roles
+UNSPLIT = (Phase.IDLE, Phase.SUBMITTED, Phase.DECODING)  # phases of requests that one worker answers
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """What kind of cluster it is, and what follows from that for a campaign."""
+
+    config: ServeConfig
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of workers without their numbers."""
+        if self.config.layout != "split":
+            return (EVERYTHING,)
+        drafts = self.config.engine.draft is not None and self.exact  # a GPU drafts where it decodes
+        return (Role.PREFILL, Role.DECODE, *([Role.DRAFT] if drafts else []))
+
+    @property
+    def exact(self) -> bool:
+        """Whether an answer is the same in every batch; on a GPU, near-ties fall either way."""
+        return self.config.engine.device == "cpu"
+
+    def faults(self, seed: int) -> Iterator[Fault]:
+        """Without end: of all kinds in all phases, or for smaller clusters those that name each worker."""
+        if self.kinds == tuple(Role):
+            return schedule(seed, WORKERS)
+        return each_worker(seed, self.kinds, WORKERS, list(Phase) if len(self.kinds) > 1 else UNSPLIT)
+
+
+ON_CPU = Site(ServeConfig(GatewayConfig(), ENGINE, "split", WORKERS, WORKERS, WORKERS))
 
 Saw = Callable[[Phase, set[str]], None]  # a request is in this phase, served by workers at these addresses
 
@@ -98,13 +130,14 @@ class Rig:
         infos = await asyncio.gather(*map(_info, addresses.values()))
         return dict(zip(addresses, infos, strict=True))
 
-    async def whole(self, role: Role) -> bool:
-        """Whether all workers of a role can serve, and the inner gateway knows it."""
-        able = [candidate for candidate in self.gateway.candidates() if candidate.can(role)]
-        if len(able) < WORKERS or role is Role.DECODE and not all(one.connected for one in able):
+    async def whole(self, kind: str) -> bool:
+        """Whether all workers of a kind can serve, and the inner gateway knows it."""
+        roles = (Role.PREFILL, Role.DECODE) if kind == EVERYTHING else (Role(kind),)
+        able = [one for one in self.gateway.candidates() if all(one.can(role) for role in roles)]
+        if len(able) < WORKERS or Role.DECODE in roles and not all(one.connected for one in able):
             return False
         infos = await self.infos()
-        return all(info is not None and info.serving for name, info in infos.items() if name.startswith(role))
+        return all(info is not None and info.serving for name, info in infos.items() if name.startswith(kind))
 
     async def leftovers(self) -> list[str]:
         """A line for everything that an idle cluster should not hold."""
@@ -134,12 +167,11 @@ async def _info(address: str) -> WorkerInfo | None:
 
 
 @contextlib.asynccontextmanager
-async def rig(lease_s: float, log: Callable[[str, str], None]) -> AsyncIterator[Rig]:
+async def rig(lease_s: float, log: Callable[[str, str], None], site: Site = ON_CPU) -> AsyncIterator[Rig]:
     """A cluster from ready to gone; `log` gets (process, line) for all that its processes say."""
     with contextlib.closing(free_ports()) as ports:
-        outer = GatewayConfig(port=next(ports), grpc_port=next(ports))
-    engine = dataclasses.replace(ENGINE, lease_s=lease_s)
-    config = ServeConfig(outer, engine, "split", WORKERS, WORKERS, WORKERS)
+        outer = dataclasses.replace(site.config.gateway, port=next(ports), grpc_port=next(ports))
+    config = replace_engine(dataclasses.replace(site.config, gateway=outer), lease_s=lease_s)
     async with Processes(config, log) as processes, AsyncClient(processes.grpc_address) as client:
         gateway = Cluster(registry("static:" + ",".join(processes.addresses.values())))
         await gateway.start()

@@ -135,7 +135,7 @@ async def answers(
     return tokens, ways
 
 
-@pytest.mark.parametrize(("by", "kernels"), [("shm", "triton"), ("grpc", "triton"), ("shm", "torch")])
+@pytest.mark.parametrize(("by", "kernels"), [("grpc", "triton"), ("grpc", "torch")])
 def test_answers_are_those_of_one_worker(by: str, kernels: str, alone: dict[str, list[int]]) -> None:
     pools = Path("/dev/shm") / f"eyas-test-{os.getpid()}-{by}-{kernels}"
     backends = {"attention_backend": kernels, "prefill_attention_backend": kernels}

@@ -6,26 +6,19 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from real_worker import RealWorker, decoding, prefill, real_worker, tiny_config
+from staged_rig import PROMPT, SLOTS, pair, pretend, request, slots_free, slots_left
 
 from eyas.common import clients, replies, rpc
 from eyas.common.config import EngineConfig
-from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, Role
-from eyas.engine.kv.pool import KvPool
+from eyas.common.types import Role
 from eyas.engine.kv.staged_copier import StagedCopier
 from eyas.engine.kv.staging import Staging
-from eyas.engine.loading import travel
-from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop import engine as loop_engine
-
-PROMPT = tuple(range(3, 133))  # 9 pages
-SLOTS = 20
 
 
 @pytest.fixture(scope="module")
@@ -51,32 +44,17 @@ def expected(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(autouse=True)
 def device_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pool pretends to be a device's; and staging is too small for more than two prompts."""
-    monkeypatch.setattr(EngineSpec, "pool", lambda spec, group: KvPool(spec.shape(group)))
-    monkeypatch.setattr(travel, "staging_slots", lambda spec, pages: SLOTS)
+    pretend(monkeypatch)
 
 
-def request(i: int, id: str = "") -> GenerationRequest:
-    params = SamplingParams(temperature=0.8, seed=5, max_tokens=12)
-    return GenerationRequest(id or f"r{i}", (*PROMPT[i:], *PROMPT[:i]), params)
-
-
-@contextlib.asynccontextmanager
-async def pair(config: EngineConfig, tmp_path: Path, by: str) -> AsyncIterator[tuple[RealWorker, RealWorker]]:
-    async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:
-        puller = {"registry": f"static:{a.address}", "transfer": by, "pool_dir": str(tmp_path)}
-        async with real_worker(config, Role.DECODE, **puller) as b:
-            yield a, b
-
-
-@pytest.mark.parametrize("by", ["auto", "shm", "grpc"])
+@pytest.mark.parametrize("by", ["auto", "grpc"])
 async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
     config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path, by: str
 ) -> None:
     async with pair(config, tmp_path, by) as (a, b), decoding(b) as decode:
         assert isinstance(b.engine._parts.copiers[0], StagedCopier)
         decode.attach(request(0), await prefill(a, request(0)))
-        assert await decode.tokens() == (expected[0], "shm" if by == "auto" else by)
+        assert await decode.tokens() == (expected[0], "grpc")
         await b.idle()
         await a.idle()
         digests = {hashlib.sha256(w.pages(PROMPT)).digest() for w in (a, b)}
@@ -84,13 +62,12 @@ async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
     assert list(tmp_path.iterdir()) == [], "staging files outlived their workers"
 
 
-@pytest.mark.parametrize("by", ["shm", "grpc"])
-async def test_more_prompts_than_staging_holds_wait_their_turn(
-    config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path, by: str
+async def test_more_prompts_than_staging_holds_take_turns(
+    config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path
 ) -> None:
-    """Prompts of 9 pages each, draft KV offered too, against 20 slots; some are cancelled on either side."""
+    """Prompts of 9 pages each against 4 slots; the callers of some leave."""
     async with contextlib.AsyncExitStack() as stack:
-        a, b = await stack.enter_async_context(pair(config, tmp_path, by))
+        a, b = await stack.enter_async_context(pair(config, tmp_path, "grpc"))
         decode = await stack.enter_async_context(decoding(b))
         channel = await stack.enter_async_context(rpc.channel(a.address))
 
@@ -110,9 +87,7 @@ async def test_more_prompts_than_staging_holds_wait_their_turn(
         assert answers == {f"r{i}": expected[i] for i in range(12) if i % 4 != 3}
         await b.idle()
         await a.idle()
-        offers = a.engine._parts.leases.offers
-        assert {group: offer.slots.free for group, offer in offers.items()} == {"target": 20, "draft": 20}
-        assert b.engine._parts.copiers[0]._slots.free == SLOTS
+        assert slots_left(a) == slots_free(b) == SLOTS
 
 
 async def collect(decode: Any, ids: set[str]) -> dict[str, list[int]]:
@@ -143,7 +118,7 @@ async def test_draft_pages_pass_through_staging_too(
 
         def remember(owner: Any, arrival: Any) -> None:
             pages = d.engine._parts.runner.pool.tensor[arrival.pages]
-            assert arrival.path == "shm"
+            assert arrival.path == "grpc"
             pulled.append(pages.numpy().tobytes())
             arrived(owner, arrival)
 
@@ -171,7 +146,7 @@ async def test_a_worker_that_decodes_and_drafts_goes_on_with_the_drafts_of_prefi
         b = await start(both)
         decode = await start(decoding(b))
         decode.attach(request(0), await prefill(a, request(0), draft=True))
-        assert await decode.tokens() == (expected[0], "shm")
+        assert await decode.tokens() == (expected[0], "grpc")
         await b.idle()
         await a.idle()
         theirs, ours = draft_pages(a), draft_pages(b)
@@ -196,7 +171,7 @@ async def test_an_idle_owner_looks_after_pages_on_their_way_out(
         time.sleep(0.2)
         return copy(*args)
 
-    async with pair(config, tmp_path, "shm") as (a, b), decoding(b) as decode:
+    async with pair(config, tmp_path, "grpc") as (a, b), decoding(b) as decode:
         monkeypatch.setattr(Staging, "_copy", slowly)
         monkeypatch.setattr(loop_engine, "IDLE_S", 8.0)
         began = time.monotonic()

@@ -25,9 +25,9 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
-from eyas.engine.kv.offers import PoolOffers
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache, _Node
+from eyas.engine.kv.stager import Stager
 from eyas.engine.loop.engine import Engine, Parts
 from eyas.engine.loop.plain_runner import PlainFlight
 from eyas.engine.loop.step_clock import StepClock
@@ -100,8 +100,8 @@ class Tier:
         self.pulls = hand_pulls(copier, PAGE, outbox)
         cache, limits = PrefixCache(pool, PAGE, lookahead=0), Limits(PAGE, max_running, CHUNK, ROUND_ROWS)
         owner = Owner(name, 1, LEASE_S, itertools.count(1).__next__)
-        self.leases = Leases(owner, pool, PAGE, {KvKind.TARGET: PoolOffers("m", pool)}, outbox)
-        self.scheduler = Scheduler(pool, cache, limits, self.pulls, self.leases)
+        self.leases = Leases(owner, pool, PAGE, {KvKind.TARGET: "m"}, outbox)
+        self.scheduler = Scheduler(pool, cache, limits, self.pulls)
         model: Any = FakeModel(self)
         ready: Any = SimpleNamespace(context_length=64, draft_width=0)
         self.copier = copier
@@ -113,6 +113,7 @@ class Tier:
             scheduler=self.scheduler,
             drafter=None,
             leases=self.leases,
+            stager=Stager({}, self.leases.covers, outbox),
             pulls=self.pulls,
             draft_pulls=None,
             copiers=(copier,),  # type: ignore[arg-type]

@@ -25,7 +25,6 @@ from eyas.engine.ipc.messages import (
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.front_wire import FrontWire
 from eyas.engine.kv.leases import Leases
-from eyas.engine.kv.offers import Offers, PoolOffers
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.pulls import Pulls
@@ -76,7 +75,7 @@ class MetPulls(Pulls):
 
     def told(self, command: Any) -> None:
         active = self._active.get(command.pull)
-        if active is not None and active.approach is None:
+        if active is not None and not active.approaches:
             super().told(PullMet(command.pull, POOL))
         super().told(command)
 
@@ -97,9 +96,9 @@ class Rig:
         self.copier = HandCopier()
         self.pulls = self._pulls()
         limits = Limits(PAGE, max_running, 16, round_rows)
-        owner, offers = Owner("here", 1, 30.0, itertools.count(1).__next__), self._offers()
-        self.leases = Leases(owner, self.pool, PAGE, {KvKind.TARGET: offers}, self.outbox)
-        self.scheduler = Scheduler(self.pool, self.cache, limits, self.pulls, self.leases)
+        owner = Owner("here", 1, 30.0, itertools.count(1).__next__)
+        self.leases = Leases(owner, self.pool, PAGE, {KvKind.TARGET: "m"}, self.outbox)
+        self.scheduler = Scheduler(self.pool, self.cache, limits, self.pulls)
         self.joined: list[Sequence] = []
         self.requests = Requests(
             scheduler=self.scheduler,
@@ -116,9 +115,6 @@ class Rig:
 
     def _pulls(self) -> Pulls:
         return hand_pulls(self.copier, PAGE, self.outbox)
-
-    def _offers(self) -> Offers:
-        return PoolOffers("m", self.pool)
 
     def _joined(self, seq: Sequence, feature: bytes) -> None:
         self.joined.append(seq)

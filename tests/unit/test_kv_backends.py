@@ -20,7 +20,7 @@ from fake_nixl import FakeNixl
 
 from eyas.common.errors import Cancelled, ConfigError, EyasError, TransferFailed
 from eyas.common.types import Shard
-from kv_transfer.area import Area, create_file
+from kv_transfer.area import Area, DeviceArea, create_file
 from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, Source
 from kv_transfer.backends.local import LocalBackend
 from kv_transfer.backends.nixl import NixlBackend
@@ -30,6 +30,7 @@ from kv_transfer.backends.table import BACKENDS, backend
 from kv_transfer.copier import Copier
 from kv_transfer.copy_thread import Done
 from kv_transfer.route import Route
+from tests.unit.fake_gpu import OnFakeGpu
 
 PAGES, PAGE = 32, 2048
 POOL_DIR = "/dev/shm"
@@ -129,6 +130,7 @@ NEIGHBOURS: dict[bytes, Area] = {}
 AGENTS = FakeNixl()
 MAKERS: dict[str, Callable[[Site], Backend]] = {
     **{name: backend(name) for name in BACKENDS},
+    "cuda_ipc": OnFakeGpu,
     "nixl": lambda site: NixlBackend(site, lambda: AGENTS),
     "local": lambda site: LocalBackend(site, NEIGHBOURS),
     "pread": documented(),
@@ -226,7 +228,7 @@ def test_a_dead_peer_ends_a_copy_or_is_not_opened(ends: Ends) -> None:
     source = ends.open()
     ends.owners.close(time.monotonic() + 5.0)
     Path(ends.owner.path).unlink()
-    if ends.name in ("shm", "grpc"):
+    if ends.name in ("cuda_ipc", "shm", "grpc"):
         ends.backend.start(source, job((1,), (1,)))
         assert isinstance(wait_for(ends.backend.poll, 1)[0].error, TransferFailed)
     if ends.name != "grpc":  # nothing but the wire finds that out
@@ -246,13 +248,29 @@ def test_closing_reports_what_waited(ends: Ends) -> None:
 
 
 def test_a_proof_is_the_bytes_of_the_proof_page(ends: Ends) -> None:
-    copier, truth = Copier(ends.mine, {ends.name: ends.backend}), ends.owner.checksum(PAGES)
+    copier, truth = Copier({ends.name: ends.backend}), ends.owner.checksum(PAGES)
     for number, proof in enumerate((truth, truth ^ 1)):
         copier.submit(Route(ends.backend, ends.open()), job((PAGES,), (3,), number, proof))
     good, bad = sorted(wait_for(copier.finished, 2), key=lambda result: result.job.number)
     assert good.ok
     assert isinstance(bad.error, TransferFailed)
     assert bad.error.message == f"{ends.backend.name} brought other bytes than the owner has"
+
+
+def test_the_checksum_is_that_of_the_page_which_came(ends: Ends) -> None:
+    assert ends.copy(job((7,), (3,)))[0].ok
+    assert ends.backend.checksum(3) == ends.owner.checksum(7) != ends.backend.checksum(4)
+
+
+def test_staging_beside_a_device_is_told_to_nobody(ends: Ends) -> None:
+    """Its slots are no pages of the pool: a way through the front is all that leads to those."""
+    beside = MAKERS[ends.name](
+        Site(
+            ends.owner, POOL_DIR, ends.wire, DeviceArea(ends.owner.pages.ctypes.data, PAGE, PAGES, ordinal=0)
+        )
+    )
+    assert beside.export() == ({} if ends.name == "grpc" else None)
+    assert beside.close(time.monotonic() + 5.0)
 
 
 def test_two_backends_in_use_at_once() -> None:
@@ -265,7 +283,7 @@ def test_two_backends_in_use_at_once() -> None:
         wire = ThreadWire(near.mine, {2: far.owner})
         stack.callback(wire.pool.shutdown)
         afar = StreamBackend(Site(near.mine, POOL_DIR, wire))
-        copier = Copier(near.mine, {"shm": near.backend, "grpc": afar})
+        copier = Copier({"shm": near.backend, "grpc": afar})
         ways = {1: Route(near.backend, near.open()), 2: Route(afar, afar.open({}))}
         for page in range(PAGES):
             pull = 1 + page % 2
@@ -283,7 +301,7 @@ def test_a_cancelled_pull_ends_its_own_copies_only() -> None:
         ends = Ends("grpc")
         stack.callback(ends.close)
         ends.wire.peers[2], ends.wire.pause_s = ends.owner, 0.05
-        copier = Copier(ends.mine, {"grpc": ends.backend})
+        copier = Copier({"grpc": ends.backend})
         route = Route(ends.backend, ends.open())
         for pull in (1, 2):
             copier.submit(route, dataclasses.replace(job((1, 2, 3), (4, 5, 6)), pull=pull))
@@ -293,7 +311,7 @@ def test_a_cancelled_pull_ends_its_own_copies_only() -> None:
 
 
 def test_the_table_and_the_names_agree() -> None:
-    assert list(BACKENDS) == ["shm", "nixl", "grpc"]
+    assert list(BACKENDS) == ["cuda_ipc", "shm", "nixl", "grpc"]
     for name in MAKERS:
         ends = Ends(name)
         assert ends.backend.name == name

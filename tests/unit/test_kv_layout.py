@@ -71,13 +71,24 @@ def test_compatible_pools_may_differ_in_length():
     check_compatible(info(MEANING), info(MEANING, longer))
 
 
+def test_compatible_pools_may_share_their_heads_among_other_ranks():
+    whole = msgspec.structs.replace(LLAMA_8B, kv_heads=2 * LLAMA_8B.kv_heads)
+    one = msgspec.structs.replace(info(MEANING, whole), ranks=(RankPool(0, 1, {}),))
+    check_compatible(info(MEANING), one)
+    with pytest.raises(ConfigError, match="kv_heads is 16 here and 32 at the peer"):
+        check_compatible(info(MEANING), info(MEANING, whole))
+
+
 @pytest.mark.parametrize(
     "field, value",
     [("page_size", 32), ("layers", 2), ("kv_heads", 2), ("head_dim", 64), ("dtype", "float32")],
 )
 def test_a_different_geometry_is_refused_by_name(field, value):
     theirs = msgspec.structs.replace(LLAMA_8B, **{field: value})
-    sentence = f"{field} is {getattr(LLAMA_8B, field)} here and {value} at the peer"
+    here = getattr(LLAMA_8B, field)
+    if field == "kv_heads":  # of both ranks
+        here, value = 2 * here, 2 * value
+    sentence = f"{field} is {here} here and {value} at the peer"
     with pytest.raises(ConfigError, match=sentence):
         check_compatible(info(MEANING), info(MEANING, theirs))
 

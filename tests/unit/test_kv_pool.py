@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,24 @@ def test_another_mapping_of_the_file_sees_whole_pages(tmp_path: Path) -> None:
     pool.close()
     pool.close()
     assert not path.exists()
+
+
+@pytest.mark.parametrize("in_a_file", [True, False])
+def test_a_proof_page_lies_behind_the_last_page(tmp_path: Path, in_a_file: bool) -> None:
+    """In every pool other bytes, of which the checksum is known; and no row is one of its."""
+    pools = [KvPool(SHAPE, tmp_path / str(i) if in_a_file else None) for i in range(2)]
+    proofs = [pool.pages[4].view(torch.uint8).numpy().tobytes() for pool in pools]
+    assert [zlib.crc32(proof) for proof in proofs] == [pool.checksum for pool in pools]
+    assert proofs[0] != proofs[1] and len(proofs[0]) == SHAPE.page_bytes
+    for pool in pools:
+        assert pool.tensor.shape == SHAPE.sizes and not pool.tensor.any()
+        pool.tensor.fill_(1.0)
+        assert pool.tensor.data_ptr() == pool.pages.data_ptr()
+    assert [pool.pages[4].view(torch.uint8).numpy().tobytes() for pool in pools] == proofs
+    area = pools[0].device_area()
+    assert (area.address, area.page_bytes, area.count) == (pools[0].pages.data_ptr(), SHAPE.page_bytes, 4)
+    for pool in pools:
+        pool.close()
 
 
 def test_a_pool_that_does_not_fit_is_refused_and_leaves_no_file(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def big(pool_file: str) -> tuple[Copier, Pages, Route]:
     Path(pool_file).write_bytes(bytes(1024 * 65536))
     backend, pages = puller(1024, 65536)
     pages[:] = 1
-    return Copier(backend.area, {"shm": backend}), pages, Route(backend, backend.open(export(pool_file)))
+    return Copier({"shm": backend}), pages, Route(backend, backend.open(export(pool_file)))
 
 
 def wait(copier: Copier) -> CopyResult:

@@ -288,6 +288,13 @@ def test_an_export_of_something_else_is_refused(field: str) -> None:
         backend.open({name: value for name, value in export.items() if name != field})
 
 
+def test_staging_is_told_to_no_peer_and_a_pool_without_it_opens_none() -> None:
+    site, nowhere = Site(area(1), "", None, (object(),)), Area(np.empty((1, 0), np.uint8))  # type: ignore[arg-type]
+    assert NixlBackend(site, FakeNixl).export() is None
+    with pytest.raises(ConfigError, match="is not one with host memory"):
+        NixlBackend(Site(nowhere, "", None), FakeNixl).open({})  # type: ignore[arg-type]
+
+
 def test_a_library_that_cannot_make_an_agent_offers_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> None:
         raise ConfigError("no such library")
@@ -301,8 +308,8 @@ def test_without_the_library_it_is_refused_by_name_and_left_out_of_auto(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(table.importlib.util, "find_spec", lambda name: None)
-    assert table.usable() == ["shm", "grpc"] and table.missing("auto") == ""
+    assert table.usable() == ["cuda_ipc", "shm", "grpc"] and table.missing("auto") == ""
     assert cli.main(["serve", "--transfer", "nixl"]) != 0
     assert "pip install eyas[nixl]" in capsys.readouterr().err
     monkeypatch.setattr(table.importlib.util, "find_spec", lambda name: object())
-    assert table.usable() == ["shm", "nixl", "grpc"]
+    assert table.usable() == ["cuda_ipc", "shm", "nixl", "grpc"]

@@ -86,6 +86,16 @@ def test_unified_workers_on_gpus_of_their_own() -> None:
     assert {w.engine.threads for w in made.workers.values()} == {4}
 
 
+def test_whole_requests_need_no_host_memory_for_pages_that_travel() -> None:
+    unified = planned("--workers", "2", "--transfer", "grpc").workers["worker-0"]
+    assert unified.engine.transfer == "none" and "--transfer=none" in worker_argv(unified)
+    assert planned(*SPLIT).workers["decode-0"].engine.transfer == "auto"
+    assert planned(*SPLIT, "--transfer", "grpc").workers["decode-0"].engine.transfer == "grpc"
+    args = cli._parser().parse_args(["serve", "--device", "cpu", "--layout", "unified"])
+    made = plan(configuration.serve_config(args, GatewayConfig()), itertools.count(7000), FOUR)
+    assert {w.engine.transfer for w in made.workers.values()} == {"auto"}
+
+
 def test_workers_of_several_gpus_take_neighbours() -> None:
     two = ("--workers", "2", "--tp", "2")
     assert where(*two) == {"worker-0": ("cuda:0", 0.88), "worker-1": ("cuda:2", 0.88)}
@@ -169,9 +179,6 @@ def test_a_gpu_of_unknown_size_may_be_shared() -> None:
     ("flags", "says"),
     [
         ((*ON_GPUS, "--draft-workers", "1"), "--draft-workers: they need CPUs, and a GPU drafts where it"),
-        ((*ON_GPUS, "--tp", "2"), "--tensor-parallel-size: GPUs that share a model take all roles"),
-        ((*ON_GPUS, "--prefill-tp", "2"), "--prefill-tp: GPUs that share a model take all roles"),
-        ((*ON_GPUS, "--decode-tp", "2"), "--decode-tp: GPUs that share a model take all roles"),
         (("--device", "cuda", "--decode", "2"), "--decode: needs --layout split, and this one is unified"),
         (("--workers", "2"), "--workers: needs --layout unified, and this one is split"),
         (("--gpus", "0"), "--gpus: needs a GPU (--device cuda)"),
@@ -186,10 +193,10 @@ def test_flags_that_do_not_go_together_are_refused(flags: tuple[str, ...], says:
     assert says in refused.value.message and refused.value.param == says[2:].partition(":")[0]
 
 
-def test_workers_of_one_gpu_may_be_split_whatever_tp_is() -> None:
-    made = config(*SPLIT, "--tp", "2", "--prefill-tp", "1", "--decode-tp", "1")
-    ranks = [w.engine.tensor_parallel_size for w in plan(made, itertools.count(7000), FOUR).workers.values()]
-    assert ranks == [1, 1]
+def test_workers_of_one_role_may_have_unequal_numbers_of_gpus() -> None:
+    made = plan(config(*SPLIT, "--tp", "2", "--decode-tp", "1"), itertools.count(7000), FOUR).workers.values()
+    engines = [(w.engine.tensor_parallel_size, w.engine.device) for w in made]
+    assert engines == [(2, "cuda:0"), (1, "cuda:2")]
 
 
 # --- before anything starts ----------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class FrontRig(Rig):
         self.area, wire = Area.new(memory, GEOMETRY.page_bytes, "/dev/shm/here"), FrontWire(self.outbox)
         site = Site(self.area, "/dev/shm", wire)
         backends = {"shm": ShmBackend(site), "grpc": StreamBackend(site)}
-        copier, routes = Copier(self.area, backends), Routes(backends, self.transfer)
+        copier, routes = Copier(backends), Routes(backends, self.transfer)
         return Pulls(copier, routes, wire, PAGE, self.outbox, itertools.count(1))
 
     def tell(self, *commands: object) -> list[Event]:
@@ -157,7 +157,10 @@ def test_a_way_that_does_not_lead_there_is_refused_by_name(
 def test_a_rank_that_the_owner_did_not_describe_is_refused() -> None:
     rig = FrontRig()
     info = msgspec.structs.replace(INFO, ranks=(RankPool(1, 0, {"grpc": {}}),))
-    events = rig.tell(PullReady(rig.attach("a", info), 28))
+    rig.submit(request(28, id="a"), attach=True)
+    rig.requests.attach(Attach("a", 1, (handle(28),)))
+    (opened,) = rig.said(OpenPull)
+    events = rig.tell(PullMet(opened.pull, info))
     assert of(events, Lost) and not of(events, CopyPages) and rig.held() == 0
 
 

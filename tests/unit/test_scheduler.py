@@ -15,11 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from eyas.common.types import Choice, FirstToken
 from eyas.engine.batch.sequence import Work
-from eyas.engine.ipc.messages import Attach, Cancel, OpenPull, Prefill, PullReady
-from eyas.engine.kv.offers import StagedOffers
+from eyas.engine.ipc.messages import Attach, Cancel, OpenPull, PullReady
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
-from eyas.engine.kv.slots import Slots
 
 
 def _apply(rig: Rig, works: list[Work], token: int = 1) -> None:
@@ -229,28 +227,3 @@ TestPagesWithDraftKv = _WorldWithDrafts.TestCase
 TestPages.settings = TestPagesWithDraftKv.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None
 )
-
-
-class StagedRig(Rig):
-    """What prompts offer passes through seven slots."""
-
-    def _offers(self) -> StagedOffers:
-        return StagedOffers("m", self.pool, None, Slots(range(7)))  # type: ignore[arg-type]
-
-
-def test_a_prompt_without_pages_keeps_no_room_from_those_before_it() -> None:
-    rig = StagedRig(pages=8)
-    rig.pool.take(4)
-
-    def comes(id: str, caller: str, rows: int) -> None:
-        made = msgspec.structs.replace(request(tuple(range(rows)), id=id), caller=caller)
-        rig.requests.prefill(Prefill(made, 1, offer_draft=False))
-
-    comes("small", "one", PAGE)
-    (work,) = rig.scheduler.schedule()
-    work.seq.kv_len = PAGE  # it stays in its slot
-    comes("long", "one", 5 * PAGE)
-    assert rig.scheduler.schedule() == [], "it has slots, and no pages"
-    comes("other", "another", 2 * PAGE)
-    (work,) = rig.scheduler.schedule()
-    assert work.seq.generation.id == "other"

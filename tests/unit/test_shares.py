@@ -200,7 +200,7 @@ def test_what_changes_hands_is_never_handed_back_and_everybody_ends(seed: int) -
     """Calls of all sizes come, by pull or not, to a worker that is short of slots and of pages."""
     pick = random.Random(seed)
     rig = Rig(pages=pick.choice((20, 60)), max_running=pick.choice((3, 6)))
-    watched = Watched(rig.pool, rig.cache, rig.scheduler.limits, rig.pulls, rig.leases)
+    watched = Watched(rig.pool, rig.cache, rig.scheduler.limits, rig.pulls)
     rig.scheduler = rig.requests.scheduler = watched
     opened: dict[str, OpenPull] = {}
     for step in range(1200):

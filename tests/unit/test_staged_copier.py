@@ -9,22 +9,15 @@ from pathlib import Path
 import pytest
 from staging_rig import SLOTS, ByHand, staged
 
-from eyas.common.errors import Cancelled
+from eyas.common.errors import Cancelled, TransferFailed
 from eyas.common.types import Shard
-from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.slots import Slots
-from eyas.engine.kv.staged_copier import StagedCopier
-from eyas.engine.kv.staging import Staging
+from eyas.engine.kv.staged_copier import Inlet, StagedCopier
+from kv_transfer.area import Area
 from kv_transfer.backends.base import Backend, Copy, CopyResult, Source
 from kv_transfer.route import Route
 
-
-@pytest.fixture
-def beside(tmp_path: Path) -> Iterator[tuple[KvPool, Staging]]:
-    pool, staging = staged(tmp_path)
-    yield pool, staging
-    pool.close()
-    assert list(tmp_path.iterdir()) == []
+WINDOW = 2  # pages; six slots are for pages on their way in
 
 
 class HandBackend(Backend):
@@ -32,7 +25,8 @@ class HandBackend(Backend):
 
     name = "hand"
 
-    def __init__(self) -> None:
+    def __init__(self, area: Area) -> None:
+        self.area = area
         self.running: list[Copy] = []
         self.over: list[CopyResult] = []
         self.cancelled: list[Copy] = []
@@ -44,6 +38,7 @@ class HandBackend(Backend):
         return Source()
 
     def start(self, source, job):
+        assert job.name not in [other.name for other in self.running], "two copies have one name"
         self.running.append(job)
 
     def poll(self):
@@ -53,86 +48,177 @@ class HandBackend(Backend):
     def cancel(self, job):
         self.cancelled.append(job)
 
+    def checksum(self, source, proof):
+        return self.area.checksum(proof.dst_pages[0])
+
     def close(self, deadline):
         return True
 
-    def finish(self, area, error=None):
-        job = self.running.pop(0)
+    def finish(self, which=0, error=None):
+        job = self.running.pop(which)
         for page, slot in zip(job.source.pages, job.dst_pages, strict=True):
-            area.pages[slot].view("f4")[:] = page
-        self.over.append(CopyResult(job, self.name, 7, 0.1, error))
+            self.area.pages[slot].view("f4")[:] = page
+        self.over.append(CopyResult(job, self.name, 7 * len(job.dst_pages), 0.5, error))
+
+
+class DirectHand(HandBackend):
+    """The same, straight into the device's pool."""
+
+    name, direct = "direct", True
+
+
+class Landing:
+    """A pool without a file, and what copies into it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pool, self.staging = staged(folder)
+        self.slots = Slots(range(4, SLOTS))
+        self.backend = HandBackend(self.staging.area)
+        self.pages = Area(self.pool.pages.numpy().view("u1"))
+        self.direct = DirectHand(self.pages)
+        backends = {"direct": self.direct, "hand": self.backend}
+        self.copier = StagedCopier(backends, Inlet(self.staging, self.slots, WINDOW))
+
+    def submit(self, *jobs: Copy) -> None:
+        for job in jobs:
+            self.copier.submit(Route(self.backend, Source()), job)
+
+    def results(self, count: int) -> list[CopyResult]:
+        deadline, found = time.monotonic() + 10.0, []
+        while len(found) < count:
+            assert time.monotonic() < deadline
+            found += self.copier.finished()
+            time.sleep(0.001)
+        return found
+
+    def run(self, count: int) -> list[CopyResult]:
+        """Every copy that is asked for is made, until `count` jobs are over."""
+        deadline, found = time.monotonic() + 10.0, []
+        while len(found) < count:
+            assert time.monotonic() < deadline
+            while self.backend.running:
+                self.backend.finish()
+            found += self.copier.finished()
+        return found
+
+    def numbers(self, *pages: int) -> list[float]:
+        """What each page of the pool is full of."""
+        for page in pages:
+            assert (self.pool.tensor[page] == self.pool.tensor[page].flatten()[0]).all()
+        return [float(self.pool.tensor[page].flatten()[0]) for page in pages]
 
 
 @pytest.fixture
-def landing(beside: tuple[KvPool, Staging]) -> tuple[KvPool, Staging, HandBackend, StagedCopier, Slots]:
-    pool, staging = beside
-    backend, slots = HandBackend(), Slots(range(4, SLOTS))
-    return pool, staging, backend, StagedCopier({"hand": backend}, staging, slots), slots
+def landing(tmp_path: Path) -> Iterator[Landing]:
+    made = Landing(tmp_path)
+    yield made
+    made.pool.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def job(number: int, src: tuple[int, ...], dst: tuple[int, ...], *, pull: int = 1) -> Copy:
     return Copy(pull, number, Shard(0, src), dst)
 
 
-def results(copier: StagedCopier, count: int) -> list[CopyResult]:
-    deadline, found = time.monotonic() + 10.0, []
-    while len(found) < count:
-        assert time.monotonic() < deadline
-        found += copier.finished()
-        time.sleep(0.001)
-    return found
-
-
-def test_a_copy_counts_once_it_is_in_the_pool(landing) -> None:
-    pool, staging, backend, copier, slots = landing
-    thread = ByHand(staging)
-    asked = job(0, (50, 51), (3, 9))
-    copier.submit(Route(backend, Source()), asked)
-    assert set(backend.running[0].dst_pages) <= set(range(4, SLOTS)) and slots.free == 4
-    backend.finish(staging.area)
-    assert copier.finished() == [] and slots.free == 4, "its bytes are in slots only"
+def test_a_copy_counts_once_it_is_in_the_pool(landing: Landing) -> None:
+    thread, asked = ByHand(landing.staging), job(0, (50, 51), (3, 9))
+    landing.submit(asked)
+    assert set(landing.backend.running[0].dst_pages) <= set(range(4, SLOTS)) and landing.slots.free == 4
+    landing.backend.finish()
+    assert landing.copier.finished() == [] and landing.slots.free == 4, "its bytes are in slots only"
     thread.do_one()
-    (result,) = copier.finished()
-    assert result == CopyResult(asked, "hand", 7, 0.1)
-    assert (pool.tensor[3] == 50).all() and (pool.tensor[9] == 51).all() and slots.free == 6
+    assert landing.copier.finished() == [CopyResult(asked, "hand", 14, 0.5)]
+    assert landing.numbers(3, 9) == [50, 51] and landing.slots.free == 6
 
 
-def test_jobs_without_slots_wait_in_order(landing) -> None:
-    _, staging, backend, copier, slots = landing
-    jobs = [job(0, (1, 2, 3, 4), (1, 2, 3, 4)), job(1, (5, 6, 7), (5, 6, 7)), job(2, (8,), (8,))]
-    for each in jobs:
-        copier.submit(Route(backend, Source()), each)
-    assert [one.number for one in backend.running] == [0], "the last one would fit, but it came last"
-    for number in range(3):
-        if number < len(backend.running) or backend.running:
-            backend.finish(staging.area)
-        (result,) = results(copier, 1)
-        assert result.job == jobs[number]
-    assert slots.free == 6
+def test_a_job_longer_than_all_slots_passes_in_windows(landing: Landing) -> None:
+    source, target = tuple(range(60, 79)), tuple(range(19, 0, -1))
+    landing.submit(job(0, source, target))
+    assert [len(one.dst_pages) for one in landing.backend.running] == [2, 2], "two windows at once, no more"
+    (result,) = landing.run(1)
+    assert (result.job.dst_pages, result.bytes, result.seconds) == (target, 7 * 19, 0.5 * 10)
+    assert result.ok and landing.numbers(*target) == list(source)
+    assert landing.slots.free == 6 and landing.copier.finished() == []
 
 
-def test_a_cancelled_pull_keeps_slots_and_pages_until_its_copies_stopped(landing) -> None:
-    _, staging, backend, copier, slots = landing
-    copier.submit(Route(backend, Source()), job(0, (1, 2, 3, 4), (1, 2, 3, 4)))
-    copier.submit(Route(backend, Source()), job(1, (5, 6, 7), (5, 6, 7)))
-    copier.submit(Route(backend, Source()), job(0, (8,), (8,), pull=2))
-    copier.cancel(1)
-    (unbegun,) = copier.finished()
-    assert unbegun.job.number == 1 and isinstance(unbegun.error, Cancelled)
-    assert [one.number for one in backend.cancelled] == [0]
-    backend.finish(staging.area, Cancelled("the copy was given up"))
-    (stopped,) = results(copier, 1)
-    assert stopped.job.name == (1, 0) and isinstance(stopped.error, Cancelled)
-    (other,) = backend.running
+def test_jobs_take_turns(landing: Landing) -> None:
+    """One that came late does not wait until a long one is over; and nobody overtakes for want of slots."""
+    long, short = job(0, tuple(range(60, 72)), tuple(range(12))), job(1, (80, 81, 82), (12, 13, 14), pull=2)
+    landing.submit(long, short)
+    assert [one.pull for one in landing.backend.running] == [1, 1, 2], "then the slots are full"
+    landing.backend.finish()
+    landing.results(0)
+    deadline = time.monotonic() + 10.0
+    while len(landing.backend.running) < 3:
+        assert not landing.copier.finished() and time.monotonic() < deadline
+    assert [one.pull for one in landing.backend.running] == [1, 2, 2]
+    first, second = landing.run(2)
+    assert (first.job, second.job) == (short, long)
+
+
+def test_a_window_that_fails_ends_its_job_once(landing: Landing) -> None:
+    landing.submit(job(0, tuple(range(60, 72)), tuple(range(12))))
+    landing.backend.finish(error=TransferFailed("the owner is gone"))
+    assert landing.copier.finished() == [], "another window still comes"
+    assert len(landing.backend.running) == 1
+    landing.backend.finish()
+    (result,) = landing.results(1)
+    assert result.error.message == "the owner is gone"
+    assert landing.backend.running == [] and landing.slots.free == 6
+
+
+def test_a_cancelled_pull_keeps_slots_and_pages_until_its_copies_stopped(landing: Landing) -> None:
+    landing.submit(job(0, (1, 2, 3, 4, 5), (1, 2, 3, 4, 5)), job(1, (6, 7), (6, 7)), job(2, (8,), (8,)))
+    landing.submit(job(0, (9,), (9,), pull=2))
+    assert [one.dst_pages for one in landing.backend.running if one.source.pages == (6, 7)]
+    landing.copier.cancel(1)
+    (unbegun,) = landing.copier.finished()
+    assert unbegun.job.number == 2 and isinstance(unbegun.error, Cancelled)
+    assert len(landing.backend.cancelled) == 3 and landing.slots.free == 0
+    for _ in range(3):
+        landing.backend.finish(error=Cancelled("the copy was given up"))
+    stopped = landing.results(2)
+    assert {result.job.number for result in stopped} == {0, 1}
+    assert all(isinstance(result.error, Cancelled) for result in stopped)
+    (other,) = landing.backend.running
     assert other.pull == 2
-    backend.finish(staging.area)
-    assert results(copier, 1)[0].ok and slots.free == 6
+    landing.backend.finish()
+    assert landing.results(1)[0].ok and landing.slots.free == 6
 
 
-def test_a_proof_ends_in_its_slot(landing) -> None:
-    pool, staging, backend, copier, slots = landing
-    copier.submit(Route(backend, Source()), Copy(1, -1, Shard(0, (77,)), (3,), proof=12345))
-    backend.finish(staging.area)
-    (result,) = copier.finished()
+def test_a_cancelled_job_whose_windows_all_came_is_a_copy_like_any_other(landing: Landing) -> None:
+    landing.submit(job(0, (1, 2, 3), (1, 2, 3)))
+    landing.copier.cancel(1)
+    landing.backend.finish()
+    landing.backend.finish()
+    assert landing.results(1)[0].ok and landing.slots.free == 6
+
+
+def test_a_proof_ends_in_its_slot(landing: Landing) -> None:
+    landing.submit(Copy(1, -1, Shard(0, (77,)), (3,), proof=12345))
+    landing.backend.finish()
+    (result,) = landing.copier.finished()
     assert "brought other bytes" in result.error.message
-    assert (pool.tensor[3] == 3).all() and slots.free == 6
+    assert landing.numbers(3) == [3] and landing.slots.free == 6
+
+
+def test_a_direct_way_takes_pages_of_the_pool_and_no_slots(landing: Landing) -> None:
+    """All at once; beside a staged copy; and its proof is judged where it landed."""
+    direct, asked = Route(landing.direct, Source()), job(0, tuple(range(60, 72)), tuple(range(12)), pull=2)
+    landing.submit(job(0, (80,), (20,)))
+    landing.copier.submit(direct, asked)
+    assert landing.direct.running[0].dst_pages == asked.dst_pages and landing.slots.free == 5
+    landing.direct.finish()
+    (result,) = landing.copier.finished()
+    assert (result.job, result.ok, result.path) == (asked, True, "direct")
+    assert landing.numbers(*range(12)) == list(range(60, 72))
+    landing.pages.pages[21].view("f4")[:] = 77
+    truth = landing.pages.checksum(21)
+    for proof in (truth, truth ^ 1):
+        landing.copier.submit(direct, Copy(3, -1, Shard(0, (77,)), (3,), proof))
+        landing.direct.finish()
+        assert landing.copier.finished()[0].ok == (proof == truth)
+    landing.copier.submit(direct, job(1, (1,), (1,), pull=2))
+    landing.copier.cancel(2)
+    assert len(landing.direct.cancelled) == 1
+    assert landing.run(1)[0].job.dst_pages == (20,)

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import itertools
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from staging_rig import PAGE, PAGES, SLOTS, ByHand, staged
 
 from eyas.common.errors import TransferFailed
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest, KvKind
 from eyas.engine.batch.sequence import Generation, Kind
-from eyas.engine.ipc.messages import Release, WatchOpened, WatchUpdate
+from eyas.engine.ipc.messages import Release, Staged, StagePages, Unstage
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
-from eyas.engine.kv.offers import StagedOffers
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.slots import Slots
+from eyas.engine.kv.stager import Outlet, Stager
 from eyas.engine.kv.staging import Staging
 from kv_transfer.owner import Owner
+
+TARGET = KvKind.TARGET
 
 
 @pytest.fixture
@@ -51,7 +61,6 @@ def wait(staging: Staging, told: list[object], count: int) -> None:
 def test_pages_go_out_and_come_back_whole_and_in_order(beside: tuple[KvPool, Staging]) -> None:
     pool, staging = beside
     told: list[object] = []
-    before = staging.area.checksum(SLOTS)
     staging.copy_out([3, 4, 9, 20], [7, 8, 1, 2], told.append)
     staging.copy_out([], [], lambda error: told.append("nothing"))
     staging.copy_in([8, 1], [11, 12], told.append)
@@ -59,187 +68,239 @@ def test_pages_go_out_and_come_back_whole_and_in_order(beside: tuple[KvPool, Sta
     wait(staging, told, 4)
     assert told[:3] == [None, "nothing", None] and isinstance(told[3], TransferFailed)
     assert (pool.tensor[11] == 4).all() and (pool.tensor[12] == 9).all() and (pool.tensor[0] == 0).all()
-    rows = torch.frombuffer(staging.area.pages.data, dtype=torch.float32).view(SLOTS + 1, -1)
+    rows = torch.frombuffer(staging.area.pages.data, dtype=torch.float32).view(SLOTS, -1)
     assert [float(row[0]) for row in rows[[7, 8, 1, 2]]] == [3, 4, 9, 20]
-    assert staging.area.checksum(SLOTS) == before, "the proof page is nobody's slot"
 
 
-# --- the owner's side: offers -------------------------------------------------------------------------
+def test_the_proof_page_goes_out_as_any_other(beside: tuple[KvPool, Staging]) -> None:
+    pool, staging = beside
+    told: list[object] = []
+    staging.copy_out([PAGES], [5], told.append)
+    wait(staging, told, 1)
+    assert staging.area.checksum(5) == pool.checksum == zlib.crc32(pool.pages[PAGES].numpy().tobytes())
 
 
-class Offering(RuleBasedStateMachine):
-    """Prompts are reserved for, offered, filled, finished, cancelled, watched and released at any moment."""
+# --- the owner's side -------------------------------------------------------------------------------
+
+
+def prompt(id: str, rows: int) -> Generation:
+    made = GenerationRequest(id, tuple(range(rows)), SamplingParams(), (Choice(0),), timeout_s=1e6)
+    return Generation(made, 1, Kind.PREFILL, arrived=0.0, deadline=1e12)
+
+
+class StagedOwner:
+    """An owner of staged pages: leases, a stager, and its copy thread by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pool, self.staging = staged(folder)
+        self.thread = ByHand(self.staging)
+        self.pages, self.slots, self.outbox = PagePool(PAGES), Slots(range(SLOTS)), Outbox()
+        owner = Owner("here", 1, 1e6, itertools.count(1).__next__)
+        self.leases = Leases(owner, self.pages, PAGE, {TARGET: "m"}, self.outbox)
+        outlets = {TARGET: Outlet(self.staging, self.slots, proof=PAGES)}
+        self.stager = Stager(outlets, self.leases.covers, self.outbox)
+        self.calls = itertools.count(1)
+
+    def lease(self, count: int) -> tuple[int, tuple[int, ...]]:
+        """A handle and its pages."""
+        taken = self.pages.take(count)
+        (handle,) = self.leases.offer(prompt(f"r{taken[0]}", count * PAGE), taken)
+        self.pages.drop(taken)
+        return handle.id, tuple(taken)
+
+    def stage(self, handle: int, *pages: int) -> int:
+        call = next(self.calls)
+        self.stager.stage(StagePages(call, TARGET, handle, pages))
+        return call
+
+    def release(self, handle: int) -> None:
+        self.leases.release(Release(1, handle, 1, 1))
+        self.leases.poll(time.monotonic())
+
+    def told(self) -> dict[int, Staged]:
+        return {event.call: event for event in self.outbox.take() if isinstance(event, Staged)}
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[StagedOwner]:
+    made = StagedOwner(tmp_path)
+    yield made
+    made.pool.close()
+
+
+def test_only_leased_pages_and_the_proof_page_are_staged(owner: StagedOwner) -> None:
+    mine, pages = owner.lease(3)
+    other, secret = owner.lease(2)
+    good = [owner.stage(mine, *pages[1:]), owner.stage(0, PAGES)]
+    bad = [
+        owner.stage(mine, *secret),
+        owner.stage(0, pages[0]),
+        owner.stage(0, PAGES, PAGES),
+        owner.stage(mine, PAGES),
+        owner.stage(77, pages[0]),
+        owner.stage(mine, *pages * 4),
+    ]
+    owner.stager.stage(StagePages(99, KvKind.DRAFT, mine, pages))
+    told = owner.told()
+    assert set(told) == {*bad, 99} and all(staged.failure is not None for staged in told.values())
+    while owner.thread.jobs:
+        owner.thread.do_one()
+    told = owner.told()
+    assert [len(told[call].slots) for call in good] == [2, 1]
+    owner.release(other)
+    assert owner.told() == {} and owner.stage(other, *secret) in owner.told()
+
+
+def test_a_call_that_waited_until_its_lease_ended_is_refused(owner: StagedOwner) -> None:
+    mine, pages = owner.lease(8)
+    first, second = owner.stage(mine, *pages), owner.stage(mine, *pages)
+    owner.release(mine)
+    owner.stager.unstage(Unstage(first))
+    (answer,) = owner.told().values()
+    assert answer.call == second and "under the lease" in answer.failure.message
+    assert owner.slots.free == 2, "the first one's copy runs on"
+    owner.thread.do_one()
+    assert not owner.told() and owner.slots.free == SLOTS
+
+
+def test_calls_are_served_in_order_and_a_gap_is_used(owner: StagedOwner) -> None:
+    mine, pages = owner.lease(8)
+    first, second, third = (owner.stage(mine, *pages[:count]) for count in (8, 6, 1))
+    owner.thread.do_one()
+    assert set(owner.told()) == {first} and not owner.thread.jobs, "the third would fit, but it came last"
+    owner.stager.unstage(Unstage(second))
+    owner.thread.do_one()
+    assert set(owner.told()) == {third}
+    for call in (first, third):
+        owner.stager.unstage(Unstage(call))
+        owner.stager.unstage(Unstage(call))
+    assert owner.slots.free == SLOTS
+
+
+def test_a_copy_that_fails_is_told_and_keeps_no_slot(owner: StagedOwner) -> None:
+    mine, pages = owner.lease(8)
+    first, second = owner.stage(mine, *pages), owner.stage(mine, *pages)
+    owner.thread.broken = TransferFailed("the device is gone")
+    owner.thread.do_one()
+    owner.thread.broken = None
+    assert owner.told()[first].failure.message == "the device is gone"
+    owner.thread.do_one()
+    assert owner.told()[second].failure is None
+    owner.stager.unstage(Unstage(first))
+    owner.stager.unstage(Unstage(second))
+    assert owner.slots.free == SLOTS
+
+
+class Asking(RuleBasedStateMachine):
+    """Fronts ask for windows and give them back at any moment, while leases come and go."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(f"/dev/shm/eyas-test-{time.monotonic_ns()}")
         self.folder.mkdir()
-        self.pool, self.staging = staged(self.folder)
-        self.thread = ByHand(self.staging)
-        self.pages, self.slots, self.outbox = PagePool(PAGES), Slots(range(SLOTS)), Outbox()
-        owner = Owner("here", 1, 1e6, itertools.count(1).__next__)
-        offers = StagedOffers("m", self.pages, self.staging, self.slots)
-        self.leases = Leases(owner, self.pages, PAGE, {KvKind.TARGET: offers}, self.outbox)
-        self.ids = itertools.count()
-        self.queue: list[Generation] = []
-        self.running: dict[str, tuple[Generation, list[int], int]] = {}  # pages of it, rows filled
-        self.handles: dict[int, tuple[list[int], tuple[int, ...]]] = {}  # alive: pages, slots
-        self.readable: dict[int, int] = {}  # by handle, as watchers were told
+        self.rig = StagedOwner(self.folder)
+        self.handles: dict[int, tuple[int, ...]] = {}
+        self.asked: dict[int, tuple[int, ...]] = {}  # calls that have not ended, with pages
+        self.staged: dict[int, tuple[int, ...]] = {}  # those that were answered, with slots
 
-    @rule(rows=st.integers(1, 5 * PAGE))
-    def arrive(self, rows):
-        request = GenerationRequest(
-            f"r{next(self.ids)}", tuple(range(rows)), SamplingParams(), (Choice(0),), timeout_s=1e6
-        )
-        self.queue.append(Generation(request, 1, Kind.PREFILL, arrived=0.0, deadline=1e12))
+    @precondition(lambda self: self.rig.pages.free >= 5)
+    @rule(count=st.integers(1, 5))
+    def lease(self, count):
+        handle, pages = self.rig.lease(count)
+        self.handles[handle] = pages
 
-    @precondition(lambda self: self.queue)
-    @rule()
-    def begin(self):
-        """The head of the queue begins if there is room; those behind it wait their turn."""
-        first = self.queue[0]
-        count = -(-len(first.request.prompt_ids) // PAGE)
-        free = self.slots.free
-        if not self.leases.reserve(first):
-            assert free < count
-            return
-        assert self.leases.reserve(first), "reserved once, reserved for good"
-        if count > self.pages.free:
-            return
-        pages = self.pages.take(count)
-        (handle,) = self.leases.offer(self.queue.pop(0), pages)
-        self.running[first.id] = first, pages, 0
-        self.handles[handle.id] = pages, handle.shards[0].pages
-        self.leases.watch_opened(WatchOpened(handle.id, handle, 1))
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), rows=st.integers(1, 7))
-    def fill(self, data, rows):
-        generation, pages, filled = self.running[data.draw(st.sampled_from(list(self.running)))]
-        rows = min(filled + rows, len(generation.request.prompt_ids))
-        self.running[generation.id] = generation, pages, rows
-        self.leases.filled(generation, rows)
-        if rows == len(generation.request.prompt_ids):
-            self.leases.finished(generation, (), b"")
-            self.end(generation.id)
-
-    def end(self, id):
-        _, pages, _ = self.running.pop(id)
-        self.pages.drop(pages)
-
-    @precondition(lambda self: self.running or self.queue)
+    @precondition(lambda self: self.handles)
     @rule(data=st.data())
-    def cancel(self, data):
-        waiting = {generation.id: generation for generation in self.queue}
-        id = data.draw(st.sampled_from([*self.running, *waiting]))
-        self.leases.withdraw(waiting[id] if id in waiting else self.running[id][0])
-        if id in waiting:
-            self.queue.remove(waiting[id])
-        else:
-            self.end(id)
+    def stage(self, data):
+        handle = data.draw(st.sampled_from(list(self.handles)))
+        pages = tuple(data.draw(st.lists(st.sampled_from(self.handles[handle]), min_size=1, max_size=5)))
+        self.asked[self.rig.stage(handle, *pages)] = pages
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def unstage(self, data):
+        call = data.draw(st.sampled_from(list(self.asked)))
+        self.end(call)
+
+    def end(self, call):
+        del self.asked[call]
+        self.staged.pop(call, None)
+        self.rig.stager.unstage(Unstage(call))
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data())
     def release(self, data):
-        self.leases.release(Release(1, data.draw(st.sampled_from(list(self.handles))), 1, 1))
+        handle = data.draw(st.sampled_from(list(self.handles)))
+        del self.handles[handle]
+        self.rig.release(handle)
 
-    @precondition(lambda self: self.thread.jobs)
+    @precondition(lambda self: self.rig.thread.jobs)
     @rule()
     def copy_one(self):
-        self.thread.do_one()
+        self.rig.thread.do_one()
 
     @rule()
-    def look_after(self):
-        self.leases.poll(time.monotonic())
-        alive = {id for id in self.handles if id in self.leases._placed}
-        for event in self.outbox.take():
-            if isinstance(event, WatchUpdate) and event.failure is None and event.watch in alive:
-                rows = -(-event.tokens // PAGE) if event.done else event.tokens // PAGE
-                self.readable[event.watch] = rows
-        self.handles = {id: held for id, held in self.handles.items() if id in alive}
-        self.readable = {id: rows for id, rows in self.readable.items() if id in alive}
+    def hear(self):
+        for call, event in self.rig.told().items():
+            if call not in self.asked:
+                continue  # its stream has ended
+            if event.failure is None:
+                self.staged[call] = event.slots
+            else:
+                self.end(call)
 
     @invariant()
-    def readable_pages_are_whole(self):
-        """What a watcher was told of lies in the handle's slots, whatever became of the pool's pages."""
-        for id, count in self.readable.items():
-            pages, slots = self.handles[id]
-            for page, slot in list(zip(pages, slots, strict=True))[:count]:
-                assert (self.staging._host[slot] == page).all()
+    def what_was_told_lies_in_its_slots(self):
+        for call, slots in self.staged.items():
+            for page, slot in zip(self.asked[call], slots, strict=True):
+                assert (self.rig.staging._host[slot] == page).all()
 
     @invariant()
     def no_slot_has_two_owners(self):
-        held = [slot for _, slots in self.handles.values() for slot in slots]
+        held = [slot for slots in self.staged.values() for slot in slots]
+        held += [slot for _, slots in self.rig.thread.out for slot in slots]
         assert len(held) == len(set(held))
-        assert not set(held) & set(self.slots._free)
-
-    @invariant()
-    def nothing_is_free_that_a_copy_reads_or_writes(self):
-        for pages, slots in self.thread.out:
-            assert not set(slots) & set(self.slots._free)
-            assert all(map(self.pages.owners, pages))
+        assert not set(held) & set(self.rig.slots._free)
 
     def teardown(self):
-        for id in list(self.handles):
-            self.leases.release(Release(1, id, 1, 1))
-        for generation in self.queue:
-            self.leases.withdraw(generation)
-        for id in list(self.running):
-            self.leases.withdraw(self.running[id][0])
-            self.end(id)
-        self.leases.poll(time.monotonic())
-        while self.thread.jobs:
-            self.thread.do_one()
-        self.leases.poll(time.monotonic())
-        assert self.slots.free == SLOTS and self.pages.free == PAGES
-        self.pool.close()
+        for call in list(self.asked):
+            self.end(call)
+        while self.rig.thread.jobs:
+            self.rig.thread.do_one()
+        for handle in self.handles:
+            self.rig.release(handle)
+        assert self.rig.slots.free == SLOTS and self.rig.pages.free == PAGES
+        assert not self.rig.stager._held and not self.rig.stager._waiting
+        self.rig.pool.close()
         self.folder.rmdir()
 
 
-Offering.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
-TestOffering = Offering.TestCase
+Asking.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestAsking = Asking.TestCase
 
 
 @pytest.mark.parametrize("fault", ["slots are given back at once", "told before they are copied"])
 def test_the_model_finds_what_it_is_for(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """The power check: two mistakes that staging must not make are found."""
-    from hypothesis.stateful import run_state_machine_as_test
-
-    from eyas.engine.kv import offers
-
     if fault == "slots are given back at once":
-        monkeypatch.setattr(offers._Staged, "end", lambda self: _end_early(self))
+        monkeypatch.setattr(Stager, "_settle", _given_at_once)
     else:
-        monkeypatch.setattr(offers._Staged, "show", lambda self, count, then: then(None))
+        monkeypatch.setattr(Stager, "_copy", _told_early)
+    quick = settings(max_examples=300, database=None, deadline=None, phases=[Phase.generate])
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(Offering, settings=settings(max_examples=300, database=None, deadline=None))
+        run_state_machine_as_test(Asking, settings=settings(quick, report_multiple_bugs=False))
 
 
-def _end_early(placed) -> None:
-    placed._ended = True
-    placed.offers.slots.give(placed.numbers)
-    placed.offers.pool.drop(placed.pages)
-    placed.numbers, placed.pages = (), []
+_copy = Stager._copy
 
 
-def test_a_copy_out_that_fails_fails_the_handle(beside: tuple[KvPool, Staging]) -> None:
-    _, staging = beside
-    thread, outbox, pages = ByHand(staging), Outbox(), PagePool(PAGES)
-    thread.broken = TransferFailed("the device is gone")
-    owner = Owner("here", 1, 1e6, itertools.count(1).__next__)
-    slots = Slots(range(SLOTS))
-    offers = StagedOffers("m", pages, staging, slots)
-    leases = Leases(owner, pages, PAGE, {KvKind.TARGET: offers}, outbox)
-    request = GenerationRequest("r", tuple(range(8)), SamplingParams(), (Choice(0),), timeout_s=1e6)
-    generation = Generation(request, 1, Kind.PREFILL, arrived=0.0, deadline=1e12)
-    taken = pages.take(2)
-    assert leases.reserve(generation)
-    (handle,) = leases.offer(generation, taken)
-    leases.watch_opened(WatchOpened(5, handle, 1))
-    leases.finished(generation, (), b"")
-    pages.drop(taken)
-    thread.do_one()
-    leases.poll(time.monotonic())
-    (update,) = outbox.take()
-    assert update.failure.message == "the device is gone"
-    assert slots.free == SLOTS and pages.free == PAGES
+def _told_early(self, command: StagePages) -> bool:
+    began = _copy(self, command)
+    if began:
+        self.outbox.add(Staged(command.call, tuple(self._held[command.call].slots)))
+    return began
+
+
+def _given_at_once(self, call: int, held: Any) -> None:
+    if not held.wanted and self._held.pop(call, None):
+        held.outlet.slots.give(held.slots)

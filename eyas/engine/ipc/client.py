@@ -26,6 +26,7 @@ from eyas.engine.ipc.messages import (
     Ready,
     Rejected,
     Released,
+    Staged,
     Step,
     Stopped,
     WatchUpdate,
@@ -128,7 +129,7 @@ class EngineClient:
                     self._give(int(event.id.partition(":")[0]), event)
                 case WatchUpdate():
                     self._give(event.watch, event)
-                case Released():
+                case Released() | Staged():
                     self._give(event.call, event)
                 case DraftDown():
                     self._give(event.peer, event)

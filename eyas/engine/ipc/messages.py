@@ -27,7 +27,10 @@ from eyas.engine.ipc.transfer_messages import (
     Release,
     Released,
     ReleasePull,
+    Staged,
+    StagePages,
     StopCopy,
+    Unstage,
     WatchClosed,
     WatchOpened,
     WatchUpdate,
@@ -188,6 +191,7 @@ class Ready(Message, frozen=True):
     slowest_step_s: float
     draft_width: int = 0
     synthetic: bool = False
+    staged: bool = False  # those files are staging: pages pass through them
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -250,6 +254,8 @@ Command = (
     | WatchOpened
     | WatchClosed
     | Release
+    | StagePages
+    | Unstage
     | PullMet
     | PullReady
     | PullDone
@@ -273,6 +279,7 @@ Event = (
     | PrefillDone
     | WatchUpdate
     | Released
+    | Staged
     | OpenPull
     | CopyPages
     | StopCopy

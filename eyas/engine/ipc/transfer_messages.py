@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from eyas.common.message import Failure, Message
 from eyas.common.pool import PoolInfo
-from eyas.common.types import FirstToken, KvHandle
+from eyas.common.types import FirstToken, KvHandle, KvKind
 
 # --- commands: owner side (this worker holds the pages) ----------------------------------------------
 
@@ -34,6 +34,24 @@ class Release(Message, frozen=True):
     handle: int
     epoch: int
     attempt: int
+
+
+class StagePages(Message, frozen=True):
+    """Asks for copies of a handle's pages where the front can read them. The answer is one `Staged`.
+
+    At most `kv_transfer.layout.window_pages` of them. `handle` 0: the proof page, which no handle names.
+    """
+
+    call: int  # the front's number for this request; all that is said of it carries that number
+    group: KvKind
+    handle: int
+    pages: tuple[int, ...]
+
+
+class Unstage(Message, frozen=True):
+    """The front reads the copies of a `StagePages` no more, whether they were made yet or not."""
+
+    call: int
 
 
 # --- commands: puller side (this worker pulls pages) -------------------------------------------------
@@ -104,6 +122,14 @@ class Released(Message, frozen=True):
 
     call: int
     valid: bool
+
+
+class Staged(Message, frozen=True):
+    """The answer to `StagePages`: slots of the staging file, one per page, the front's until `Unstage`."""
+
+    call: int
+    slots: tuple[int, ...] = ()
+    failure: Failure | None = None
 
 
 # --- events: puller side -----------------------------------------------------------------------------

@@ -6,6 +6,8 @@ and waited for as any other. Which routes there are is `kv_transfer.route`'s bus
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from eyas.common.errors import Cancelled, EyasError
 from eyas.common.types import Shard
 from kv_transfer.backends.base import Copy, CopyResult
@@ -14,17 +16,21 @@ from kv_transfer.route import Peer, Route, Routes
 
 
 class Approach:
-    """For the pull `number`. Every copy asked for is reported once: by what a method here gives back."""
+    """For the pull `number`, and one rank of its owner. `proofs`: numbers of copies that the pull itself uses
+    for none. Every copy asked for is reported once: by what a method here gives back.
+    """
 
-    def __init__(self, number: int, peer: Peer, routes: Routes, copier: Copier) -> None:
+    def __init__(
+        self, number: int, proofs: Iterator[int], peer: Peer, routes: Routes, copier: Copier
+    ) -> None:
         self._number = number
+        self._proofs = proofs
         self._peer = peer
         self._routes = routes
         self._copier = copier
         self._route = routes.known(peer)
         self._search = routes.search(peer)
         self._trying: Route | None = None
-        self._tried = 0
         self._held: list[Copy] = []  # until a route is proven
         self._given_up = False
 
@@ -57,10 +63,9 @@ class Approach:
             self._trying = self._search.next()
         except EyasError as error:
             return self._drop(error)
-        self._tried += 1
         pool, page = self._peer.pool, self._peer.info.geometry.pages
         into = self._held[0].dst_pages[:1]
-        proof = Copy(self._number, -self._tried, Shard(pool.rank, (page,)), into, pool.checksum)
+        proof = Copy(self._number, next(self._proofs), Shard(pool.rank, (page,)), into, pool.checksum)
         self._copier.submit(self._trying, proof)
         return []
 

@@ -1,4 +1,4 @@
-"""The paged KV pool: one page-major tensor, in a file of /dev/shm or in plain memory.
+"""The paged KV pool: one page-major tensor and its proof page, in a file or in a device's memory.
 
 It knows where rows lie and how to copy them; who owns a page, and whether its rows are valid, is the
 scheduler's business. A row is a token's place: physical row = page * page_size + slot.
@@ -6,18 +6,25 @@ scheduler's business. A row is a token's place: physical row = page * page_size 
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import secrets
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from eyas.common.errors import ConfigError
+from eyas.common.gpus import number_of
+from eyas.common.pool import Geometry
+from eyas.engine.kv.device_memory import bytes_of
 from eyas.engine.kv.format import KvFormat
-from kv_transfer.area import Area, create_file
+from kv_transfer.area import Area, DeviceArea, create_file
+from kv_transfer.gpu.cuda import CudaDriver
+from kv_transfer.gpu.driver import Allocation, DriverError
+from kv_transfer.gpu.handover import Giver
 
 SHARED_MEMORY = Path("/dev/shm")
 _POOL_NAME = re.compile(r"eyas-(\d+)-[0-9a-f]+-\w+")
@@ -60,8 +67,20 @@ class PoolShape:
         return self.page_size * self.format.row_bytes(self.dtype.itemsize)
 
     @property
+    def geometry(self) -> Geometry:
+        """The sizes as pullers are told of them."""
+        return Geometry(
+            pages=self.pages,
+            page_size=self.page_size,
+            layers=self.format.layers,
+            kv_heads=self.format.kv_heads,
+            head_dim=self.format.head_dim,
+            dtype=str(self.dtype).removeprefix("torch."),
+        )
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of the whole pool."""
+        """Bytes of all pages; the proof page takes `page_bytes` more."""
         return self.pages * self.page_bytes
 
 
@@ -74,7 +93,11 @@ class Closable(Protocol):
 
 
 class KvPool:
-    """Owns the memory of one KV group (target or draft) until `close`."""
+    """Owns the memory of one KV group (target or draft) until `close`.
+
+    `pages`: [pages + 1, elements of a page], behind them all the proof page: random bytes, of which
+    `checksum` is the CRC-32. `tensor`: the pages without it, in the sizes of the shape.
+    """
 
     def __init__(self, shape: PoolShape, path: Path | None = None) -> None:
         """`path`: a new file to map, so that other processes can read the pool; None: the device's memory.
@@ -83,15 +106,19 @@ class KvPool:
         """
         self.shape = shape
         self.path = path
-        self.area: Area | None = None  # what backends see of the pool, if it is in a file
-        self.staging: Closable | None = None  # what they see instead
+        self.area: Area | None = None  # the pool, if it is in a file
+        self.attached: list[Closable] = []  # what serves the pool to others, and ends before it
+        self._allocation: Allocation | None = None
+        self._giver = ""
         if path is None:
-            self.tensor = torch.zeros(shape.sizes, dtype=shape.dtype, device=shape.device)
+            self.pages, self._allocation = _on_device(shape)
+            self.checksum = _fill_proof(self.pages[-1])
         else:
             memory = create_file(path, shape.nbytes + shape.page_bytes)
             self.area = Area.new(memoryview(memory), shape.page_bytes, str(path))
-            elements = torch.frombuffer(memory, dtype=shape.dtype, count=math.prod(shape.sizes))
-            self.tensor = elements.view(shape.sizes)
+            self.checksum = self.area.checksum(shape.pages)
+            self.pages = torch.frombuffer(memory, dtype=shape.dtype).view(shape.pages + 1, -1)
+        self.tensor = self.pages[: shape.pages].view(shape.sizes)
         rows = self.tensor.view(-1, shape.kv_heads * shape.head_dim)
         starts = [i * 2 * shape.page_size for i in range(shape.layers)]
         self._key_rows = [rows[start:] for start in starts]
@@ -101,6 +128,17 @@ class KvPool:
     def page_size(self) -> int:
         """Rows per page."""
         return self.shape.page_size
+
+    def hand_over(self, path: Path) -> None:
+        """From now on other processes can map the pool, if it is a GPU's, by the socket `path`."""
+        if self._allocation is not None:
+            torch.cuda.synchronize(self.shape.device)  # they find it filled
+            self._giver = str(path)
+            self.attached.append(Giver(path, self._allocation.memory.size, self._allocation.export))
+
+    def device_area(self) -> DeviceArea:
+        """What backends see of a pool that is in no file."""
+        return DeviceArea(self.pages.data_ptr(), self.shape.geometry, self._allocation, self._giver)
 
     def layer(self, index: int) -> torch.Tensor:
         """View of one layer, [pages, 2, page_size, kv_heads, head_dim]."""
@@ -130,13 +168,43 @@ class KvPool:
 
     def close(self) -> None:
         """Gives the memory back and removes the file; the mapping goes with the last view of it."""
-        if self.staging is not None:
-            self.staging.close()
+        for closable in self.attached:
+            closable.close()
+        self.attached = []
         self.area = None
-        self.tensor = torch.empty(0)
+        self.pages = self.tensor = torch.empty(0)
         self._key_rows, self._value_rows = [], []
+        if self._allocation is not None:
+            torch.cuda.synchronize(self.shape.device)  # what was launched may still write to it
+            self._allocation.free()
+            self._allocation = None
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+
+def _on_device(shape: PoolShape) -> tuple[torch.Tensor, Allocation | None]:
+    """Zeros for all pages and the proof page; on a GPU, in memory that other processes can map."""
+    size = (shape.pages + 1) * shape.page_bytes
+    if shape.device == "cpu":
+        return _as_pages(torch.zeros(size, dtype=torch.uint8), shape), None
+    try:
+        allocation = Allocation.new(CudaDriver(number_of(shape.device)), size)
+    except DriverError as error:
+        raise ConfigError(f"a KV pool of {size / 2**30:.1f} GiB cannot be made: {error}") from None
+    memory = bytes_of(allocation.memory, shape.device)[:size]
+    memory.zero_()
+    return _as_pages(memory, shape), allocation
+
+
+def _as_pages(memory: torch.Tensor, shape: PoolShape) -> torch.Tensor:
+    return memory.view(shape.dtype).view(shape.pages + 1, -1)
+
+
+def _fill_proof(page: torch.Tensor) -> int:
+    """Fills it with random bytes, which no other pool has; their CRC-32."""
+    proof = os.urandom(page.nbytes)
+    page.view(torch.uint8).copy_(torch.frombuffer(bytearray(proof), dtype=torch.uint8))
+    return zlib.crc32(proof)
 
 
 def new_pool_path(group: str, directory: Path = SHARED_MEMORY) -> Path:

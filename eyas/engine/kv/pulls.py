@@ -7,6 +7,7 @@ engines (target KV) and draft engines (draft KV).
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ class _Active:
     pull: Pull
     handle: KvHandle
     pages: list[int] = field(default_factory=list)
-    approach: Approach | None = None  # since the front has met the owner
+    approaches: dict[int, Approach] = field(default_factory=dict)  # by its rank, since the owner was met
 
 
 @dataclass
@@ -138,8 +139,8 @@ class Pulls:
         assert self.destination is not None
         number = next(self.numbers)
         try:
-            if len(handle.shards) != 1 or handle.tokens < 1:
-                raise TransferFailed(f"KV handle {handle.id} must have rows, and one shard: this engine's.")
+            if handle.tokens < 1:
+                raise TransferFailed(f"KV handle {handle.id} must have rows.")
             pull = Pull(number, handle, attempt, self.page_size, deadline)
         except EyasError as error:
             self.destination.lost(owner, error)
@@ -183,7 +184,7 @@ class Pulls:
             return
         match command:
             case PullMet():
-                active.approach = self._approach(active, command.pool)
+                self._met(active, command.pool, now)
             case PullReady():
                 active.pull.ready(command.tokens, now)
             case PullDone():
@@ -199,8 +200,7 @@ class Pulls:
         assert self.destination is not None
         for result in self.copier.finished():
             active = self._active[result.job.pull]  # a pull is not over while a copy of it runs
-            assert active.approach is not None
-            for stopped in active.approach.stopped(result):
+            for stopped in active.approaches[result.job.source.rank].stopped(result):
                 active.pull.copied(stopped, now)
             self._act(active)
         for active in list(self._active.values()):
@@ -222,8 +222,9 @@ class Pulls:
         while actions := active.pull.take_actions():
             for action in actions:
                 self._do(active, action)
-        if active.pull.state is State.DRAINING and active.approach is not None:
-            active.approach.stop()
+        if active.pull.state is State.DRAINING:
+            for approach in active.approaches.values():
+                approach.stop()
         if active.pull.over:
             self._active.pop(active.number, None)
 
@@ -238,8 +239,8 @@ class Pulls:
             case SendRelease():
                 self.outbox.add(ReleasePull(active.number))
             case Copy():
-                assert active.approach is not None, "an owner is met before it says what is ready"
-                for stopped in active.approach.copy(action):
+                approach = active.approaches[action.source.rank]  # an owner is met before it says Ready
+                for stopped in approach.copy(action):
                     active.pull.copied(stopped, time.monotonic())
             case PagesFree(pages):
                 destination.pages_free(list(pages))
@@ -264,7 +265,14 @@ class Pulls:
         )
         self.destination.arrived(active.owner, arrival)
 
-    def _approach(self, active: _Active, pool: PoolInfo) -> Approach:
-        handle = active.handle
-        peer = Peer(handle.worker, handle.group, handle.shards[0].rank, pool)
-        return Approach(active.number, peer, self.routes, self.copier)
+    def _met(self, active: _Active, pool: PoolInfo, now: float) -> None:
+        """The owner's pages can be reached; its handle must name all of its ranks, each once."""
+        handle, proofs = active.handle, itertools.count(-1, -1)
+        ranks = [shard.rank for shard in handle.shards]
+        if sorted(ranks) != sorted(rank.rank for rank in pool.ranks):
+            text = f"KV handle {handle.id} has shards of ranks {ranks}, and its owner has others"
+            active.pull.failed(TransferFailed(text), now)
+            return
+        for rank in ranks:
+            peer = Peer(handle.worker, handle.group, rank, pool)
+            active.approaches[rank] = Approach(active.number, proofs, peer, self.routes, self.copier)

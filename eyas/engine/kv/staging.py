@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
 from eyas.common.errors import ConfigError, EyasError
@@ -31,16 +32,19 @@ Then: TypeAlias = Callable[[EyasError | None], None]
 class Staging:
     """`slots` places for pages of `pool`, page-locked where that is a GPU's. Closed by its pool.
 
+    `area`: the slots.
+
     Raises ConfigError if the file system cannot hold it, or the driver cannot lock it.
     """
 
     def __init__(self, pool: KvPool, path: Path, slots: int) -> None:
         shape = pool.shape
         self._path = path
-        self._file = create_file(path, (slots + 1) * shape.page_bytes)
-        self.area = Area.new(memoryview(self._file), shape.page_bytes, str(path))
-        self._host = torch.frombuffer(self._file, dtype=shape.dtype).view(slots + 1, -1)
-        self._device = pool.tensor.view(shape.pages, -1)
+        self._file = create_file(path, slots * shape.page_bytes)
+        slots_bytes = np.frombuffer(memoryview(self._file), np.uint8)
+        self.area = Area(slots_bytes.reshape(slots, shape.page_bytes), str(path))
+        self._host = torch.frombuffer(self._file, dtype=shape.dtype).view(slots, -1)
+        self._device = pool.pages
         self._stream: torch.cuda.Stream | None = None
         if self._device.is_cuda:
             _pin(self._host)
@@ -48,10 +52,10 @@ class Staging:
         self._thread: CopyThread[int] = CopyThread("staging")
         self._numbers = itertools.count()
         self._running: dict[int, Then] = {}
-        pool.staging = self
+        pool.attached.append(self)
 
     def copy_out(self, pages: Sequence[int], slots: Sequence[int], then: Then) -> None:
-        """Pages of the pool to slots. Every row in them must be past its device event."""
+        """Pages of the pool, or its proof page, to slots. What counts is past its device event."""
         self._submit(lambda: self._copy(self._device, pages, self._host, slots), then)
 
     def copy_in(self, slots: Sequence[int], pages: Sequence[int], then: Then) -> None:

@@ -31,6 +31,7 @@ from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool, new_pool_path, sweep_stale
 from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.kv.stager import Stager
 from eyas.engine.loading import follower
 from eyas.engine.loading.device_build import build_device, rounds_ahead
 from eyas.engine.loading.spec import EngineSpec
@@ -48,6 +49,7 @@ from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_runner import DraftRunner
 from eyas.engine.speculation.drafter import Drafter
 from eyas.engine.speculation.remote import RemoteDrafter
+from kv_transfer.backends.table import NONE
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import Owner
 
@@ -65,6 +67,7 @@ def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = N
     start = start or Start()
     sweep_stale(Path(config.pool_dir))
     _check_device(config)
+    _check_transfer(config)
     if config.device != "cpu":
         torch.cuda.set_device(number_of(config.device))  # of this thread: kernels run on the current device
     if config.num_pages is None and config.attention_backend == "torch":
@@ -91,8 +94,13 @@ def _check_device(config: EngineConfig) -> None:
         raise ConfigError(message, param="tensor-parallel-size")
     if set(config.roles) == {Role.DRAFT}:
         raise ConfigError("--roles: a draft worker needs a CPU; a GPU drafts where it decodes", param="roles")
-    if set(config.roles) != set(Role) and ranks > 1:
-        raise ConfigError("--roles: GPUs that share a model take all roles", param="roles")
+
+
+def _check_transfer(config: EngineConfig) -> None:
+    if config.transfer == NONE and set(config.roles) != set(Role):
+        raise ConfigError(
+            "--transfer none: only a worker with all roles needs no other's pages", param="transfer"
+        )
 
 
 @dataclass(frozen=True)
@@ -157,18 +165,19 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     pages = PagePool(pool.shape.pages)
     cache = PrefixCache(pages, config.page_size, lookahead=len(pools) - 1)
     outbox = Outbox()
-    moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), pages, outbox)
+    moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), outbox)
     owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id=partial(secrets.randbits, 63))
-    leases = Leases(owner, pages, config.page_size, moves.offers, outbox)
+    leases = Leases(owner, pages, config.page_size, moves.layouts, outbox, config.tensor_parallel_size)
     pulls = moves.pulls[KvKind.TARGET]
     return Parts(
         config=config,
         model=loaded.target,
         runner=core.runner,
         pools=pools,
-        scheduler=Scheduler(pages, cache, core.limits, pulls, leases),
+        scheduler=Scheduler(pages, cache, core.limits, pulls),
         drafter=core.drafter,
         leases=leases,
+        stager=Stager(moves.outlets, leases.covers, outbox),
         pulls=pulls,
         draft_pulls=moves.pulls.get(KvKind.DRAFT),
         copiers=tuple(moves.copiers.values()),
@@ -198,7 +207,7 @@ def _draft_parts(loaded: EngineSpec) -> DraftParts:
         ends = EmbeddingAndHead.load(loaded.target, weights)
     runner = _draft_runner(loaded, ends)
     outbox, pages = Outbox(), PagePool(runner.pool.shape.pages)
-    moves = travel(loaded, {KvKind.DRAFT: runner.pool}, pages, outbox)
+    moves = travel(loaded, {KvKind.DRAFT: runner.pool}, outbox)
     return DraftParts(
         config=config,
         runner=runner,
@@ -249,6 +258,7 @@ def _ready(loaded: EngineSpec, moves: Travel, slowest: float) -> Ready:
         slowest_step_s=slowest,
         draft_width=head.decoder.hidden_size if head else 0,
         synthetic=bool(loaded.synthetic_rates),
+        staged=bool(moves.outlets),
     )
 
 

@@ -190,12 +190,14 @@ def _prompts(loaded: EngineSpec) -> PromptAttention | None:
 
 def _pages(loaded: EngineSpec, groups: list[KvKind]) -> int:
     config = loaded.config
+    page_bytes = sum(loaded.with_pages(1).shape(group).page_bytes for group in groups)
+    proofs = page_bytes  # one page behind each pool
     demand = Demand(
-        page_bytes=sum(loaded.with_pages(1).shape(group).page_bytes for group in groups),
+        page_bytes=page_bytes,
         page_size=config.page_size,
         context_length=loaded.target.context_length,
         rows_ahead=rounds_ahead(loaded) * loaded.round_rows,
-        reserve=RESERVE_BYTES + loaded.target.vocab_size * _logit_bytes(loaded),
+        reserve=RESERVE_BYTES + loaded.target.vocab_size * _logit_bytes(loaded) + proofs,
     )
     return pool_pages(DeviceMemory.measure(config.device), config.mem_fraction_static, demand)
 

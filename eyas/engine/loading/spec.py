@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,18 +26,23 @@ from eyas.engine.models.heads import head_family, read_head
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
+from kv_transfer.backends.table import NONE
 from kv_transfer.layout import PageMeaning
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What is known before any weight is read. `rank`: which of the ranks that share the model this is."""
+    """What is known before any weight is read. `rank`: which of the ranks that share the model this is.
+
+    `leader`: the process id of rank 0.
+    """
 
     config: EngineConfig
     target: ModelConfig
     head: DraftConfig | None
     epoch: int
     rank: int = 0
+    leader: int = dataclasses.field(default_factory=os.getpid)
 
     @classmethod
     def of(cls, config: EngineConfig, epoch: int = 0) -> Self:
@@ -87,11 +93,19 @@ class EngineSpec:
         return Placement(config.device, getattr(torch, config.dtype), self.rank, config.tensor_parallel_size)
 
     def pool(self, group: KvKind) -> KvPool:
-        """On a CPU a file that other engines map; a GPU's pool is its own, like that of a further rank."""
+        """On a CPU a file that other engines map; a GPU's pool is handed over to them, if it ever travels."""
         shape = self.shape(group)
-        if self.config.device != "cpu" or self.rank:
-            return KvPool(shape)
-        return KvPool(shape, new_pool_path(group.value, Path(self.config.pool_dir)))
+        if self.config.device == "cpu" and not self.rank:
+            return KvPool(shape, new_pool_path(group.value, Path(self.config.pool_dir)))
+        pool = KvPool(shape)
+        if self.config.transfer != NONE:
+            pool.hand_over(self.giver(group, self.rank))
+        return pool
+
+    def giver(self, group: KvKind, rank: int) -> Path:
+        """The socket by which a rank hands its pool over: a name that rank 0's end leaves to be swept."""
+        name = f"eyas-{self.leader}-{self.epoch:x}-{group.value}_{rank}"
+        return Path(self.config.pool_dir) / name
 
     def shape(self, group: KvKind) -> PoolShape:
         """Sizes of this rank's part of the group's pool."""
@@ -136,16 +150,8 @@ class EngineSpec:
         return config_of_rank(self.decoder(group), self.config.tensor_parallel_size)
 
     def geometry(self, group: KvKind) -> Geometry:
-        """The pool's sizes as pullers are told of them."""
-        shape = self.shape(group)
-        return Geometry(
-            pages=shape.pages,
-            page_size=shape.page_size,
-            layers=shape.format.layers,
-            kv_heads=shape.format.kv_heads,
-            head_dim=shape.format.head_dim,
-            dtype=str(shape.dtype).removeprefix("torch."),
-        )
+        """The sizes of this rank's part of the pool, as pullers are told of them."""
+        return self.shape(group).geometry
 
     def layout_hash(self, group: KvKind) -> str:
         """Names what the group's pages mean; pages travel only between workers whose hashes are equal."""

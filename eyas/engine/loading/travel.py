@@ -1,4 +1,4 @@
-"""What lets an engine's KV pages travel: backends and their areas, staging beside pools that are in no file.
+"""What lets an engine's KV pages travel: backends, what they reach, staging beside pools that are in no file.
 
 It puts the parts together and says what pullers are told of each pool. What the parts do is their business.
 """
@@ -7,34 +7,34 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
+from eyas.common.gpus import number_of
 from eyas.common.pool import PoolInfo, RankPool
 from eyas.common.types import KvKind, Role
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.front_wire import FrontWire
-from eyas.engine.kv.offers import Offers, PoolOffers, StagedOffers
-from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool, new_pool_path
 from eyas.engine.kv.pulls import Pulls
+from eyas.engine.kv.rank_pools import FollowerPool
 from eyas.engine.kv.slots import Slots
-from eyas.engine.kv.staged_copier import StagedCopier
+from eyas.engine.kv.staged_copier import Inlet, StagedCopier
+from eyas.engine.kv.stager import Outlet
 from eyas.engine.kv.staging import Staging
 from eyas.engine.loading.spec import EngineSpec
 from kv_transfer.area import Area
 from kv_transfer.backends.base import Backend, Site
-from kv_transfer.backends.table import backend, usable
+from kv_transfer.backends.table import NONE, backend, usable
 from kv_transfer.copier import Copier
-from kv_transfer.layout import pages_for
+from kv_transfer.gpu.cuda import CudaDriver
+from kv_transfer.layout import window_pages
 from kv_transfer.route import Routes
 
-STAGED_FRACTION = 0.05
-"""Of a pool, for pages on their way out, and as much for pages on their way in."""
+STAGED_BYTES = 256 << 20
+"""For pages on their way out of a pool, and as much for pages on their way in: host memory is page-locked."""
 
 _log = logging.getLogger("eyas.engine")
 
@@ -45,7 +45,8 @@ class Travel:
 
     pulls: dict[KvKind, Pulls]
     copiers: dict[KvKind, Copier]
-    offers: dict[KvKind, Offers]
+    layouts: dict[KvKind, str]
+    outlets: dict[KvKind, Outlet]
     infos: dict[str, PoolInfo]
     files: dict[str, str]
 
@@ -55,8 +56,8 @@ class Travel:
         return bool(self.infos)
 
 
-def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], pages: PagePool, outbox: Outbox) -> Travel:
-    """For pools that share the page numbers of `pages`."""
+def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: Outbox) -> Travel:
+    """For pools that share their page numbers."""
     reaches = {group: _reach(spec, group, pool, FrontWire(outbox)) for group, pool in pools.items()}
     moving = {group: reach for group, reach in reaches.items() if reach.backends}
     copiers = {group: reach.copier() for group, reach in reaches.items()}
@@ -68,62 +69,84 @@ def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], pages: PagePool, outbo
             for group, reach in reaches.items()
         },
         copiers=copiers,
-        offers={group: reach.offers(spec.layout_hash(group), pages) for group, reach in moving.items()},
+        layouts={group: spec.layout_hash(group) for group in moving},
+        outlets={group: reach.outlet for group, reach in moving.items() if reach.outlet is not None},
         infos={group.value: reach.info(spec, group) for group, reach in moving.items()},
-        files={group.value: reach.area.path for group, reach in moving.items()},
+        files={group.value: reach.path for group, reach in moving.items()},
     )
 
 
 @dataclass(frozen=True)
 class _Reach:
-    """One pool, as other workers reach it. `out` and `back`: staging slots for pages that leave and come."""
+    """One pool, as other workers reach it.
+
+    `checksums`: of the proof pages, by rank. `path`: the file of the pool, or of the staging beside it.
+    """
 
     wire: FrontWire
-    area: Area
     backends: dict[str, Backend]
-    staging: Staging | None = None
-    out: Slots = field(default_factory=lambda: Slots(()))
-    back: Slots = field(default_factory=lambda: Slots(()))
+    checksums: tuple[int, ...] = ()
+    path: str = ""
+    outlet: Outlet | None = None
+    inlet: Inlet | None = None
 
     def copier(self) -> Copier:
-        if self.staging is None:
-            return Copier(self.area, self.backends)
-        return StagedCopier(self.backends, self.staging, self.back)
-
-    def offers(self, layout_hash: str, pages: PagePool) -> Offers:
-        if self.staging is None:
-            return PoolOffers(layout_hash, pages)
-        return StagedOffers(layout_hash, pages, self.staging, self.out)
+        return Copier(self.backends) if self.inlet is None else StagedCopier(self.backends, self.inlet)
 
     def info(self, spec: EngineSpec, group: KvKind) -> PoolInfo:
-        exports = {name: backend.export() for name, backend in self.backends.items()}
+        ranks = tuple(self._rank(rank, checksum) for rank, checksum in enumerate(self.checksums))
+        return PoolInfo(spec.epoch, spec.layout_hash(group), spec.geometry(group), ranks)
+
+    def _rank(self, rank: int, checksum: int) -> RankPool:
+        exports = {name: backend.export(rank) for name, backend in self.backends.items()}
         offered = {name: export for name, export in exports.items() if export is not None}
-        rank = RankPool(spec.rank, self.area.checksum(self.area.count), offered)
-        geometry = msgspec.structs.replace(spec.geometry(group), pages=self.area.count)
-        return PoolInfo(spec.epoch, spec.layout_hash(group), geometry, (rank,))
+        return RankPool(rank, checksum, offered)
 
 
 def _reach(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _Reach:
-    if pool.area is not None:
-        return _Reach(wire, pool.area, _backends(spec, pool.area, wire))
-    if set(spec.config.roles) == set(Role):  # it takes whole requests only: no worker sends it pages
-        return _Reach(wire, Area(np.empty((1, 0), np.uint8)), {})
-    roles, slots = spec.config.roles, staging_slots(spec, pool.shape.pages)
-    out = slots if Role.PREFILL in roles else 0
-    back = slots if set(roles) != {Role.PREFILL} else 0
+    if spec.config.transfer == NONE:
+        return _Reach(wire, {})
+    if spec.config.tensor_parallel_size > 1:
+        return _of_ranks(spec, group, pool, wire)
+    if pool.area is None:
+        return _beside(spec, group, pool, wire)
+    site = Site(pool.area, spec.config.pool_dir, wire)
+    return _Reach(wire, _backends(site), (pool.checksum,), pool.area.path)
+
+
+def _of_ranks(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _Reach:
+    """Pools of several GPUs, without staging: only a direct way leads there."""
+    first, geometry = number_of(spec.config.device), spec.geometry(group)
+    others = [
+        FollowerPool.at(spec.giver(group, rank), geometry, CudaDriver(first + rank))
+        for rank in range(1, spec.config.tensor_parallel_size)
+    ]
+    pool.attached += others
+    devices = (pool.device_area(), *(other.area for other in others))
+    site = Site(Area(np.empty((1, 0), np.uint8)), spec.config.pool_dir, wire, devices)
+    checksums = (pool.checksum, *(other.checksum for other in others))
+    return _Reach(wire, _backends(site), checksums)
+
+
+def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _Reach:
+    """A device's pool: staging beside it, for the ways that need some."""
+    window = window_pages(pool.shape.page_bytes)
+    slots = max(2 * window, min(STAGED_BYTES // pool.shape.page_bytes, pool.shape.pages))
+    out = slots if Role.PREFILL in spec.config.roles else 0
+    back = slots if set(spec.config.roles) != {Role.PREFILL} else 0
     staging = Staging(pool, new_pool_path(group.value, Path(spec.config.pool_dir)), out + back)
     text = "staging of %s KV: %d pages to leave and %d to come, %.0f MiB in %s"
     _log.info(text, group, out, back, staging.area.pages.nbytes / 2**20, staging.area.path)
-    backends = _backends(spec, staging.area, wire)
-    return _Reach(wire, staging.area, backends, staging, Slots(range(out)), Slots(range(out, out + back)))
+    site = Site(staging.area, spec.config.pool_dir, wire, (pool.device_area(),))
+    return _Reach(
+        wire,
+        _backends(site),
+        (pool.checksum,),
+        staging.area.path,
+        Outlet(staging, Slots(range(out)), proof=pool.shape.pages),
+        Inlet(staging, Slots(range(out, out + back)), window),
+    )
 
 
-def staging_slots(spec: EngineSpec, pages: int) -> int:
-    """One way: a fraction of the pool's pages, and no fewer than two prompts of full length take."""
-    longest = pages_for(spec.target.context_length, spec.config.page_size)
-    return max(math.ceil(STAGED_FRACTION * pages), min(2 * longest, pages))
-
-
-def _backends(spec: EngineSpec, area: Area, wire: FrontWire) -> dict[str, Backend]:
-    site = Site(area, spec.config.pool_dir, wire)
+def _backends(site: Site) -> dict[str, Backend]:
     return {name: backend(name)(site) for name in usable()}

@@ -35,8 +35,10 @@ from eyas.engine.ipc.messages import (
     Ready,
     Release,
     Shutdown,
+    StagePages,
     Stopped,
     Submit,
+    Unstage,
     WatchClosed,
     WatchOpened,
 )
@@ -44,6 +46,7 @@ from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import Pulls, Told
+from eyas.engine.kv.stager import Stager
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
 from eyas.engine.loop.runner import Runner
@@ -76,6 +79,7 @@ class Parts:
     scheduler: Scheduler
     drafter: Drafter | None
     leases: Leases
+    stager: Stager
     pulls: Pulls
     draft_pulls: Pulls | None
     copiers: tuple[Copier, ...]
@@ -145,7 +149,7 @@ class Engine:
         return StepLoop(parts.scheduler, parts.runner, committer)
 
     def _routes(self) -> dict[type, Callable[..., None]]:
-        requests, leases = self._requests, self._parts.leases
+        requests, leases, stager = self._requests, self._parts.leases, self._parts.stager
         return {
             Submit: requests.submit,
             Attach: requests.attach,
@@ -154,6 +158,8 @@ class Engine:
             WatchOpened: leases.watch_opened,
             WatchClosed: leases.watch_closed,
             Release: leases.release,
+            StagePages: stager.stage,
+            Unstage: stager.unstage,
             PullMet: self._told,
             PullReady: self._told,
             PullDone: self._told,
@@ -201,12 +207,13 @@ class Engine:
         self._link.send(self._drafting.outgoing())  # at once: it may be waited for
 
     def _look_after(self, now: float) -> None:
-        """Leases, pulls, free slots and deadlines."""
+        """Leases, copies, pulls, free slots and deadlines."""
         for pulls in self._pulls:
             pulls.poll(now)
         self._requests.join(now)
         self._requests.expire(now)
         self._parts.leases.poll(now)
+        self._parts.stager.poll()
 
     def _holds_something(self) -> bool:
         leases = self._parts.leases.owner.active
@@ -218,7 +225,7 @@ class Engine:
 
     @property
     def _copying(self) -> bool:
-        return bool(self._pulling or self._parts.leases.copying)
+        return bool(self._pulling or self._parts.stager.copying)
 
     def _told(self, command: Told) -> None:
         for pulls in self._pulls:

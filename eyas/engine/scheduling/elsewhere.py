@@ -1,4 +1,4 @@
-"""What the scheduler asks about prompts whose KV comes from another worker, or goes to one.
+"""What the scheduler asks about prompts whose KV comes from another worker.
 
 It says what is asked; how pages travel is the business of those who answer.
 """
@@ -24,16 +24,4 @@ class Incoming(Protocol):
 
     def preempt(self) -> bool:
         """Take pages back from one of these, now or soon; False if none gives any back."""
-        ...
-
-
-class Outgoing(Protocol):
-    """Room for what prompts offer that are decoded elsewhere."""
-
-    def reserve(self, generation: Generation) -> bool:
-        """Room for what it will offer, if not reserved before; False: not now."""
-        ...
-
-    def leave(self, generation: Generation) -> None:
-        """What is reserved for it is free."""
         ...

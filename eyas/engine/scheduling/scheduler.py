@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
-from eyas.engine.scheduling.elsewhere import Incoming, Outgoing
+from eyas.engine.scheduling.elsewhere import Incoming
 from eyas.engine.scheduling.fairness import Queue, Shares
 from kv_transfer.layout import pages_for
 
@@ -70,11 +70,9 @@ class Scheduler:
         cache: PrefixCache,
         limits: Limits,
         incoming: Incoming,
-        outgoing: Outgoing,
     ) -> None:
         self.pool = pool
         self._incoming = incoming
-        self._outgoing = outgoing
         self.cache = cache
         self.limits = limits
         self.waiting = Queue(limits.yield_tokens_per_s)
@@ -261,12 +259,9 @@ class Scheduler:
         if not free:
             return False
         ahead = 0 if elsewhere else self.limits.rows_ahead
-        if elsewhere and not self._outgoing.reserve(generation):
-            return False
         computed = None if generation.scores is None else generation.scores.next
         found = self._allocate(generation, seq.all_tokens(), len(seq) + ahead, shares, computed)
         if found is None:
-            self._outgoing.leave(generation)  # those whose turn comes first may need it to begin
             return False
         seq.kept = min(free - 1, wanted)
         seq.pages, cached = found

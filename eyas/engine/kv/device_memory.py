@@ -1,0 +1,28 @@
+"""Memory of the CUDA driver as tensors: what torch's own allocator gives cannot be mapped by other processes.
+
+It knows addresses and sizes; whose memory it is, and when it ends, is its owner's business.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kv_transfer.gpu.driver import Memory
+
+
+class _Bytes:
+    """What `torch.as_tensor` reads of memory that is not torch's (CUDA Array Interface, version 3)."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (memory.size,),
+            "typestr": "|u1",
+            "data": (memory.address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def bytes_of(memory: Memory, device: str) -> torch.Tensor:
+    """uint8 [size] over `memory`, which is of the GPU `device` and must live longer than the tensor."""
+    return torch.as_tensor(_Bytes(memory), device=device)

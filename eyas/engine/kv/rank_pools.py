@@ -1,0 +1,50 @@
+"""The pools of an engine's further ranks, mapped into the process of rank 0, which copies for all of them.
+
+It knows sockets and memory; when a follower has its pool, and that it lives as long as rank 0, is the
+business of those that start it.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from eyas.common.errors import ConfigError
+from eyas.common.pool import Geometry
+from kv_transfer.area import DeviceArea
+from kv_transfer.gpu.driver import Allocation, Driver, DriverError
+from kv_transfer.gpu.handover import Taken, take
+
+FOLLOWER_S = 60.0  # a follower that loads kernels may answer so late
+
+
+@dataclass(frozen=True)
+class FollowerPool:
+    """One follower's pool. `checksum`: CRC-32 of its proof page."""
+
+    area: DeviceArea
+    checksum: int
+    taken: Taken
+    mapped: Allocation
+
+    @classmethod
+    def at(cls, giver: Path, geometry: Geometry, driver: Driver) -> FollowerPool:
+        """Raises ConfigError if the follower's memory cannot be mapped on its GPU, which is `driver`'s."""
+        taken = take(str(giver), FOLLOWER_S)
+        try:
+            mapped = Allocation(driver, driver.map(taken.descriptor, taken.size))
+            proof = mapped.memory.address + geometry.pool_bytes
+            checksum = zlib.crc32(driver.read(proof, geometry.page_bytes))
+        except DriverError as error:
+            taken.giver.close()
+            raise ConfigError(f"a rank's KV pool cannot be mapped: {error}") from None
+        finally:
+            os.close(taken.descriptor)
+        return cls(DeviceArea(mapped.memory.address, geometry, mapped, str(giver)), checksum, taken, mapped)
+
+    def close(self) -> None:
+        """Unmaps it."""
+        self.taken.giver.close()
+        self.mapped.free()

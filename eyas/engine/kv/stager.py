@@ -1,0 +1,128 @@
+"""Copies of a device's pages for the front, which sends them: made when it asks, kept until it has sent them.
+
+It knows slots and calls. How many windows a stream has, and what becomes of their bytes, is the front's
+business; whether pages may be read, that of whoever grants the leases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from eyas.common.errors import EyasError, TransferFailed
+from eyas.common.types import KvKind
+from eyas.engine.ipc.messages import Failure, Staged, StagePages, Unstage
+from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.kv.slots import Slots
+from eyas.engine.kv.staging import Staging
+
+
+@dataclass(frozen=True)
+class Outlet:
+    """Where pages of one group leave by: slots of its staging. `proof`: the number of its proof page."""
+
+    staging: Staging
+    slots: Slots
+    proof: int
+
+
+@dataclass
+class _Held:
+    """Slots of a call, from its copy's begin until nothing uses them."""
+
+    outlet: Outlet
+    slots: list[int]
+    copying: bool = True
+    wanted: bool = True
+
+
+@dataclass
+class Stager:
+    """All calls of the front, by group served in the order in which they came.
+
+    `covers`: whether some pages of a group are under the lease of a handle now.
+    """
+
+    outlets: Mapping[KvKind, Outlet]
+    covers: Callable[[int, KvKind, tuple[int, ...]], bool]
+    outbox: Outbox
+    _waiting: dict[int, StagePages] = field(default_factory=dict)  # by call
+    _held: dict[int, _Held] = field(default_factory=dict)  # by call
+
+    @property
+    def copying(self) -> bool:
+        """Will `poll` have something to tell soon, without anything else happening?"""
+        return any(held.copying for held in self._held.values())
+
+    def stage(self, command: StagePages) -> None:
+        """Copies pages as soon as there are slots; one `Staged` follows, unless they are unstaged before."""
+        self._waiting[command.call] = command
+        self._begin()
+
+    def unstage(self, command: Unstage) -> None:
+        """The call's slots are free as soon as nothing is copied there. Unknown calls are no-ops."""
+        self._waiting.pop(command.call, None)
+        held = self._held.get(command.call)
+        if held is not None:
+            held.wanted = False
+            self._settle(command.call, held)
+        self._begin()
+
+    def poll(self) -> None:
+        """Once a loop: tells of the copies that have stopped."""
+        for outlet in self.outlets.values():
+            outlet.staging.poll()
+
+    def _begin(self) -> None:
+        full: set[KvKind] = set()
+        for command in list(self._waiting.values()):
+            if command.group in full:
+                continue  # it waits behind one that came before it
+            error = self._refusal(command)
+            if error is not None:
+                del self._waiting[command.call]
+                self._refuse(command.call, error)
+            elif not self._copy(command):
+                full.add(command.group)
+
+    def _refusal(self, command: StagePages) -> TransferFailed | None:
+        outlet = self.outlets.get(command.group)
+        if outlet is None or len(command.pages) > outlet.slots.total:
+            return TransferFailed(
+                f"{len(command.pages)} {command.group} pages cannot be staged here together"
+            )
+        proof = command.handle == 0 and command.pages == (outlet.proof,)
+        if proof or self.covers(command.handle, command.group, command.pages):
+            return None
+        return TransferFailed(f"pages of the {command.group} group are not under the lease of a handle")
+
+    def _copy(self, command: StagePages) -> bool:
+        """False if there are too few slots now."""
+        outlet = self.outlets[command.group]
+        slots = outlet.slots.take(len(command.pages))
+        if slots is None:
+            return False
+        del self._waiting[command.call]
+        self._held[command.call] = held = _Held(outlet, slots)
+        outlet.staging.copy_out(command.pages, slots, partial(self._copied, command.call, held))
+        return True
+
+    def _copied(self, call: int, held: _Held, error: EyasError | None) -> None:
+        held.copying = False
+        if held.wanted and error is None:
+            self.outbox.add(Staged(call, tuple(held.slots)))
+            return
+        if held.wanted and error is not None:
+            held.wanted = False
+            self._refuse(call, error)
+        self._settle(call, held)
+        self._begin()
+
+    def _settle(self, call: int, held: _Held) -> None:
+        if not held.wanted and not held.copying:
+            del self._held[call]
+            held.outlet.slots.give(held.slots)
+
+    def _refuse(self, call: int, error: EyasError) -> None:
+        self.outbox.add(Staged(call, failure=Failure(error.code, error.message)))

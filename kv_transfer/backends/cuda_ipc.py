@@ -1,0 +1,185 @@
+"""`cuda_ipc`: the peer's pool is memory of GPUs of this host, which this process maps and reads.
+
+An owner's death does not disturb a copy: only the lease decides what its bytes are worth. Ranks may differ in
+number: each of ours takes its heads from those that have them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from eyas.common.errors import ConfigError, TransferFailed
+from eyas.common.pool import Export
+from kv_transfer.area import DeviceArea
+from kv_transfer.backends.base import Copy, Site, Source, check_pages, runs
+from kv_transfer.backends.blocking import BlockingBackend
+from kv_transfer.backends.shm import file_identity
+from kv_transfer.gpu.driver import Allocation, Block, DriverError, Memory
+from kv_transfer.gpu.mapping import PeerMemory
+from kv_transfer.shares import Share, shares
+
+
+@dataclass(frozen=True)
+class _View:
+    """A peer's rank as one of ours sees it. `heads`: how many the peer has; `share`: those that come."""
+
+    ours: DeviceArea
+    to: Allocation
+    peer: PeerMemory
+    heads: int
+    share: Share
+
+    @property
+    def whole(self) -> bool:
+        """Whether pages of the two have the same bytes."""
+        return self.heads == self.share.heads == self.ours.geometry.kv_heads
+
+    @property
+    def head_bytes(self) -> int:
+        """Of one head of one row."""
+        geometry = self.ours.geometry
+        return geometry.page_bytes // (geometry.page_rows * geometry.kv_heads)
+
+    @property
+    def peer_page(self) -> int:
+        """Bytes of the peer's pages."""
+        return self.ours.geometry.page_rows * self.heads * self.head_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes that come of a page."""
+        return self.ours.geometry.page_rows * self.share.heads * self.head_bytes
+
+    def blocks(self, job: Copy, memory: Memory) -> Iterator[Block]:
+        """What to copy of the peer's `memory` for the pages of a job."""
+        size = self.ours.geometry.page_bytes
+        if self.whole:
+            for src, dst, count in runs(job.source.pages, job.dst_pages):
+                yield Block(memory.address + src * size, self.ours.address + dst * size, count * size)
+            return
+        head, share = self.head_bytes, self.share
+        for src, dst in zip(job.source.pages, job.dst_pages, strict=True):
+            yield Block(
+                memory.address + src * self.peer_page + share.theirs * head,
+                self.ours.address + dst * size + share.ours * head,
+                share.heads * head,
+                self.ours.geometry.page_rows,
+                self.heads * head,
+                self.ours.geometry.kv_heads * head,
+            )
+
+
+@dataclass(frozen=True)
+class PeerRank(Source):
+    """The pool of one of the peer's ranks, by those of our ranks that take something of it."""
+
+    views: tuple[_View, ...]
+
+    @property
+    def current(self) -> bool:
+        """False once the owner's process has ended."""
+        return not any(view.peer.gone for view in self.views)
+
+
+class CudaIpcBackend(BlockingBackend):
+    """Copies from pools whose sockets lie directly in `pool_dir`: a peer may name no other file here."""
+
+    name = "cuda_ipc"
+    direct = True
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.area)
+        self._pool_dir = Path(site.pool_dir)
+        self._devices = site.devices
+        self._mapped: list[PeerMemory] = []
+
+    def export(self, rank: int = 0) -> Export | None:
+        """Where a rank's pool is handed over, on which GPU it is, and which heads it has."""
+        if not self._devices or (area := self._devices[rank]).allocation is None:
+            return None
+        return {
+            "path": area.giver.encode(),
+            "identity": file_identity(area.giver).encode(),
+            "gpu": area.allocation.driver.uuid,
+            "rank": str(rank).encode(),
+            "heads": str(area.geometry.kv_heads).encode(),
+        }
+
+    def open(self, export: Export) -> Source:
+        """Raises ConfigError if the peer is on another host, or on a GPU that ours cannot read."""
+        path, identity = (os.fsdecode(export.get(field, b"")) for field in ("path", "identity"))
+        there = Path(path).parent == self._pool_dir and identity != ""
+        if not there or file_identity(path) != identity:
+            raise ConfigError(f"the peer's KV pool {path} is not one of {self._pool_dir} of this host")
+        rank, heads = (_number(export, field) for field in ("rank", "heads"))
+        ours = self._devices[0].geometry.kv_heads if self._devices else 0
+        views = tuple(
+            self._view(share, path, export.get("gpu", b""), heads)
+            for share in shares(rank, heads, ours, len(self._devices))
+        )
+        if not views:
+            raise ConfigError("this worker's KV pool is not on a GPU, or needs nothing of this peer's")
+        self._mapped = [peer for peer in self._mapped if not peer.gone] + [view.peer for view in views]
+        return PeerRank(views)
+
+    def copy(self, source: Source, job: Copy) -> int:
+        """Pages into all of our ranks that take some of them; the bytes that came."""
+        assert isinstance(source, PeerRank)
+        moved = 0
+        for view in source.views:
+            with _told(), view.peer.held() as memory:
+                check_pages(job, memory.size // view.peer_page)
+                if job.proof is None or view.whole:  # else its pages are no pages of ours
+                    view.to.driver.copy(list(view.blocks(job, memory)))
+            moved += len(job.dst_pages) * view.page_bytes
+        return moved
+
+    def checksum(self, source: Source, proof: Copy) -> int:
+        """Of the page in our pool, or, where its heads lie in it otherwise, of the peer's as we see it."""
+        assert isinstance(source, PeerRank)
+        view = source.views[0]
+        with _told(), view.peer.held() as memory:
+            address, size = memory.address + proof.source.pages[0] * view.peer_page, view.peer_page
+            if view.whole:
+                address = view.ours.address + proof.dst_pages[0] * size
+            return zlib.crc32(view.to.driver.read(address, size))
+
+    def _view(self, share: Share, path: str, gpu: bytes, heads: int) -> _View:
+        ours = self._devices[share.rank]
+        if ours.allocation is None:
+            raise ConfigError("this worker's KV pool is in memory that takes no peer's pages")
+        driver = ours.allocation.driver
+        with _told():
+            obstacle = driver.obstacle(gpu)
+        if obstacle:
+            raise ConfigError(f"the peer's KV pool cannot be read: {obstacle}")
+        return _View(ours, ours.allocation, PeerMemory(path, driver), heads, share)
+
+    def close(self, deadline: float) -> bool:
+        """Unmaps all peers' pools; False if a copy still runs."""
+        if not super().close(deadline):
+            return False
+        for peer in self._mapped:
+            peer.close()
+        return True
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What the driver refuses is a TransferFailed."""
+    try:
+        yield
+    except DriverError as error:
+        raise TransferFailed(str(error)) from None
+
+
+def _number(export: Export, field: str) -> int:
+    text = export.get(field, b"")
+    if not text.isdigit():
+        raise ConfigError(f"the peer's KV pool has {text!r} for its {field}, which is no number")
+    return int(text)

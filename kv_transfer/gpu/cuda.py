@@ -1,0 +1,285 @@
+"""The calls of the CUDA driver, by its C interface, for one GPU.
+
+Source: CUDA Driver API, "Virtual Memory Management" and "Memory Management". Without libcuda this file loads,
+and making a `CudaDriver` raises DriverError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+
+from kv_transfer.gpu.driver import Block, DriverError, Memory
+
+PINNED, DEVICE, FILE_DESCRIPTOR = 1, 1, 1  # CUmemAllocationType, CUmemLocationType, CUmemAllocationHandleType
+READ_WRITE = 3
+RECOMMENDED = 1
+RDMA_WITH_VMM = 110  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+IN_STREAM_ORDER = 1  # CUmemcpySrcAccessOrder
+BESIDE_COMPUTE = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+NON_BLOCKING = 1  # of streams: not ordered with the default stream
+SLEEP = 1 | 2  # of events: a waiting thread sleeps, and nothing is timed
+ON_DEVICE = 2  # CUmemorytype
+BATCH = 512
+"""Copies per call: calls of tens of thousands are known to crash."""
+STREAMS = 4
+"""Copies are dealt to several. 192 pages of 2 MiB between two H200s: 295 GB/s on one stream, 333 on two, 356
+on four; one piece of 1 GiB: 391. Kernels reach no more, and take processors from the steps."""
+
+
+class _Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class _AllocFlags(ctypes.Structure):
+    _fields_ = [
+        ("compression", ctypes.c_ubyte),
+        ("rdma", ctypes.c_ubyte),
+        ("usage", ctypes.c_ushort),
+        ("reserved", ctypes.c_ubyte * 4),
+    ]
+
+
+class _AllocationProp(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("win32", ctypes.c_void_p),
+        ("flags", _AllocFlags),
+    ]
+
+
+class _AccessDesc(ctypes.Structure):
+    _fields_ = [("location", _Location), ("flags", ctypes.c_int)]
+
+
+class _CopyAttributes(ctypes.Structure):
+    _fields_ = [
+        ("order", ctypes.c_int),
+        ("source_hint", _Location),
+        ("target_hint", _Location),
+        ("flags", ctypes.c_uint),
+    ]
+
+
+class _Copy2D(ctypes.Structure):
+    _fields_ = [
+        ("source_x", ctypes.c_size_t),
+        ("source_y", ctypes.c_size_t),
+        ("source_kind", ctypes.c_int),
+        ("source_host", ctypes.c_void_p),
+        ("source", ctypes.c_uint64),
+        ("source_array", ctypes.c_void_p),
+        ("source_pitch", ctypes.c_size_t),
+        ("target_x", ctypes.c_size_t),
+        ("target_y", ctypes.c_size_t),
+        ("target_kind", ctypes.c_int),
+        ("target_host", ctypes.c_void_p),
+        ("target", ctypes.c_uint64),
+        ("target_array", ctypes.c_void_p),
+        ("target_pitch", ctypes.c_size_t),
+        ("width", ctypes.c_size_t),
+        ("rows", ctypes.c_size_t),
+    ]
+
+
+class CudaDriver:
+    """The driver for GPU number `ordinal` of this process; its context is the one that torch uses too."""
+
+    def __init__(self, ordinal: int) -> None:
+        try:
+            self._cuda = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise DriverError(f"the CUDA driver cannot be loaded: {error}") from None
+        self._call("cuInit", ctypes.c_uint(0))
+        self._device = self._nth(ordinal)
+        self.uuid = self._uuid(self._device)
+        self._context = ctypes.c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
+        self._location = _Location(DEVICE, ordinal)
+        self._here()
+        self._lanes = [self._lane() for _ in range(STREAMS)]
+        self._copying = threading.Lock()  # of the streams and their events
+
+    def obstacle(self, uuid: bytes) -> str:
+        """What keeps this GPU from reading the memory of the GPU `uuid`; empty: nothing."""
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        for device in map(self._nth, range(count.value)):
+            if self._uuid(device) == uuid:
+                return self._no_access(device)
+        return "this process does not see the peer's GPU"
+
+    def allocate(self, size: int) -> Memory:
+        """At least `size` bytes of this GPU, not initialised, that can be exported."""
+        self._here()
+        prop = self._prop()
+        granule = ctypes.c_size_t()
+        self._call(
+            "cuMemGetAllocationGranularity",
+            ctypes.byref(granule),
+            ctypes.byref(prop),
+            ctypes.c_int(RECOMMENDED),
+        )
+        size = -(-size // granule.value) * granule.value
+        handle = ctypes.c_uint64()
+        self._call(
+            "cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(prop), ctypes.c_uint64(0)
+        )
+        try:
+            return Memory(self._map(handle, size), size, handle.value)
+        except DriverError:
+            self._call("cuMemRelease", handle)
+            raise
+
+    def export(self, memory: Memory) -> int:
+        """A file descriptor that gives another process `memory`; the caller closes it."""
+        self._here()
+        descriptor = ctypes.c_int()
+        self._call(
+            "cuMemExportToShareableHandle",
+            ctypes.byref(descriptor),
+            ctypes.c_uint64(memory.handle),
+            ctypes.c_int(FILE_DESCRIPTOR),
+            ctypes.c_uint64(0),
+        )
+        return descriptor.value
+
+    def map(self, descriptor: int, size: int) -> Memory:
+        """Another process's memory, mapped here; its handle is let go at once, since the mapping holds it."""
+        self._here()
+        handle = ctypes.c_uint64()
+        self._call(
+            "cuMemImportFromShareableHandle",
+            ctypes.byref(handle),
+            ctypes.c_void_p(descriptor),
+            ctypes.c_int(FILE_DESCRIPTOR),
+        )
+        try:
+            return Memory(self._map(handle, size), size)
+        finally:
+            self._call("cuMemRelease", handle)
+
+    def unmap(self, memory: Memory) -> None:
+        """Gives memory back, own or mapped. Nothing may use it any more."""
+        self._here()
+        self._call("cuMemUnmap", ctypes.c_uint64(memory.address), ctypes.c_size_t(memory.size))
+        self._call("cuMemAddressFree", ctypes.c_uint64(memory.address), ctypes.c_size_t(memory.size))
+        if memory.handle:
+            self._call("cuMemRelease", ctypes.c_uint64(memory.handle))
+
+    def copy(self, blocks: Sequence[Block]) -> None:
+        """Copies by the copy engines, which leave the GPU's processors to compute."""
+        self._here()
+        whole = [block for block in blocks if block.rows == 1]
+        with self._copying:
+            for lane, (stream, _) in enumerate(self._lanes):
+                mine = whole[len(whole) * lane // STREAMS : len(whole) * (lane + 1) // STREAMS]
+                for start in range(0, len(mine), BATCH):
+                    self._batch(mine[start : start + BATCH], stream)
+            for i, block in enumerate(block for block in blocks if block.rows > 1):
+                self._rows(block, self._lanes[i % STREAMS][0])
+            self._wait()
+
+    def read(self, address: int, size: int) -> bytes:
+        """Bytes of a GPU."""
+        self._here()
+        target = ctypes.create_string_buffer(size)
+        source, length = ctypes.c_uint64(address), ctypes.c_size_t(size)
+        with self._copying:
+            self._call("cuMemcpyDtoHAsync_v2", target, source, length, self._lanes[0][0])
+            self._wait()
+        return target.raw
+
+    def _batch(self, blocks: Sequence[Block], stream: ctypes.c_void_p) -> None:
+        count = len(blocks)
+        words, sizes = ctypes.c_uint64 * count, ctypes.c_size_t * count
+        how = _CopyAttributes(order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)
+        self._call(
+            "cuMemcpyBatchAsync_v2",
+            words(*(block.target for block in blocks)),
+            words(*(block.source for block in blocks)),
+            sizes(*(block.width for block in blocks)),
+            ctypes.c_size_t(count),
+            ctypes.byref(how),
+            ctypes.byref(ctypes.c_size_t(0)),  # the attributes are those of copy 0 and all that follow
+            ctypes.c_size_t(1),
+            stream,
+        )
+
+    def _rows(self, block: Block, stream: ctypes.c_void_p) -> None:
+        copy = _Copy2D(
+            source_kind=ON_DEVICE,
+            source=block.source,
+            source_pitch=block.source_pitch,
+            target_kind=ON_DEVICE,
+            target=block.target,
+            target_pitch=block.target_pitch,
+            width=block.width,
+            rows=block.rows,
+        )
+        self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), stream)
+
+    def _wait(self) -> None:
+        for stream, event in self._lanes:
+            self._call("cuEventRecord", event, stream)
+        for _, event in self._lanes:
+            self._call("cuEventSynchronize", event)
+
+    def _lane(self) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+        """A stream, and an event for its end."""
+        stream, event = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(NON_BLOCKING))
+        self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(SLEEP))
+        return stream, event
+
+    def _map(self, handle: ctypes.c_uint64, size: int) -> int:
+        address = ctypes.c_uint64()
+        length = ctypes.c_size_t(size)
+        zero = ctypes.c_uint64(0)
+        self._call("cuMemAddressReserve", ctypes.byref(address), length, ctypes.c_size_t(0), zero, zero)
+        try:
+            self._call("cuMemMap", address, length, ctypes.c_size_t(0), handle, zero)
+            access = _AccessDesc(self._location, READ_WRITE)
+            self._call("cuMemSetAccess", address, length, ctypes.byref(access), ctypes.c_size_t(1))
+        except DriverError:
+            self._cuda.cuMemUnmap(address, length)
+            self._call("cuMemAddressFree", address, length)
+            raise
+        return address.value
+
+    def _prop(self) -> _AllocationProp:
+        rdma = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(rdma), ctypes.c_int(RDMA_WITH_VMM), self._device)
+        flags = _AllocFlags(rdma=int(rdma.value != 0))  # so that network cards can read it too
+        return _AllocationProp(PINNED, FILE_DESCRIPTOR, self._location, None, flags)
+
+    def _no_access(self, device: ctypes.c_int) -> str:
+        if device.value == self._device.value:
+            return ""
+        able = ctypes.c_int()
+        self._call("cuDeviceCanAccessPeer", ctypes.byref(able), self._device, device)
+        return "" if able.value else f"GPUs {self._device.value} and {device.value} have no peer access"
+
+    def _nth(self, ordinal: int) -> ctypes.c_int:
+        device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
+        return device
+
+    def _uuid(self, device: ctypes.c_int) -> bytes:
+        found = (ctypes.c_ubyte * 16)()
+        self._call("cuDeviceGetUuid_v2", found, device)
+        return bytes(found)
+
+    def _here(self) -> None:
+        """Threads start without a context."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code = getattr(self._cuda, name)(*arguments)
+        if code != 0:
+            text = ctypes.c_char_p()
+            self._cuda.cuGetErrorString(ctypes.c_int(code), ctypes.byref(text))
+            raise DriverError(f"{name}: {(text.value or b'unknown').decode()} (CUDA error {code})")

@@ -1,0 +1,94 @@
+"""What moving pages needs of a GPU's driver: memory that other processes map, and copies.
+
+It knows records and an interface: `kv_transfer.gpu.cuda` is the one for CUDA. It refuses to know pages, peers
+and torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class DriverError(Exception):
+    """A call of the CUDA driver failed; the text says which, and why."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of a GPU that this process can reach. `handle`: the driver's; 0: another process owns it."""
+
+    address: int
+    size: int
+    handle: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """Bytes to copy: `rows` of `width` bytes each, which begin `*_pitch` bytes after each other."""
+
+    source: int  # address
+    target: int  # address
+    width: int
+    rows: int = 1
+    source_pitch: int = 0
+    target_pitch: int = 0
+
+
+class Driver(Protocol):
+    """One GPU, as this process uses it. Every call may come from any thread; all raise DriverError."""
+
+    @property
+    def uuid(self) -> bytes:
+        """Names the GPU in all processes and on all hosts; 16 bytes."""
+        ...
+
+    def obstacle(self, uuid: bytes) -> str:
+        """What keeps this GPU from reading the memory of the GPU `uuid`; empty: nothing."""
+        ...
+
+    def allocate(self, size: int) -> Memory:
+        """At least `size` bytes of this GPU, not initialised, that can be exported."""
+        ...
+
+    def export(self, memory: Memory) -> int:
+        """A file descriptor that gives another process `memory`; the caller closes it."""
+        ...
+
+    def map(self, descriptor: int, size: int) -> Memory:
+        """Another process's memory, mapped here. It lives as long as anybody has it mapped."""
+        ...
+
+    def unmap(self, memory: Memory) -> None:
+        """Gives memory back, own or mapped. Nothing may use it any more."""
+        ...
+
+    def copy(self, blocks: Sequence[Block]) -> None:
+        """Copies between memories of GPUs, in any order; returns when all bytes are there."""
+        ...
+
+    def read(self, address: int, size: int) -> bytes:
+        """Bytes of a GPU."""
+        ...
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Memory of our own, and the driver that it came from."""
+
+    driver: Driver
+    memory: Memory
+
+    @classmethod
+    def new(cls, driver: Driver, size: int) -> Allocation:
+        """At least `size` bytes, not initialised. Raises DriverError."""
+        return cls(driver, driver.allocate(size))
+
+    def export(self) -> int:
+        """A file descriptor that gives another process the memory; the caller closes it."""
+        return self.driver.export(self.memory)
+
+    def free(self) -> None:
+        """Gives the memory back; peers that have it mapped keep theirs."""
+        self.driver.unmap(self.memory)

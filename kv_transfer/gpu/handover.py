@@ -1,0 +1,140 @@
+"""Handing a GPU's memory to other processes of this host: file descriptors over a socket in the file system.
+
+The connection stays open after the descriptor has passed: its end tells the taker that the giver's process is
+gone. It knows sockets and descriptors, and who may connect; what the memory holds is not its business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from eyas.common.errors import ConfigError, TransferFailed
+from kv_transfer.gpu.driver import DriverError
+
+_SIZE = struct.Struct("<Q")
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+_WAITING = 64  # connections that are not accepted yet
+TAKE_S = 2.0  # a giver that does not answer for so long is stopped, or gone
+
+
+class Giver:
+    """Gives `size` bytes to every process of the same user that connects to `path`, until `close`.
+
+    `export` makes a new descriptor of the memory, which is closed once it was sent. The folder of `path` must
+    be one that other users cannot enter.
+    """
+
+    def __init__(self, path: Path, size: int, export: Callable[[], int]) -> None:
+        self._path = path
+        self._size = size
+        self._export = export
+        self._takers: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.bind(str(path))
+        except OSError as error:
+            self._listener.close()
+            raise ConfigError(f"the socket {path} cannot be made: {error.strerror or error}") from None
+        os.chmod(path, 0o600)
+        self._listener.listen(_WAITING)
+        self._thread = threading.Thread(target=self._run, name="kv-giver", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """No process gets the memory any more, and those that have it are told that we are leaving."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._thread.join()
+        self._listener.close()
+        for taker in self._takers:
+            taker.close()
+        self._path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                taker, _ = self._listener.accept()
+            except OSError:
+                return
+            self._forget()
+            with contextlib.suppress(OSError, DriverError):  # the taker sees that the connection ends
+                self._give(taker)
+
+    def _give(self, taker: socket.socket) -> None:
+        if _user(taker) != os.geteuid():
+            taker.close()
+            return
+        self._takers.append(taker)  # before anything fails: `_forget` or `close` ends it
+        descriptor = self._export()
+        try:
+            socket.send_fds(taker, [_SIZE.pack(self._size)], [descriptor])
+        finally:
+            os.close(descriptor)
+
+    def _forget(self) -> None:
+        """Takers that are gone."""
+        for taker in list(self._takers):
+            if _ended(taker):
+                self._takers.remove(taker)
+                taker.close()
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A descriptor of `size` bytes of a GPU, for the taker to close, and the connection to their giver."""
+
+    descriptor: int
+    size: int
+    giver: socket.socket
+
+
+def take(path: str, within_s: float | None = None) -> Taken:
+    """Ask the giver at `path`. Raises TransferFailed if it does not answer `within_s` (TAKE_S) seconds."""
+    giver = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    giver.settimeout(TAKE_S if within_s is None else within_s)
+    try:
+        giver.connect(path)
+        if _user(giver) != os.geteuid():
+            raise TransferFailed(f"the owner of {path} runs as another user")
+        data, descriptors, _, _ = socket.recv_fds(giver, _SIZE.size, 1)
+    except OSError as error:
+        giver.close()
+        raise TransferFailed(f"the owner of {path} gives no memory: {error.strerror or error}") from None
+    except TransferFailed:
+        giver.close()
+        raise
+    if len(data) != _SIZE.size or len(descriptors) != 1:
+        giver.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise TransferFailed(f"the owner of {path} gives no memory: it closed the connection")
+    giver.settimeout(None)
+    return Taken(descriptors[0], _SIZE.unpack(data)[0], giver)
+
+
+def wait_for_end(giver: socket.socket) -> None:
+    """Returns when the giver has closed the connection, or its process has ended, or we shut it down."""
+    with contextlib.suppress(OSError):
+        while giver.recv(1):
+            pass
+
+
+def _user(peer: socket.socket) -> int:
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
+
+
+def _ended(peer: socket.socket) -> bool:
+    try:
+        return peer.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -1,0 +1,31 @@
+"""How the ranks of two engines share the heads of one KV format: which rank has what of which other rank's.
+
+Rank r of n has heads r * heads / n to (r + 1) * heads / n. Pure maths of numbers: it knows neither pages nor
+bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Share:
+    """`heads` of them lie from head `theirs` on at the peer's rank, and from head `ours` on at our `rank`."""
+
+    rank: int
+    theirs: int
+    ours: int
+    heads: int
+
+
+def shares(peer_rank: int, peer_heads: int, our_heads: int, our_ranks: int) -> list[Share]:
+    """Which of our ranks need something of one peer's rank, and what; heads are per rank of each side."""
+    first = peer_rank * peer_heads
+    found = []
+    for rank in range(our_ranks):
+        start = max(first, rank * our_heads)
+        end = min(first + peer_heads, (rank + 1) * our_heads)
+        if start < end:
+            found.append(Share(rank, start - first, start - rank * our_heads, end - start))
+    return found

@@ -1,0 +1,164 @@
+"""The loads of the goodput campaign, and the rates at which layouts of two GPUs are compared.
+
+    python -m tests.gpu.pair_workloads
+
+prints the simulated knees of every layout, each at its best mixed-step size, from which the rates follow. The
+same draws are simulated and sent: a load is a list of simulated requests, and its blocks become token ids.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from eyas.bench.jobs import Job
+from eyas.common.step_times import StepBudget
+from eyas.simulator.cluster import ClusterLayout, ClusterShape, play
+from eyas.simulator.goodput import ATTAINMENT, Draw
+from eyas.simulator.hardware import Hardware, example
+from eyas.simulator.outcome import LoadOutcome, outcome
+from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, Traffic, chats, poisson
+from gateway.placement import Targets
+from tests.gpu.pair_load import token_ids
+
+MIXED = (256, 512, 1024)
+GPUS = 2
+SEED = 1
+PRECISION = 1.02
+TARGETS = Targets(1.0, 0.008)
+"""One pair for all workloads: a cluster that decides per request is told it at its start."""
+
+SHARES = (0.85, 1.0)
+"""Rates are these parts of the higher knee of the static layouts: the simulator's steps are a little fast."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A load, its targets, and the rates per second at which it is sent for `seconds`.
+
+    Requests of the first `warm_s` are not counted: batches fill, and `auto` finds its preferences. `knee`: of
+    the better static layout, simulated with the very requests of SEED's runs.
+    """
+
+    name: str
+    draw: Draw
+    knee: float
+    targets: Targets = TARGETS
+    more: tuple[float, ...] = ()
+    seconds: float = 16.0
+    warm_s: float = 4.0
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """In rising order."""
+        return tuple(sorted({*self.near(SHARES), *self.more}))
+
+    def near(self, shares: Sequence[float]) -> tuple[float, ...]:
+        """These parts of the knee, in two digits, for people."""
+        return tuple(float(f"{share * self.knee:.2g}") for share in shares)
+
+    def arrivals(self, rate: float, seed: int) -> list[SimulatedRequest]:
+        """The requests of one run; no rate and no workload shares a prompt with another."""
+        drawn = self.draw(rate, round(2 * rate * self.seconds) + 40, seed)
+        return [arrival for arrival in drawn if arrival.at_s < self.seconds]
+
+    def drain_s(self, arrivals: Sequence[SimulatedRequest]) -> float:
+        """How long after its arrival a request may end, and still have kept its targets."""
+        longest = max(arrival.output for arrival in arrivals)
+        return self.targets.ttft_s + self.targets.tpot_s * longest + 1.0
+
+
+def gamma(traffic: Traffic, rate: float, count: int, seed: int, cv: float = 3.0) -> list[SimulatedRequest]:
+    """Requests in bursts: gaps of a gamma distribution, `cv` its standard deviation over its mean."""
+    rng, shape = random.Random(f"gamma {seed}"), cv**-2
+    at_s, arrivals = 0.0, []
+    for request in poisson(traffic, rate, count, seed):
+        at_s += rng.gammavariate(shape, 1 / (rate * shape))
+        arrivals.append(replace(request, at_s=at_s))
+    return arrivals
+
+
+def _plain(prompt: int, answer: int) -> Draw:
+    return partial(poisson, Traffic(prompt, answer))
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("256/512", _plain(256, 512), 56.6),
+        Workload("1024/1024", _plain(1024, 1024), 14.3, seconds=20.0, warm_s=8.0),
+        Workload("2000/1000", _plain(2000, 1000), 8.7, seconds=20.0, warm_s=8.0),
+        Workload("8192/256", _plain(8192, 256), 3.9, more=(2.4,), seconds=30.0, warm_s=12.0),
+        Workload("chats", partial(chats, Chats(6, 512, 256, 1.5)), 25.0, seconds=22.0, warm_s=9.0),
+        Workload("bursts", partial(gamma, Traffic(1024, 256)), 41.9, seconds=28.0, warm_s=12.0),
+    )
+}
+
+
+def small(workload: Workload) -> Workload:
+    """The same in little, to try a script with the embedded model on a CPU."""
+    draws: dict[str, Draw] = {
+        "chats": partial(chats, Chats(2, 600, 8, 0.5)),
+        "bursts": partial(gamma, Traffic(32, 8)),
+        "8192/256": _plain(256, 8),
+    }
+    draw = draws.get(workload.name, _plain(16, 16))
+    return replace(workload, draw=draw, targets=Targets(2.0, 0.2), knee=2.0, more=(), seconds=5.0, warm_s=1.0)
+
+
+def jobs(arrivals: Sequence[SimulatedRequest], vocabulary: int, *seed: int) -> list[Job]:
+    """The requests as they are sent: a block's tokens follow from its id, those after the blocks are new."""
+    blocks: dict[int, tuple[int, ...]] = {}
+    found = []
+    for number, arrival in enumerate(arrivals):
+        ids: list[int] = []
+        for block in arrival.blocks:
+            if block not in blocks:
+                blocks[block] = token_ids(vocabulary, BLOCK_TOKENS, *seed, 0, block)
+            ids += blocks[block]
+        ids += token_ids(vocabulary, arrival.prompt - len(ids), *seed, 1, number)
+        found.append(Job.single(tuple(ids), arrival.output, arrival.at_s))
+    return found
+
+
+def simulated(
+    workload: Workload, arrivals: Sequence[SimulatedRequest], layout: ClusterLayout, mixed: int | None
+) -> LoadOutcome:
+    """What the simulator says of the very requests that are sent."""
+    return outcome(play(_shape(workload, layout, mixed), arrivals), workload.targets, workload.warm_s)
+
+
+def _shape(workload: Workload, layout: ClusterLayout, mixed: int | None) -> ClusterShape:
+    hardware: Hardware = example()
+    if mixed is not None:
+        hardware = replace(hardware, budget=StepBudget(hardware.budget.chunk_tokens, mixed))
+    return ClusterShape(hardware, GPUS, layout, workload.targets, int(layout is ClusterLayout.SPLIT))
+
+
+def window_knee(workload: Workload, layout: ClusterLayout, mixed: int) -> float:
+    """The highest rate at which SEED's run keeps the targets, between a quarter of the knee and twice it."""
+    good, bad = workload.knee / 4, workload.knee * 2
+    while bad > good * PRECISION:
+        rate = (good * bad) ** 0.5
+        found = simulated(workload, workload.arrivals(rate, SEED), layout, mixed)
+        good, bad = (rate, bad) if found.attainment >= ATTAINMENT else (good, rate)
+    return good
+
+
+def main() -> None:
+    """Prints knees."""
+    for workload in WORKLOADS.values():
+        said = [workload.name.ljust(10)]
+        for layout in ClusterLayout:
+            knees = {mixed: window_knee(workload, layout, mixed) for mixed in MIXED}
+            best = max(knees, key=lambda mixed: knees[mixed])
+            said.append(
+                f"{layout.value} " + " ".join(f"{knees[m]:.1f}@{m}" + "*" * (m == best) for m in MIXED)
+            )
+        print("; ".join(said), "-> rates", *workload.rates, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Ways from one device's pool into another's, beside those through host memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_worker import RealWorker, decoding, prefill, real_worker, tiny_config
+from staged_rig import PROMPT, SLOTS, pair, pretend, request, slots_free
+
+from eyas.common.config import EngineConfig
+from eyas.common.types import Role
+from eyas.engine.kv.staging import Staging
+from eyas.engine.loading import travel
+from kv_transfer.backends import table
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    return tiny_config(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def expected(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> list[int]:
+    """What a worker says that computes everything itself."""
+
+    async def alone() -> list[int]:
+        pools = str(tmp_path_factory.mktemp("pools"))
+        async with real_worker(config, *Role, pool_dir=pools) as w, decoding(w) as decode:
+            decode.session.submit(request(), attempt=1, attach=False)
+            return (await decode.tokens())[0]
+
+    return asyncio.run(alone())
+
+
+def add(patch: pytest.MonkeyPatch, name: str) -> None:
+    """A backend of `plain_device` is the best of the table."""
+    backends = {"memory": f"plain_device:{name}", **table.BACKENDS}
+    for module in (table, travel):
+        patch.setattr(module, "BACKENDS", backends)
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ways that pages went through staging."""
+    found: list[str] = []
+    for way in ("copy_in", "copy_out"):
+        plain = getattr(Staging, way)
+
+        def counted(staging: Staging, *args: Any, way: str = way, plain: Any = plain) -> None:
+            found.append(way)
+            plain(staging, *args)
+
+        monkeypatch.setattr(Staging, way, counted)
+    return found
+
+
+@pytest.mark.parametrize("by", ["auto", "memory"])
+async def test_a_direct_way_goes_from_pool_to_pool(
+    config: EngineConfig,
+    expected: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    copies: list[str],
+    by: str,
+) -> None:
+    """No slot is used, on either side; the proof page is the pool's own."""
+    pretend(monkeypatch)
+    add(monkeypatch, "MemoryBackend")
+    async with pair(config, tmp_path, by) as (a, b), decoding(b) as decode:
+        decode.attach(request(), await prefill(a, request()))
+        assert await decode.tokens() == (expected, "memory")
+        await b.idle()
+        await a.idle()
+        assert copies == [] and slots_free(b) == SLOTS
+        digests = {hashlib.sha256(w.pages(PROMPT)).digest() for w in (a, b)}
+        assert len(digests) == 1 and len(a.pages(PROMPT)) > 0
+
+
+async def test_a_direct_way_that_brings_other_bytes_proves_nothing(
+    config: EngineConfig, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next way is taken, through staging, to the same proof page."""
+    pretend(monkeypatch)
+    add(monkeypatch, "OffByOne")
+    async with pair(config, tmp_path, "auto") as (a, b), decoding(b) as decode:
+        decode.attach(request(), await prefill(a, request()))
+        assert await decode.tokens() == (expected, "grpc")
+
+
+async def test_draft_pages_come_the_same_way(
+    config: EngineConfig,
+    expected: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    copies: list[str],
+) -> None:
+    pretend(monkeypatch)
+    add(monkeypatch, "MemoryBackend")
+    async with contextlib.AsyncExitStack() as stack:
+        start = stack.enter_async_context
+        a = await start(real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)))
+        known = f"static:{a.address}"
+        both = real_worker(config, Role.DECODE, Role.DRAFT, registry=known, pool_dir=str(tmp_path))
+        b = await start(both)
+        decode = await start(decoding(b))
+        decode.attach(request(), await prefill(a, request(), draft=True))
+        assert await decode.tokens() == (expected, "memory")
+        await b.idle()
+        await a.idle()
+        assert copies == [] and b.load.moved["memory"].pulls == 2
+
+
+async def test_a_pool_in_a_file_has_no_direct_way(
+    config: EngineConfig, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(monkeypatch, "MemoryBackend")
+    async with pair(config, tmp_path, "auto") as (a, b), decoding(b) as decode:
+        assert exports(a) == {"shm", "grpc"}
+        decode.attach(request(), await prefill(a, request()))
+        assert await decode.tokens() == (expected, "shm")
+
+
+async def test_what_each_pool_offers(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shared memory leads to no pool that is in no file; and nothing travels where nothing may."""
+    pretend(monkeypatch)
+    add(monkeypatch, "MemoryBackend")
+    async with real_worker(config, *Role, pool_dir=str(tmp_path)) as w:
+        assert exports(w) == {"memory", "grpc"} and w.engine._parts.ready.staged
+        assert len(list(tmp_path.iterdir())) == 2, "all roles: pages may leave and come"
+        pool = w.engine._parts.pools[0]
+        (rank,) = w.engine._parts.ready.pools["target"].ranks
+        assert rank.checksum == pool.checksum
+    async with real_worker(config, *Role, pool_dir=str(tmp_path), transfer="none") as w:
+        assert w.engine._parts.ready.pools == {} and w.engine._parts.ready.files == {}
+        assert list(tmp_path.iterdir()) == []
+
+
+def exports(worker: RealWorker) -> set[str]:
+    """The backends that reach a worker's target KV."""
+    (rank,) = worker.engine._parts.ready.pools["target"].ranks
+    return set(rank.exports)

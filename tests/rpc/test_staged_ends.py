@@ -1,0 +1,189 @@
+"""Pages on their way through staging when something ends: every slot goes back, and no answer is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from real_worker import decoding, prefill, real_worker, tiny_config
+from staged_rig import PROMPT, SLOTS, pair, pretend, request, slots_free, slots_left, until
+
+from eyas.common import replies, rpc
+from eyas.common.config import EngineConfig
+from eyas.common.errors import InvalidRequest, TransferFailed
+from eyas.common.types import Role
+from eyas.common.watch import TransferClient, WatchReady
+from eyas.engine.kv.staging import Staging
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def config(models: Path) -> EngineConfig:
+    return tiny_config(models)
+
+
+@pytest.fixture(autouse=True)
+def device_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Copies to staging wait while `shut`; `begun` counts them."""
+    copy, state = Staging._copy, SimpleNamespace(shut=False, begun=0)
+
+    def guarded(staging: Staging, source: Any, *rest: Any) -> int:
+        state.begun += source is staging._device
+        while state.shut and source is staging._device:
+            time.sleep(0.002)
+        return copy(staging, source, *rest)
+
+    monkeypatch.setattr(Staging, "_copy", guarded)
+    return state
+
+
+async def test_a_fetch_of_all_pages_brings_their_bytes_and_no_others(
+    config: EngineConfig, tmp_path: Path
+) -> None:
+    async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:
+        (handle,) = await prefill(a, request())
+        (secret,) = await prefill(a, request(1))
+        pages = handle.shards[0].pages
+        async with rpc.channel(a.address) as channel:
+            owner = TransferClient(channel, a.address)
+            updates = owner.watch(handle, 1)
+            assert await anext(updates) == WatchReady(len(PROMPT))
+            found = b"".join([chunk async for chunk in owner.fetch(handle, 1, pages)])
+            assert found == a.engine._parts.pools[0].tensor[list(pages)].numpy().tobytes()
+            foreign = next(page for page in secret.shards[0].pages if page not in pages)
+            with pytest.raises(InvalidRequest, match="does not name"):
+                await anext(owner.fetch(handle, 1, (foreign,)))
+            proof = b"".join([chunk async for chunk in owner.fetch_proof(handle, 128)])
+            assert proof == a.engine._parts.pools[0].pages[128].numpy().tobytes()
+            await updates.aclose()
+        await until(lambda: slots_left(a) == SLOTS)
+
+
+async def test_a_fetch_that_ends_early_gives_its_slots_back(
+    config: EngineConfig, tmp_path: Path, gate: SimpleNamespace
+) -> None:
+    """In the middle of its bytes, and before its first window is copied."""
+    async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:
+        (handle,) = await prefill(a, request())
+        async with rpc.channel(a.address) as channel:
+            owner = TransferClient(channel, a.address)
+            updates = owner.watch(handle, 1)
+            await anext(updates)
+            reading = owner.fetch(handle, 1, handle.shards[0].pages)
+            await anext(reading)
+            await reading.aclose()
+            await until(lambda: slots_left(a) == SLOTS)
+            gate.shut = True
+            begun = gate.begun
+            waiting = asyncio.ensure_future(anext(owner.fetch(handle, 1, handle.shards[0].pages)))
+            await until(lambda: gate.begun > begun)
+            assert slots_left(a) == 0, "two windows take all slots"
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await asyncio.sleep(0.2)
+            assert slots_left(a) == 0, "they are still written to"
+            gate.shut = False
+            await until(lambda: slots_left(a) == SLOTS)
+            assert not a.engine._parts.stager._held and not a.engine._parts.stager._waiting
+            await updates.aclose()
+
+
+async def test_pages_that_were_released_while_they_were_copied_are_not_sent(
+    config: EngineConfig, tmp_path: Path, gate: SimpleNamespace
+) -> None:
+    async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:
+        (handle,) = await prefill(a, request())
+        async with rpc.channel(a.address) as channel:
+            owner = TransferClient(channel, a.address)
+            updates = owner.watch(handle, 1)
+            await anext(updates)
+            gate.shut, begun = True, gate.begun
+            waiting = asyncio.ensure_future(anext(owner.fetch(handle, 1, handle.shards[0].pages)))
+            await until(lambda: gate.begun > begun)
+            assert await owner.release(handle, 1)
+            gate.shut = False
+            with pytest.raises(TransferFailed, match="no Watch of handle"):
+                await waiting
+            await until(lambda: slots_left(a) == SLOTS)
+            await updates.aclose()
+
+
+async def test_a_cancelled_request_frees_the_slots_of_both_ends(
+    config: EngineConfig, tmp_path: Path, gate: SimpleNamespace
+) -> None:
+    async with pair(config, tmp_path, "grpc") as (a, b), decoding(b) as decode:
+        handles = await prefill(a, request())
+        gate.shut = True
+        decode.attach(request(), handles)
+        await until(lambda: gate.begun > 0)
+        decode.session.cancel("r0")
+        gate.shut = False
+        await b.idle()
+        await a.idle()
+        await until(lambda: (slots_left(a), slots_free(b)) == (SLOTS, SLOTS))
+        tokens = await answer(decode, request(1), await prefill(a, request(1)))
+        assert len(tokens) == 12
+
+
+async def answer(decode: Any, made: Any, handles: Any) -> list[int]:
+    """The tokens of `made`, whatever else is told."""
+    decode.attach(made, handles)
+    tokens: list[int] = []
+    while True:
+        for entry in (await decode.next(replies.Step)).entries:
+            if entry.id == made.id:
+                tokens[entry.index :] = entry.tokens
+                if entry.finish is not None:
+                    return tokens
+
+
+async def test_an_owner_that_is_killed_in_the_middle_is_lost(
+    config: EngineConfig, models: Path, tmp_path: Path
+) -> None:
+    """Its second window is being copied; what came of the first one is worth nothing."""
+    for side in ("here", "there"):
+        (tmp_path / side).mkdir()
+    command = [sys.executable, str(HERE / "staged_rig.py"), str(models), str(tmp_path / "there")]
+    paths = os.pathsep.join([str(HERE.parent.parent), *sys.path[1:]])
+    env = {**os.environ, "PYTHONPATH": paths}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    try:
+        assert process.stdout
+        address = (await asyncio.to_thread(process.stdout.readline)).strip()
+        owner: Any = SimpleNamespace(address=address)
+        puller = {"registry": f"static:{address}", "pool_dir": str(tmp_path / "here")}
+        async with real_worker(config, Role.DECODE, **puller) as b, decoding(b) as decode:
+            decode.attach(request(), await prefill(owner, request()))
+            copier = b.engine._parts.copiers[0]
+            await until(lambda: any(landing.bytes for landing in copier._landings if not landing.job.proof))
+            assert slots_free(b) < SLOTS, "other windows still come"
+            process.send_signal(signal.SIGKILL)
+            lost = await decode.next(replies.Lost)
+            assert (lost.id, lost.attempt) == ("r0", 2)
+            decode.session.attach("r0", 3, (), ())
+            tokens, path = await decode.tokens()
+            assert len(tokens) == 12 and path == ""
+            await b.idle()
+            assert slots_free(b) == SLOTS and not copier._landings
+    finally:
+        process.kill()
+        process.communicate()

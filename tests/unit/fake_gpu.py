@@ -1,0 +1,139 @@
+"""A GPU's driver made of files in memory: real descriptors, real mappings, and the same rule of lifetime.
+
+Memory lives as long as a process has it mapped or has a descriptor of it, as a GPU's does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eyas.common.pool import Geometry
+from kv_transfer.area import Area, DeviceArea
+from kv_transfer.backends.base import Site
+from kv_transfer.backends.cuda_ipc import CudaIpcBackend
+from kv_transfer.gpu.driver import Allocation, Block, DriverError, Memory
+from kv_transfer.gpu.handover import Giver
+
+
+class FakeDriver:
+    """A `kv_transfer.gpu.driver.Driver`. `sees`: the GPUs whose memory it can read."""
+
+    def __init__(self, uuid: bytes = b"gpu-a", sees: tuple[bytes, ...] = (b"gpu-a", b"gpu-b")) -> None:
+        self.uuid = uuid
+        self._sees = sees
+        self._mapped: dict[int, mmap.mmap] = {}
+        self._descriptors: dict[int, int] = {}
+
+    @property
+    def mappings(self) -> int:
+        """How many memories are mapped now, own ones included."""
+        return len(self._mapped)
+
+    def obstacle(self, uuid: bytes) -> str:
+        return "" if uuid in self._sees else "this process does not see the peer's GPU"
+
+    def allocate(self, size: int) -> Memory:
+        descriptor = os.memfd_create("fake-gpu")
+        os.ftruncate(descriptor, size)
+        memory = self.map(descriptor, size)
+        self._descriptors[memory.address] = descriptor
+        return Memory(memory.address, size, handle=1)
+
+    def adopt(self, path: str) -> Memory:
+        """A file's bytes, as if they were this GPU's."""
+        descriptor = os.open(path, os.O_RDWR)
+        memory = self.map(descriptor, os.fstat(descriptor).st_size)
+        self._descriptors[memory.address] = descriptor
+        return Memory(memory.address, memory.size, handle=1)
+
+    def export(self, memory: Memory) -> int:
+        return os.dup(self._descriptors[memory.address])
+
+    def map(self, descriptor: int, size: int) -> Memory:
+        if os.fstat(descriptor).st_size < size:
+            raise DriverError("the descriptor is of less memory")
+        mapped = mmap.mmap(descriptor, size)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        self._mapped[address] = mapped
+        return Memory(address, size)
+
+    def unmap(self, memory: Memory) -> None:
+        self._mapped.pop(memory.address).close()
+        if memory.handle:
+            os.close(self._descriptors.pop(memory.address))
+
+    def copy(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            for row in range(block.rows):
+                source, target = (
+                    block.source + row * block.source_pitch,
+                    block.target + row * block.target_pitch,
+                )
+                ctypes.memmove(target, source, block.width)
+
+    def read(self, address: int, size: int) -> bytes:
+        return ctypes.string_at(address, size)
+
+
+GEOMETRY = Geometry(pages=40, page_size=4, layers=4, kv_heads=8, head_dim=4, dtype="float32")
+"""Pages of 4,096 bytes."""
+
+
+class FakePool:
+    """A pool on fake GPUs, of as many ranks as there are `drivers`, and its backend."""
+
+    def __init__(self, folder: str, *drivers: FakeDriver, geometry: Geometry = GEOMETRY) -> None:
+        self.drivers = drivers or (FakeDriver(),)
+        self.geometry = geometry
+        self.areas = tuple(self._area(folder, driver) for driver in self.drivers)
+        nowhere = Area(np.empty((1, 0), np.uint8))
+        self.backend = CudaIpcBackend(Site(nowhere, folder, wire=None, devices=self.areas))  # type: ignore[arg-type]
+
+    def _area(self, folder: str, driver: FakeDriver) -> DeviceArea:
+        pool = Allocation.new(driver, self.geometry.pool_bytes + self.geometry.page_bytes)
+        path = Path(folder) / f"eyas-{os.getpid()}-{secrets.token_hex(4)}-giver"
+        self.giver = Giver(path, pool.memory.size, pool.export)
+        return DeviceArea(pool.memory.address, self.geometry, pool, str(path))
+
+    @property
+    def driver(self) -> FakeDriver:
+        """That of the first rank."""
+        return self.drivers[0]
+
+    def pages(self, rank: int = 0) -> NDArray[np.uint8]:
+        """A copy of the bytes of all pages, uint8 [pages + 1, page bytes]."""
+        size = self.geometry.pool_bytes + self.geometry.page_bytes
+        data = self.drivers[rank].read(self.areas[rank].address, size)
+        return np.frombuffer(data, np.uint8).reshape(-1, self.geometry.page_bytes)
+
+    def fill(self, pages: NDArray[np.uint8], rank: int = 0) -> None:
+        """The pages get the bytes of `pages`, uint8 [pages + 1, page bytes]."""
+        ctypes.memmove(self.areas[rank].address, pages.tobytes(), pages.nbytes)
+
+
+class OnFakeGpu(CudaIpcBackend):
+    """The backend of a site's area, whose file is the memory of a fake GPU."""
+
+    def __init__(self, site: Site) -> None:
+        pages, page_bytes = site.area.pages.shape
+        small = Geometry(
+            pages=pages - 1, page_size=1, layers=1, kv_heads=1, head_dim=page_bytes // 8, dtype="float32"
+        )
+        driver = FakeDriver()
+        pool = Allocation(driver, driver.adopt(site.area.path))
+        path = Path(site.pool_dir) / f"eyas-{os.getpid()}-{secrets.token_hex(4)}-giver"
+        self._giver = Giver(path, pool.memory.size, pool.export)
+        area = DeviceArea(pool.memory.address, small, pool, str(path))
+        super().__init__(Site(site.area, site.pool_dir, site.wire, (area,)))
+
+    def close(self, deadline: float) -> bool:
+        self._giver.close()
+        return super().close(deadline)
