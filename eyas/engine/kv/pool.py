@@ -185,8 +185,8 @@ class KvPool:
 def _on_device(shape: PoolShape) -> tuple[torch.Tensor, Allocation | None]:
     """Zeros for all pages and the proof page; on a GPU, in memory that other processes can map."""
     size = (shape.pages + 1) * shape.page_bytes
-    if shape.device == "cpu":
-        return _as_pages(torch.zeros(size, dtype=torch.uint8), shape), None
+    if not shape.device.startswith("cuda"):
+        return _as_pages(torch.zeros(size, dtype=torch.uint8, device=shape.device), shape), None
     try:
         allocation = Allocation.new(CudaDriver(number_of(shape.device)), size)
     except DriverError as error:
