@@ -25,7 +25,7 @@ from eyas.common.config import (
 )
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import visible
-from kv_transfer.backends.table import NONE
+from kv_transfer.backends import table
 
 # The flags of a local cluster that not every layout has, and the layouts that have them.
 LAYOUTS_OF = {
@@ -41,6 +41,8 @@ TARGETS = ("ttft_target", "tpot_target")  # of the auto layout
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration from the engine's flags. Without --draft, only the embedded model has a head."""
+    if reason := table.missing(args.transfer):
+        raise ConfigError(f"--transfer: {reason}", param="transfer")
     draft = args.draft or (str(NANO_HEAD) if is_nano(args.model) else "none")
     return resolve_engine(
         args.device,
@@ -184,7 +186,7 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     _check_gpus(args, engine.device)
     if layout == "split":
         _check_split(args, engine)
-    if layout == "auto" and engine.transfer == NONE:
+    if layout == "auto" and engine.transfer == table.NONE:
         raise ConfigError("--transfer: none keeps pages where --layout auto moves them", param="transfer")
     ranks = engine.tensor_parallel_size
     named = {name: value for name in LAYOUTS_OF if (value := getattr(args, name)) is not None}
