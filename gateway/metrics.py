@@ -66,12 +66,10 @@ class GatewayMetrics:
             ["outcome"],
             registry=registry,
         )
-        self.responses = Counter(
-            "eyas_http_responses", "HTTP responses begun", ["path", "status"], registry=registry
-        )
-        self.running = Gauge(
-            "eyas_requests_running", "Calls admitted and not yet answered", registry=registry
-        )
+        labels = ["path", "status"]
+        self.responses = Counter("eyas_http_responses", "HTTP responses begun", labels, registry=registry)
+        text = "Calls admitted and not yet answered"
+        self.running = Gauge("eyas_requests_running", text, registry=registry)
         self.finished = Counter(
             "eyas_request_finished", "Choices by finish reason", ["reason"], registry=registry
         )
