@@ -25,7 +25,7 @@ from tests.gpu.pair_rig import Served, Setting, Variant, add_setting, make_setti
 from tests.gpu.pair_runs import Run
 from tests.gpu.pair_workloads import SEED, WORKLOADS, Workload, jobs, small
 
-WARM_UP, WARM_UP_PROMPT, WARM_UP_ANSWER = 16, 600, 16
+WARM_UP, WARM_UP_PROMPT, WARM_UP_ANSWER = 8, 300, 16
 WARM_UP_S = 60.0
 SETTLE_S = 0.5  # until what the case before gave up is forgotten
 HEAD = (
