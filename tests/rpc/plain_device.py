@@ -6,6 +6,7 @@ import ctypes
 import zlib
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from eyas.common.errors import ConfigError
@@ -24,9 +25,9 @@ class Neighbour(Source):
 
 def pages_of(device: DeviceArea) -> Pages:
     """The pool and its proof page, where they lie."""
-    size = (device.count + 1) * device.page_bytes
-    memory = (ctypes.c_uint8 * size).from_address(device.address)
-    return np.frombuffer(memory, np.uint8).reshape(device.count + 1, device.page_bytes)
+    geometry = device.geometry
+    memory = (ctypes.c_uint8 * (geometry.pool_bytes + geometry.page_bytes)).from_address(device.address)
+    return np.frombuffer(memory, np.uint8).reshape(geometry.pages + 1, geometry.page_bytes)
 
 
 class MemoryBackend(BlockingBackend):
@@ -36,30 +37,32 @@ class MemoryBackend(BlockingBackend):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.area)
-        self._device = site.device
+        self._devices = site.devices
 
-    def export(self) -> Export | None:
-        if self._device is None:
+    def export(self, rank: int = 0) -> Export | None:
+        if not self._devices:
             return None
-        return {"address": str(self._device.address).encode(), "count": str(self._device.count).encode()}
+        device = self._devices[rank]
+        return {"address": str(device.address).encode(), "pages": str(device.geometry.pages).encode()}
 
     def open(self, export: Export) -> Source:
-        if self._device is None:
+        if not self._devices:
             raise ConfigError("this worker's pool is not a device's")
-        address, count = (int(export[field]) for field in ("address", "count"))
-        return Neighbour(pages_of(DeviceArea(address, self._device.page_bytes, count, ordinal=0)))
+        address, pages = (int(export[field]) for field in ("address", "pages"))
+        geometry = msgspec.structs.replace(self._devices[0].geometry, pages=pages)
+        return Neighbour(pages_of(DeviceArea(address, geometry)))
 
     def copy(self, source: Source, job: Copy) -> int:
-        assert isinstance(source, Neighbour) and self._device is not None
-        return copy_pages(job, source.pages, pages_of(self._device))
+        assert isinstance(source, Neighbour)
+        return copy_pages(job, source.pages, pages_of(self._devices[0]))
 
-    def checksum(self, page: int) -> int:
-        assert self._device is not None
-        return zlib.crc32(pages_of(self._device)[page].data)
+    def checksum(self, source: Source, proof: Copy) -> int:
+        return zlib.crc32(pages_of(self._devices[0])[proof.dst_pages[0]].data)
 
 
 class OffByOne(MemoryBackend):
-    """Brings the wrong page, and does not know it."""
+    """Brings the page before the one that is asked for, and does not know it."""
 
-    def checksum(self, page: int) -> int:
-        return super().checksum(page - 1)
+    def copy(self, source: Source, job: Copy) -> int:
+        assert isinstance(source, Neighbour)
+        return super().copy(Neighbour(np.roll(source.pages, 1, axis=0)), job)
