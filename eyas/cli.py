@@ -13,11 +13,18 @@ from pathlib import Path
 from typing import NoReturn
 
 import eyas
-from eyas import flags
+from eyas import flags, layout_flags
 from eyas.bench.flags import add_bench
 from eyas.commands import INTERRUPTED, USAGE_ERROR, Parser
 from eyas.common.errors import ConfigError, EyasError
-from eyas.configuration import client_key, gateway_config, own_config, serve_config, worker_config
+from eyas.configuration import (
+    client_key,
+    gateway_alone,
+    gateway_config,
+    own_config,
+    serve_config,
+    worker_config,
+)
 from eyas.evals.flags import add_eval
 from eyas.planning.flags import add_plan
 
@@ -51,18 +58,22 @@ def _parser() -> Parser:
 
     serve = command("serve", _serve, "start a local cluster and its gateway")
     flags.add_gateway(serve)
-    flags.add_layout(serve)
+    layout_flags.add_layout(serve)
+    layout_flags.add_targets(serve)
     flags.add_engine(serve)
     worker = command("worker", _worker, "start one worker: a gRPC front and its engine")
     flags.add_worker(worker)
     flags.add_engine(worker)
-    flags.add_gateway_alone(command("gateway", _gateway, "start a gateway for workers that run already"))
+    gateway = command("gateway", _gateway, "start a gateway for workers that run already")
+    flags.add_gateway_alone(gateway)
+    layout_flags.add_gateway_layout(gateway)
+    layout_flags.add_targets(gateway)
     flags.add_chat(command("chat", _chat, "talk to a running gateway"))
     doctor = "look at a running cluster through its gateway: 0 if all is well"
     flags.add_server(command("doctor", _doctor, doctor))
     add_plan(command("plan", _plan, "how many workers a load needs, and whether splitting them pays"))
     demo = command("demo", _demo, "start split services, stream one answer, show figures, stop")
-    flags.add_layout(demo)
+    layout_flags.add_layout(demo)
     flags.add_engine(demo)
     add_bench(command("bench", None, "measure a server, an engine or its kernels"))
     flags.add_train(command("train", _train, "train a model"))
@@ -118,7 +129,7 @@ def _gateway(args: argparse.Namespace) -> int:
 
     if args.supervised:
         die_with_parent()
-    config = gateway_config(args, args.registry)
+    config = gateway_alone(args)
     check_model(config.model, "dummy")  # the gateway reads the tokenizer, never the weights
     run_gateway(config)
     return 0

@@ -24,20 +24,25 @@ from eyas.common.config import (
     resolve_engine,
 )
 from eyas.common.errors import ConfigError
+from eyas.common.gpus import visible
+from kv_transfer.backends import table
 
-# The flags that only one layout has.
-LAYOUT_OF = {
-    "prefill": "split",
-    "decode": "split",
-    "draft_workers": "split",
-    "prefill_tp": "split",
-    "decode_tp": "split",
-    "workers": "unified",
+# The flags of a local cluster that not every layout has, and the layouts that have them.
+LAYOUTS_OF = {
+    "prefill": ("split",),
+    "decode": ("split",),
+    "draft_workers": ("split",),
+    "prefill_tp": ("split",),
+    "decode_tp": ("split",),
+    "workers": ("unified", "auto"),
 }
+TARGETS = ("ttft_target", "tpot_target")  # of the auto layout
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration from the engine's flags. Without --draft, only the embedded model has a head."""
+    if reason := table.missing(args.transfer):
+        raise ConfigError(f"--transfer: {reason}", param="transfer")
     draft = args.draft or (str(NANO_HEAD) if is_nano(args.model) else "none")
     return resolve_engine(
         args.device,
@@ -59,6 +64,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         cuda_graph_bs=args.cuda_graph_bs,
         overlap_schedule=False if args.disable_overlap_schedule else None,
         lease_s=args.lease_s,
+        host_cache_gb=args.host_cache_gb,
         transfer=args.transfer,
         log_format=args.log_format,
         speculation=_speculation_config(args),
@@ -116,7 +122,11 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
 
 
 def gateway_config(args: argparse.Namespace, registry: str = "static:") -> GatewayConfig:
-    """The configuration from the gateway's flags, with the members of `registry`."""
+    """The configuration from the gateway's flags, with the members of `registry`.
+
+    `serve_config` says later which layout a local cluster has.
+    """
+    targets = {name: value for name in TARGETS if (value := getattr(args, name)) is not None}
     return GatewayConfig(
         host=args.host,
         port=args.port,
@@ -128,7 +138,26 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         cors_origins=args.cors_origin,
         drain_s=args.drain_s,
         log_format=args.log_format,
+        **targets,
     )
+
+
+def gateway_alone(args: argparse.Namespace) -> GatewayConfig:
+    """The configuration of `eyas gateway`. Raises ConfigError for targets without the auto layout."""
+    _check_targets(args, args.layout)
+    return dataclasses.replace(gateway_config(args, args.registry), layout=args.layout)
+
+
+def _check_targets(args: argparse.Namespace, layout: str) -> None:
+    for name in TARGETS:
+        if getattr(args, name, None) is not None and layout != "auto":
+            raise _misplaced(name, ("auto",), layout)
+
+
+def _misplaced(name: str, needed: tuple[str, ...], layout: str) -> ConfigError:
+    flag = name.replace("_", "-")
+    text = f"--{flag}: needs --layout {' or '.join(needed)}, and this one is {layout}"
+    return ConfigError(text, param=flag)
 
 
 def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
@@ -151,22 +180,46 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     Raises ConfigError for a flag that belongs to the other layout, or that the layout's device cannot do.
     """
     engine = engine_config(args)
-    layout = args.layout or ("split" if engine.device == "cpu" else "unified")
+    layout, workers = usual_layout(args)
     _check_layout(args, layout)
+    _check_targets(args, layout)
     _check_gpus(args, engine.device)
     if layout == "split":
         _check_split(args, engine)
+    if layout == "auto" and engine.transfer == table.NONE:
+        raise ConfigError("--transfer: none keeps pages where --layout auto moves them", param="transfer")
     ranks = engine.tensor_parallel_size
-    named = {name: value for name in LAYOUT_OF if (value := getattr(args, name)) is not None}
-    counts = {"prefill_tp": ranks, "decode_tp": ranks} | named
+    named = {name: value for name in LAYOUTS_OF if (value := getattr(args, name)) is not None}
+    counts = {"prefill_tp": ranks, "decode_tp": ranks, "workers": workers} | named
     return ServeConfig(gateway=gateway, engine=engine, layout=layout, gpus=args.gpus, **counts)
 
 
+def usual_layout(args: argparse.Namespace) -> tuple[str, int]:
+    """The layout, asked for or usual, and how many workers it has, but for a flag that says otherwise.
+
+    Raises ConfigError for the auto layout of workers whose steps are not measured.
+    """
+    ranks = args.tensor_parallel_size
+    if args.layout == "auto" and ranks > 1:
+        flag = "tensor-parallel-size"
+        text = "workers of --layout auto have one GPU each; those of unified and split may share a model"
+        raise ConfigError(f"--{flag}: {text}", param=flag)
+    if args.layout not in (None, "auto"):
+        return args.layout, ServeConfig.workers
+    if args.device == "cpu":
+        return ("split", ServeConfig.workers) if args.layout is None else ("auto", 2)
+    if ranks > 1 or args.workers == 1:
+        return args.layout or "unified", ServeConfig.workers
+    gpus = args.gpus or range(visible() if args.device == "cuda" else 1)
+    if args.layout is None and len(set(gpus)) < 2:
+        return "unified", ServeConfig.workers
+    return "auto", max(len(gpus), 1)
+
+
 def _check_layout(args: argparse.Namespace, layout: str) -> None:
-    for name, needed in LAYOUT_OF.items():
-        if getattr(args, name) is not None and needed != layout:
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag}: needs --layout {needed}, and this one is {layout}", param=flag)
+    for name, needed in LAYOUTS_OF.items():
+        if getattr(args, name) is not None and layout not in needed:
+            raise _misplaced(name, needed, layout)
 
 
 def _check_gpus(args: argparse.Namespace, device: str) -> None:

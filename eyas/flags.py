@@ -7,6 +7,7 @@ has that name too. What flags mean together is decided in `eyas.configuration`.
 from __future__ import annotations
 
 import argparse
+import math
 from urllib.parse import urlsplit
 
 from eyas.common import api_keys
@@ -112,6 +113,14 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"seconds for which offered KV pages are kept without a sign of life ({engine.lease_s:g})",
     )
+    add(
+        "--host-cache-gb",
+        type=amount,
+        default=engine.host_cache_gb,
+        metavar="N",
+        help="GiB of host memory, per worker, for KV pages that the prefix cache evicts "
+        f"({engine.host_cache_gb:g}: none)",
+    )
     add("--transfer", default=engine.transfer, choices=[AUTO, *BACKENDS, NONE], help="how KV moves (auto)")
 
 
@@ -193,28 +202,6 @@ def _either(field: str) -> str:
 
 
 # --- processes -----------------------------------------------------------------------------------------
-
-
-def add_layout(parser: argparse.ArgumentParser) -> None:
-    """The flags of a local cluster: which workers it has."""
-    add = parser.add_argument_group("layout").add_argument
-    add("--layout", choices=["unified", "split"], help="(split on cpu, unified on a GPU)")
-    for name, what in (
-        ("prefill", "prefill workers"),
-        ("decode", "decode workers"),
-        ("draft-workers", "draft workers, on CPUs: a GPU drafts where it decodes"),
-        ("workers", "workers of the unified layout"),
-    ):
-        add(f"--{name}", type=positive, metavar="N", help=f"{what} (1)")
-    add("--prefill-tp", type=positive, metavar="N", help="GPUs per prefill worker (--tp)")
-    add("--decode-tp", type=positive, metavar="N", help="GPUs per decode worker (--tp)")
-    add(
-        "--gpus",
-        type=numbers,
-        default=ServeConfig.gpus,
-        metavar="N,...",
-        help="the workers' GPUs in order, prefill first (0,1,...); one named twice is shared",
-    )
 
 
 def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeConfig.gateway) -> None:
@@ -316,6 +303,17 @@ def whole(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
+
+
+def amount(text: str) -> float:
+    """A finite number, 0 or above."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or above")
+    return value
 
 
 def fraction(text: str) -> float:

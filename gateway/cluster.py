@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from functools import partial
 
 import msgspec
 
@@ -17,6 +17,7 @@ from eyas.common import rpc
 from eyas.common.clients import DecodeSessionClient, PrefillClient
 from eyas.common.discovery import Registry
 from eyas.common.types import Role, WorkerInfo
+from gateway.ledger import Ledger, Stake, UnderWay
 from gateway.prefixes import Prefix, PrefixIndex
 from gateway.router import Candidate
 from gateway.sessions import Session
@@ -40,7 +41,7 @@ class Cluster:
         self._registry = registry
         self._channels = rpc.Channels()
         self._sessions: dict[str, Session] = {}
-        self._in_flight: Counter[str] = Counter()  # sequences, by worker
+        self._ledger = Ledger()
         self._sent = PrefixIndex()
         self._known_at: dict[str, float] = {}  # by worker with a channel, monotonic seconds
         self._fingerprint = ""
@@ -72,9 +73,11 @@ class Cluster:
         return [
             Candidate(
                 info,
-                in_flight=self._in_flight[info.worker],
+                in_flight=self._ledger.now(info.worker).total,
                 connected=self._connected(info.worker),
                 cached=self._sent.matched((info.worker, info.epoch), prefix),
+                under_way=self._ledger.now(info.worker),
+                reported=self._ledger.at_report(info),
             )
             for info in self.workers()
         ]
@@ -84,11 +87,17 @@ class Cluster:
         infos = [info for info in self._registry.returning() if info.starting or self._is_ours(info)]
         return [Candidate(msgspec.structs.replace(info, serving=True)) for info in infos]
 
-    def sent(self, worker: str, prefix: Prefix) -> None:
-        """Notes that `worker` gets a prompt with this prefix, which it will then have in its cache."""
+    def sends(self, worker: str, prompt: int, prefix: Prefix) -> int:
+        """Notes that `worker` gets a prompt of so many tokens, and its cache this prefix.
+
+        Returns how many of the tokens it should not have yet.
+        """
+        missing = prompt
         for info in self.workers():
             if info.worker == worker:
+                missing = prompt - self._sent.matched((worker, info.epoch), prefix)
                 self._sent.add((worker, info.epoch), prefix)
+        return missing
 
     def session(self, worker: str) -> Session:
         """The open or reconnecting session of a decode worker among `workers`."""
@@ -98,13 +107,12 @@ class Cluster:
         """A client over the shared channel to `worker`."""
         return PrefillClient(self._channels.get(worker))
 
-    def occupy(self, worker: str, sequences: int) -> None:
-        """Counts a leg that starts on `worker`; its owner calls `vacate` with the same number at its end."""
-        self._in_flight[worker] += sequences
+    def occupy(self, worker: str, part: UnderWay) -> Stake:
+        """Counts a leg that starts on `worker`, at once, so that the next request is routed with it in mind.
 
-    def vacate(self, worker: str, sequences: int) -> None:
-        """Takes back what one `occupy` has counted."""
-        self._in_flight[worker] -= sequences
+        Its owner closes the stake at the leg's end.
+        """
+        return Stake(partial(self._ledger.add, worker), part)
 
     def _connected(self, worker: str) -> bool:
         return worker in self._sessions and self._sessions[worker].connected
@@ -135,6 +143,7 @@ class Cluster:
         while True:
             await asyncio.sleep(FOLLOW_S)
             self._open_sessions()
+            self.candidates()  # notes what is under way at each new report
             await self._retire(time.monotonic())
 
     def _open_sessions(self) -> None:
@@ -150,11 +159,12 @@ class Cluster:
         """Closes the channels of workers that are gone for good, so that memory does not grow."""
         known = {info.worker for info in self._registry.workers()}
         for worker in list(self._channels):
-            in_use = worker in known or self._connected(worker) or self._in_flight[worker] > 0
+            in_use = worker in known or self._connected(worker) or self._ledger.now(worker).total > 0
             if in_use or worker not in self._known_at:
                 self._known_at[worker] = now
             elif now - self._known_at[worker] > RETIRE_S:
-                del self._known_at[worker], self._in_flight[worker]
+                del self._known_at[worker]
+                self._ledger.forget(worker)
                 if session := self._sessions.pop(worker, None):
                     await session.aclose()
                 await self._channels.drop(worker)

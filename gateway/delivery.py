@@ -7,15 +7,48 @@ This file knows output indices and buffer sizes; it refuses to know who sent an 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 
 from eyas.common.errors import Cancelled, EyasError
-from eyas.common.types import Choice, Entry
+from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Timings
 
 MAX_BUFFERED_STEPS = 1024  # engine steps by which a client may lag behind
+
+
+class Pace:
+    """When the tokens of a request came. Times are monotonic seconds; it begins when it is made.
+
+    `steps`: entries with new tokens, over all choices; `tokens`: what they had.
+    """
+
+    def __init__(self, choices: int) -> None:
+        self.steps = 0
+        self.tokens = 0
+        self._choices = choices
+        self._began = self._first = self._last = time.monotonic()
+
+    def came(self, tokens: int) -> None:
+        """So many new tokens of a choice came now."""
+        self._last = time.monotonic()
+        if not self.steps:
+            self._first = self._last
+        self.steps += 1
+        self.tokens += tokens
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds to the first token; None: there was none."""
+        return self._first - self._began if self.steps else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per token after the first, of one choice in the mean; None: there was none."""
+        later = self.tokens / self._choices - 1
+        return (self._last - self._first) / later if later > 0 else None
 
 
 class Delivery:
@@ -26,6 +59,7 @@ class Delivery:
 
     def __init__(self, choices: Sequence[Choice], limit: int = MAX_BUFFERED_STEPS) -> None:
         self._outputs: dict[int, list[int]] = {c.index: list(c.output_ids) for c in choices}
+        self.pace = Pace(len(choices))
         self._open = set(self._outputs)
         self._steps = limit
         self._limit = limit * max(1, len(choices))  # a step has one entry per choice
@@ -85,6 +119,8 @@ class Delivery:
             self.end(Cancelled(f"the client reads too slowly: {self._steps} steps were waiting for it"))
             return
         output.extend(entry.tokens)
+        if entry.tokens:
+            self.pace.came(len(entry.tokens))
         self._prompt_delivered |= entry.prompt is not None
         if entry.finish is not None:
             self._open.discard(entry.choice)
@@ -131,3 +167,21 @@ def _without_first(entry: Entry, known: int) -> Entry:
 def _without_news(entry: Entry) -> Entry:
     """`entry` with its timings and the prompt's log-probabilities only."""
     return msgspec.structs.replace(entry, tokens=(), logprobs=(), finish=None, accepted=0, offered=0)
+
+
+def first_entry(
+    request: GenerationRequest, attempt: int, first: FirstToken, timings: Timings | None
+) -> Entry:
+    """Token 0 of a choice, as prefill gave it: no token if the request wants none."""
+    wanted = request.params.max_tokens
+    return Entry(
+        id=request.id,
+        attempt=attempt,
+        choice=first.choice,
+        index=0,
+        tokens=(first.token,)[:wanted],
+        logprobs=() if first.logprob is None else (first.logprob,)[:wanted],
+        finish=first.finish,
+        timings=timings,
+        prompt=first.prompt,
+    )

@@ -15,23 +15,25 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from functools import partial
 
 import msgspec
 
-from eyas.common.errors import Cancelled, DeadlineExceeded, EyasError, Overloaded, Unavailable
+from eyas.common.errors import DeadlineExceeded, EyasError, Unavailable
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected
 from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Role, Timings, WorkerInfo
 from gateway import router
 from gateway.admission import is_synthetic
 from gateway.backend import BackendHealth, GenerationBackend, GenerationStream
 from gateway.cluster import Cluster
-from gateway.delivery import Delivery
+from gateway.delivery import Delivery, first_entry
+from gateway.layouts import RequestLayout, StaticLayout
 from gateway.legs import DecodeLeg, Draining, Ended, LegEvent, LegOwner, PrefillLeg
 from gateway.prefixes import prefix_of
-from gateway.router import Candidate
+from gateway.retries import Retries
+from gateway.router import Candidate, RequestRoute
 from gateway.search import Search
 
-MAX_RETRIES = 4  # in a row, with no token delivered between them
 RETRY_PAUSE_S = 0.3
 SYNTHETIC = "answers mean nothing: drafts are accepted by chance (--rejection-sample-method synthetic)"
 
@@ -39,14 +41,16 @@ _log = logging.getLogger("eyas.gateway")
 
 
 class ClusterBackend(GenerationBackend):
-    """Turns requests into tokens on the workers of a cluster, which stays its owner's."""
+    """Turns requests into tokens on the workers of a cluster, which stays its owner's, as `layout` is."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, layout: RequestLayout | None = None) -> None:
+        """`layout`: where requests begin; None: by the workers' roles."""
         self._cluster = cluster
+        self._layout = layout or StaticLayout()
 
     async def start(self, request: GenerationRequest) -> ClusterGeneration:
         """The generation, admitted by every leg. Raises EyasError (Overloaded, ...) and leaves no leg."""
-        generation = ClusterGeneration(self._cluster, request)
+        generation = ClusterGeneration(self._cluster, request, self._layout)
         await generation.admit()
         return generation
 
@@ -70,8 +74,10 @@ class ClusterGeneration(GenerationStream, LegOwner):
     attempts are dropped, and so are those of replaced legs.
     """
 
-    def __init__(self, cluster: Cluster, request: GenerationRequest) -> None:
+    def __init__(self, cluster: Cluster, request: GenerationRequest, layout: RequestLayout) -> None:
         self._cluster = cluster
+        self._layout = layout
+        self._route: RequestRoute | None = None
         self._request = request
         self._prefix = prefix_of(request.prompt_ids)
         self._search = Search(cluster, self._prefix, self._pause, lambda: not self._delivery.over)
@@ -89,8 +95,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
             False  # some choice was cancelled or ended at prefill, which decode does not know
         )
         self._avoid: set[str] = set()
-        self._retries = MAX_RETRIES
-        self._tokens_at_retry = 0
+        self._retries = Retries()
 
     # --- the reader's side ---
 
@@ -129,12 +134,14 @@ class ClusterGeneration(GenerationStream, LegOwner):
         """Starts the legs and returns once every worker has queued the request. Leaves no leg on an error."""
         try:
             async with self._in_time():
-                route = await self._search.find(router.route)
+                prompt = len(self._request.prompt_ids)
+                route = await self._search.find(partial(self._layout.route, prompt))
                 assert route is not None  # no choice has ended yet
-                self._attempt = 1
-                self._start_decode(route.decode, attach=route.prefill is not None)
+                self._attempt, self._route = 1, route
+                missing = self._start_decode(route.decode, attach=route.prefill is not None)
                 if route.prefill is not None:
-                    self._start_prefill(route.prefill)
+                    missing = self._start_prefill(route.prefill)
+                self._layout.placed(route, prompt, missing)
                 while not self._is_admitted():
                     await self._next_event()
         except BaseException:
@@ -157,6 +164,8 @@ class ClusterGeneration(GenerationStream, LegOwner):
         finally:
             self._release()
             self._delivery.end(error)
+            if self._route is not None:
+                self._layout.ended(self._route, self._delivery.pace)
 
     async def _next_event(self) -> None:
         leg, event = await self._inbox.get()
@@ -196,20 +205,28 @@ class ClusterGeneration(GenerationStream, LegOwner):
 
     # --- legs ---
 
-    def _start_decode(self, worker: str, attach: bool) -> None:
-        """Submits the unfinished choices: they wait for the prompt's pages, or go on from their tokens."""
+    def _start_decode(self, worker: str, attach: bool) -> int:
+        """Submits the unfinished choices: they wait for the prompt's pages, or go on from their tokens.
+
+        Returns how many of the prompt's tokens the worker should lack; so does `_start_prefill`.
+        """
         choices = self._delivery.unfinished()
         if attach:
             choices = tuple(Choice(choice.index) for choice in choices)
         self._decode = DecodeLeg(self._cluster, worker, self._attempt, self)
-        self._decode.submit(self._rest_of_request(choices), attach)
-        self._cluster.sent(worker, self._prefix)
+        missing = self._sends(worker)
+        self._decode.submit(self._rest_of_request(choices), attach, missing)
+        return missing
 
-    def _start_prefill(self, worker: str) -> None:
+    def _start_prefill(self, worker: str) -> int:
         offer_draft = self._request.speculative and router.wants_draft(self._cluster.candidates())
         self._prefill = PrefillLeg(self._cluster, worker, self)
-        self._prefill.submit(self._rest_of_request(self._delivery.unfinished()), self._attempt, offer_draft)
-        self._cluster.sent(worker, self._prefix)
+        rest, missing = self._rest_of_request(self._delivery.unfinished()), self._sends(worker)
+        self._prefill.submit(rest, self._attempt, offer_draft, missing)
+        return missing
+
+    def _sends(self, worker: str) -> int:
+        return self._cluster.sends(worker, len(self._request.prompt_ids), self._prefix)
 
     def _attach(self) -> None:
         """Tells decode where the prompt's pages are, once they exist and it has admitted the request."""
@@ -266,22 +283,10 @@ class ClusterGeneration(GenerationStream, LegOwner):
             self._nudge()
 
     def _deliver_first(self, choices: tuple[FirstToken, ...], timings: Timings) -> None:
-        wanted = self._request.params.max_tokens
         for position, first in enumerate(choices):
             self._ended_elsewhere |= first.finish is not None
-            self._delivery.push(
-                Entry(
-                    id=self._request.id,
-                    attempt=self._attempt,
-                    choice=first.choice,
-                    index=0,
-                    tokens=(first.token,)[:wanted],
-                    logprobs=() if first.logprob is None else (first.logprob,)[:wanted],
-                    finish=first.finish,
-                    timings=timings if position == 0 else None,
-                    prompt=first.prompt,
-                )
-            )
+            told = timings if position == 0 else None
+            self._delivery.push(first_entry(self._request, self._attempt, first, told))
 
     def _nudge(self) -> None:
         """Makes the driver check whether the delivery is over."""
@@ -315,8 +320,9 @@ class ClusterGeneration(GenerationStream, LegOwner):
         """Tries another prefill worker under a new attempt; without one decode computes the prompt."""
         self._attempt += 1
         self._drop_prefill()
-        found = router.choose_prefill(self._cluster.candidates(self._prefix), self._avoid)
-        if found is not None and found.info.worker not in self._avoid:
+        avoid = self._avoid if self._decode is None else {*self._avoid, self._decode.worker}
+        found = router.choose_prefill(self._cluster.candidates(self._prefix), avoid)
+        if found is not None and found.info.worker not in avoid:
             self._start_prefill(found.info.worker)
         else:
             self._attach()
@@ -338,7 +344,8 @@ class ClusterGeneration(GenerationStream, LegOwner):
         if worker is None:
             return
         self._attempt += 1
-        attach = self._prefill is not None and not self._decode_spoke
+        prefill = None if self._decode_spoke else self._prefill
+        attach = prefill is not None and prefill.worker != worker  # that one has the pages in its cache
         if not attach:
             self._drop_prefill()
         _log.info("request %s goes on at %s (attempt %d)", self._request.id, worker, self._attempt)
@@ -373,18 +380,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
                     await self._next_event()
 
     def _spend_retry(self, error: EyasError) -> None:
-        """Raises `error` if trying again cannot help, or if too many tries in a row brought no token.
-
-        Once admitted, a request is never refused for load: it tries again until its deadline.
-        """
-        temporary = isinstance(error, Unavailable | Cancelled)
-        if isinstance(error, Overloaded) and self._driver is not None:
-            return
-        if self._delivery.tokens > self._tokens_at_retry:
-            self._tokens_at_retry, self._retries = self._delivery.tokens, MAX_RETRIES
-        if not temporary or self._retries == 0:
-            raise error
-        self._retries -= 1
+        self._retries.spend(error, self._delivery.tokens, admitted=self._driver is not None)
 
     @contextlib.asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:

@@ -14,9 +14,10 @@ import msgspec
 
 from eyas.common.clients import PrefillEvent, Reply
 from eyas.common.errors import EyasError, Unavailable
-from eyas.common.replies import Admitted, PrefillStarted
+from eyas.common.replies import Admitted, PrefillDone, PrefillStarted
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle
 from gateway.cluster import Cluster
+from gateway.ledger import Stake, UnderWay
 from gateway.sessions import Listener
 
 _log = logging.getLogger("eyas.gateway")
@@ -59,18 +60,19 @@ class DecodeLeg(Listener):
         self.admitted = False
         self.waits = False
         self._id = ""
-        self._sequences = 0
+        self._stake: Stake | None = None
         self._cluster = cluster
         self._session = cluster.session(worker)
         self._owner = owner
 
-    def submit(self, request: GenerationRequest, attach: bool) -> None:
-        """Queues the request on the worker; `attach`: it shall wait for pages. Raises Unavailable if the
-        worker is not connected.
+    def submit(self, request: GenerationRequest, attach: bool, missing: int) -> None:
+        """Queues the request on the worker; `attach`: it shall wait for pages, else it computes the `missing`
+        tokens of the prompt. Raises Unavailable if the worker is not connected.
         """
         self._session.submit(request, attach, self)
-        self._sequences = len(request.choices)
-        self._cluster.occupy(self.worker, self._sequences)
+        count, prompt = len(request.choices), len(request.prompt_ids)
+        queued = 0 if attach else missing
+        self._stake = self._cluster.occupy(self.worker, UnderWay(count, count * prompt, queued=queued))
         self._id, self.waits = request.id, attach
 
     def attach(
@@ -91,10 +93,13 @@ class DecodeLeg(Listener):
         if cancel:
             self._session.cancel(self._id)
         self._session.forget(self._id)
-        self._cluster.vacate(self.worker, self._sequences)
+        assert self._stake is not None
+        self._stake.close()
         self._id = ""
 
     def on_entry(self, entry: Entry) -> None:
+        if self._stake is not None:
+            self._stake.computed()
         self._owner.on_entry(self, entry)
 
     def on_reply(self, reply: Reply) -> None:
@@ -120,18 +125,22 @@ class PrefillLeg:
         self._owner = owner
         self._task: asyncio.Task[None] | None = None
 
-    def submit(self, request: GenerationRequest, attempt: int, offer_draft: bool) -> None:
-        """Starts the call. `offer_draft`: the worker shall offer draft KV too."""
-        self._cluster.occupy(self.worker, 1)  # at once, so that the router counts it for the next request
-        self._task = asyncio.create_task(self._follow(request, attempt, offer_draft))
-        self._task.add_done_callback(lambda _: self._cluster.vacate(self.worker, 1))
+    def submit(self, request: GenerationRequest, attempt: int, offer_draft: bool, missing: int) -> None:
+        """Starts the call. `offer_draft`: the worker shall offer draft KV too. `missing`: tokens that it has
+        to compute.
+        """
+        stake = self._cluster.occupy(self.worker, UnderWay(prompts=1, queued=missing))
+        self._task = asyncio.create_task(self._follow(request, attempt, offer_draft, stake))
+        self._task.add_done_callback(lambda _: stake.close())
 
     def close(self) -> None:
         """Ends the call if it still runs. Idempotent."""
         if self._task is not None:
             self._task.cancel()
 
-    async def _follow(self, request: GenerationRequest, attempt: int, offer_draft: bool) -> None:
+    async def _follow(
+        self, request: GenerationRequest, attempt: int, offer_draft: bool, stake: Stake
+    ) -> None:
         """Reports the call's events and its end. It reads the whole stream: leaving early would cancel it."""
         client = self._cluster.prefill_client(self.worker)
         error: EyasError = Unavailable(f"worker {self.worker} ended the prefill")
@@ -142,6 +151,8 @@ class PrefillLeg:
                         self.admitted = True
                     case PrefillStarted(handles=handles):
                         self.admitted, self.handles = True, handles
+                    case PrefillDone():
+                        stake.computed()
                 self._owner.on_event(self, event)
         except EyasError as caught:
             error = caught

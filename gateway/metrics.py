@@ -17,6 +17,7 @@ from gateway.text import RequestTrace, TextDelta, UsageCounts
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 _SYNTHETIC = "1 while drafts are accepted by chance (benchmarks)"
+_RATIOS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 _LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0)
 
 
@@ -81,6 +82,33 @@ class GatewayMetrics:
             "What a call waited for: queue, prefill, transfer, first_decode",
             ["stage"],
             buckets=_SECONDS,
+            registry=registry,
+        )
+
+        self.placements = Counter(
+            "eyas_placements",
+            "Requests of the auto layout: prompt and answer together, apart, or by_roles (nothing predicted)",
+            ["placement"],
+            registry=registry,
+        )
+        self.preference = Gauge(
+            "eyas_worker_preference",
+            "1 for what the auto layout gives a worker: any, prefill, decode",
+            ["worker", "preference"],
+            registry=registry,
+        )
+        self.ttft_ratio = Histogram(
+            "eyas_ttft_to_predicted",
+            "Time to first token over the prediction of the auto layout",
+            ["placement"],
+            buckets=_RATIOS,
+            registry=registry,
+        )
+        self.tpot_ratio = Histogram(
+            "eyas_tpot_to_predicted",
+            "Time per later token over the prediction of the auto layout",
+            ["placement"],
+            buckets=_RATIOS,
             registry=registry,
         )
 

@@ -7,6 +7,7 @@ no clock: its caller decides how often it is asked.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from gateway.capacity import Mix, capacity
@@ -21,6 +22,13 @@ def best_split(mix: Mix, workers: int, now: int, rates: Rates) -> int:
     bears = [capacity(mix, workers, prefilling, rates) for prefilling in range(workers)]
     best = max(range(workers), key=lambda prefilling: bears[prefilling])
     return best if bears[best] > GAIN * bears[min(now, workers - 1)] else min(now, workers - 1)
+
+
+def rethink(mix: Mix, places: Sequence[Place], rates: Rates) -> dict[str, Preference]:
+    """The preference of each worker, by name, for requests of this mix."""
+    prefilling = sum(p.preference is Preference.PREFILL for p in places)
+    rates = dataclasses.replace(rates, answer=mix.output)
+    return prefer(places, best_split(mix, len(places), prefilling, rates))
 
 
 def prefer(places: Sequence[Place], prefilling: int) -> dict[str, Preference]:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from eyas.common.types import Role, WorkerInfo
+from gateway.ledger import UnderWay
 
 CROWD = (
     4  # a worker with more sequences than twice the idlest one's plus this is avoided, cached prefix or not
@@ -23,13 +24,16 @@ class Candidate:
     `in_flight` counts the sequences of this gateway's own requests there, which is newer than the worker's
     last report: one per choice that it decodes, one per prompt that it only computes. `connected`: its
     Session is open (decode needs one, prefill does not). `cached`: how many ids at the start of the prompt
-    its cache should hold.
+    its cache should hold. `under_way`: all that `in_flight` sums up; `reported`: as it was at the worker's
+    last report.
     """
 
     info: WorkerInfo
     in_flight: int = 0
     connected: bool = True
     cached: int = 0
+    under_way: UnderWay = UnderWay()
+    reported: UnderWay = UnderWay()
 
     @property
     def sequences(self) -> int:
@@ -48,10 +52,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RequestRoute:
-    """The workers of a request. With `prefill` None the decode worker computes the prompt itself."""
+    """The workers of a request. With `prefill` None the decode worker computes the prompt itself.
+
+    `ttft_s`, `tpot_s`: seconds to the first token and per output token, if they were predicted.
+    """
 
     decode: str
     prefill: str | None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
 
 
 def route(workers: Sequence[Candidate]) -> RequestRoute | None:

@@ -2,17 +2,19 @@ from protos import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class InfoRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("known_epoch",)
+    KNOWN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    known_epoch: int
+    def __init__(self, known_epoch: _Optional[int] = ...) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("worker", "roles", "epoch", "model", "fingerprint", "draft_fingerprint", "context_length", "vocab_size", "pages_total", "pages_used", "running", "waiting", "serving", "synthetic", "starting")
+    __slots__ = ("worker", "roles", "epoch", "model", "fingerprint", "draft_fingerprint", "context_length", "vocab_size", "pages_total", "pages_used", "running", "waiting", "serving", "synthetic", "starting", "stays", "backlog", "rates")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +30,9 @@ class InfoResponse(_message.Message):
     SERVING_FIELD_NUMBER: _ClassVar[int]
     SYNTHETIC_FIELD_NUMBER: _ClassVar[int]
     STARTING_FIELD_NUMBER: _ClassVar[int]
+    STAYS_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_FIELD_NUMBER: _ClassVar[int]
+    RATES_FIELD_NUMBER: _ClassVar[int]
     worker: str
     roles: _containers.RepeatedScalarFieldContainer[_common_pb2.Role]
     epoch: int
@@ -43,4 +48,49 @@ class InfoResponse(_message.Message):
     serving: bool
     synthetic: bool
     starting: bool
-    def __init__(self, worker: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[_common_pb2.Role, str]]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., draft_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., serving: _Optional[bool] = ..., synthetic: _Optional[bool] = ..., starting: _Optional[bool] = ...) -> None: ...
+    stays: bool
+    backlog: Backlog
+    rates: StepRates
+    def __init__(self, worker: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[_common_pb2.Role, str]]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., draft_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., serving: _Optional[bool] = ..., synthetic: _Optional[bool] = ..., starting: _Optional[bool] = ..., stays: _Optional[bool] = ..., backlog: _Optional[_Union[Backlog, _Mapping]] = ..., rates: _Optional[_Union[StepRates, _Mapping]] = ...) -> None: ...
+
+class Backlog(_message.Message):
+    __slots__ = ("decoding", "context", "queued", "prompt_share", "prefill_room", "decode_room")
+    DECODING_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SHARE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_ROOM_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ROOM_FIELD_NUMBER: _ClassVar[int]
+    decoding: int
+    context: int
+    queued: int
+    prompt_share: float
+    prefill_room: int
+    decode_room: int
+    def __init__(self, decoding: _Optional[int] = ..., context: _Optional[int] = ..., queued: _Optional[int] = ..., prompt_share: _Optional[float] = ..., prefill_room: _Optional[int] = ..., decode_room: _Optional[int] = ...) -> None: ...
+
+class StepRates(_message.Message):
+    __slots__ = ("rows_ms", "context_ms", "pairs_ms", "mixed_ms", "grain", "chunk_tokens", "mixed_tokens")
+    ROWS_MS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_MS_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_MS_FIELD_NUMBER: _ClassVar[int]
+    MIXED_MS_FIELD_NUMBER: _ClassVar[int]
+    GRAIN_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIXED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    rows_ms: _containers.RepeatedCompositeFieldContainer[CurvePoint]
+    context_ms: _containers.RepeatedCompositeFieldContainer[CurvePoint]
+    pairs_ms: float
+    mixed_ms: float
+    grain: int
+    chunk_tokens: int
+    mixed_tokens: int
+    def __init__(self, rows_ms: _Optional[_Iterable[_Union[CurvePoint, _Mapping]]] = ..., context_ms: _Optional[_Iterable[_Union[CurvePoint, _Mapping]]] = ..., pairs_ms: _Optional[float] = ..., mixed_ms: _Optional[float] = ..., grain: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., mixed_tokens: _Optional[int] = ...) -> None: ...
+
+class CurvePoint(_message.Message):
+    __slots__ = ("x", "y")
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    x: float
+    y: float
+    def __init__(self, x: _Optional[float] = ..., y: _Optional[float] = ...) -> None: ...

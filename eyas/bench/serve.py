@@ -31,7 +31,8 @@ from eyas.bench.summary import said_rate, summary, warn
 from eyas.commands import INTERRUPTED
 from eyas.common.errors import EyasError
 from eyas.configuration import client_key, own_config
-from eyas.flags import add_engine, add_layout, add_server
+from eyas.flags import add_engine, add_server
+from eyas.layout_flags import add_layout
 from eyas.worker.screen import run_on_screen
 from eyas.worker.serve import LocalCluster
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from eyas.bench.shapes import SHAPES, write_head, write_model
 from eyas.common.config import NANO, ServeConfig
-from eyas.configuration import own_config
+from eyas.configuration import own_config, usual_layout
 
 ON_CPU = ("chat1", "chat8", "bs1", "bs8")
 ON_GPU = ("bs1", "bs8", "bs32", "s1k", "s8k")
@@ -65,8 +65,9 @@ def gpus(args: argparse.Namespace) -> int:
     """How many GPUs the cluster of these flags is on."""
     if args.gpus:
         return len(set(args.gpus))
+    layout, usual = usual_layout(args)
     split = (args.prefill or 1) + (args.decode or 1)
-    workers: int = split if args.layout == "split" else args.workers or 1
+    workers: int = split if layout == "split" else args.workers or usual
     ranks: int = args.tensor_parallel_size
     return workers * ranks
 

@@ -34,7 +34,8 @@ from eyas.bench.summary import warn
 from eyas.bench.surroundings import Surroundings, look_around
 from eyas.common.errors import EyasError
 from eyas.configuration import client_key
-from eyas.flags import add_engine, add_layout, add_server
+from eyas.flags import add_engine, add_server
+from eyas.layout_flags import add_layout
 from eyas.worker.screen import run_on_screen
 from eyas.worker.serve import LocalCluster
 

@@ -28,7 +28,8 @@ from eyas.bench.summary import warn
 from eyas.commands import INTERRUPTED
 from eyas.common.errors import ConfigError
 from eyas.configuration import client_key, own_config
-from eyas.flags import add_engine, add_layout, http_url
+from eyas.flags import add_engine, http_url
+from eyas.layout_flags import add_layout
 from eyas.worker.screen import run_on_screen
 from eyas.worker.serve import LocalCluster
 

@@ -178,10 +178,12 @@ class InfoClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = worker_pb2_grpc.WorkerServiceStub(channel)
 
-    async def info(self, timeout_s: float) -> WorkerInfo:
-        """Raises EyasError: Unavailable if no worker answers there, DeadlineExceeded if it takes too long."""
+    async def info(self, timeout_s: float, known_epoch: int = 0) -> WorkerInfo:
+        """What the worker says of itself; without its step rates if it is still at `known_epoch`.
+
+        Raises EyasError: Unavailable if no worker answers there, DeadlineExceeded if it takes too long."""
         try:
-            reply = await self._stub.Info(worker_pb2.InfoRequest(), timeout=timeout_s)
+            reply = await self._stub.Info(worker_pb2.InfoRequest(known_epoch=known_epoch), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
         return convert.info_from_pb(reply)

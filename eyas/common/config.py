@@ -71,6 +71,7 @@ class EngineConfig:
     page_size: int = 16  # rows per page
     num_pages: int | None = 2048  # None: what mem_fraction_static leaves beside the weights
     mem_fraction_static: float = 0.88  # of the device's memory, for weights and KV pages
+    host_cache_gb: float = 0.0  # GiB of the host's memory for pages that leave the prefix cache; 0: none
     pool_dir: str = "/dev/shm"
     context_length: int | None = None  # tokens; None: the model's
     max_running: int = 64  # sequences in a step (slots)
@@ -242,6 +243,9 @@ class GatewayConfig:
     port: int = 8000
     grpc_port: int = 8001
     registry: str = "static:"  # static:host:port,host:port or redis://host:port/db
+    layout: str = "static"  # requests go by the workers' roles; or "auto": where it is predicted to be best
+    ttft_target: float = 1.0  # of auto, in seconds: a good request's first token comes within
+    tpot_target: float = 0.05  # of auto, in seconds: and each later one in so long, in the mean
     model: str = str(NANO)
     served_model: str = "eyas-nano"
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # (): no key is needed
@@ -259,13 +263,13 @@ class ServeConfig:
     """A local cluster: one gateway and its workers.
 
     `prefill`, `decode`, `draft_workers`: workers of the split layout, the last on CPUs only, because a GPU
-    drafts where it decodes. `prefill_tp`, `decode_tp`: GPUs per worker. `workers`: of the unified layout.
+    drafts where it decodes. `prefill_tp`, `decode_tp`: GPUs per worker. `workers`: of the other two layouts.
     `gpus`: numbers, worker after worker; (): as many as needed, from the engine's device on.
     """
 
     gateway: GatewayConfig = GatewayConfig(drain_s=5.0)  # short: a person at the keyboard waits
     engine: EngineConfig = EngineConfig()
-    layout: str = "split"  # or "unified"
+    layout: str = "split"  # or "unified", or "auto": as unified, and prompts may be computed elsewhere
     prefill: int = 1
     decode: int = 1
     draft_workers: int = 1

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from eyas.common.convert_rates import backlog_from_pb, backlog_to_pb, rates_from_pb, rates_to_pb
 from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest, from_code
 from eyas.common.params import SamplingParams
 from eyas.common.types import (
@@ -352,11 +353,14 @@ def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoResponse:
         serving=info.serving,
         synthetic=info.synthetic,
         starting=info.starting,
+        stays=info.stays,
+        backlog=backlog_to_pb(info.backlog),
+        rates=None if info.rates is None else rates_to_pb(info.rates),
     )
 
 
 def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
-    """Raises InvalidRequest for a role this version does not know."""
+    """Raises InvalidRequest for a role this version does not know, and for rates that make no sense."""
     unknown = sorted(set(pb.roles) - _ROLE_FROM_PB.keys())
     if unknown:
         raise InvalidRequest(f"roles has the unknown value {unknown[0]}", param="roles")
@@ -376,4 +380,7 @@ def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
         serving=pb.serving,
         synthetic=pb.synthetic,
         starting=pb.starting,
+        stays=pb.stays,
+        backlog=backlog_from_pb(pb.backlog),
+        rates=rates_from_pb(pb.rates) if pb.HasField("rates") else None,
     )

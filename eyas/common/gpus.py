@@ -26,6 +26,14 @@ def memory() -> tuple[int | None, ...]:
     return tuple(int(mib) << 20 if mib.isdigit() else None for mib in told)
 
 
+def visible() -> int:
+    """How many GPUs there are; 0 if the driver tells of none, or does not answer."""
+    try:
+        return len(_visible("index"))
+    except ConfigError:
+        return 0
+
+
 def capability(device: str) -> int:
     """The compute capability of "cuda" or "cuda:1", 90 for instance.
 

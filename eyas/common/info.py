@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import grpc
+import msgspec
 
 from eyas.common import convert
 from eyas.common.types import WorkerInfo
@@ -28,5 +29,8 @@ class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
         request: worker_pb2.InfoRequest,
         context: grpc.aio.ServicerContext[worker_pb2.InfoRequest, worker_pb2.InfoResponse],
     ) -> worker_pb2.InfoResponse:
-        """The description of now."""
-        return convert.info_to_pb(self._describe())
+        """The description of now, without the step rates if the asker knows them."""
+        info = self._describe()
+        if request.known_epoch == info.epoch:
+            info = msgspec.structs.replace(info, rates=None)
+        return convert.info_to_pb(info)

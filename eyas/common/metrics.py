@@ -67,6 +67,7 @@ class WorkerMetrics:
         self.queue_age = gauge("queue_age_seconds", "Age of the oldest request that waits for its first work")
         self.pages_used = gauge("kv_pages_used", "KV pages that a sequence, a pull or a lease holds")
         self.pages = gauge("kv_pages", "KV pages of the pool")
+        self.host_pages = gauge("host_cache_pages", "KV pages that the host holds")
         self.step_seconds = PlainHistogram(
             "eyas_step_seconds", "From the launch of a step to its tokens", STEP_SECONDS, registry
         )
@@ -80,6 +81,9 @@ class WorkerMetrics:
             "pulls_failed": counter("transfer_failures", "Pulls that ended without their pages"),
             "nodes_verified": counter("draft_nodes_verified", "Draft tokens verified, on all branches"),
             "drafts_late": counter("draft_rounds_late", "Rounds that did not wait for their draft"),
+            "host_tokens": counter("host_cache_tokens", "Prompt tokens whose KV came back from the host"),
+            "host_bytes_out": counter("host_cache_bytes_out", "KV bytes copied to the host"),
+            "host_bytes_in": counter("host_cache_bytes_in", "KV bytes copied back from the host"),
         }
         self._seen = dict.fromkeys(self._engine_totals, 0)
         self._tokens = counter("generation_tokens", "Tokens given to requests")

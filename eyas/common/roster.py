@@ -114,15 +114,17 @@ class Roster:
                 await asyncio.sleep(POLL_S)
 
     async def _ask(self, client: InfoClient, address: str) -> None:
+        known = self._known.get(address)
         try:
-            info = await client.info(POLL_S)
+            info = await client.info(POLL_S, known.info.epoch if known else 0)
         except Exception as caught:
             error = rpc.as_eyas(caught, f"asking worker {address}")
-            known = self._known.get(address)
             slow = known is not None and time.monotonic() - known.heard_at <= FORGET_S
             if isinstance(error, Unavailable) or not slow:
                 self._miss(address, error.message)
             return
+        if known is not None and known.info.epoch == info.epoch:
+            info = msgspec.structs.replace(info, rates=known.info.rates)
         if info.worker == address or self._aliases:
             self._hear(address, info)
         else:

@@ -83,6 +83,14 @@ class StepBudget:
         return max((self.chunk_tokens if many else self.mixed_tokens) - decoding, LEAST_ROWS)
 
 
+@dataclass(frozen=True)
+class StepRates:
+    """What a worker says of its steps: how long they take, and how many prompt rows they have."""
+
+    times: StepTimes
+    budget: StepBudget
+
+
 def prompt_s(times: StepTimes, budget: StepBudget, tokens: int, decoding: int, context: float) -> float:
     """Seconds until `tokens` prompt tokens are computed beside `decoding` sequences with `context` tokens.
 

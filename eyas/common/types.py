@@ -12,6 +12,7 @@ import struct
 import msgspec
 
 from eyas.common.params import SamplingParams
+from eyas.common.step_times import StepRates
 
 
 class Role(enum.StrEnum):
@@ -187,11 +188,28 @@ class KvHandle(msgspec.Struct, frozen=True):
     shards: tuple[Shard, ...]
 
 
+class Backlog(msgspec.Struct, frozen=True):
+    """What a worker has to do, and what it can still take.
+
+    `decoding`: sequences that decode there, or will once their prompts are computed; `context`: their tokens.
+    `queued`: prompt tokens that are still to be computed there. `prompt_share`: the part of its last seconds
+    that went to steps with prompts. `prefill_room`, `decode_room`: requests that its queue still takes.
+    """
+
+    decoding: int = 0
+    context: int = 0
+    queued: int = 0
+    prompt_share: float = 0.0
+    prefill_room: int = 0
+    decode_room: int = 0
+
+
 class WorkerInfo(msgspec.Struct, frozen=True):
     """A worker's description of itself, for routers. `worker` is its address.
 
     `synthetic`: it accepts drafts by chance, for benchmarks, and its answers mean nothing. `starting`: its
-    engine still loads, so only its address and roles are known.
+    engine still loads, so only its address and roles are known. `stays`: no KV page leaves it or comes.
+    `rates`: None if they are not known.
     """
 
     worker: str
@@ -209,3 +227,6 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     serving: bool = True
     synthetic: bool = False
     starting: bool = False
+    stays: bool = False
+    backlog: Backlog = Backlog()
+    rates: StepRates | None = None

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from eyas.simulator.demand import DemandMeter
 from eyas.simulator.hardware import Hardware
 from eyas.simulator.worker import SimulatedJob, SimulatedStep, SimulatedWorker
 from eyas.simulator.workload import SimulatedRequest
 from gateway.capacity import Mix
+from gateway.demand import DemandMeter
 from gateway.placement import Place, Preference, Rates, Targets, place
-from gateway.preference import best_split, prefer
+from gateway.preference import rethink
 
 ASK_EVERY_S = 5.0
 """How often the number of workers that prefer prompts is thought over."""
@@ -117,7 +117,8 @@ class _Cluster:
         decode = int(found.decode)
         job = SimulatedJob(number, arrival, decode, decode if found.prefill is None else int(found.prefill))
         job.missing = arrival.prompt - self._workers[job.prefill].cache.cached(arrival.blocks, arrival.prompt)
-        self._demand.note(arrival, job.missing)
+        self._demand.asked(now, arrival.prompt, job.missing)
+        self._demand.answered(arrival.output)
         self._played.jobs.append(job)
         self._workers[job.prefill].enqueue(job, now)
         self._workers[decode].pledge(job)
@@ -208,11 +209,10 @@ class _Cluster:
         if mix is None or mix == self._mix:
             return
         self._mix = mix
-        prefilling = sum(p is Preference.PREFILL for p in self._preferences)
         self._rates = replace(self._rates, answer=mix.output)
-        split = best_split(mix, len(self._workers), prefilling, self._rates)
         empty = SimulatedRequest(now, 1, 1)
-        wanted = prefer([self._place(index, empty, now) for index in range(len(self._workers))], split)
+        places = [self._place(index, empty, now) for index in range(len(self._workers))]
+        wanted = rethink(mix, places, self._rates)
         new = [wanted[str(index)] for index in range(len(self._workers))]
         self._played.flips += new != self._preferences
         self._preferences = new

@@ -10,19 +10,16 @@ It knows no other worker, and no policy.
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from eyas.common.prompt_share import PromptShare
 from eyas.simulator.cache import BlockCache
 from eyas.simulator.hardware import Hardware
 from eyas.simulator.workload import SimulatedRequest
 
 YIELD_TOKENS_PER_S = 500.0
 """As in the engine: a prompt of n tokens yields to shorter ones that come within n / this seconds."""
-
-WINDOW_S = 4.0
-"""Over about this long a worker measures which part of its time goes to steps with prompts."""
 
 GAP_S = 1e-4
 """Gaps between tokens are counted in steps of so much."""
@@ -85,7 +82,7 @@ class SimulatedWorker:
         self._rounds = 0
         self._context = 0
         self._reserved = 0
-        self._share, self._share_s = 0.0, 0.0
+        self._share = PromptShare()
 
     # --- what a router sees ---------------------------------------------------------------------------------
 
@@ -115,8 +112,8 @@ class SimulatedWorker:
         return not (self._waiting or self._prompts or self._joining or self._decoding or self.pledged)
 
     def prompt_share(self, now: float) -> float:
-        """The part of the last WINDOW_S or so that went to steps with prompts."""
-        return self._share and self._share * math.exp(-(now - self._share_s) / WINDOW_S)
+        """The part of its last seconds that went to steps with prompts."""
+        return self._share.at(now)
 
     # --- requests come --------------------------------------------------------------------------------------
 
@@ -180,7 +177,7 @@ class SimulatedWorker:
         step = self.step
         assert step is not None
         self.step = None
-        self._note_share(step)
+        self._share.ran(step.begun_s, step.end_s, prompts=bool(step.rows))
         decoding = len(self._decoding)
         self._rounds += step.rounds
         self._context += step.rounds * decoding
@@ -268,9 +265,3 @@ class SimulatedWorker:
         pairs = sum(count * (job.arrival.prompt - job.missing + count / 2) for job, count in rows)
         total = sum(count for _, count in rows)
         return self.hardware.times.step_s(len(self._decoding), self._context, total, pairs)
-
-    def _note_share(self, step: SimulatedStep) -> None:
-        """Moves the share of steps with prompts on to the step's end; time without steps counts as none."""
-        self._share, self._share_s = self.prompt_share(step.begun_s), step.end_s
-        kept = math.exp(-(step.end_s - step.begun_s) / WINDOW_S)
-        self._share = kept * self._share + (1.0 - kept if step.rows else 0.0)

@@ -163,6 +163,9 @@ class Front:
             waiting=self._load.waiting,
             serving=self._serving,
             synthetic=ready.synthetic,
+            stays=not ready.pools,
+            backlog=self._load.backlog,
+            rates=ready.rates,
         )
 
     def _send(self, commands: Sequence[Command]) -> None:
@@ -241,7 +244,11 @@ class Front:
             pulls_failed=load.pulls_failed,
             nodes_verified=load.nodes_verified,
             drafts_late=load.drafts_late,
+            host_tokens=load.host.tokens,
+            host_bytes_out=load.host.bytes_out,
+            host_bytes_in=load.host.bytes_in,
         )
+        self._metrics.host_pages.set(load.host.pages)
         self._metrics.leases.set(load.leases)
         for path, moved in load.moved.items():
             self._metrics.moved(path, moved.pulls, moved.bytes, moved.seconds)

@@ -24,6 +24,7 @@ from eyas.worker.http_protocol import HttpLimits
 from eyas.worker.http_server import HttpServer
 from eyas.worker.leave import Leave
 from eyas.worker.waiting import tell_waiting
+from gateway.auto import AutoLayout
 from gateway.backend import GenerationBackend
 from gateway.canary import Canary
 from gateway.cluster import Cluster
@@ -32,6 +33,7 @@ from gateway.generate import ClusterBackend
 from gateway.grpc_front import GrpcFront
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
+from gateway.placement import Targets
 from gateway.sampling_defaults import sampling_defaults, with_file_names
 from gateway.tokenizer import Tokenizer
 
@@ -63,10 +65,16 @@ async def _run(config: GatewayConfig) -> None:
     try:
         await cluster.start()
         metrics = GatewayMetrics(_registry())
-        canary = Canary(ClusterBackend(cluster), metrics)
+        auto = None
+        if config.layout == "auto":
+            targets = Targets(config.ttft_target, config.tpot_target)
+            auto = AutoLayout(cluster.candidates, targets, metrics)
+        canary = Canary(ClusterBackend(cluster, auto), metrics)
         exit = DrainableBackend(canary)
         async with fronts(config, exit, tokenizer, metrics), asyncio.TaskGroup() as tasks:
             looks = [tasks.create_task(canary.run()), tasks.create_task(tell_waiting(canary.health, workers))]
+            if auto is not None:
+                looks.append(tasks.create_task(auto.run()))
             await leave.asked.wait()
             for look in looks:
                 look.cancel()

@@ -1,6 +1,6 @@
 """The processes of a local cluster, and the command line of each.
 
-It knows the two layouts; every process gets all addresses, and a worker its GPU. So a restarted worker is
+It knows the layouts; every process gets all addresses, and a worker its GPU. So a restarted worker is
 where it was. It starts nothing and asks the system nothing.
 """
 
@@ -41,7 +41,7 @@ def plan(config: ServeConfig, ports: Iterator[int], machine: Machine) -> Cluster
     every barrier for the thread without a core (8 times slower on two cores). Raises ConfigError if the
     workers do not fit on the GPUs.
     """
-    engines = _unified(config) if config.layout == "unified" else _split(config)
+    engines = {"unified": _unified, "split": _split, "auto": _auto}[config.layout](config)
     if config.engine.device != "cpu":
         engines = _on_gpus(config, engines, machine.gpus)
     threads = max(1, (machine.cores - 1) // len(engines))
@@ -51,7 +51,8 @@ def plan(config: ServeConfig, ports: Iterator[int], machine: Machine) -> Cluster
     }
     registry = "static:" + ",".join(worker.address for worker in workers.values())
     workers = {name: dataclasses.replace(worker, registry=registry) for name, worker in workers.items()}
-    return ClusterPlan(workers, dataclasses.replace(config.gateway, registry=registry))
+    layout = "auto" if config.layout == "auto" else "static"
+    return ClusterPlan(workers, dataclasses.replace(config.gateway, registry=registry, layout=layout))
 
 
 def _unified(config: ServeConfig) -> dict[str, EngineConfig]:
@@ -60,6 +61,11 @@ def _unified(config: ServeConfig) -> dict[str, EngineConfig]:
     if engine.device != "cpu":
         engine = dataclasses.replace(engine, transfer=NONE)
     return _tier("worker", config.workers, engine)
+
+
+def _auto(config: ServeConfig) -> dict[str, EngineConfig]:
+    """As unified workers, and they compute prompts for each other: their pages travel."""
+    return _tier("worker", config.workers, dataclasses.replace(config.engine, roles=tuple(Role)))
 
 
 def _split(config: ServeConfig) -> dict[str, EngineConfig]:
@@ -73,7 +79,7 @@ def _split(config: ServeConfig) -> dict[str, EngineConfig]:
     return (
         _tier(Role.PREFILL, config.prefill, engine(Role.PREFILL, ranks=config.prefill_tp))
         | _tier(Role.DECODE, config.decode, engine(Role.DECODE, *here, ranks=config.decode_tp))
-        | _tier(Role.DRAFT, elsewhere, engine(Role.DRAFT))
+        | _tier(Role.DRAFT, elsewhere, dataclasses.replace(engine(Role.DRAFT), host_cache_gb=0.0))
     )
 
 
@@ -139,6 +145,7 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "chunked-prefill-size": engine.chunk_tokens,
         "mixed-step-tokens": engine.mixed_tokens,
         "lease-s": f"{engine.lease_s:g}",
+        "host-cache-gb": engine.host_cache_gb,
         "log-format": engine.log_format,
         "transfer": engine.transfer,
     }
@@ -185,6 +192,8 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         "drain-s": f"{gateway.drain_s:g}",
         "log-format": gateway.log_format,
     }
+    if gateway.layout == "auto":
+        flags |= {"layout": "auto", "ttft-target": gateway.ttft_target, "tpot-target": gateway.tpot_target}
     if gateway.cors_origins:
         flags["cors-origin"] = ",".join(gateway.cors_origins)
     return ("gateway", *_command_line(flags), "--supervised")

@@ -112,7 +112,10 @@ class Backend(ABC):
 
     @abstractmethod
     def start(self, source: Source, job: Copy) -> None:
-        """Begin a copy. One `CopyResult` follows, within a bounded time, and means that it has stopped."""
+        """Begin a copy. One `CopyResult` follows, and means that it has stopped.
+
+        It follows within a bounded time, unless it cannot be stopped and the peer neither answers nor dies.
+        """
 
     @abstractmethod
     def poll(self) -> list[CopyResult]:

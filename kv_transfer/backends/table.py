@@ -5,6 +5,8 @@ Names only, so that a command line can list them without loading any.
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
@@ -18,8 +20,29 @@ NONE = "none"  # no pages leave the pool, or come there
 BACKENDS = {
     "cuda_ipc": "kv_transfer.backends.cuda_ipc:CudaIpcBackend",
     "shm": "kv_transfer.backends.shm:ShmBackend",
+    "nixl": "kv_transfer.backends.nixl:NixlBackend",
     "grpc": "kv_transfer.backends.stream:StreamBackend",
 }
+
+_LIBRARIES = {"nixl": "nixl"}  # by backend: a module that not every machine has, also the name of its extra
+
+_log = logging.getLogger("eyas.pulls")
+
+
+def missing(name: str) -> str:
+    """Why a backend of the table, or AUTO, cannot be used on this machine; empty if it can."""
+    library = _LIBRARIES.get(name)
+    if library is None or importlib.util.find_spec(library) is not None:
+        return ""
+    return f"{name} needs a library that is not installed: pip install eyas[{library}]"
+
+
+def usable() -> list[str]:
+    """The backends whose libraries are here, the best first."""
+    for name in BACKENDS:
+        if reason := missing(name):
+            _log.debug("%s", reason)
+    return [name for name in BACKENDS if not missing(name)]
 
 
 def backend(name: str) -> Callable[[Site], Backend]:

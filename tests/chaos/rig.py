@@ -25,6 +25,7 @@ from eyas.worker.serve import LocalCluster as Processes
 from gateway import router
 from gateway.cluster import Cluster
 from gateway.generate import ClusterGeneration
+from gateway.layouts import StaticLayout
 from gateway.legs import DecodeLeg, LegEvent, PrefillLeg
 from tests.chaos.faults import Fault, Phase, each_worker, engines, schedule
 
@@ -75,16 +76,18 @@ class Watched(ClusterGeneration):
     """A request that tells which phase it enters."""
 
     def __init__(self, cluster: Cluster, request: GenerationRequest, saw: Saw) -> None:
-        super().__init__(cluster, request)
+        super().__init__(cluster, request, StaticLayout())
         self._saw = saw
 
-    def _start_decode(self, worker: str, attach: bool) -> None:
-        super()._start_decode(worker, attach)
+    def _start_decode(self, worker: str, attach: bool) -> int:
+        missing = super()._start_decode(worker, attach)
         self._saw(Phase.SUBMITTED, {worker})
+        return missing
 
-    def _start_prefill(self, worker: str) -> None:
-        super()._start_prefill(worker)
+    def _start_prefill(self, worker: str) -> int:
+        missing = super()._start_prefill(worker)
         self._saw(Phase.SUBMITTED, {worker})
+        return missing
 
     def on_event(self, leg: DecodeLeg | PrefillLeg, event: LegEvent) -> None:
         super().on_event(leg, event)

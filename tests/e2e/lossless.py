@@ -120,6 +120,7 @@ VARIANTS = [
         Services(ServeConfig(engine=SHORT_TREE, prefill=2, decode=2, draft_workers=2), TOGETHER),
         quick=False,
     ),
+    Variant("services, auto chain", Services(ServeConfig(layout="auto", workers=2), TOGETHER), quick=False),
     Variant("services, unified chain", Services(ServeConfig(layout="unified"), TOGETHER), quick=False),
 ]
 BROKEN = [

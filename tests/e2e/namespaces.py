@@ -19,13 +19,18 @@ FAR_ADDRESS, NEAR_ADDRESS = "10.77.0.1", "10.77.0.2"
 
 @dataclass(frozen=True)
 class TwoHosts:
-    """`far` is the other host; this process is on the near one."""
+    """`far` is the other host; this process is on the near one, with the devices in /sys of neither."""
 
     far: str
+    near: str
 
     def on_far(self, *command: str) -> list[str]:
         """The command line that runs `command` on the far host."""
         return ["ip", "netns", "exec", self.far, *command]
+
+    def on_near(self, *command: str) -> list[str]:
+        """The command line that runs `command` on this host, with its devices in /sys."""
+        return ["ip", "netns", "exec", self.near, *command]
 
     def cable(self, state: str) -> None:
         """Pulls the plug of the far host (`down`), or puts it back (`up`)."""
@@ -64,7 +69,7 @@ def two_hosts() -> Iterator[TwoHosts]:
             _ip("-n", name, "link", "set", "cable", "up")
         _enter(f"/run/netns/{near}")
         undo.callback(_enter, f"/proc/self/fd/{here}")
-        yield TwoHosts(far)
+        yield TwoHosts(far, near)
 
 
 def _enter(namespace: str) -> None:

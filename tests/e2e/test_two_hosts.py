@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kv_transfer.backends.table import missing
 from tests.e2e.namespaces import problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,7 +18,10 @@ REASON = problem()
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(bool(REASON), reason=f"two hosts cannot be made here: {REASON}")
-def test_a_pulled_cable_loses_no_text() -> None:
-    command = [sys.executable, "-m", "tests.e2e.two_hosts", "--cut", "8"]
+@pytest.mark.parametrize("transfer", ["grpc", "nixl"])
+def test_a_pulled_cable_loses_no_text(transfer: str) -> None:
+    if reason := missing(transfer):
+        pytest.skip(reason)
+    command = [sys.executable, "-m", "tests.e2e.two_hosts", "--cut", "8", "--transfer", transfer]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr

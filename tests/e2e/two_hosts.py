@@ -4,7 +4,8 @@
     near   10.77.0.2   Redis, decode, draft, gateway, and this program
 
 The hosts are network namespaces (`namespaces`); their workers have pools in folders of their own, as if there
-were no common memory, so KV pages must come by gRPC. Every text is compared with what one worker alone says.
+were no common memory, so KV pages must come by gRPC, or by NIXL with `--transfer nixl`. Every text is
+compared with what one worker alone says.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def chats(url: str, prompts: range) -> list[Seen]:
 
 
 @contextlib.contextmanager
-def cluster(hosts: TwoHosts) -> Iterator[None]:
+def cluster(hosts: TwoHosts, transfer: str) -> Iterator[None]:
     """Redis, three workers and a gateway on their hosts, from healthy to gone."""
     with tempfile.TemporaryDirectory(prefix="eyas-two-hosts-", dir="/dev/shm") as memory:
         eyas = [sys.executable, "-m", "eyas.cli"]
@@ -92,6 +93,7 @@ def cluster(hosts: TwoHosts) -> Iterator[None]:
             pools = Path(memory, address)
             pools.mkdir(exist_ok=True)
             place = ["--host", address, "--port", str(port), "--pool-dir", str(pools)]
+            place += ["--transfer", transfer]
             return [*eyas, "worker", "--roles", role, *place, *registry, "--supervised"]
 
         redis = [
@@ -108,7 +110,7 @@ def cluster(hosts: TwoHosts) -> Iterator[None]:
         commands = [
             redis,
             hosts.on_far(*worker("prefill", FAR_ADDRESS, 7001)),
-            worker("decode", NEAR_ADDRESS, 7002),
+            hosts.on_near(*worker("decode", NEAR_ADDRESS, 7002)),
             worker("draft", NEAR_ADDRESS, 7003),
             [*eyas, "gateway", *registry, "--supervised"],
         ]
@@ -192,11 +194,11 @@ def judge(seen: list[Seen], expected: list[str], cut: float, back: float) -> lis
     return wrong
 
 
-def run(cut_s: float) -> int:
+def run(cut_s: float, transfer: str) -> int:
     with two_hosts() as hosts:
         with serving(Folders(str(NANO), str(NANO_HEAD)), "--layout", "unified") as alone:
             expected = [seen.said for seen in chats(alone.url, range(PROMPTS))]
-        with cluster(hosts):
+        with cluster(hosts, transfer):
             seen, cut, back = traffic(4.0, hosts, cut_s)
             wait_until(healthy, BACK_S)
             after = chats(URL, range(PROMPTS - FRESH, PROMPTS))
@@ -206,7 +208,7 @@ def run(cut_s: float) -> int:
     told("begun after it was put back", [s for s in seen if s.began >= back], cut)
     told("new prompts in the end", after, cut)
     wrong = judge(seen, expected, cut, back) + judge(after, expected, cut, back)
-    wrong += [f"prompt {s.prompt} was not pulled by grpc" for s in after if s.path != "grpc"]
+    wrong += [f"prompt {s.prompt} was not pulled by {transfer}" for s in after if s.path != transfer]
     for line in wrong:
         print(f"WRONG: {line}")
     return 1 if wrong else 0
@@ -215,11 +217,12 @@ def run(cut_s: float) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cut", type=float, default=20.0, metavar="SECONDS", help="without the cable (20)")
-    cut_s = parser.parse_args().cut
+    parser.add_argument("--transfer", choices=["grpc", "nixl"], default="grpc", help="how pages move (grpc)")
+    args = parser.parse_args()
     if reason := problem():
         print(f"two hosts cannot be made here: {reason}", file=sys.stderr)
         return 2
-    return run(cut_s)
+    return run(args.cut, args.transfer)
 
 
 if __name__ == "__main__":

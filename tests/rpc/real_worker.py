@@ -37,8 +37,8 @@ def tiny_config(folder: Path) -> EngineConfig:
 class RealWorker:
     """`engine` is the engine itself: look at it only while it is idle."""
 
-    def __init__(self, config: EngineConfig, registry: str) -> None:
-        self._config = WorkerConfig(engine=config, registry=registry)
+    def __init__(self, config: EngineConfig, registry: str, port: int = 0) -> None:
+        self._config = WorkerConfig(engine=config, registry=registry, port=port)
 
     async def start(self) -> RealWorker:
         torch.set_num_threads(1)

@@ -21,7 +21,7 @@ from eyas.common import roster
 from eyas.common.errors import DeadlineExceeded, EyasError, Overloaded, Unavailable
 from eyas.common.replies import Lost
 from eyas.common.types import Entry, Finish
-from gateway import generate, search, sessions
+from gateway import generate, retries, search, sessions
 from gateway.generate import ClusterGeneration
 
 
@@ -74,7 +74,7 @@ async def test_lost_again_and_again_ends_in_an_error() -> None:
         stream = await backend.start(make_request())
         await until(lambda: len(started[1].of("attach")) == 1)
         listener = cluster.session(started[1].address)._listeners["r"]
-        for attempt in range(1, 2 + generate.MAX_RETRIES):
+        for attempt in range(1, 2 + retries.MAX_RETRIES):
             await until(lambda n=attempt: len(started[1].of("attach")) == n)
             listener.on_reply(Lost("r", attempt))
         with pytest.raises(Unavailable, match="could not be transferred"):
@@ -348,7 +348,7 @@ async def test_a_stream_that_has_begun_is_not_refused_for_load(monkeypatch: pyte
         (heir,) = [worker for worker in started if worker is not dying]
         heir.script.stop_at, heir.script.refuse_submit = None, Overloaded("full")
         await dying.kill()
-        await until(lambda: len(heir.of("submit")) > 2 * generate.MAX_RETRIES)
+        await until(lambda: len(heir.of("submit")) > 2 * retries.MAX_RETRIES)
         heir.script.refuse_submit = None
         assert await collect_after(got, stream) == {0: expected(request)}
         assert all(submit.request.begun for submit in heir.of("submit"))

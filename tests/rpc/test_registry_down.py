@@ -22,7 +22,8 @@ from eyas.common.discovery import registry
 from eyas.common.errors import EyasError, Unavailable
 from gateway import cluster as gateway_cluster
 from gateway.cluster import Cluster
-from gateway.generate import MAX_RETRIES, ClusterBackend
+from gateway.generate import ClusterBackend
+from gateway.retries import MAX_RETRIES
 from gateway.router import route
 
 CLEAR_S = 10.0

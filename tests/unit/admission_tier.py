@@ -26,7 +26,7 @@ from eyas.engine.ipc.messages import (
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pages import PagePool
-from eyas.engine.kv.prefix_cache import PrefixCache, _Node
+from eyas.engine.kv.prefix_cache import Node, PrefixCache
 from eyas.engine.kv.stager import Stager
 from eyas.engine.loop.engine import Engine, Parts
 from eyas.engine.loop.plain_runner import PlainFlight
@@ -241,5 +241,5 @@ class Tier:
         )
 
 
-def _path(node: _Node) -> list[tuple[int, ...]]:
+def _path(node: Node) -> list[tuple[int, ...]]:
     return [] if node.parent is None else [*_path(node.parent), node.key]

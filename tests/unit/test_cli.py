@@ -30,6 +30,12 @@ ON_GPU = ("serve", "--device", "cuda")
 SYNTHETIC = ["--rejection-sample-method", "synthetic", "--synthetic-acceptance-length", "3"]
 
 
+@pytest.fixture(autouse=True)
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has: several have another usual layout."""
+    monkeypatch.setattr(configuration, "visible", lambda: 1)
+
+
 def eyas(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "eyas.cli", *args], capture_output=True, text=True, timeout=60
@@ -70,6 +76,7 @@ def test_help_is_quick() -> None:
         (["gateway", "--registry", "etcd:"], "registry must start with 'static:' or 'redis://'"),
         (["bench", "serve", "--rat", "1"], "(see eyas bench serve --help)"),
         (["bench", "bs0"], "'bs0'"),
+        (["serve", "--host-cache-gb", "-1"], "--host-cache-gb: '-1' is not a number, 0 or above"),
         (["serve", "--mem-fraction-static", "1.5"], "--mem-fraction-static: '1.5' is not a fraction"),
         (["serve", "--mixed-step-tokens", "-1"], "--mixed-step-tokens"),
         (["serve", "--cuda-graph-bs", "1", "--disable-cuda-graph"], "--cuda-graph-bs"),
@@ -330,6 +337,7 @@ def test_synthetic_acceptance_is_resolved_for_every_step() -> None:
         ["--disable-cuda-graph", "--disable-overlap-schedule"],
         ["--num-pages", "9", "--mem-fraction-static", "0.5", "--dtype", "float16", "--tp", "4"],
         ["--attention-backend", "torch"],
+        ["--host-cache-gb", "2.5"],
         ["--prefill-attention-backend", "flashinfer"],
         ["--spec-steps", "3", "--rejection-sample-method", "synthetic", "--synthetic-acceptance-length", "3"],
     ],

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.common import convert, errors
+from eyas.common.convert_rates import rates_from_pb, rates_to_pb
 from eyas.common.errors import InvalidRequest
 from eyas.common.params import SamplingParams
+from eyas.common.step_times import Curve, StepBudget, StepRates, StepTimes
 from eyas.common.types import (
+    Backlog,
     Choice,
     Entry,
     Finish,
@@ -120,6 +125,33 @@ def test_worker_info() -> None:
         "h:1", (Role.PREFILL, Role.DRAFT), 2**64 - 1, "m", "f", "d", 2048, 4096, 9, 8, 7, 6, False, True
     )
     assert convert.info_from_pb(over_the_wire(convert.info_to_pb(value))) == value
+    times = StepTimes(Curve(((1, 2.5), (8, 2.5), (64, 9.0))), Curve(((0, 0.0), (1e6, 30.0))), 0.5, 0.25, 64)
+    rates, backlog = StepRates(times, StepBudget(512, 128)), Backlog(1, 2**40, 3, 0.25, 5, 6)
+    value = msgspec.structs.replace(value, stays=True, backlog=backlog, rates=rates)
+    assert convert.info_from_pb(over_the_wire(convert.info_to_pb(value))) == value
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pairs_ms": -1.0},
+        {"mixed_ms": float("nan")},
+        {"grain": 0},
+        {"chunk_tokens": 0},
+        {"rows_ms": Curve(((1, 1.0),))},
+        {"rows_ms": Curve(((1, 1.0), (1, 2.0)))},
+        {"rows_ms": Curve(((1, 2.0), (2, 1.0)))},
+        {"context_ms": Curve(((0, -1.0), (2, 1.0)))},
+        {"context_ms": Curve(((0, 0.0), (2, float("inf"))))},
+        {"context_ms": Curve(tuple((i, i) for i in range(1000)))},
+    ],
+)
+def test_rates_by_which_no_step_can_be_timed_are_refused(change: dict[str, Any]) -> None:
+    good = StepTimes(Curve(((1, 1.0), (2, 2.0))), Curve(((0, 0.0), (1, 1.0))), 0.5, 0.25, 1)
+    budget = StepBudget(change.pop("chunk_tokens", 512), 128)
+    bad = StepRates(dataclasses.replace(good, **change), budget)
+    with pytest.raises(InvalidRequest, match="rates"):
+        rates_from_pb(over_the_wire(rates_to_pb(bad)))
 
 
 @pytest.mark.parametrize("cls", errors._tree(errors.EyasError))

@@ -15,8 +15,11 @@ import pytest
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
+from eyas.common.step_times import StepRates
 from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.device import executor
+from eyas.engine.loading import build
+from eyas.engine.loading.step_rates import Reach, measure
 from tests.unit.families import write_family
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
@@ -110,6 +113,27 @@ def test_tokens_are_the_plain_engines(config: EngineConfig, drafts: SpeculationC
     assert logprobs(found[2]) == pytest.approx(logprobs(expected[2]), abs=1e-4)
     (ours, ids), (theirs, same_ids) = (prompt_logprobs(results[0]) for results in (found, expected))
     assert ours == pytest.approx(theirs, abs=1e-4) and ids == same_ids and len(ids) == 2 * 21
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", [DRAFTS["plain"], DRAFTS["chain"]], ids=["plain", "chain"])
+def test_measured_steps_leave_nothing_behind(
+    config: EngineConfig, drafts: SpeculationConfig | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that times made-up sequences is followed by the same answers."""
+    plain = replace(config, draft=None) if drafts is None else replace(config, speculation=drafts)
+    expected, _ = answers(plain, requests())
+    told: list[StepRates | None] = []
+
+    def rates(runner: Any, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:
+        few = Reach(min(most.decoding, 2), 8, 40)
+        told.append(measure(runner, config, few, grain))
+        return told[-1]
+
+    monkeypatch.setattr(build, "_rates", rates)
+    found, _ = answers(on_device(plain), requests())
+    assert tokens(found) == tokens(expected)
+    assert told[0] is not None and told[0].times.step_s(1, 10) > 0.0
 
 
 def special_requests() -> list[GenerationRequest]:

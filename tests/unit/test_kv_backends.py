@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_nixl import FakeNixl
 
 from eyas.common.errors import Cancelled, ConfigError, EyasError, TransferFailed
 from eyas.common.pool import Geometry
@@ -23,6 +24,7 @@ from eyas.common.types import Shard
 from kv_transfer.area import Area, DeviceArea, create_file
 from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, Source
 from kv_transfer.backends.local import LocalBackend
+from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import PageWriter, StreamBackend, chunks
 from kv_transfer.backends.table import BACKENDS, backend
@@ -126,9 +128,11 @@ def documented() -> Callable[[Site], Backend]:
 
 
 NEIGHBOURS: dict[bytes, Area] = {}
+AGENTS = FakeNixl()
 MAKERS: dict[str, Callable[[Site], Backend]] = {
     **{name: backend(name) for name in BACKENDS},
     "cuda_ipc": OnFakeGpu,
+    "nixl": lambda site: NixlBackend(site, lambda: AGENTS),
     "local": lambda site: LocalBackend(site, NEIGHBOURS),
     "pread": documented(),
 }
@@ -315,7 +319,7 @@ def test_a_cancelled_pull_ends_its_own_copies_only() -> None:
 
 
 def test_the_table_and_the_names_agree() -> None:
-    assert list(BACKENDS) == ["cuda_ipc", "shm", "grpc"]
+    assert list(BACKENDS) == ["cuda_ipc", "shm", "nixl", "grpc"]
     for name in MAKERS:
         ends = Ends(name)
         assert ends.backend.name == name

@@ -28,6 +28,12 @@ ON_GPUS = ("--device", "cuda", "--layout", "split")
 SPLIT = ("--layout", "split", "--draft", "none")
 
 
+@pytest.fixture(autouse=True)
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has: several have another usual layout."""
+    monkeypatch.setattr(configuration, "visible", lambda: 1)
+
+
 def config(*flags: str) -> ServeConfig:
     args = cli._parser().parse_args(["serve", "--device", "cuda", *flags])
     return configuration.serve_config(args, GatewayConfig())
@@ -180,7 +186,7 @@ def test_a_gpu_of_unknown_size_may_be_shared() -> None:
     [
         ((*ON_GPUS, "--draft-workers", "1"), "--draft-workers: they need CPUs, and a GPU drafts where it"),
         (("--device", "cuda", "--decode", "2"), "--decode: needs --layout split, and this one is unified"),
-        (("--workers", "2"), "--workers: needs --layout unified, and this one is split"),
+        (("--workers", "2"), "--workers: needs --layout unified or auto, and this one is split"),
         (("--gpus", "0"), "--gpus: needs a GPU (--device cuda)"),
         (("--device", "cuda:1", "--gpus", "0"), "--gpus: --device cuda:1 names a GPU already"),
         (("--device", "cuda:one"), "--device: 'cuda:one' is neither cpu nor cuda"),

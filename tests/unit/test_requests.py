@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from engine_rig import VOCAB, Rig, handle, request
 
-from eyas.common.types import Choice, Finish, FirstToken, KvKind
+from eyas.common.types import Backlog, Choice, Finish, FirstToken, KvKind
 from eyas.engine.batch.sequence import Kind
 from eyas.engine.ipc.messages import (
     Attach,
@@ -21,6 +21,7 @@ from eyas.engine.ipc.messages import (
     Release,
     ReleasePull,
 )
+from eyas.engine.scheduling.backlog import backlog
 
 THREE = (Choice(0), Choice(1), Choice(2))
 
@@ -263,3 +264,27 @@ def test_a_drained_worker_keeps_what_it_has_begun_and_accepts_nothing_more() -> 
     rig.submit(request(8, id="new"))
     rig.requests.prefill(Prefill(request(8, id="new too"), 1, False))
     assert rig.refusals() == ["the worker is draining"] * 2
+
+
+# --- the backlog ---------------------------------------------------------------------------------------
+
+
+def test_the_backlog_counts_what_decodes_here_and_what_is_to_be_computed() -> None:
+    rig = Rig(max_running=4)
+    assert backlog(rig.requests, 0.25) == Backlog(0, 0, 0, 0.25, 8, 8 + 4)
+    rig.submit(request(10, *THREE, id="local"))
+    rig.submit(request(20, *THREE, id="pulls"), attach=True)
+    rig.requests.prefill(Prefill(request(30, id="elsewhere"), 1, False))
+    told = backlog(rig.requests, 0.0)
+    assert (told.decoding, told.context) == (3 + 3, 3 * 10 + 3 * 20)
+    assert told.queued == (10 - 1) + (30 - 1)
+    assert (told.prefill_room, told.decode_room) == (8 - 3, 8 - 3 + 4)
+    rig.scheduler.schedule()  # the local prompt's first chunk of 16 rows, all of it, and 6 of the other
+    told = backlog(rig.requests, 0.0)
+    assert (told.prefill_room, told.decode_room) == (8 - 1, 8 - 1 + 2)
+
+
+def test_a_draining_worker_has_no_room() -> None:
+    rig = Rig()
+    rig.requests.drain(Drain())
+    assert backlog(rig.requests, 0.0) == Backlog()

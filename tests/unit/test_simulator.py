@@ -14,12 +14,12 @@ from eyas.bench.cases import make_case
 from eyas.common.step_times import Curve, StepBudget, StepTimes, prompt_s
 from eyas.simulator.cache import BlockCache
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, Played, play
-from eyas.simulator.demand import DemandMeter
 from eyas.simulator.goodput import Effort, find_knee
 from eyas.simulator.hardware import example
 from eyas.simulator.outcome import LoadOutcome, outcome, tpot_s, ttft_s
 from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, Traffic, chats, day, means, poisson
 from gateway.capacity import Mix
+from gateway.demand import DemandMeter
 from gateway.placement import Targets
 
 CONSTANT = replace(
@@ -150,7 +150,8 @@ def test_a_day_has_its_noon_and_its_midnight() -> None:
 def demanded(arrivals: Sequence[SimulatedRequest]) -> Mix:
     demand = DemandMeter()
     for arrival in arrivals:
-        demand.note(arrival, arrival.prompt)
+        demand.asked(arrival.at_s, arrival.prompt, arrival.prompt)
+        demand.answered(arrival.output)
     found = demand.mix()
     assert found is not None
     return found
@@ -168,7 +169,8 @@ def test_demand_follows_the_latest_requests_and_is_silent_about_few() -> None:
     short, long = poisson(Traffic(100, 50), 10.0, 400, 1), poisson(Traffic(9000, 50), 10.0, 400, 1)
     assert demanded([*short, *long]).prompt == pytest.approx(9000, rel=0.15)
     demand = DemandMeter()
-    demand.note(short[0], 100)
+    demand.asked(short[0].at_s, 100, 100)
+    demand.answered(50)
     assert demand.mix() is None
 
 

@@ -104,6 +104,7 @@ class Sequence:
     kv_len: int = 0
     draft_len: int = 0  # rows that have draft KV in this pool
     tree: DraftTree | None = None  # the drafts that the next step may verify
+    fetched: bool = False  # its pages were asked of the host, since it last had any
     drafting: bool = False  # a drafter follows this sequence
     window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must start (again)
     slot: int = -1  # its place in the running batch; -1: none

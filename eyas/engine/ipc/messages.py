@@ -13,7 +13,8 @@ from eyas.common.message import Failure, Message
 from eyas.common.params import SamplingParams
 from eyas.common.pool import PoolInfo
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, Step
-from eyas.common.types import FirstToken, GenerationRequest, KvHandle
+from eyas.common.step_times import StepRates
+from eyas.common.types import Backlog, FirstToken, GenerationRequest, KvHandle
 from eyas.engine.ipc.transfer_messages import (
     ClosePull,
     CopyPages,
@@ -176,7 +177,8 @@ class Ready(Message, frozen=True):
     """The first event: the engine is loaded and warmed up. It describes what the engine serves.
 
     `fingerprint` and `draft_fingerprint` identify model and head. `slowest_step_s`: seconds, measured during
-    the warm-up. `draft_width`: values per feature of the head (0: no head). `synthetic` as in `WorkerInfo`.
+    the warm-up. `draft_width`: values per feature of the head (0: no head). `synthetic` and `rates` as in
+    `WorkerInfo`.
     """
 
     epoch: int
@@ -191,6 +193,7 @@ class Ready(Message, frozen=True):
     slowest_step_s: float
     draft_width: int = 0
     synthetic: bool = False
+    rates: StepRates | None = None
     staged: bool = False  # those files are staging: pages pass through them
 
 
@@ -208,6 +211,15 @@ class Moved(msgspec.Struct, frozen=True):
     def joined(self, other: Moved) -> Moved:
         """The sum of both."""
         return Moved(self.pulls + other.pulls, self.bytes + other.bytes, self.seconds + other.seconds)
+
+
+class HostCache(msgspec.Struct, frozen=True, array_like=True):
+    """The host tier: `pages` that it holds, prompt tokens loaded from it, bytes copied to it and back."""
+
+    pages: int = 0
+    tokens: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
 
 
 class Load(Message, frozen=True):
@@ -238,6 +250,8 @@ class Load(Message, frozen=True):
     step_sequences: tuple[int, ...] = ()
     step_sequences_total: float = 0.0
     oldest_waiting_s: float = 0.0  # age of the oldest request that has not begun; 0.0: none waits
+    backlog: Backlog = Backlog()  # for routers; counted at least every 0.1 s
+    host: HostCache = HostCache()
 
 
 class Stopped(Message, frozen=True):

@@ -108,8 +108,12 @@ class PagePool:
         """The number of owners of a page."""
         return self._refs[page]
 
+    def is_quiet(self, page: int) -> bool:
+        """Whether no step in flight may write the page, which has no owner."""
+        return self._until[page] <= self._landed
+
     def _release(self, page: int) -> None:
-        if self._until[page] > self._landed:
-            self._limbo.append(page)
-        else:
+        if self.is_quiet(page):
             self._settled.append(page)
+        else:
+            self._limbo.append(page)

@@ -7,20 +7,44 @@ the cache; sequences whose prompt matches become owners of its pages.
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from eyas.engine.kv.pages import PagePool
 
+NAME_BYTES = 16
 
-class _Node:
-    __slots__ = ("children", "key", "page", "parent")
 
-    def __init__(self, parent: _Node | None, key: tuple[int, ...], page: int) -> None:
+class Node:
+    """A page of the tree, and what stands in it. A page that leaves and comes again has another node."""
+
+    __slots__ = ("_name", "children", "key", "page", "parent")
+
+    def __init__(self, parent: Node | None, key: tuple[int, ...], page: int) -> None:
         self.parent = parent
         self.key = key
         self.page = page
-        self.children: dict[tuple[int, ...], _Node] = {}
+        self.children: dict[tuple[int, ...], Node] = {}
+        self._name = b""
+
+    @property
+    def name(self) -> bytes:
+        """A digest of all tokens from the root to the page's key; empty for the root."""
+        unnamed, node = [], self
+        while not node._name and node.parent is not None:
+            unnamed.append(node)
+            node = node.parent
+        for below in reversed(unnamed):
+            below._name = _named(node._name, below.key)
+            node = below
+        return self._name
+
+
+def _named(parent: bytes, key: tuple[int, ...]) -> bytes:
+    return hashlib.blake2b(parent + array("q", key).tobytes(), digest_size=NAME_BYTES).digest()
 
 
 class PrefixCache:
@@ -30,10 +54,11 @@ class PrefixCache:
         self._pool = pool
         self._page_size = page_size
         self.lookahead = lookahead
-        self._root = _Node(None, (), -1)
-        self._nodes: dict[int, _Node] = {}  # by page
+        self._root = Node(None, (), -1)
+        self._nodes: dict[int, Node] = {}  # by page
         # Every idle leaf, and some other pages; the next one to evict is first.
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self.turnover = 0  # pages that fell idle or were evicted, ever
         pool.on_idle = self._fell_idle
 
     @property
@@ -60,7 +85,7 @@ class PrefixCache:
         for page, key in zip(pages, self._keys(tokens, rows), strict=False):
             child = node.children.get(key)
             if child is None:
-                child = _Node(node, key, page)
+                child = Node(node, key, page)
                 node.children[key] = self._nodes[page] = child
                 self._pool.keep(page)
             elif child.page in self._idle:
@@ -83,11 +108,28 @@ class PrefixCache:
             freed += 1
         return freed
 
-    def _remove(self, leaf: _Node) -> None:
+    def next_out(self, count: int) -> list[Node]:
+        """The first `count` pages that `evict` looks at, in its order, without those in use."""
+        first = islice(self._idle, count)
+        return [self._nodes[page] for page in first if not self._pool.owners(page)]
+
+    def holds(self, node: Node) -> bool:
+        """Whether the page of `node` has stayed in the cache since the node was made."""
+        return self._nodes.get(node.page) is node
+
+    def names_after(self, tokens: Sequence[int], pages: Sequence[int]) -> Iterator[bytes]:
+        """The names of the pages that follow `pages`, a match of `tokens`, without the last token."""
+        name = self._nodes[pages[-1]].name if pages else b""
+        for key in self._keys(tokens, len(tokens) - 1, first=len(pages)):
+            name = _named(name, key)
+            yield name
+
+    def _remove(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None  # the root is never idle
         del parent.children[leaf.key], self._nodes[leaf.page]
         self._pool.forget(leaf.page)
+        self.turnover += 1
         bare = parent is not self._root and not parent.children and not self._pool.owners(parent.page)
         if bare and parent.page not in self._idle:
             self._idle[parent.page] = None
@@ -96,9 +138,10 @@ class PrefixCache:
     def _fell_idle(self, page: int) -> None:
         self._idle[page] = None
         self._idle.move_to_end(page)
+        self.turnover += 1
 
-    def _keys(self, tokens: Sequence[int], rows: int) -> list[tuple[int, ...]]:
-        """The keys of the whole pages below row `rows` whose look-ahead token is known."""
+    def _keys(self, tokens: Sequence[int], rows: int, first: int = 0) -> Iterator[tuple[int, ...]]:
+        """The keys, from number `first` on, of the whole pages below `rows` whose look-ahead is known."""
         size = self._page_size
         count = min(rows, len(tokens) - self.lookahead) // size
-        return [tuple(tokens[i * size : (i + 1) * size + self.lookahead]) for i in range(max(count, 0))]
+        return (tuple(tokens[i * size : (i + 1) * size + self.lookahead]) for i in range(first, count))

@@ -9,21 +9,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from eyas.common.errors import ConfigError, EyasError
+from eyas.common.errors import EyasError
+from eyas.engine.kv.pinned import pin, unpin
 from eyas.engine.kv.pool import KvPool
 from kv_transfer.area import Area, create_file
 from kv_transfer.backends.base import runs
 from kv_transfer.copy_thread import CopyThread
 
 STOP_S = 5.0  # a copy that still runs at the end is waited for so long
-_PIN_BYTES = 2**34  # registered at a time: the driver refuses very large pieces
 
 Then: TypeAlias = Callable[[EyasError | None], None]
 """Called by `Staging.poll` once a copy has stopped, with what it failed of."""
@@ -47,7 +47,7 @@ class Staging:
         self._device = pool.pages
         self._stream: torch.cuda.Stream | None = None
         if self._device.is_cuda:
-            _pin(self._host)
+            pin(self._host)
             self._stream = torch.cuda.Stream(self._device.device)
         self._thread: CopyThread[int] = CopyThread("staging")
         self._numbers = itertools.count()
@@ -76,7 +76,7 @@ class Staging:
         """Ends the thread and removes the file; the memory goes with the last view of it."""
         if self._thread.close(time.monotonic() + STOP_S):
             if self._stream is not None:
-                _unpin(self._host)
+                unpin(self._host)
             self._host = self._device = torch.empty(0)
         self._path.unlink(missing_ok=True)
 
@@ -102,20 +102,3 @@ class Staging:
             event.record(stream)
             event.synchronize()
         return len(src) * source.shape[1] * source.itemsize
-
-
-def _pin(host: torch.Tensor) -> None:
-    for address, size in _pieces(host):
-        error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
-        if error:
-            raise ConfigError(f"the driver cannot page-lock {size} bytes of staging (CUDA error {error})")
-
-
-def _unpin(host: torch.Tensor) -> None:
-    for address, _ in _pieces(host):
-        torch.cuda.cudart().cudaHostUnregister(address)
-
-
-def _pieces(host: torch.Tensor) -> Iterator[tuple[int, int]]:
-    for start in range(0, host.nbytes, _PIN_BYTES):
-        yield host.data_ptr() + start, min(_PIN_BYTES, host.nbytes - start)

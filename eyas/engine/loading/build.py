@@ -21,8 +21,10 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import number_of
 from eyas.common.params import SamplingParams
+from eyas.common.step_times import StepRates
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.device.buckets import GRAIN
 from eyas.engine.device.lead import Lead
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import Ready
@@ -34,8 +36,10 @@ from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.stager import Stager
 from eyas.engine.loading import follower
 from eyas.engine.loading.device_build import build_device, rounds_ahead
+from eyas.engine.loading.host_cache import check_host_cache, host_loads
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
+from eyas.engine.loading.step_rates import Reach, measure
 from eyas.engine.loading.travel import Travel, travel
 from eyas.engine.loop.engine import Engine, Parts
 from eyas.engine.loop.plain_runner import PlainRunner
@@ -67,6 +71,7 @@ def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = N
     start = start or Start()
     sweep_stale(Path(config.pool_dir))
     _check_device(config)
+    check_host_cache(config)
     _check_transfer(config)
     if config.device != "cpu":
         torch.cuda.set_device(number_of(config.device))  # of this thread: kernels run on the current device
@@ -112,6 +117,7 @@ class _Core:
     drafter: Drafter | None
     limits: Limits
     slowest_step_s: float
+    rates: StepRates | None
 
 
 def _plain_core(loaded: EngineSpec) -> _Core:
@@ -132,6 +138,7 @@ def _plain_core(loaded: EngineSpec) -> _Core:
         drafter=drafter,
         limits=Limits(config.page_size, config.max_running, config.chunk_tokens, round_rows),
         slowest_step_s=_warm_up(runner, pool, config),
+        rates=_rates(runner, config, Reach(8, 64, min(512, target.context_length))),
     )
 
 
@@ -155,7 +162,22 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
         mixed_prefill_budget=device.runner.prompt_rows,
         yield_tokens_per_s=YIELD_TOKENS_PER_S,
     )
-    return loaded, _Core(device.runner, device.pools, None, limits, device.slowest_step_s)
+    with start.phases("rates"):
+        most = Reach(config.max_running, config.chunk_tokens, loaded.target.context_length)
+        rates = _rates(device.runner, config, most, GRAIN)
+    return loaded, _Core(device.runner, device.pools, None, limits, device.slowest_step_s, rates)
+
+
+def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:
+    """Measured where a router may ask: of workers that compute prompts and decode, and exchange pages.
+
+    An interpreted device, and ranks that share a model, are not asked.
+    """
+    both = {Role.PREFILL, Role.DECODE} <= set(config.roles)
+    interpreted = config.device == "cpu" and config.attention_backend != "torch"
+    if not both or interpreted or config.transfer == NONE or config.tensor_parallel_size > 1:
+        return None
+    return measure(runner, config, most, grain)
 
 
 def _parts(loaded: EngineSpec, core: _Core) -> Parts:
@@ -169,12 +191,13 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id=partial(secrets.randbits, 63))
     leases = Leases(owner, pages, config.page_size, moves.layouts, outbox, config.tensor_parallel_size)
     pulls = moves.pulls[KvKind.TARGET]
+    host = host_loads(config, pools, pages, cache, core.slowest_step_s)
     return Parts(
         config=config,
         model=loaded.target,
         runner=core.runner,
         pools=pools,
-        scheduler=Scheduler(pages, cache, core.limits, pulls),
+        scheduler=Scheduler(pages, cache, core.limits, pulls, host),
         drafter=core.drafter,
         leases=leases,
         stager=Stager(moves.outlets, leases.covers, outbox),
@@ -183,7 +206,7 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
         copiers=tuple(moves.copiers.values()),
         travels=moves.possible,
         outbox=outbox,
-        ready=_ready(loaded, moves, core.slowest_step_s),
+        ready=_ready(loaded, moves, core.slowest_step_s, core.rates),
     )
 
 
@@ -241,7 +264,7 @@ def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size:
     return None
 
 
-def _ready(loaded: EngineSpec, moves: Travel, slowest: float) -> Ready:
+def _ready(loaded: EngineSpec, moves: Travel, slowest: float, rates: StepRates | None = None) -> Ready:
     config, target, head = loaded.config, loaded.target, loaded.head
     pages = config.num_pages
     assert pages is not None, "it is known once there is a pool"
@@ -258,6 +281,7 @@ def _ready(loaded: EngineSpec, moves: Travel, slowest: float) -> Ready:
         slowest_step_s=slowest,
         draft_width=head.decoder.hidden_size if head else 0,
         synthetic=bool(loaded.synthetic_rates),
+        rates=rates,
         staged=bool(moves.outlets),
     )
 

@@ -19,7 +19,8 @@ from eyas.common.errors import ConfigError
 from eyas.common.gpus import capability
 from eyas.engine.kernels.warm import Warmup
 
-PLACING = ("roles", "worker", "threads", "mem_fraction_static", "pool_dir")  # no kernel depends on these
+# No kernel depends on these.
+PLACING = ("roles", "worker", "threads", "mem_fraction_static", "host_cache_gb", "pool_dir")
 SHOWN_S = 0.05  # a shorter time would be shown as 0.0
 
 

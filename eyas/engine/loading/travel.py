@@ -27,7 +27,7 @@ from eyas.engine.kv.staging import Staging
 from eyas.engine.loading.spec import EngineSpec
 from kv_transfer.area import Area
 from kv_transfer.backends.base import Backend, Site
-from kv_transfer.backends.table import BACKENDS, NONE, backend
+from kv_transfer.backends.table import NONE, backend, usable
 from kv_transfer.copier import Copier
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.layout import window_pages
@@ -149,4 +149,4 @@ def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _
 
 
 def _backends(site: Site) -> dict[str, Backend]:
-    return {name: backend(name)(site) for name in BACKENDS}
+    return {name: backend(name)(site) for name in usable()}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from eyas.common.config import EngineConfig
+from eyas.common.types import Backlog
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
@@ -24,6 +25,7 @@ from eyas.engine.ipc.messages import (
     CopyStopped,
     DraftDown,
     Drain,
+    HostCache,
     Load,
     Moved,
     Prefill,
@@ -52,6 +54,7 @@ from eyas.engine.loop.drafting import Drafting
 from eyas.engine.loop.runner import Runner
 from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.scheduling.admission import Admission
+from eyas.engine.scheduling.backlog import backlog
 from eyas.engine.scheduling.draft_kv import DraftKv
 from eyas.engine.scheduling.requests import Requests
 from eyas.engine.scheduling.scheduler import Scheduler
@@ -61,6 +64,7 @@ from kv_transfer.copier import Copier
 IDLE_S = 0.1  # the longest nap: deadlines and leases are looked after at least so often
 COPYING_S = 0.001  # while copies run, their results are looked for so often
 LOAD_S = 0.5  # the front hears of the load at least so often
+COUNT_S = 0.1  # between two counts of the backlog, at least
 STOP_S = 5.0  # a copy that still runs at shutdown is waited for so long
 
 
@@ -106,6 +110,7 @@ class Engine:
         self._progress = 0
         self._heard = 0  # commands
         self._loaded: tuple[float, Load | None] = (0.0, None)
+        self._backlog: tuple[float, Backlog] = (0.0, Backlog())
         self._busy = False
 
     def _new_requests(self) -> Requests:
@@ -207,7 +212,10 @@ class Engine:
         self._link.send(self._drafting.outgoing())  # at once: it may be waited for
 
     def _look_after(self, now: float) -> None:
-        """Leases, copies, pulls, free slots and deadlines."""
+        """The host's pages, leases, copies, pulls, free slots and deadlines."""
+        if self._scheduler.host is not None:
+            for seq in self._scheduler.host.poll(now):
+                self._scheduler.enqueue(seq)
         for pulls in self._pulls:
             pulls.poll(now)
         self._requests.join(now)
@@ -225,7 +233,8 @@ class Engine:
 
     @property
     def _copying(self) -> bool:
-        return bool(self._pulling or self._parts.stager.copying)
+        host = self._scheduler.host
+        return bool(self._pulling or self._parts.stager.copying or (host is not None and host.copying))
 
     def _told(self, command: Told) -> None:
         for pulls in self._pulls:
@@ -256,7 +265,14 @@ class Engine:
             step_sequences=tuple(sequences.counts),
             step_sequences_total=sequences.total,
             oldest_waiting_s=self._requests.oldest_waiting_s(now),
+            backlog=self._counted(now),
         )
+
+    def _counted(self, now: float) -> Backlog:
+        """Counted every `COUNT_S`: it takes a look at every request."""
+        if now - self._backlog[0] > COUNT_S:
+            self._backlog = (now, backlog(self._requests, self._loop.share.at(now)))
+        return self._backlog[1]
 
     def _load(self) -> Load:
         scheduler = self._scheduler
@@ -274,6 +290,7 @@ class Engine:
             moved=self._moved(),
             pulls_failed=sum(pulls.failed for pulls in self._pulls),
             drafts_late=self._drafting.late_rounds,
+            host=HostCache() if scheduler.host is None else scheduler.host.counts,
         )
 
     def _moved(self) -> dict[str, Moved]:
@@ -295,7 +312,10 @@ class Engine:
 
     def _close(self) -> None:
         self._parts.runner.close()
-        deadline = time.monotonic() + STOP_S
-        if all([copier.close(deadline) for copier in self._parts.copiers]):
+        deadline, host = time.monotonic() + STOP_S, self._scheduler.host
+        ends = [copier.close for copier in self._parts.copiers]
+        if host is not None:
+            ends.append(host.tier.memory.close)
+        if all([end(deadline) for end in ends]):
             for pool in self._parts.pools:
                 pool.close()

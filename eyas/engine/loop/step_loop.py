@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from eyas.common.prompt_share import PromptShare
 from eyas.engine.batch.sequence import Kind, Work
 from eyas.engine.ipc.messages import PrefillStarted
 from eyas.engine.loop.commit import Committer
@@ -29,6 +30,7 @@ class StepLoop:
     runner: Runner
     committer: Committer
     counts: StepCounts = field(default_factory=StepCounts)
+    share: PromptShare = field(default_factory=PromptShare)
     _flight: Flight | None = field(default=None, init=False)
     _clock: StepClock = field(default_factory=StepClock, init=False)
 
@@ -86,7 +88,9 @@ class StepLoop:
         if flight is None:
             return
         self.scheduler.pool.landed()
-        seconds = time.monotonic() - flight.launched
+        now = time.monotonic()
+        seconds = now - flight.launched
+        self.share.ran(flight.launched, now, prompts=not all(work.round for work in flight.works))
         self.counts.landed(len(flight.works), seconds)
         self.committer.drafting.stepped(landed, seconds)
         self.committer.commit(landed)

@@ -20,6 +20,7 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.scheduling.elsewhere import Incoming
 from eyas.engine.scheduling.fairness import Queue, Shares
+from eyas.engine.scheduling.host_loads import Answer, HostLoads
 from kv_transfer.layout import pages_for
 
 MANY_CHUNKS = 6
@@ -70,7 +71,9 @@ class Scheduler:
         cache: PrefixCache,
         limits: Limits,
         incoming: Incoming,
+        host: HostLoads | None = None,
     ) -> None:
+        self.host = host
         self.pool = pool
         self._incoming = incoming
         self.cache = cache
@@ -101,6 +104,8 @@ class Scheduler:
             self.joining.remove(seq)
         elif seq in self.waiting:
             self.waiting.remove(seq)
+        elif self.host is not None:
+            self.host.forget(seq)
         self._give_back(seq)
 
     def join(self) -> Sequence | None:
@@ -214,6 +219,8 @@ class Scheduler:
         shares = self._shares()
         while budget > 0 and self.waiting and self._admit(seq := self.waiting.first(shares), shares):
             self.waiting.remove(seq)
+            if not seq.pages:
+                continue  # the host loads the first of them
             self._occupy(seq)
             shares.add(seq.generation, 1 + seq.keeps)
             works.append(self._chunk(seq, budget))
@@ -240,7 +247,7 @@ class Scheduler:
         return Work(seq, seq.kv_len, seq.tokens(seq.kv_len, stop), None, sample=stop == len(seq))
 
     def _admit(self, seq: Sequence, shares: Shares) -> bool:
-        """Gives a waiting sequence pages for all its rows. False: it must go on waiting.
+        """Gives a waiting sequence pages for all its rows, or none if the host loads some. False: it waits.
 
         Free slots are reserved for its forks, unless these decode on another worker. Forks without a reserved
         slot wait, and compute the part of their prompt that the cache does not hold.
@@ -258,9 +265,14 @@ class Scheduler:
                 break
         if not free:
             return False
-        ahead = 0 if elsewhere else self.limits.rows_ahead
+        rows = len(seq) + (0 if elsewhere else self.limits.rows_ahead)
         computed = None if generation.scores is None else generation.scores.next
-        found = self._allocate(generation, seq.all_tokens(), len(seq) + ahead, shares, computed)
+        if self.host is not None:
+            tokens = seq.tokens(0, len(seq) if computed is None else computed + 1)
+            answer = self.host.ask(seq, tokens, pages_for(rows, self.limits.page_size))
+            if answer is not Answer.COMPUTE:
+                return answer is Answer.LOADS
+        found = self._allocate(generation, seq.all_tokens(), rows, shares, computed)
         if found is None:
             return False
         seq.kept = min(free - 1, wanted)
@@ -377,4 +389,4 @@ class Scheduler:
     def _give_back(self, seq: Sequence) -> None:
         self.remember(seq)
         self.pool.drop(seq.pages)
-        seq.pages, seq.kv_len, seq.draft_len, seq.tree = [], 0, 0, None
+        seq.pages, seq.kv_len, seq.draft_len, seq.tree, seq.fetched = [], 0, 0, None, False

@@ -1,11 +1,10 @@
 """What requests were like lately: the mix that preferences are chosen for.
 
-It knows sums and how they fade. It knows no worker.
+It knows sums and how they fade. It knows no worker, and times only as it is told them.
 """
 
 from __future__ import annotations
 
-from eyas.simulator.workload import SimulatedRequest
 from gateway.capacity import Mix
 
 FADE = 0.98
@@ -15,7 +14,7 @@ CHANGE = 0.1
 """A mix within this part of the one told last is told as that one: what follows from it need not change."""
 
 ENOUGH = 20
-"""Requests before there is a mix."""
+"""Requests, and answers, before there is a mix."""
 
 COUNTING_S = 1.0
 """Requests are counted over so long to see how evenly they come."""
@@ -25,26 +24,33 @@ KEPT = 0.98
 
 
 class DemandMeter:
-    """Fading means over requests."""
+    """Fading means over requests and over answers."""
 
-    def __init__(self) -> None:
-        self._count = 0
-        self._weight = self._prompt = self._missing = self._square = self._output = 0.0
+    def __init__(self, since_s: float = 0.0) -> None:
+        """`since_s`: when the first requests may come, on the clock of `asked`."""
+        self._count = self._answers = 0
+        self._weight = self._prompt = self._missing = self._square = 0.0
+        self._answered = self._output = 0.0
         self._told: Mix | None = None
-        self._since_s, self._now, self._before = 0.0, 0, 0
+        self._since_s, self._now, self._before = since_s, 0, 0
         self._counts = self._sum = self._squares = 0.0
 
-    def note(self, arrival: SimulatedRequest, missing: int) -> None:
-        """Counts a request of whose prompt `missing` tokens are to be computed."""
+    def asked(self, at_s: float, prompt: int, missing: int) -> None:
+        """Counts a request that came at `at_s`, of whose prompt `missing` tokens are to be computed."""
         self._count += 1
         self._weight = FADE * self._weight + 1.0
-        self._prompt = FADE * self._prompt + arrival.prompt
+        self._prompt = FADE * self._prompt + prompt
         self._missing = FADE * self._missing + missing
         self._square = FADE * self._square + missing**2
-        self._output = FADE * self._output + arrival.output
-        while arrival.at_s >= self._since_s + COUNTING_S:
+        while at_s >= self._since_s + COUNTING_S:
             self._end_count()
         self._now += 1
+
+    def answered(self, output: int) -> None:
+        """Counts an answer that took `output` steps."""
+        self._answers += 1
+        self._answered = FADE * self._answered + 1.0
+        self._output = FADE * self._output + output
 
     def _end_count(self) -> None:
         self._since_s += COUNTING_S
@@ -64,11 +70,12 @@ class DemandMeter:
 
     def mix(self) -> Mix | None:
         """The mix; None while there were too few requests."""
-        if self._count < ENOUGH:
+        if min(self._count, self._answers) < ENOUGH:
             return None
         missing = max(self._missing / self._weight, 1.0)
         spread = max(self._square / self._weight / missing**2, 1.0)
-        new = Mix(self._prompt / self._weight, missing, self._output / self._weight, spread, self._burst())
+        output = self._output / self._answered
+        new = Mix(self._prompt / self._weight, missing, output, spread, self._burst())
         if self._told is None or _differ(new, self._told):
             self._told = new
         return self._told

@@ -1,0 +1,60 @@
+"""A worker's backlog and step rates as protobuf, and back. It knows what a curve must be to be read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from eyas.common.errors import InvalidRequest
+from eyas.common.step_times import Curve, StepBudget, StepRates, StepTimes
+from eyas.common.types import Backlog
+from protos import worker_pb2
+
+MOST_POINTS = 256
+
+
+def backlog_to_pb(backlog: Backlog) -> worker_pb2.Backlog:
+    """Every field."""
+    return worker_pb2.Backlog(**{name: getattr(backlog, name) for name in Backlog.__struct_fields__})
+
+
+def backlog_from_pb(pb: worker_pb2.Backlog) -> Backlog:
+    """Every field; one that is absent has its default."""
+    return Backlog(**{name: getattr(pb, name) for name in Backlog.__struct_fields__})
+
+
+def rates_to_pb(rates: StepRates) -> worker_pb2.StepRates:
+    """Every field."""
+    times, budget = rates.times, rates.budget
+    return worker_pb2.StepRates(
+        rows_ms=_points(times.rows_ms),
+        context_ms=_points(times.context_ms),
+        pairs_ms=times.pairs_ms,
+        mixed_ms=times.mixed_ms,
+        grain=times.grain,
+        chunk_tokens=budget.chunk_tokens,
+        mixed_tokens=budget.mixed_tokens,
+    )
+
+
+def rates_from_pb(pb: worker_pb2.StepRates) -> StepRates:
+    """Raises InvalidRequest for rates by which no step could be timed."""
+    if min(pb.grain, pb.chunk_tokens, pb.mixed_tokens) < 1:
+        raise InvalidRequest("rates has a grain or a budget below 1", param="rates")
+    if not all(math.isfinite(value) and value >= 0.0 for value in (pb.pairs_ms, pb.mixed_ms)):
+        raise InvalidRequest("rates has times that are none", param="rates")
+    times = StepTimes(_curve(pb.rows_ms), _curve(pb.context_ms), pb.pairs_ms, pb.mixed_ms, pb.grain)
+    return StepRates(times, StepBudget(pb.chunk_tokens, pb.mixed_tokens))
+
+
+def _points(curve: Curve) -> list[worker_pb2.CurvePoint]:
+    return [worker_pb2.CurvePoint(x=x, y=y) for x, y in curve.points]
+
+
+def _curve(points: Iterable[worker_pb2.CurvePoint]) -> Curve:
+    """At least two points, x and time rising: a time is then never below 0."""
+    pairs = tuple((point.x, point.y) for point in points)
+    rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in zip(pairs, pairs[1:], strict=False))
+    if not (2 <= len(pairs) <= MOST_POINTS and rising and pairs[0][1] >= 0.0 and math.isfinite(pairs[-1][1])):
+        raise InvalidRequest("rates has a curve that does not rise", param="rates")
+    return Curve(pairs)

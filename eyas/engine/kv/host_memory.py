@@ -1,0 +1,156 @@
+"""Host memory for pages of the pools: slots that hold a page of every pool, and the threads that copy.
+
+It is taken in pieces, page-locked where a pool is a GPU's, by a thread of its own: slots become usable one
+piece after the other while the engine serves. Pages leave and come back on a thread and a stream each, so
+that neither waits for the other and a step for none. What a slot holds is the business of those who ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from eyas.engine.kv.host_tier import Then
+from eyas.engine.kv.pinned import pin, unpin
+from eyas.engine.kv.pool import KvPool
+from kv_transfer.backends.base import runs
+from kv_transfer.copy_thread import CopyThread
+
+PIECE_BYTES = 2**27  # locked at a time: the driver stops launches of kernels meanwhile
+_log = logging.getLogger("eyas.engine")
+
+
+class HostMemory:
+    """`slots` places, each for one page of every pool. The pools share page numbers and a device.
+
+    Of the slots the first `ready` can be used. `bytes_out` and `bytes_in`: copied so far; `copy_s`: the
+    seconds that this took.
+    """
+
+    def __init__(self, pools: Sequence[KvPool], slots: int) -> None:
+        self._pools = [pool.tensor.flatten(1) for pool in pools]
+        self.page_bytes = sum(pool.shape.page_bytes for pool in pools)
+        self.ready = 0
+        self.bytes_out = self.bytes_in = 0
+        self.copy_s = 0.0
+        self._piece_slots = max(PIECE_BYTES // self.page_bytes, 1)
+        self._pieces: list[list[torch.Tensor]] = []  # of each: the slots, per pool
+        self._numbers = itertools.count()
+        self._then: dict[int, Then] = {}
+        device = self._pools[0].device
+        self._streams: list[torch.cuda.Stream | None] = [None, None]  # out, in
+        if device.type == "cuda":
+            self._streams = [torch.cuda.Stream(device), torch.cuda.Stream(device)]
+        self._taker: CopyThread[int] = CopyThread("host-memory")
+        self._out: CopyThread[int] = CopyThread("host-out")
+        self._in: CopyThread[int] = CopyThread("host-in")
+        self._closing = False
+        self._taker.submit(slots, lambda: self._take(slots))
+
+    # --- copies ----------------------------------------------------------------------------------------
+
+    def copy_out(self, pages: Sequence[int], slots: Sequence[int], then: Then) -> None:
+        """Pages of the pools to slots. Every row in them must be past its device event."""
+        self._submit(self._out, lambda: self._copy(pages, slots, self._streams[0], out=True), then)
+
+    def copy_in(self, slots: Sequence[int], pages: Sequence[int], then: Then) -> None:
+        """Slots to pages of the pools, which no step in flight may write."""
+        self._submit(self._in, lambda: self._copy(pages, slots, self._streams[1], out=False), then)
+
+    def poll(self) -> None:
+        """Tells of the copies that stopped, and counts them."""
+        for done in self._taker.finished():
+            if done.error is not None:
+                text = "the host cache has %.1f GiB and gets no more: %s"
+                _log.warning(text, self.ready * self.page_bytes / 2**30, done.error.message)
+        for thread in (self._out, self._in):
+            for done in thread.finished():
+                self.bytes_out += done.bytes * (thread is self._out)
+                self.bytes_in += done.bytes * (thread is self._in)
+                self.copy_s += done.seconds if done.bytes else 0.0
+                self._then.pop(done.job)(done.error)
+
+    @property
+    def copying(self) -> bool:
+        """Is there a copy that `poll` has not told of?"""
+        return bool(self._then)
+
+    def close(self, deadline: float) -> bool:
+        """Ends the threads and gives the memory back; False if one still copies at `deadline` (monotonic)."""
+        self._closing = True
+        if not all([thread.close(deadline) for thread in (self._taker, self._out, self._in)]):
+            return False
+        if self._streams[0] is not None:
+            for piece in itertools.chain(*self._pieces):
+                unpin(piece)
+        self._pieces, self._pools = [], []
+        return True
+
+    def _submit(self, thread: CopyThread[int], do: Callable[[], int], then: Then) -> None:
+        number = next(self._numbers)
+        self._then[number] = then
+        thread.submit(number, do)
+
+    @torch.inference_mode()
+    def _copy(
+        self, pages: Sequence[int], slots: Sequence[int], stream: torch.cuda.Stream | None, *, out: bool
+    ) -> int:
+        """The bytes moved; when it returns they are there. On a thread."""
+        with _on(stream):
+            for page, slot, count in self._runs(pages, slots):
+                piece, at = divmod(slot, self._piece_slots)
+                for pool, host in zip(self._pools, self._pieces[piece], strict=True):
+                    there, here = pool[page : page + count], host[at : at + count]
+                    source, target = (there, here) if out else (here, there)
+                    target.copy_(source, non_blocking=True)
+        if stream is not None:
+            event = torch.cuda.Event()
+            event.record(stream)
+            event.synchronize()
+        return len(pages) * self.page_bytes
+
+    def _runs(self, pages: Sequence[int], slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """(first page, first slot, count): both go up by one, and the slots are of one piece."""
+        for page, slot, count in runs(tuple(pages), tuple(slots)):
+            while count > 0:
+                some = min(count, self._piece_slots - slot % self._piece_slots)
+                yield page, slot, some
+                page, slot, count = page + some, slot + some, count - some
+
+    # --- memory ----------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _take(self, slots: int) -> int:
+        """Piece after piece; returns the bytes of all. On a thread."""
+        for first in range(0, slots, self._piece_slots):
+            if self._closing:
+                break
+            count = min(self._piece_slots, slots - first)
+            self._pieces.append([self._piece(pool, count) for pool in self._pools])
+            self.ready += count
+        return self.ready * self.page_bytes
+
+    def _piece(self, pool: torch.Tensor, slots: int) -> torch.Tensor:
+        """[slots, elements]. Its memory is touched before it is locked: the driver would do that slowly."""
+        size = slots * pool.shape[1] * pool.itemsize
+        piece = torch.frombuffer(mmap.mmap(-1, size), dtype=pool.dtype).view(slots, -1)
+        if self._streams[0] is not None:
+            piece.zero_()
+            with _on(self._streams[0]):
+                pin(piece)
+        return piece
+
+
+@contextlib.contextmanager
+def _on(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Copies run on `stream`, if there is one; without its device, a context on GPU 0 would be left."""
+    if stream is None:
+        yield
+        return
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        yield

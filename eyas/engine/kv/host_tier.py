@@ -1,0 +1,178 @@
+"""The host tier: pages about to be evicted from the prefix cache are copied to host memory, and come back.
+
+A page is copied while it is still in the cache, idle and among the next to be evicted, so nothing waits for
+a copy. One that is evicted before its copy has ended is lost to the tier. A full tier drops the page that
+left, or was wanted, longest ago. It knows the names that the cache gives to pages: no sequences, no tensors.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from typing import Protocol, TypeAlias
+
+from eyas.common.errors import EyasError
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.prefix_cache import Node, PrefixCache
+
+AHEAD = 1024  # pages: of those that are evicted next, so many are copied in advance
+BATCH = 64  # pages per copy: one that stopped early is no great loss
+
+Then: TypeAlias = Callable[[EyasError | None], None]
+"""Told once a copy has stopped, with what it failed of."""
+
+
+class Memory(Protocol):
+    """Slots for pages, of which the first `ready` can be used. `poll` calls each `then`."""
+
+    ready: int
+    page_bytes: int
+    bytes_out: int
+    bytes_in: int
+    copy_s: float
+
+    @property
+    def copying(self) -> bool:
+        """Is there a copy that `poll` has not told of?"""
+        ...
+
+    def copy_out(self, pages: Sequence[int], slots: Sequence[int], then: Then) -> None:
+        """Pages to slots."""
+        ...
+
+    def copy_in(self, slots: Sequence[int], pages: Sequence[int], then: Then) -> None:
+        """Slots to pages."""
+        ...
+
+    def poll(self) -> None:
+        """Tells of the copies that have stopped."""
+        ...
+
+    def close(self, deadline: float) -> bool:
+        """Ends all copies; False if one still runs at `deadline` (monotonic seconds)."""
+        ...
+
+
+@dataclass(slots=True)
+class _Held:
+    """A page on the host. `copies` of its slot run; the first one fills it."""
+
+    slot: int
+    copies: int = 0
+    filled: bool = False
+
+
+class HostTier:
+    """Owns the slots of `memory`. One thread uses it."""
+
+    def __init__(self, pool: PagePool, cache: PrefixCache, memory: Memory) -> None:
+        self._pool = pool
+        self._cache = cache
+        self.memory = memory
+        self._held: OrderedDict[bytes, _Held] = OrderedDict()  # by name; the next to be dropped first
+        self._free: list[int] = []
+        self._known = 0  # slots that were ready, ever
+        self._ahead = min(AHEAD, pool.num_pages)
+        self._seen = 0  # of the cache's turnover, when pages were last chosen
+        self.held = 0  # pages that can come back
+        self.loaded = 0  # pages that came back, ever
+
+    @property
+    def free(self) -> int:
+        """Slots that hold nothing."""
+        return len(self._free)
+
+    def find(self, names: Iterable[bytes]) -> list[bytes]:
+        """The first of these names, as many as are here without a gap."""
+        return list(takewhile(lambda name: name in self._held and self._held[name].filled, names))
+
+    def load(self, names: Sequence[bytes], pages: Sequence[int], then: Then) -> None:
+        """Copies what was found to pages that no step in flight writes."""
+        for name in names:
+            self._held[name].copies += 1
+        self._touch(names)
+        slots = [self._held[name].slot for name in names]
+        self.memory.copy_in(slots, pages, partial(self._was_loaded, names, then))
+
+    def load_s(self, pages: int) -> float:
+        """How long it takes to load so many, as copies went so far; 0.0 before the first."""
+        memory = self.memory
+        return pages * memory.page_bytes * memory.copy_s / max(memory.bytes_out + memory.bytes_in, 1)
+
+    def poll(self) -> None:
+        """Once a loop: hear of copies that stopped, and copy what will be evicted soon."""
+        self.memory.poll()
+        self._free += range(self._known, self.memory.ready)
+        self._known = self.memory.ready
+        turnover = self._cache.turnover - self._seen
+        if self._pool.free < self._ahead and turnover >= min(self._ahead // 4, BATCH * 4):
+            self._seen = self._cache.turnover
+            self._save()
+
+    def _save(self) -> None:
+        """Looks at no more pages than went by since the last time, a few times over."""
+        count = min(self._ahead, self._known)  # more would take each other's slots
+        soon = [node for node in self._cache.next_out(count) if self._pool.is_quiet(node.page)]
+        self._touch([node.name for node in soon if node.name in self._held])
+        fresh: list[Node] = []
+        for node in soon:
+            if node.name not in self._held:
+                slot = self._slot()
+                if slot is None:
+                    break
+                self._held[node.name] = _Held(slot, copies=1)
+                fresh.append(node)
+        self._touch([node.name for node in fresh])
+        self._touch_above(fresh)
+        for first in range(0, len(fresh), BATCH):
+            nodes = fresh[first : first + BATCH]
+            pages, slots = [node.page for node in nodes], [self._held[node.name].slot for node in nodes]
+            self.memory.copy_out(pages, slots, partial(self._was_saved, nodes))
+
+    def _slot(self) -> int | None:
+        """An empty one, if need be of the page that is dropped for it; None: copies need all of them."""
+        if self._free:
+            return self._free.pop()
+        if not self._held:
+            return None
+        name, oldest = next(iter(self._held.items()))
+        if oldest.copies:
+            return None
+        del self._held[name]
+        self.held -= 1
+        return oldest.slot
+
+    def _touch(self, names: Sequence[bytes]) -> None:
+        """They are dropped after all others, and a prefix after what follows it."""
+        for name in reversed(names):
+            self._held.move_to_end(name)
+
+    def _touch_above(self, nodes: Sequence[Node]) -> None:
+        """What stands before the first new pages of a text outlives them as well."""
+        here = {node.name for node in nodes}
+        for node in nodes:
+            above = node.parent
+            while above is not None and above.name in self._held and above.name not in here:
+                self._held.move_to_end(above.name)
+                above = above.parent
+
+    def _was_saved(self, nodes: Sequence[Node], error: EyasError | None) -> None:
+        """A page that left the cache meanwhile may have been overwritten before it was read."""
+        for node in nodes:
+            held = self._held[node.name]
+            held.copies -= 1
+            if error is None and self._cache.holds(node):
+                held.filled = True
+                self.held += 1
+            else:
+                del self._held[node.name]
+                self._free.append(held.slot)
+
+    def _was_loaded(self, names: Sequence[bytes], then: Then, error: EyasError | None) -> None:
+        for name in names:
+            self._held[name].copies -= 1
+        self.loaded += len(names) if error is None else 0
+        then(error)

@@ -1,0 +1,33 @@
+"""Page-locked host memory: what copies between a GPU and the host need to run at the link's speed.
+
+It knows the driver's call and its limits; what the memory holds is the business of those who ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from eyas.common.errors import ConfigError
+
+_PIECE_BYTES = 2**34  # registered at a time: the driver refuses very large pieces
+
+
+def pin(host: torch.Tensor) -> None:
+    """Locks the pages of a tensor's memory. Raises ConfigError if the driver cannot."""
+    for address, size in _pieces(host):
+        error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+        if error:
+            raise ConfigError(f"the driver cannot page-lock {size} bytes of host memory (CUDA error {error})")
+
+
+def unpin(host: torch.Tensor) -> None:
+    """Undoes `pin`; no copy of the memory may be under way."""
+    for address, _ in _pieces(host):
+        torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def _pieces(host: torch.Tensor) -> Iterator[tuple[int, int]]:
+    for start in range(0, host.nbytes, _PIECE_BYTES):
+        yield host.data_ptr() + start, min(_PIECE_BYTES, host.nbytes - start)

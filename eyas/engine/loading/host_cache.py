@@ -1,0 +1,57 @@
+"""What `--host-cache-gb` asks for: whether this engine and its host can do it, and the tier itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import psutil
+
+from eyas.common.config import EngineConfig
+from eyas.common.errors import ConfigError
+from eyas.common.types import Role
+from eyas.engine.kv.host_memory import HostMemory
+from eyas.engine.kv.host_tier import HostTier
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.pool import KvPool
+from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.scheduling.host_loads import HostLoads
+
+FLAG = "host-cache-gb"
+_log = logging.getLogger("eyas.engine")
+
+
+def check_host_cache(config: EngineConfig) -> None:
+    """Raises ConfigError if a tier is asked for and this engine, or the memory of its host, has none."""
+    asked = config.host_cache_gb
+    if not asked:
+        return
+    if set(config.roles) == {Role.DRAFT}:
+        raise ConfigError(f"--{FLAG}: a draft worker has no prefix cache", param=FLAG)
+    if config.tensor_parallel_size > 1:
+        raise ConfigError(f"--{FLAG}: GPUs that share a model have no host tier", param=FLAG)
+    there = psutil.virtual_memory().available / 2**30
+    if asked > there:
+        message = f"--{FLAG}: {asked:g} GiB asked for, and the host has {there:.1f} GiB available"
+        raise ConfigError(message, param=FLAG)
+
+
+def host_loads(
+    config: EngineConfig, pools: Sequence[KvPool], pages: PagePool, cache: PrefixCache, slowest_step_s: float
+) -> HostLoads | None:
+    """The tier of pools with these page numbers; None if none is asked for.
+
+    The slowest step of the start computed a whole chunk: that is how fast prompts are computed. ConfigError
+    if the tier would have no room for a page.
+    """
+    if not config.host_cache_gb:
+        return None
+    page_bytes = sum(pool.shape.page_bytes for pool in pools)
+    slots = int(config.host_cache_gb * 2**30) // page_bytes
+    if not slots:
+        raise ConfigError(
+            f"--{FLAG}: {config.host_cache_gb:g} GiB hold no page of {page_bytes} bytes", param=FLAG
+        )
+    _log.info("host cache: %d KV pages, %d tokens", slots, slots * config.page_size)
+    tier = HostTier(pages, cache, HostMemory(pools, slots))
+    return HostLoads(tier, pages, cache, config.page_size, config.chunk_tokens / max(slowest_step_s, 1e-6))

@@ -1,0 +1,143 @@
+"""Measures at an engine's start how long its steps take, for routers that compare places for a prompt.
+
+A few steps of made-up sequences run through the engine's own runner, before any page has an owner; from their
+times `fit` makes the table. It decides nothing, and knows no request.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from eyas.common.config import EngineConfig
+from eyas.common.params import SamplingParams
+from eyas.common.step_times import Curve, StepBudget, StepRates, StepTimes
+from eyas.common.types import GenerationRequest
+from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.loop.runner import Runner
+from kv_transfer.layout import pages_for
+
+AGAIN_S = 0.02
+"""A step that took longer is not timed a second time."""
+
+DEEP_BATCH = 8
+"""Sequences by which the time for what they attend to is measured."""
+
+LEAST_RISE = 1e-6
+"""Milliseconds per row or token: measured times that fall are taken as flat."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A step: `decoding` sequences of `context` tokens each, and `rows` of a prompt after `start` others."""
+
+    decoding: int = 0
+    context: int = 1
+    rows: int = 0
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The largest steps: sequences, prompt rows, and tokens of a sequence beside `DEEP_BATCH` - 1 like it."""
+
+    decoding: int
+    rows: int
+    length: int
+
+
+def fit(seconds: Callable[[Sample], float], reach: Reach, grain: int) -> StepTimes:
+    """The table by which a step's parts add up to what `seconds` says of a few samples.
+
+    Up to the largest batch the curve over rows is that of decoding, beyond it that of prompts.
+    """
+    rows, half = reach.rows, max(reach.length // 2, 1)
+    batch, chunk = min(DEEP_BATCH, reach.decoding), min(rows, half)
+
+    @functools.cache
+    def ms(sample: Sample) -> float:
+        return 1e3 * seconds(sample)
+
+    shallow, deep = ms(Sample(batch)), ms(Sample(batch, reach.length))
+    per_token = max(deep - shallow, 0.0) / (batch * max(reach.length - 1, 1)) + LEAST_RISE
+    pairs = max(ms(Sample(rows=chunk, start=half)) - ms(Sample(rows=chunk)), 0.0) / (chunk * half)
+    points = {decoding: ms(Sample(decoding)) for decoding in _batches(reach.decoding)}
+    for count in (max(rows // 4, 1), rows):
+        if count > reach.decoding:
+            points[count] = ms(Sample(rows=count)) - pairs * count * count / 2
+    times = StepTimes(_rising(points), Curve(((0, 0.0), (1 << 20, per_token * (1 << 20)))), 1e6 * pairs)
+    beside = max(rows - batch, 1)
+    both = ms(Sample(batch, rows=beside)) - 1e3 * times.step_s(batch, batch, beside, beside**2 / 2)
+    return StepTimes(times.rows_ms, times.context_ms, times.pairs_ms, max(both, 0.0), grain)
+
+
+def _batches(most: int) -> list[int]:
+    return sorted({1, *(size for size in (8, 32, 128) if size < most), most})
+
+
+def _rising(points: dict[int, float]) -> Curve:
+    """A curve through them that never falls, and rises at its end."""
+    ends = sorted(points.items())
+    rising = list(itertools.accumulate((ms for _, ms in ends), max))
+    pairs = [(float(x), max(y, 0.0)) for (x, _), y in zip(ends, rising, strict=True)]
+    if len(pairs) == 1:
+        pairs.append((pairs[0][0] + 1, pairs[0][1]))
+    (x0, y0), (x1, y1) = pairs[-2:]
+    return Curve((*pairs[:-1], (x1, max(y1, y0 + LEAST_RISE * (x1 - x0)))))
+
+
+def measure(runner: Runner, config: EngineConfig, most: Reach, grain: int) -> StepRates | None:
+    """Runs steps of up to `most`: their rows are garbage that is never read. None: the pool is too small."""
+    pages, size, width = config.num_pages or 0, config.page_size, config.speculation.width
+    reach = Reach(
+        decoding=min(most.decoding, config.max_running - 1),  # the last slot is for the prompt beside them
+        rows=min(most.rows, config.chunk_tokens, most.length, pages * size) - 1,
+        length=min(most.length, pages // DEEP_BATCH * size) - width,
+    )
+    if min(reach.decoding, reach.rows - 1, reach.length - 1) < 1:
+        return None
+    times = fit(_Steps(runner, pages, size, width).seconds, reach, grain)
+    return StepRates(times, StepBudget(config.chunk_tokens, config.mixed_tokens or config.chunk_tokens))
+
+
+class _Steps:
+    """Runs samples on pages that have no owner yet, in slots whose next occupants are told anew."""
+
+    def __init__(self, runner: Runner, pages: int, page_size: int, width: int) -> None:
+        self._runner = runner
+        self._pages = pages
+        self._size = page_size
+        self._width = width
+        self._occupancies = itertools.count(-2, -1)  # real ones count from 0 up; -1 is none
+
+    def seconds(self, sample: Sample) -> float:
+        """The shorter of two runs."""
+        first = self._run(sample)
+        return first if first > AGAIN_S else min(first, self._run(sample))
+
+    def _run(self, sample: Sample) -> float:
+        works = list(self._works(sample))
+        began = time.monotonic()
+        self._runner.launch(works).land()
+        return time.monotonic() - began
+
+    def _works(self, sample: Sample) -> Iterator[Work]:
+        for number in range(sample.decoding):
+            seq = self._sequence(number, sample.context, sample.context - 1)
+            yield Work(seq, seq.kv_len, [0], None, sample=True, round=True)
+        if sample.rows:
+            seq = self._sequence(sample.decoding, sample.start + sample.rows + 1, sample.start)
+            yield Work(seq, sample.start, [0] * sample.rows, None, sample=False)
+
+    def _sequence(self, number: int, length: int, computed: int) -> Sequence:
+        """With pages of its own, as far as there are enough."""
+        request = GenerationRequest("measured", (0,) * length, SamplingParams())
+        seq = Sequence(number, Generation(request, 0, Kind.LOCAL, 0.0, 0.0), 0, request.prompt_ids, [])
+        count = min(pages_for(length + self._width, self._size), self._pages)
+        seq.pages = [(number * count + page) % self._pages for page in range(count)]
+        seq.kv_len = seq.draft_len = computed
+        seq.slot, seq.occupancy = number, next(self._occupancies)
+        return seq

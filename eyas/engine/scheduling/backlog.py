@@ -1,0 +1,29 @@
+"""What an engine has to do and can still take, counted for routers.
+
+It counts requests and their rows. It knows no clock, and no other worker.
+"""
+
+from __future__ import annotations
+
+from eyas.common.types import Backlog
+from eyas.engine.batch.sequence import Kind
+from eyas.engine.scheduling.requests import Requests
+
+
+def backlog(requests: Requests, prompt_share: float) -> Backlog:
+    """The backlog of now. The rooms are 0 while it drains; rows that a cache may hold count as queued."""
+    scheduler = requests.scheduler
+    decoding = context = 0
+    for generation in requests.table.values():
+        if generation.kind is Kind.PREFILL:
+            continue
+        if not generation.sequences:  # its pages are waited for
+            decoding += len(generation.request.choices)
+            context += len(generation.request.choices) * len(generation.request.prompt_ids)
+        for seq in generation.sequences:
+            decoding += 1 + len(seq.forks)
+            context += (1 + len(seq.forks)) * len(seq)
+    queued = sum(max(seq.missing - 1, 0) for seqs in (scheduler.running, scheduler.waiting) for seq in seqs)
+    room = 0 if requests.draining else max(requests.admission.max_waiting - requests.queued, 0)
+    seats = 0 if requests.draining else max(scheduler.limits.max_running - len(scheduler.running), 0)
+    return Backlog(decoding, context, queued, prompt_share, room, room + seats)

@@ -1,0 +1,130 @@
+"""Sequences whose prompt continues on the host: they leave the queue until its pages are back in the cache.
+
+Pages are loaded for the prefix cache, not for a sequence: it then finds them there like any others. So a
+sequence that is cancelled meanwhile leaves nothing behind. What fails, or takes long, is computed.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from functools import partial
+
+from eyas.common.errors import EyasError
+from eyas.engine.batch.sequence import Sequence
+from eyas.engine.ipc.messages import HostCache
+from eyas.engine.kv.host_tier import HostTier
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.prefix_cache import PrefixCache
+
+LEAST_TOKENS = 256  # to load fewer gains nothing: a load takes a turn of the loop, which computes as many
+LATE_S = 1.0  # a sequence waits no longer for its pages
+
+
+class Answer(enum.Enum):
+    """What becomes of a sequence whose turn it is."""
+
+    COMPUTE = "compute"  # nothing to load, or it would take longer than computing
+    WAIT = "wait"  # keeps its turn: there is no room beside the loads that run
+    LOADS = "loads"  # leaves the queue; `HostLoads.poll` gives it back
+
+
+@dataclass(eq=False)
+class _Load:
+    """`pages` hold the first rows of `tokens`, once it is over.
+
+    `ahead`: pages that the sequence takes beyond them when it runs. `sequence`: None once it waits no more.
+    """
+
+    sequence: Sequence | None
+    tokens: SequenceOf[int]
+    pages: list[int]
+    ahead: int
+    late: float  # monotonic seconds
+
+
+class HostLoads:
+    """`page_size`: rows per page. `prompt_rate`: tokens of a prompt that this engine computes per second."""
+
+    def __init__(
+        self, tier: HostTier, pool: PagePool, cache: PrefixCache, page_size: int, prompt_rate: float
+    ) -> None:
+        self.tier = tier
+        self._pool = pool
+        self._cache = cache
+        self._size = page_size
+        self._rate = prompt_rate
+        self._loads: list[_Load] = []
+        self._back: list[Sequence] = []
+
+    @property
+    def counts(self) -> HostCache:
+        """Running totals."""
+        memory = self.tier.memory
+        return HostCache(self.tier.held, self.tier.loaded * self._size, memory.bytes_out, memory.bytes_in)
+
+    @property
+    def copying(self) -> bool:
+        """Will `poll` have something to do soon, without anything else happening?"""
+        return self.tier.memory.copying
+
+    def ask(self, sequence: Sequence, tokens: SequenceOf[int], pages: int) -> Answer:
+        """Begins to load what continues the cached prefix of `tokens`, if that is worth it.
+
+        `pages`: of the sequence when it runs. One that has waited once is not asked to wait again.
+        """
+        if sequence.fetched:
+            return Answer.COMPUTE
+        cached = self._cache.match(tokens)
+        names = self.tier.find(self._cache.names_after(tokens, cached))
+        answer = self._judge(len(names), pages - len(cached))
+        if answer is not Answer.LOADS:
+            self._pool.drop(cached)
+            return answer
+        fresh = self._pool.take(len(names), settled=True)
+        found = [*cached, *fresh]
+        load = _Load(sequence, tokens, found, pages - len(found), time.monotonic() + LATE_S)
+        self._loads.append(load)
+        sequence.fetched = True
+        self.tier.load(names, fresh, partial(self._stopped, load))
+        return answer
+
+    def _judge(self, count: int, wanted: int) -> Answer:
+        """Of a sequence that wants so many pages, `count` of which could be loaded."""
+        tokens = count * self._size
+        if tokens < LEAST_TOKENS or self.tier.load_s(count) >= tokens / self._rate:
+            return Answer.COMPUTE
+        pool = self._pool
+        if wanted + sum(load.ahead for load in self._loads) > pool.num_pages - pool.used:
+            return Answer.WAIT if self._loads else Answer.COMPUTE
+        if count > pool.settled:
+            self._cache.evict(count - pool.settled)
+        if count <= pool.settled:
+            return Answer.LOADS
+        return Answer.WAIT if self._loads or count <= pool.free else Answer.COMPUTE
+
+    def _stopped(self, load: _Load, error: EyasError | None) -> None:
+        self._loads.remove(load)
+        if error is None:
+            self._cache.insert(load.tokens, load.pages, len(load.pages) * self._size)
+        self._pool.drop(load.pages)
+        if load.sequence is not None:
+            self._back.append(load.sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """It goes. What is being loaded for it still comes into the cache."""
+        for load in self._loads:
+            if load.sequence is sequence:
+                load.sequence = None
+
+    def poll(self, now: float) -> list[Sequence]:
+        """Once a loop: the sequences that go back to the queue."""
+        self.tier.poll()
+        for load in self._loads:
+            if load.sequence is not None and now > load.late:
+                self._back.append(load.sequence)
+                load.sequence = None
+        back, self._back = self._back, []
+        return back

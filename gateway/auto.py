@@ -1,0 +1,170 @@
+"""`--layout auto`: every worker can do both, and each request goes where it is predicted to be best.
+
+It turns what workers say, and what this gateway has sent them since, into the snapshot by which
+`gateway.placement` decides, and lets the workers' preferences follow the load (`gateway.preference`). A
+preference acts at the next placement. It refuses to know legs and streams; where nothing can be predicted,
+roles decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from eyas.common.step_times import StepRates
+from eyas.common.types import Role
+from gateway import router
+from gateway.capacity import Mix
+from gateway.delivery import Pace
+from gateway.demand import FADE, DemandMeter
+from gateway.layouts import RequestLayout
+from gateway.metrics import GatewayMetrics
+from gateway.placement import Place, Preference, Rates, Targets, place
+from gateway.preference import rethink
+from gateway.router import Candidate, RequestRoute
+
+THINK_EVERY_S = 5.0
+"""How often preferences are thought over."""
+
+
+class AutoLayout(RequestLayout):
+    """`preferences`: by worker; one that is not named takes what comes.
+
+    Its owner runs `run` as a task: without it no preference changes.
+    """
+
+    def __init__(
+        self,
+        workers: Callable[[], Sequence[Candidate]],
+        targets: Targets,
+        metrics: GatewayMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`workers`: those that may get requests now. `clock`: seconds."""
+        self._workers = workers
+        self._targets = targets
+        self._metrics = metrics
+        self._clock = clock
+        self._demand = DemandMeter(clock())
+        self._steps, self._tokens = 0.0, 0.0  # fading sums over answers
+        self._thought: tuple[Mix | None, frozenset[str]] = (None, frozenset())
+        self._answer = 0.0  # mean steps of an answer, as of the last thought; 0.0: not known
+        self.preferences: dict[str, Preference] = {}
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a step gives a sequence, in the mean: more than one where drafts are accepted."""
+        return self._tokens / self._steps if self._steps else 1.0
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def route(self, prompt: int, workers: Sequence[Candidate]) -> RequestRoute | None:
+        """By prediction. By roles if no rates are known, or every worker is full: one then refuses it."""
+        rates = self._rates(workers)
+        found = None
+        if rates is not None:
+            places = [place_of(worker, self._preference(worker)) for worker in workers]
+            found = place(prompt, places, rates, _meet(workers))
+        if found is None:
+            return router.route(workers)
+        return RequestRoute(found.decode, found.prefill, found.ttft_s, found.tpot_s / self.tokens_per_step)
+
+    def placed(self, route: RequestRoute, prompt: int, missing: int) -> None:
+        """Counts the request in the mix that preferences are chosen for."""
+        self._demand.asked(self._clock(), prompt, missing)
+        self._metrics.placements.labels(_kind(route)).inc()
+
+    def ended(self, route: RequestRoute, pace: Pace) -> None:
+        """Counts its answer, and compares what was predicted with what came."""
+        if not pace.steps:
+            return
+        self._demand.answered(pace.steps)
+        self._steps = FADE * self._steps + pace.steps
+        self._tokens = FADE * self._tokens + pace.tokens
+        if pace.ttft_s is not None and route.ttft_s:
+            self._metrics.ttft_ratio.labels(_kind(route)).observe(pace.ttft_s / route.ttft_s)
+        if pace.tpot_s is not None and route.tpot_s:
+            self._metrics.tpot_ratio.labels(_kind(route)).observe(pace.tpot_s / route.tpot_s)
+
+    # --- preferences ----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Thinks preferences over until it is cancelled."""
+        while True:
+            await asyncio.sleep(THINK_EVERY_S)
+            await self.think()
+
+    async def think(self) -> None:
+        """Lets preferences follow what was asked lately: if that, or the set of workers, has changed."""
+        workers = [worker for worker in self._workers() if _does_both(worker)]
+        mix, names = self._demand.mix(), frozenset(worker.info.worker for worker in workers)
+        rates = self._rates(workers)
+        if mix is None or rates is None or (mix, names) == self._thought or not _meet(workers):
+            return
+        self._thought, self._answer = (mix, names), mix.output
+        places = [place_of(worker, self._preference(worker)) for worker in workers]
+        self._prefer(await asyncio.to_thread(rethink, mix, places, rates))  # many workers take it long
+
+    def _prefer(self, wanted: dict[str, Preference]) -> None:
+        self.preferences = wanted
+        self._metrics.preference.clear()
+        for worker, preference in wanted.items():
+            self._metrics.preference.labels(worker, preference.value).set(1)
+
+    def _preference(self, worker: Candidate) -> Preference:
+        return self.preferences.get(worker.info.worker, Preference.ANY)
+
+    def _rates(self, workers: Sequence[Candidate]) -> Rates | None:
+        """What the workers measured: they are alike, and the one in the middle speaks for all.
+
+        A target per token is one per step here: a step may give several tokens.
+        """
+        told = [w.info.rates for w in workers if _does_both(w) and w.info.rates is not None]
+        if not told:
+            return None
+        middle = sorted(told, key=_chunk_s)[len(told) // 2]
+        targets = replace(self._targets, tpot_s=self._targets.tpot_s * self.tokens_per_step)
+        rates = Rates(middle.times, middle.budget, targets)
+        return replace(rates, answer=self._answer) if self._answer else rates
+
+
+def place_of(worker: Candidate, preference: Preference) -> Place:
+    """The worker as the policy sees it: its last report, and what this gateway has sent or finished since.
+
+    What other gateways have there is the report without this gateway's own part at its time.
+    """
+    info, now, then = worker.info, worker.under_way, worker.reported
+    told, since = info.backlog, max(now.total - then.total, 0)
+    decodes = worker.can(Role.DECODE) and worker.connected
+    return Place(
+        worker=info.worker,
+        sequences=now.sequences + max(told.decoding - then.sequences, 0),
+        context=now.context + max(told.context - then.context, 0),
+        queued=now.queued + max(told.queued - then.queued, 0),
+        prompt_share=told.prompt_share,
+        prefill_room=max(told.prefill_room - since, 0) if worker.can(Role.PREFILL) else 0,
+        decode_room=max(told.decode_room - since, 0) if decodes else 0,
+        cached=worker.cached,
+        preference=preference,
+    )
+
+
+def _meet(workers: Sequence[Candidate]) -> bool:
+    """Whether two workers can share a request: the pages of all of them travel."""
+    return not any(worker.info.stays for worker in workers)
+
+
+def _does_both(worker: Candidate) -> bool:
+    return worker.can(Role.PREFILL) and worker.can(Role.DECODE)
+
+
+def _chunk_s(rates: StepRates) -> float:
+    return rates.times.step_s(0, 0, rates.budget.chunk_tokens)
+
+
+def _kind(route: RequestRoute) -> str:
+    if route.ttft_s is None:
+        return "by_roles"
+    return "together" if route.prefill is None else "apart"

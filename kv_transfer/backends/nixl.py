@@ -1,0 +1,136 @@
+"""`nixl`: pages by one-sided READs of the NIXL library (UCX), for peers on other hosts.
+
+The owner's side is its agent alone, which the library's own thread serves. The puller's side adds a peer's
+agent when the first copy from it begins. All calls of the library are made by one thread of this backend;
+the engine's loop hands it commands. What becomes of a copy is `nixl_reads`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import struct
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from eyas.common.errors import ConfigError, EyasError
+from eyas.common.pool import Export
+from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, Source
+from kv_transfer.backends.nixl_agent import Agent, Memory, Remote, load
+from kv_transfer.backends.nixl_link import Peer
+from kv_transfer.backends.nixl_reads import Reads
+from kv_transfer.copy_thread import Done
+
+AGENT_S = 30.0  # an agent that is not made by then is none
+_MEMORY = struct.Struct("<QQ")  # address, pages
+_EAGER_S, _PATIENT_S = 5e-5, 2e-3  # between looks at what runs: at first, and after a while
+_IDLE_S = 0.05  # between looks at what was given up
+
+_log = logging.getLogger("eyas.pulls")
+
+Command = Callable[[Reads], None]
+
+
+class NixlBackend(Backend):
+    """Reads the pages of other agents. `bindings` gives the library's, or raises ConfigError."""
+
+    name = "nixl"
+
+    def __init__(self, site: Site, bindings: Callable[[], Any] = load) -> None:
+        self._area = site.area
+        self._readable = not site.devices  # (no peer reads staging; UCX of the wheel reads devices by TCP)
+        self._bindings = bindings
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Done[Copy]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def export(self, rank: int = 0) -> Export | None:
+        """Makes the agent, and waits for that up to AGENT_S."""
+        if not self._readable:
+            return None
+        made: Future[Export] = Future()
+
+        def offer(reads: Reads) -> None:
+            try:
+                agent = reads.export()
+                memory = _MEMORY.pack(agent.memory.address, agent.memory.pages)
+                export = {"agent": agent.name.encode(), "metadata": agent.metadata(), "memory": memory}
+                made.set_result(export)
+            except EyasError as error:
+                made.set_exception(error)
+
+        self._tell(offer)
+        try:
+            return made.result(AGENT_S)
+        except (EyasError, TimeoutError) as error:
+            reason = f"no agent within {AGENT_S:g} s" if isinstance(error, TimeoutError) else error
+            _log.warning("KV pages cannot be read by nixl: %s", reason)
+            return None
+
+    def open(self, export: Export) -> Source:
+        if self._area.pages.size == 0:
+            raise ConfigError("this worker is not one with host memory for pages, which nixl reads into")
+        try:
+            agent, metadata = export["agent"].decode(), export["metadata"]
+            address, pages = _MEMORY.unpack(export["memory"])
+        except (KeyError, ValueError, struct.error) as error:
+            raise ConfigError(f"what the peer exports is not a NIXL agent's: {error!r}") from error
+        return Peer(Remote(agent, metadata, Memory(address, self._area.pages.shape[1], pages)))
+
+    def start(self, source: Source, job: Copy) -> None:
+        assert isinstance(source, Peer)
+        self._tell(lambda reads: reads.add(source, job, time.monotonic()))
+
+    def poll(self) -> list[CopyResult]:
+        done = [self._done.get() for _ in range(self._done.qsize())]
+        return [CopyResult(d.job, self.name, d.bytes, d.seconds, d.error) for d in done]
+
+    def cancel(self, job: Copy) -> None:
+        self._tell(lambda reads: reads.cancel(job))
+
+    def checksum(self, source: Source, proof: Copy) -> int:
+        return self._area.checksum(proof.dst_pages[0])
+
+    def close(self, deadline: float) -> bool:
+        if self._thread is None:
+            return True
+        self._tell(Reads.close)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def _tell(self, command: Command) -> None:
+        self._commands.put(command)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="copy-nixl", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        reads = Reads(lambda: Agent(self._bindings(), self._area))
+        active = time.monotonic()  # when something last happened
+        while reads.busy or not reads.closing:
+            heard = self._obey(reads, _pause(reads, time.monotonic() - active))
+            stopped = reads.step(time.monotonic())
+            for done in stopped:
+                self._done.put(done)
+            if heard or stopped:
+                active = time.monotonic()
+
+    def _obey(self, reads: Reads, pause: float | None) -> bool:
+        """Waits `pause` seconds (None: as long as it takes) for a command; whether one came."""
+        try:
+            self._commands.get(timeout=pause)(reads)
+        except queue.Empty:
+            return False
+        for _ in range(self._commands.qsize()):
+            self._commands.get()(reads)
+        return True
+
+
+def _pause(reads: Reads, quiet: float) -> float | None:
+    """Until the next look: the longer nothing has happened, the longer; None without anything to look at."""
+    if not reads.busy:
+        return None
+    return min(max(quiet / 8, _EAGER_S), _PATIENT_S) if reads.urgent else _IDLE_S

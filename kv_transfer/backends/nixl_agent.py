@@ -1,0 +1,167 @@
+"""One NIXL agent: the calls of that library which the backend `nixl` needs, and their answers in its words.
+
+It knows the library's bindings. Which READ matters to whom, and when one is given up, it does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib
+import secrets
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from eyas.common.errors import ConfigError, EyasError, TransferFailed
+from kv_transfer.area import Area
+
+_ONE_AT_A_TIME = threading.Lock()  # agents of one process that are made side by side may hang
+_LISTEN_US = 100_000  # the most that the library's progress thread sleeps; bytes from a peer wake it before
+_UCX = {"engine_config": "RCACHE_MAX_UNRELEASED=1024"}  # else its cache of registrations grows for ever
+
+
+class Fate(enum.Enum):
+    """What became of a READ. But for RUNNING, it has stopped: it writes no more."""
+
+    RUNNING = "running"
+    DONE = "done"
+    BROKEN = "broken"
+    PARTED = "parted"  # broken, because the peer is gone
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Pages as the library addresses them. (Pages on a device would be a VRAM_SEG, with its ordinal.)"""
+
+    address: int
+    page_bytes: int
+    pages: int
+
+    @classmethod
+    def of(cls, area: Area) -> Memory:
+        """An area in host memory."""
+        return cls(area.pages.ctypes.data, area.pages.shape[1], len(area.pages))
+
+    @property
+    def rows(self) -> list[list[int]]:
+        """One row: address, bytes, device, stride and count of its blocks, which are the pages."""
+        return [[self.address, self.page_bytes, 0, self.page_bytes, self.pages]]
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A peer's pages, by what its export said. `agent` names one incarnation of the peer."""
+
+    agent: str
+    metadata: bytes
+    memory: Memory
+
+
+def load() -> Any:
+    """The library's bindings. Raises ConfigError without them."""
+    try:
+        importlib.import_module("nixl")
+        return importlib.import_module("nixl._bindings")
+    except ImportError as error:
+        raise ConfigError(f"nixl cannot be imported: {error} (pip install eyas[nixl])") from error
+
+
+class Agent:
+    """An agent over `area`, as owner and as reader. One thread makes all calls; every error is an EyasError.
+
+    It is made of the bindings, because the library's Python class lets the progress thread spin: that
+    takes a core per agent, and with a delay it waits for events instead.
+    """
+
+    def __init__(self, bindings: Any, area: Area) -> None:
+        self.name = f"eyas-{secrets.token_hex(8)}"
+        self.memory = Memory.of(area)
+        self.scratch = self.memory.pages  # the index of a page of its own, for bytes that mean nothing
+        self._area = area  # kept mapped as long as the library knows its address
+        self._scratch = Area(np.zeros((1, self.memory.page_bytes), np.uint8))
+        self._nixl = bindings
+        with _ONE_AT_A_TIME, _plain("no NIXL agent can be made", ConfigError):
+            config = bindings.nixlAgentConfig()
+            config.useProgThread, config.pthrDelay = True, _LISTEN_US
+            config.syncMode = bindings.NIXL_THREAD_SYNC_NONE
+            self._agent = bindings.nixlAgent(self.name, config)
+            self._agent.createBackend("UCX", _UCX)
+            rows = np.array(self.memory.rows + Memory.of(self._scratch).rows, np.uint64)
+            whole = [(int(row[0]), int(row[3] * row[4]), int(row[2]), "") for row in rows]
+            self._agent.registerMem(bindings.nixlRegDList(bindings.DRAM_SEG, whole))
+            self._own = self._agent.prepXferDlist(bindings.NIXL_INIT_AGENT, bindings.DRAM_SEG, rows, [])
+
+    def metadata(self) -> bytes:
+        """What a peer's agent needs to reach this one."""
+        with _plain("the NIXL agent cannot describe itself"):
+            return bytes(self._agent.getLocalMD())
+
+    def connect(self, remote: Remote) -> int:
+        """Make a peer known; gives its pages' name for `read`. Nothing is sent."""
+        with _plain("NIXL does not know the peer"):
+            name = self._agent.loadRemoteMD(remote.metadata)
+            if name.decode() != remote.agent:
+                self._agent.invalidateRemoteMD(name.decode())
+                raise TransferFailed(f"the peer's NIXL metadata is that of {name!r}, not of {remote.agent}")
+            rows = np.array(remote.memory.rows, np.uint64)
+            try:
+                return int(self._agent.prepXferDlist(remote.agent, self._nixl.DRAM_SEG, rows, []))
+            except Exception:
+                self._agent.invalidateRemoteMD(remote.agent)
+                raise
+
+    def disconnect(self, remote: Remote, pages: int) -> None:
+        """Forget a peer none of whose READs runs: those would be told of no more, and write all the same."""
+        with contextlib.suppress(EyasError), _plain("NIXL cannot forget the peer"):
+            self._agent.releasedDlistH(pages)
+            self._agent.invalidateRemoteMD(remote.agent)
+
+    def read(self, pages: int, src: tuple[int, ...], dst: tuple[int, ...]) -> int:
+        """Begin a READ of pages `src` of a peer into `dst` of this area; gives its name for `fate`.
+
+        It may block as long as the copy takes. A failure to begin is its fate.
+        """
+        mine, theirs = np.array(dst, np.int32), np.array(src, np.int32)
+        with _plain("NIXL cannot prepare a READ"):
+            handle = int(self._agent.makeXferReq(self._nixl.NIXL_READ, self._own, mine, pages, theirs))
+        with contextlib.suppress(EyasError), _plain("NIXL cannot begin a READ"):
+            self._agent.postXferReq(handle)
+        return handle
+
+    def fate(self, handle: int) -> tuple[Fate, str]:
+        """Whether a READ runs, or how it stopped and why.
+
+        An error that does not say that it stopped does not mean so: then it still runs.
+        """
+        nixl = self._nixl
+        try:
+            status = self._agent.getXferStatus(handle)
+        except nixl.nixlRemoteDisconnectError:
+            return Fate.PARTED, "the peer is gone"
+        except (nixl.nixlBackendError, nixl.nixlCancelledError, nixl.nixlNotPostedError) as error:
+            return Fate.BROKEN, f"{error}"
+        except Exception as error:
+            return Fate.RUNNING, f"{error}"
+        if status == nixl.NIXL_SUCCESS:
+            return Fate.DONE, ""
+        return (Fate.RUNNING, "") if status == nixl.NIXL_IN_PROG else (Fate.BROKEN, f"status {status}")
+
+    def release(self, handle: int) -> None:
+        """Forget a READ that has stopped. (One that runs would write all its bytes nevertheless.)"""
+        with contextlib.suppress(EyasError), _plain("NIXL cannot forget a READ"):
+            self._agent.releaseXferReq(handle)
+
+
+@contextlib.contextmanager
+def _plain(what: str, kind: type[EyasError] = TransferFailed) -> Iterator[None]:
+    """The library's errors in the project's own kind, which begin with `what`."""
+    try:
+        yield
+    except EyasError:
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {error!r}") from error

@@ -1,0 +1,202 @@
+"""All copies of one area by NIXL: when each begins, how many bytes run at a time, and when each has stopped.
+
+A READ cannot be stopped. One that is late, cancelled, or whose job has failed, stays until the library says
+that it runs no more, and its job is not reported before that. One thread calls all of this.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from eyas.common.errors import Cancelled, EyasError, TransferFailed
+from kv_transfer.backends.base import Copy, check_pages
+from kv_transfer.backends.nixl_agent import Agent, Fate
+from kv_transfer.backends.nixl_link import Link, Peer, Phase
+from kv_transfer.copy_thread import Done
+
+READ_BYTES = 32 * 2**20  # the most of one READ: a post may block for all of it
+IN_FLIGHT_BYTES = 4 * READ_BYTES  # of READs that are not late
+COPY_S, SLOWEST_BYTES_S = 10.0, 50e6  # a copy may take this long, and the time of its bytes at this rate
+REBUILD_AFTER = 3  # links that broke, one after the other, for no reason of the peer's
+
+_log = logging.getLogger("eyas.pulls")
+
+
+@dataclass(eq=False)
+class _Reading:
+    """A job, from the queue until all that it began has stopped. `left`: pages that no READ was begun for."""
+
+    job: Copy
+    peer: Peer
+    link: Link
+    left: deque[tuple[tuple[int, ...], tuple[int, ...]]]
+    began: float | None = None
+    error: EyasError | None = None
+    moved: int = 0
+    running: dict[int, int] = field(default_factory=dict)  # bytes by READ
+
+    @property
+    def over(self) -> bool:
+        return not self.running and not self.left
+
+    @property
+    def in_flight(self) -> int:
+        return 0 if self.error else sum(self.running.values())
+
+    def fail(self, error: EyasError) -> None:
+        """Begin no more; what runs must stop by itself."""
+        self.left.clear()
+        self.error = self.error or error
+
+
+class Reads:
+    """`agents` makes an agent, or raises an EyasError. Times are monotonic seconds."""
+
+    def __init__(self, agents: Callable[[], Agent]) -> None:
+        self._agents = agents
+        self._agent: Agent | None = None
+        self._exported: Agent | None = None  # which peers know, and which therefore stays
+        self._links: dict[str, Link] = {}  # by the peer's agent
+        self._readings: list[_Reading] = []
+        self._stopped: list[Done[Copy]] = []
+        self._faults: int | None = None  # in a row, of an agent that has read something; None: it has not
+        self.closing = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs that `step` must follow."""
+        return bool(self._readings) or any(not link.idle for link in self._links.values())
+
+    @property
+    def urgent(self) -> bool:
+        """Whether somebody waits for what runs: all but READs that were given up."""
+        greeting = any(link.phase is Phase.GREETING for link in self._links.values())
+        return greeting or any(reading.error is None for reading in self._readings)
+
+    def export(self) -> Agent:
+        """The agent that peers may know. Raises an EyasError if none can be made."""
+        self._exported = self._exported or self._own()
+        return self._exported
+
+    def add(self, peer: Peer, job: Copy, now: float) -> None:
+        """Queue a job. One `Done` follows, by `step`."""
+        remote = peer.remote
+        try:
+            if self.closing:
+                raise Cancelled("the worker is stopping")
+            check_pages(job, remote.memory.pages)
+            link = self._links.get(remote.agent)
+            if link is None:
+                link = self._links[remote.agent] = Link(self._own(), remote, now)
+            elif link.error is not None:
+                since = "" if link.idle else "a READ from the peer has not stopped since: "
+                raise TransferFailed(f"{since}{link.error}")
+        except EyasError as error:
+            self._stopped.append(Done(job, 0, 0.0, error))
+            return
+        link.peers.add(peer)
+        self._readings.append(_Reading(job, peer, link, _cut(job, remote.memory.page_bytes)))
+
+    def cancel(self, job: Copy) -> None:
+        """Begin no more of it; jobs that are over are none of this."""
+        for reading in self._readings:
+            if reading.job.name == job.name:
+                reading.fail(Cancelled("the copy was given up"))
+
+    def close(self) -> None:
+        """Begin nothing more at all."""
+        self.closing = True
+        stopping = Cancelled("the worker is stopping")
+        for reading in self._readings:
+            reading.fail(stopping)
+        for link in self._links.values():
+            link.broke(stopping)
+
+    def step(self, now: float) -> list[Done[Copy]]:
+        """Follow everything once; gives the jobs that have stopped."""
+        for link in self._links.values():
+            link.step(now)
+        for reading in self._readings:
+            self._follow(reading, now)
+            self._begin(reading, now)
+        self._tidy()
+        stopped, self._stopped = self._stopped, []
+        for reading in self._readings:
+            if reading.over:
+                seconds = now - reading.began if reading.began is not None else 0.0
+                moved = 0 if reading.error else reading.moved
+                stopped.append(Done(reading.job, moved, seconds, reading.error))
+        self._readings = [reading for reading in self._readings if not reading.over]
+        return stopped
+
+    def _own(self) -> Agent:
+        self._agent = self._agent or self._agents()
+        return self._agent
+
+    def _follow(self, reading: _Reading, now: float) -> None:
+        """What became of its READs, and whether it is late."""
+        link = reading.link
+        for handle, size in list(reading.running.items()):
+            fate, why = link.agent.fate(handle)
+            if fate is Fate.RUNNING:
+                continue
+            link.agent.release(handle)
+            del reading.running[handle]
+            link.reads -= 1
+            if fate is Fate.DONE:
+                reading.moved += size
+                self._faults = 0
+            else:
+                reading.fail(link.stopped(fate, why))
+        if reading.began is None or reading.error is not None:
+            return
+        size = len(reading.job.dst_pages) * link.remote.memory.page_bytes
+        limit = COPY_S + size / SLOWEST_BYTES_S
+        if reading.running and now >= reading.began + limit:
+            late = TransferFailed(f"a copy by NIXL took longer than {limit:.0f} s")
+            reading.fail(late)
+            link.broke(late)
+
+    def _begin(self, reading: _Reading, now: float) -> None:
+        """As many of its READs as there is room for."""
+        link = reading.link
+        if link.phase is Phase.BROKEN and reading.left:
+            assert link.error is not None
+            reading.fail(link.error)
+        while reading.left and link.phase is Phase.OPEN:
+            if sum(other.in_flight for other in self._readings) >= IN_FLIGHT_BYTES:
+                return
+            src, dst = reading.left[0]
+            reading.began = reading.began or now
+            try:
+                assert link.pages is not None
+                handle = link.agent.read(link.pages, src, dst)
+            except EyasError as error:
+                reading.fail(error)
+                link.broke(error, at_fault=True)
+                return
+            reading.left.popleft()
+            reading.running[handle] = len(src) * link.remote.memory.page_bytes
+            link.reads += 1
+
+    def _tidy(self) -> None:
+        """Close links that broke, so that the next job greets the peer anew, and links that no one keeps."""
+        for name, link in list(self._links.items()):
+            if link.idle and (link.phase is Phase.BROKEN or not link.peers):
+                del self._links[name]
+                link.close()
+                if self._faults is not None and link.agent is self._agent:
+                    self._faults += link.at_fault
+        if self._faults is not None and self._faults >= REBUILD_AFTER:
+            _log.warning("NIXL failed %d times in a row: its agent is made anew", self._faults)
+            self._faults = self._agent = None
+
+
+def _cut(job: Copy, page_bytes: int) -> deque[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Its pages, there and here, as READs of a bounded size."""
+    count = max(1, READ_BYTES // page_bytes)
+    src, dst = job.source.pages, job.dst_pages
+    return deque((src[i : i + count], dst[i : i + count]) for i in range(0, len(src), count))

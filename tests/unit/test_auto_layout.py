@@ -1,0 +1,252 @@
+"""The auto layout without a network: what the policy is told of a worker, and when preferences change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from eyas.common.step_times import StepRates
+from eyas.common.types import Backlog, Role, WorkerInfo
+from eyas.simulator.hardware import example
+from gateway.auto import AutoLayout, place_of
+from gateway.delivery import Pace
+from gateway.demand import ENOUGH
+from gateway.ledger import Ledger, Stake, UnderWay
+from gateway.metrics import GatewayMetrics
+from gateway.placement import Place, Preference, Targets
+from gateway.router import Candidate, RequestRoute
+
+RATES = StepRates(example().times, example().budget)
+IDLE = Backlog(prefill_room=256, decode_room=512)
+TIGHT = Targets(1.0, 0.008)
+
+
+def info(name: str, backlog: Backlog = IDLE, rates: StepRates | None = RATES) -> WorkerInfo:
+    return WorkerInfo(name, tuple(Role), 1, "m", "f", "", 8192, 1000, 100, backlog=backlog, rates=rates)
+
+
+class World:
+    """Two workers whose reports are old, the ledger of a gateway, and a clock."""
+
+    def __init__(self, targets: Targets = TIGHT, workers: int = 2) -> None:
+        self.now = 1000.0
+        self.infos = [info(f"w{i}") for i in range(workers)]
+        self.ledger = Ledger()
+        self.registry = CollectorRegistry()
+        self.layout = AutoLayout(self.workers, targets, GatewayMetrics(self.registry), lambda: self.now)
+
+    def workers(self) -> Sequence[Candidate]:
+        return [
+            Candidate(one, under_way=self.ledger.now(one.worker), reported=self.ledger.at_report(one))
+            for one in self.infos
+        ]
+
+    def send(self, prompt: int) -> RequestRoute:
+        """Places a request and counts it, as its legs do."""
+        route = self.layout.route(prompt, self.workers())
+        assert route is not None
+        here = route.prefill or route.decode
+        self.ledger.add(route.decode, UnderWay(1, prompt))
+        self.ledger.add(here, UnderWay(prompts=here != route.decode, queued=prompt))
+        self.layout.placed(route, prompt, prompt)
+        return route
+
+    def page(self) -> str:
+        return generate_latest(self.registry).decode()
+
+
+# --- what the policy is told -------------------------------------------------------------------------------
+
+
+def test_a_place_is_the_report_and_what_changed_since() -> None:
+    told = Backlog(decoding=5, context=5000, queued=700, prompt_share=0.5, prefill_room=10, decode_room=20)
+    then, now = UnderWay(2, 2000, prompts=1, queued=300), UnderWay(4, 4500, prompts=1, queued=900)
+    worker = Candidate(info("w", told), cached=48, under_way=now, reported=then)
+    found = place_of(worker, Preference.DECODE)
+    # Others have 3 sequences, 3000 tokens and 400 prompt tokens there; 2 more requests need room.
+    assert found == Place("w", 4 + 3, 4500 + 3000, 900 + 400, 0.5, 8, 18, 48, Preference.DECODE)
+
+
+def test_a_late_report_never_hides_what_was_sent() -> None:
+    """The worker had not yet counted what this gateway had sent before the report came."""
+    sent = UnderWay(40, 40_000, queued=40_000)
+    found = place_of(Candidate(info("w"), under_way=sent, reported=sent), Preference.ANY)
+    assert (found.sequences, found.context, found.queued) == (40, 40_000, 40_000)
+
+
+@pytest.mark.parametrize(
+    ("change", "rooms"),
+    [
+        ({"roles": (Role.PREFILL,)}, (256, 0)),
+        ({"roles": (Role.DECODE,)}, (0, 512)),
+        ({"serving": False}, (0, 0)),
+        ({}, (256, 512)),
+    ],
+)
+def test_a_worker_has_room_for_its_roles_while_it_serves(change: dict, rooms: tuple[int, int]) -> None:
+    found = place_of(Candidate(msgspec.structs.replace(info("w"), **change)), Preference.ANY)
+    assert (found.prefill_room, found.decode_room) == rooms
+
+
+def test_without_a_session_nothing_is_decoded() -> None:
+    found = place_of(Candidate(info("w"), connected=False), Preference.ANY)
+    assert (found.prefill_room, found.decode_room) == (256, 0)
+
+
+# --- between reports ---------------------------------------------------------------------------------------
+
+
+def test_a_burst_between_two_reports_is_spread() -> None:
+    world = World(Targets(1.0, 0.05), workers=4)
+    counts: dict[str, int] = {}
+    for _ in range(40):
+        route = world.send(1000)
+        counts[route.decode] = counts.get(route.decode, 0) + 1
+    assert len(counts) == 4 and max(counts.values()) <= 12
+
+
+def test_a_stake_comes_back_in_parts_and_once() -> None:
+    ledger = Ledger()
+    stake = Stake(lambda part, sign: ledger.add("w", part, sign), UnderWay(2, 600, queued=300))
+    assert ledger.now("w") == UnderWay(2, 600, 0, 300)
+    for _ in range(2):
+        stake.computed()
+        assert ledger.now("w") == UnderWay(2, 600, 0, 0)
+    for _ in range(2):
+        stake.close()
+        assert ledger.now("w") == UnderWay()
+
+
+def test_what_was_under_way_is_noted_at_each_report() -> None:
+    ledger, first, second = Ledger(), info("w"), info("w")
+    ledger.add("w", UnderWay(1, 10))
+    assert ledger.at_report(first) == UnderWay(1, 10)
+    ledger.add("w", UnderWay(1, 10))
+    assert ledger.at_report(first) == UnderWay(1, 10)
+    assert ledger.at_report(second) == UnderWay(2, 20)
+    ledger.forget("w")
+    assert ledger.at_report(second) == UnderWay()
+
+
+# --- routes ------------------------------------------------------------------------------------------------
+
+
+def test_preferences_part_long_prompts_from_streams() -> None:
+    world = World()
+    world.infos[0] = info("w0", msgspec.structs.replace(IDLE, decoding=30, context=60_000))
+    world.layout.preferences = {"w0": Preference.DECODE, "w1": Preference.PREFILL}
+    route = world.send(8000)
+    assert (route.decode, route.prefill) == ("w0", "w1")
+    assert route.ttft_s is not None and 0.0 < route.ttft_s < 1.0
+    assert 'eyas_placements_total{placement="apart"} 1.0' in world.page()
+
+
+def test_no_request_is_shared_while_the_pages_of_some_worker_stay() -> None:
+    world = World()
+    world.infos = [info("w0"), msgspec.structs.replace(info("w1"), stays=True)]
+    world.layout.preferences = {"w0": Preference.DECODE, "w1": Preference.PREFILL}
+    assert world.send(8000).prefill is None
+    load(world, 8192, ENOUGH)
+    assert thought(world) == world.layout.preferences == {"w0": Preference.DECODE, "w1": Preference.PREFILL}
+
+
+def test_where_nothing_is_known_or_free_roles_decide() -> None:
+    world = World()
+    world.infos = [info("w0", rates=None), info("w1", rates=None)]
+    assert world.send(100) == RequestRoute("w0", None)
+    world.infos = [info("w0", Backlog()), info("w1", Backlog())]  # full: the worker itself refuses
+    assert world.layout.route(100, world.workers()) in (RequestRoute("w0", None), RequestRoute("w1", None))
+    assert world.layout.route(100, []) is None
+    assert 'eyas_placements_total{placement="by_roles"} 1.0' in world.page()
+
+
+def paced(steps: int, tokens_each: int, tpot_s: float, monkeypatch: pytest.MonkeyPatch) -> Pace:
+    """The pace of an answer whose first token came after 0.2 s."""
+    now = 50.0
+    monkeypatch.setattr("gateway.delivery.time.monotonic", lambda: now)
+    pace = Pace(1)
+    now += 0.2
+    pace.came(1)
+    for _ in range(steps - 1):
+        now += tokens_each * tpot_s
+        pace.came(tokens_each)
+    return pace
+
+
+def test_predictions_are_compared_and_count_accepted_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    before = world.layout.route(1000, world.workers())
+    assert before is not None and before.tpot_s is not None
+    pace = paced(101, 3, 0.004, monkeypatch)
+    assert (pace.ttft_s, pace.tpot_s) == (pytest.approx(0.2), pytest.approx(0.004))
+    world.layout.ended(RequestRoute("w0", None, ttft_s=0.1, tpot_s=0.004), pace)
+    page = world.page()
+    assert 'eyas_ttft_to_predicted_sum{placement="together"} 2.0' in page
+    assert 'eyas_tpot_to_predicted_count{placement="together"} 1.0' in page
+    assert world.layout.tokens_per_step == pytest.approx(3.0, rel=0.02)
+    after = world.layout.route(1000, world.workers())
+    assert after is not None and after.tpot_s == pytest.approx(before.tpot_s / 3.0, rel=0.1)
+
+
+def test_a_request_without_a_token_is_compared_with_nothing() -> None:
+    world = World()
+    world.layout.ended(RequestRoute("w0", None, 0.1, 0.01), Pace(1))
+    assert "_to_predicted_count" not in world.page() and world.layout.tokens_per_step == 1.0
+
+
+# --- preferences -------------------------------------------------------------------------------------------
+
+
+def load(world: World, prompt: int, requests: int, answer: int = 256) -> None:
+    """So many requests and answers, one per second."""
+    for _ in range(requests):
+        world.now += 1.0
+        world.layout.placed(RequestRoute("w0", None), prompt, prompt)
+        pace = Pace(1)
+        for _ in range(answer):
+            pace.came(1)
+        world.layout.ended(RequestRoute("w0", None), pace)
+
+
+def thought(world: World) -> dict[str, Preference]:
+    asyncio.run(world.layout.think())
+    return world.layout.preferences
+
+
+def test_preferences_follow_the_mix_and_wait_for_enough_of_it() -> None:
+    world = World()
+    load(world, 8192, ENOUGH - 1)
+    assert thought(world) == {}
+    load(world, 8192, 1)
+    split = thought(world)
+    assert sorted(p.value for p in split.values()) == ["decode", "prefill"]
+    for worker, preference in split.items():
+        line = f'eyas_worker_preference{{preference="{preference.value}",worker="{worker}"}} 1.0'
+        assert line in world.page()
+    load(world, 256, 400, answer=512)
+    assert set(thought(world).values()) == {Preference.ANY}
+    assert world.page().count("eyas_worker_preference{") == 2
+
+
+def test_preferences_are_thought_over_again_when_a_worker_goes() -> None:
+    world = World(workers=3)
+    load(world, 8192, ENOUGH)
+    before = thought(world)
+    assert Preference.PREFILL in before.values()
+    world.infos = world.infos[:1]
+    assert thought(world) == {"w0": Preference.ANY}
+
+
+def test_workers_that_do_not_serve_or_have_one_role_get_no_preference() -> None:
+    world = World()
+    load(world, 8192, ENOUGH)
+    world.infos = [
+        info("w0"),
+        msgspec.structs.replace(info("w1"), serving=False),
+        msgspec.structs.replace(info("w2"), roles=(Role.DECODE,)),
+    ]
+    assert thought(world) == {"w0": Preference.ANY}

@@ -1,0 +1,315 @@
+"""The backend `nixl` over played bindings: READs that hang, break, come late, or after all was given up."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from fake_nixl import FakeNixl, nixlBackendError, nixlNotFoundError
+
+from eyas import cli
+from eyas.common.errors import Cancelled, ConfigError, TransferFailed
+from eyas.common.types import Shard
+from kv_transfer.area import Area
+from kv_transfer.backends import nixl_reads, table
+from kv_transfer.backends.base import Copy, Site
+from kv_transfer.backends.nixl import NixlBackend
+from kv_transfer.backends.nixl_agent import Agent, Remote
+from kv_transfer.backends.nixl_link import GREET_S, Peer
+from kv_transfer.backends.nixl_reads import COPY_S, REBUILD_AFTER, Reads
+from kv_transfer.copy_thread import Done
+
+PAGES, PAGE = 16, 4096
+LATE = COPY_S + 1.0
+
+
+def area(seed: int) -> Area:
+    made = Area.new(memoryview(bytearray((PAGES + 1) * PAGE)), PAGE)
+    made.pages[:] = np.random.default_rng(seed).integers(0, 256, made.pages.shape, np.uint8)
+    return made
+
+
+def job(*pages: int, number: int = 0) -> Copy:
+    """Page p there becomes page p here."""
+    return Copy(1, number, Shard(0, pages), pages)
+
+
+@dataclass
+class Rig:
+    """A puller with zeros, an owner with random bytes, and a clock that the test turns."""
+
+    nixl: FakeNixl = field(default_factory=FakeNixl)
+    mine: Area = field(default_factory=lambda: area(1))
+    owner: Area = field(default_factory=lambda: area(2))
+    now: float = 100.0
+
+    def __post_init__(self) -> None:
+        self.mine.pages[:] = 0
+        self.reads = Reads(lambda: Agent(self.nixl, self.mine))
+        self.peer = self.other()
+
+    def other(self) -> Peer:
+        """One more agent over the owner's pages: the first, or that of a restarted owner."""
+        agent = Agent(self.nixl, self.owner)
+        return Peer(Remote(agent.name, agent.metadata(), agent.memory))
+
+    def add(self, *jobs: Copy, peer: Peer | None = None) -> list[Done[Copy]]:
+        for each in jobs:
+            self.reads.add(peer or self.peer, each, self.now)
+        return self.step()
+
+    def step(self, seconds: float = 0.0, times: int = 6) -> list[Done[Copy]]:
+        """What stopped in `seconds`; several looks, since a greeting takes some."""
+        self.now += seconds
+        return [done for _ in range(times) for done in self.reads.step(self.now)]
+
+    def written(self) -> list[int]:
+        return [page for page in range(PAGES) if self.mine.pages[page].any()]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    assert made.nixl.wrong == []
+
+
+def held(rig: Rig, *jobs: Copy) -> list[Done[Copy]]:
+    """`jobs` run over an open link, and stay."""
+    (proof,) = rig.add(job(0, number=99))
+    assert proof.error is None
+    rig.nixl.hold = True
+    return rig.add(*jobs)
+
+
+# --- a READ that was given up still writes ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["late", "cancelled", "closed"])
+def test_what_was_given_up_is_reported_when_it_has_stopped_and_not_before(rig: Rig, way: str) -> None:
+    assert held(rig, job(1, 2)) == []
+    match way:
+        case "late":
+            assert rig.step(LATE) == []
+        case "cancelled":
+            rig.reads.cancel(job(1, 2))
+        case "closed":
+            rig.reads.close()
+    assert rig.step(3600.0) == [] and rig.reads.busy and not rig.reads.urgent
+    assert rig.written() == [0]
+    rig.nixl.let_go()  # the bytes land in pages that are still the job's
+    (done,) = rig.step()
+    assert rig.written() == [0, 1, 2] and done.bytes == 0
+    assert isinstance(done.error, TransferFailed if way == "late" else Cancelled)
+    assert not rig.reads.busy
+
+
+def test_an_answer_that_does_not_say_stopped_is_none(rig: Rig) -> None:
+    """(The library says "not found" of READs whose peer was forgotten, and they write all the same.)"""
+    held(rig, job(1))
+    (read,) = rig.nixl.running
+    read.status = nixlNotFoundError("NOT_FOUND")
+    assert rig.step(1.0) == [] and rig.step(LATE) == []
+    read.land()
+    assert len(rig.step()) == 1
+
+
+@pytest.mark.parametrize("status", ["ERR", nixlBackendError("BACKEND")])
+def test_a_read_that_breaks_has_stopped(rig: Rig, status: object) -> None:
+    held(rig, job(1))
+    rig.nixl.running[0].status = status
+    (done,) = rig.step()
+    assert isinstance(done.error, TransferFailed) and rig.peer.current
+
+
+def test_a_peer_whose_read_hangs_is_asked_nothing_more_until_that_has_stopped(rig: Rig) -> None:
+    held(rig, job(1))
+    rig.step(LATE)
+    (refused,) = rig.add(job(2, number=1))
+    assert refused.error is not None and "has not stopped since" in refused.error.message
+    rig.nixl.let_go()
+    assert [done.job.number for done in rig.step()] == [0]
+    (done,) = rig.add(job(3, number=2))
+    assert done.error is None and rig.written() == [0, 1, 3]
+
+
+# --- peers --------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_dies_ends_its_copies_at_once(rig: Rig) -> None:
+    assert held(rig, job(1), job(2, number=1)) == []
+    rig.nixl.kill(rig.peer.remote.agent)
+    both = rig.step()
+    assert [type(done.error) for done in both] == [TransferFailed] * 2
+    assert not rig.peer.current and rig.written() == [0]
+    (again,) = rig.add(job(3))
+    assert isinstance(again.error, TransferFailed)
+
+
+def test_a_restarted_peer_is_another_agent(rig: Rig) -> None:
+    held(rig, job(1))
+    rig.nixl.kill(rig.peer.remote.agent)
+    rig.step()
+    rig.nixl.let_go()
+    (done,) = rig.add(job(4), peer=rig.other())
+    assert done.error is None and rig.written() == [0, 4]
+    np.testing.assert_array_equal(rig.mine.pages[4], rig.owner.pages[4])
+
+
+def test_a_greeting_that_hangs_ends_the_wait_and_touches_no_page(rig: Rig) -> None:
+    rig.nixl.hold = True
+    assert rig.add(job(1)) == [] and rig.step(GREET_S - 0.1) == []
+    (done,) = rig.step(0.2)
+    assert done.error is not None and "has not answered within 10 s" in done.error.message
+    (at_once,) = rig.add(job(2))
+    assert at_once.error is not None and "has not stopped since" in at_once.error.message
+    rig.nixl.let_go()
+    rig.step()
+    assert rig.written() == []
+    assert rig.add(job(3))[0].error is None and rig.written() == [3]
+
+
+def test_metadata_of_another_agent_is_refused(rig: Rig) -> None:
+    other = rig.other().remote
+    (done,) = rig.add(job(1), peer=Peer(Remote(other.agent, rig.peer.remote.metadata, other.memory)))
+    assert done.error is not None and f"not of {other.agent}" in done.error.message
+
+
+def test_a_peer_that_is_kept_by_no_one_is_forgotten(rig: Rig) -> None:
+    rig.add(job(1))
+    (mine,) = [agent for agent in rig.nixl.agents.values() if agent.known]
+    old, rig.peer = rig.peer.remote.agent, rig.other()
+    assert mine.known == {old}
+    rig.add(job(2))
+    assert mine.known == {rig.peer.remote.agent}
+
+
+# --- the agent ----------------------------------------------------------------------------------------
+
+
+def test_faults_in_a_row_make_the_agent_anew_and_what_peers_know_stays(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    exported = rig.reads.export()
+    assert rig.add(job(1))[0].error is None
+    before = set(rig.nixl.agents)
+    rig.nixl.faults = REBUILD_AFTER
+    with caplog.at_level(logging.WARNING):
+        for number in range(REBUILD_AFTER):
+            assert isinstance(rig.add(job(1, number=number))[0].error, TransferFailed)
+    assert "its agent is made anew" in caplog.text
+    assert rig.add(job(2))[0].error is None
+    (new,) = set(rig.nixl.agents) - before
+    assert rig.nixl.agents[new].known and rig.reads.export() is exported
+
+
+def test_an_agent_that_never_read_anything_is_not_made_anew(rig: Rig) -> None:
+    """(Another one would not reach what it cannot reach.)"""
+    rig.nixl.faults = 5 * REBUILD_AFTER
+    for number in range(5 * REBUILD_AFTER):
+        assert isinstance(rig.add(job(1, number=number))[0].error, TransferFailed)
+    assert len(rig.nixl.agents) == 2
+
+
+def test_faults_with_success_between_them_are_none(rig: Rig) -> None:
+    for number in range(2 * REBUILD_AFTER):
+        rig.nixl.faults = 1
+        assert rig.add(job(1, number=number))[0].error is not None
+        assert rig.add(job(2, number=number))[0].error is None
+    assert len(rig.nixl.agents) == 2
+
+
+def test_bytes_in_flight_are_bounded_and_all_come(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_reads, "READ_BYTES", 2 * PAGE)
+    monkeypatch.setattr(nixl_reads, "IN_FLIGHT_BYTES", 6 * PAGE)
+    jobs = [job(*range(8)), job(*range(8, 16), number=1)]
+    assert held(rig, *jobs) == []
+    for most in (3, 3, 2):
+        assert len(rig.nixl.running) == most
+        for read in rig.nixl.running:
+            read.land()
+        results = rig.step(times=1)
+    assert [(done.error, done.bytes) for done in results][-1] == (None, 8 * PAGE)
+    np.testing.assert_array_equal(rig.mine.pages[:PAGES], rig.owner.pages[:PAGES])
+
+
+def test_reads_that_are_late_leave_room_for_others(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_reads, "IN_FLIGHT_BYTES", PAGE)
+    held(rig, job(1))
+    rig.step(LATE)
+    rig.nixl.hold = False
+    (done,) = rig.add(job(2, number=1), peer=rig.other())
+    assert done.error is None
+
+
+# --- the backend and its thread -----------------------------------------------------------------------
+
+
+def test_one_thread_makes_all_calls_and_close_says_what_runs() -> None:
+    nixl, owner, mine = FakeNixl(), area(1), area(2)
+    owners, puller = (NixlBackend(Site(a, "", None), lambda: nixl) for a in (owner, mine))  # type: ignore[arg-type]
+    export = owners.export()
+    assert export is not None
+    source = puller.open(export)
+    puller.start(source, job(1))
+    wait_for_one(puller)
+    nixl.hold = True
+    puller.start(source, job(2))
+    while not nixl.running:
+        time.sleep(0.001)
+    assert puller.close(time.monotonic() + 0.1) is False
+    assert puller.poll() == []
+    nixl.let_go()
+    assert puller.close(time.monotonic() + 5.0)
+    (result,) = puller.poll()
+    assert isinstance(result.error, Cancelled)
+    assert owners.close(time.monotonic() + 5.0)
+    assert nixl.wrong == [] and all(len(callers) == 1 for callers in nixl.threads.values())
+
+
+def wait_for_one(backend: NixlBackend) -> None:
+    deadline = time.monotonic() + 5.0
+    while not (results := backend.poll()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert [result.error for result in results] == [None]
+
+
+@pytest.mark.parametrize("field", ["agent", "metadata", "memory"])
+def test_an_export_of_something_else_is_refused(field: str) -> None:
+    backend = NixlBackend(Site(area(1), "", None), FakeNixl)  # type: ignore[arg-type]
+    export = {"agent": b"a", "metadata": b"m", "memory": bytes(16)}
+    backend.open(export)
+    with pytest.raises(ConfigError, match="is not a NIXL agent's"):
+        backend.open({name: value for name, value in export.items() if name != field})
+
+
+def test_staging_is_told_to_no_peer_and_a_pool_without_it_opens_none() -> None:
+    site, nowhere = Site(area(1), "", None, (object(),)), Area(np.empty((1, 0), np.uint8))  # type: ignore[arg-type]
+    assert NixlBackend(site, FakeNixl).export() is None
+    with pytest.raises(ConfigError, match="is not one with host memory"):
+        NixlBackend(Site(nowhere, "", None), FakeNixl).open({})  # type: ignore[arg-type]
+
+
+def test_a_library_that_cannot_make_an_agent_offers_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> None:
+        raise ConfigError("no such library")
+
+    backend = NixlBackend(Site(area(1), "", None), broken)  # type: ignore[arg-type]
+    assert backend.export() is None and "no such library" in caplog.text
+    assert backend.close(time.monotonic() + 5.0)
+
+
+def test_without_the_library_it_is_refused_by_name_and_left_out_of_auto(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(table.importlib.util, "find_spec", lambda name: None)
+    assert table.usable() == ["cuda_ipc", "shm", "grpc"] and table.missing("auto") == ""
+    assert cli.main(["serve", "--transfer", "nixl"]) != 0
+    assert "pip install eyas[nixl]" in capsys.readouterr().err
+    monkeypatch.setattr(table.importlib.util, "find_spec", lambda name: object())
+    assert table.usable() == ["cuda_ipc", "shm", "nixl", "grpc"]
