@@ -15,7 +15,6 @@ from staged_rig import PROMPT, SLOTS, pair, pretend, request, slots_free
 from eyas.common.config import EngineConfig
 from eyas.common.types import Role
 from eyas.engine.kv.staging import Staging
-from eyas.engine.loading import travel
 from kv_transfer.backends import table
 
 
@@ -40,8 +39,7 @@ def expected(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> 
 def add(patch: pytest.MonkeyPatch, name: str) -> None:
     """A backend of `plain_device` is the best of the table."""
     backends = {"memory": f"plain_device:{name}", **table.BACKENDS}
-    for module in (table, travel):
-        patch.setattr(module, "BACKENDS", backends)
+    patch.setattr(table, "BACKENDS", backends)
 
 
 @pytest.fixture
@@ -132,7 +130,8 @@ async def test_what_each_pool_offers(
     pretend(monkeypatch)
     add(monkeypatch, "MemoryBackend")
     async with real_worker(config, *Role, pool_dir=str(tmp_path)) as w:
-        assert exports(w) == {"memory", "grpc"} and w.engine._parts.ready.staged
+        assert exports(w) == {"memory", "grpc"}, "no other process can map plain memory"
+        assert w.engine._parts.ready.staged
         assert len(list(tmp_path.iterdir())) == 2, "all roles: pages may leave and come"
         pool = w.engine._parts.pools[0]
         (rank,) = w.engine._parts.ready.pools["target"].ranks

@@ -92,11 +92,8 @@ def test_staging_is_a_number_of_bytes_and_no_part_of_the_pool(
     assert made[-1].slots == (16, 16)
 
 
-@pytest.mark.parametrize("changes", [{"transfer": "none"}, {"tensor_parallel_size": 2}])
-def test_nothing_stands_beside_a_pool_whose_pages_stay(
-    spec: EngineSpec, made: list[Made], changes: dict[str, object]
-) -> None:
-    made.append(Made(spec, **changes))
+def test_nothing_stands_beside_a_pool_whose_pages_stay(spec: EngineSpec, made: list[Made]) -> None:
+    made.append(Made(spec, transfer="none"))
     there = made[0].travel
     assert not there.possible and (there.layouts, there.outlets, there.infos, there.files) == ({}, {}, {}, {})
     assert list(Path(spec.config.pool_dir).iterdir()) == []
