@@ -282,7 +282,7 @@ class CudaDriver:
 
     @contextlib.contextmanager
     def _here(self) -> Iterator[None]:
-        """The thread is on this GPU meanwhile, then where it was before: there, torch launches its kernels."""
+        """The thread is on this GPU meanwhile, and then where it was: there torch launches its kernels."""
         self._call("cuCtxPushCurrent_v2", self._context)
         try:
             yield
