@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from eyas.common.gpus import number_of
-from eyas.common.pool import PoolInfo, RankPool
+from eyas.common.pool import Export, PoolInfo, RankPool
 from eyas.common.types import KvKind, Role
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.front_wire import FrontWire
@@ -28,6 +28,7 @@ from eyas.engine.loading.spec import EngineSpec
 from kv_transfer.area import Area
 from kv_transfer.backends.base import Backend, Site
 from kv_transfer.backends.table import NONE, backend, usable
+from kv_transfer.board import Boards, LeaseBoard
 from kv_transfer.copier import Copier
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.layout import window_pages
@@ -56,8 +57,12 @@ class Travel:
         return bool(self.infos)
 
 
-def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: Outbox) -> Travel:
-    """For pools that share their page numbers."""
+def travel(
+    spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: Outbox, board: LeaseBoard | None = None
+) -> Travel:
+    """For pools that share their page numbers. `board`: of the leases on them, if there are any."""
+    shown = {} if board is None else board.export()
+    boards = Boards(spec.config.pool_dir)
     reaches = {group: _reach(spec, group, pool, FrontWire(outbox)) for group, pool in pools.items()}
     moving = {group: reach for group, reach in reaches.items() if reach.backends}
     copiers = {group: reach.copier() for group, reach in reaches.items()}
@@ -65,13 +70,13 @@ def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: Outbox) -> Tra
     size, numbers = spec.config.page_size, itertools.count(1)
     return Travel(
         pulls={
-            group: Pulls(copiers[group], routes[group], reach.wire, size, outbox, numbers)
+            group: Pulls(copiers[group], routes[group], reach.wire, size, outbox, numbers, boards)
             for group, reach in reaches.items()
         },
         copiers=copiers,
         layouts={group: spec.layout_hash(group) for group in moving},
         outlets={group: reach.outlet for group, reach in moving.items() if reach.outlet is not None},
-        infos={group.value: reach.info(spec, group) for group, reach in moving.items()},
+        infos={group.value: reach.info(spec, group, shown) for group, reach in moving.items()},
         files={group.value: reach.path for group, reach in moving.items()},
     )
 
@@ -93,9 +98,9 @@ class _Reach:
     def copier(self) -> Copier:
         return Copier(self.backends) if self.inlet is None else StagedCopier(self.backends, self.inlet)
 
-    def info(self, spec: EngineSpec, group: KvKind) -> PoolInfo:
+    def info(self, spec: EngineSpec, group: KvKind, board: Export) -> PoolInfo:
         ranks = tuple(self._rank(rank, checksum) for rank, checksum in enumerate(self.checksums))
-        return PoolInfo(spec.epoch, spec.layout_hash(group), spec.geometry(group), ranks)
+        return PoolInfo(spec.epoch, spec.layout_hash(group), spec.geometry(group), ranks, board)
 
     def _rank(self, rank: int, checksum: int) -> RankPool:
         exports = {name: backend.export(rank) for name, backend in self.backends.items()}
