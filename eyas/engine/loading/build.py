@@ -54,7 +54,6 @@ from eyas.engine.speculation.draft_runner import DraftRunner
 from eyas.engine.speculation.drafter import Drafter
 from eyas.engine.speculation.remote import RemoteDrafter
 from kv_transfer.backends.table import NONE
-from kv_transfer.board import LeaseBoard
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import Owner
 
@@ -188,11 +187,11 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     pages = PagePool(pool.shape.pages)
     cache = PrefixCache(pages, config.page_size, lookahead=len(pools) - 1)
     outbox = Outbox()
-    board = LeaseBoard(new_pool_path("leases", Path(config.pool_dir)))
-    pool.attached.append(board)
-    moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), outbox, board)
-    owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id=board.new_id)
-    leases = Leases(owner, pages, config.page_size, moves.layouts, outbox, config.tensor_parallel_size, board)
+    moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), outbox)
+    new_id = moves.board.new_id if moves.board is not None else partial(secrets.randbits, 63)
+    owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id)
+    ranks = config.tensor_parallel_size
+    leases = Leases(owner, pages, config.page_size, moves.layouts, outbox, ranks, moves.board)
     pulls = moves.pulls[KvKind.TARGET]
     host = host_loads(config, pools, pages, cache, core.slowest_step_s)
     return Parts(

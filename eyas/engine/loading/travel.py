@@ -42,8 +42,12 @@ _log = logging.getLogger("eyas.engine")
 
 @dataclass(frozen=True)
 class Travel:
-    """Made once per engine; everything by group. Where pages cannot travel there are no `infos`."""
+    """Made once per engine; everything by group. Where pages cannot travel there are no `infos`.
 
+    `board`: of the leases, where there will be some.
+    """
+
+    board: LeaseBoard | None
     pulls: dict[KvKind, Pulls]
     copiers: dict[KvKind, Copier]
     layouts: dict[KvKind, str]
@@ -57,18 +61,17 @@ class Travel:
         return bool(self.infos)
 
 
-def travel(
-    spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: Outbox, board: LeaseBoard | None = None
-) -> Travel:
-    """For pools that share their page numbers. `board`: of the leases on them, if there are any."""
+def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: Outbox) -> Travel:
+    """For pools that share their page numbers."""
+    board, boards = _board(spec, pools), Boards(spec.config.pool_dir)
     shown = {} if board is None else board.export()
-    boards = Boards(spec.config.pool_dir)
     reaches = {group: _reach(spec, group, pool, FrontWire(outbox)) for group, pool in pools.items()}
     moving = {group: reach for group, reach in reaches.items() if reach.backends}
     copiers = {group: reach.copier() for group, reach in reaches.items()}
     routes = {group: Routes(reach.backends, spec.config.transfer) for group, reach in reaches.items()}
     size, numbers = spec.config.page_size, itertools.count(1)
     return Travel(
+        board=board,
         pulls={
             group: Pulls(copiers[group], routes[group], reach.wire, size, outbox, numbers, boards)
             for group, reach in reaches.items()
@@ -79,6 +82,14 @@ def travel(
         infos={group.value: reach.info(spec, group, shown) for group, reach in moving.items()},
         files={group.value: reach.path for group, reach in moving.items()},
     )
+
+
+def _board(spec: EngineSpec, pools: dict[KvKind, KvPool]) -> LeaseBoard | None:
+    if spec.config.transfer == NONE or Role.PREFILL not in spec.config.roles:
+        return None
+    board = LeaseBoard(new_pool_path("leases", Path(spec.config.pool_dir)))
+    pools[KvKind.TARGET].attached.append(board)
+    return board
 
 
 @dataclass(frozen=True)
