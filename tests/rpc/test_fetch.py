@@ -337,4 +337,4 @@ async def fetched(owner: TransferClient, handle: KvHandle, attempt: int, pages: 
 
 
 async def proof_page(owner: TransferClient, handle: KvHandle, page: int) -> bytes:
-    return b"".join([chunk async for chunk in owner.fetch_proof(handle, page)])
+    return b"".join([chunk async for chunk in owner.fetch_proof(handle.group, handle.epoch, [page])])
