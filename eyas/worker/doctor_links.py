@@ -50,7 +50,7 @@ def rows(name: str, link: Link) -> list[str]:
     """One link as a person reads it: figures, then why better ways are not taken."""
     state = "!!" if link.problem else "ok"
     figures = f"{_latency(link.latency_s):>9} per page  {_rate(link.bytes_per_s):>10}"
-    pulled = f"{link.pulls} pulls, {link.pulled_bytes / 1e6:.1f} MB so far"
+    pulled = f"{link.pulls} pulls, {_size(link.pulled_bytes)} so far"
     first = f"  {state} {name:46} {link.path or 'no way':8} {figures}  {pulled}"
     return [first, *(f"       not {path}: {reason}" for path, reason in link.passed_over.items())]
 
@@ -63,3 +63,7 @@ def _latency(seconds: float) -> str:
 
 def _rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e9:.2f} GB/s" if bytes_per_s else "-"
+
+
+def _size(bytes: int) -> str:
+    return f"{bytes / 1e6:.1f} MB" if bytes >= 1e5 else f"{bytes / 1e3:.1f} kB"
