@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import staged_rig
 from real_worker import RealWorker, decoding, prefill, real_worker, tiny_config
 from test_fetch import PAGE_BYTES, Poison, request
 
@@ -19,6 +20,8 @@ from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.links import Link
 from eyas.common.types import Role
 from eyas.engine.kv import probe
+from eyas.engine.kv.pages import PagePool
+from kv_transfer.backends import table
 from prefill_svc import transfer
 
 Pair = tuple[RealWorker, RealWorker]
@@ -91,6 +94,19 @@ async def test_a_draft_worker_measures_draft_pages(pair: Any) -> None:
         assert b.engine._pool.used == 0
 
 
+@pytest.mark.parametrize(("by", "path"), [("grpc", "grpc"), ("memory", "memory")])
+async def test_pages_of_a_device_are_measured_with_staging_and_without(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, path: str
+) -> None:
+    staged_rig.pretend(monkeypatch)
+    monkeypatch.setattr(table, "BACKENDS", {"memory": "plain_device:MemoryBackend", **table.BACKENDS})
+    async with staged_rig.pair(config, tmp_path, by) as (a, b):
+        (link,) = await links(b, a.address)
+        assert (link.path, link.problem) == (path, "") and link.bytes_per_s > PAGE_BYTES
+        await b.idle()
+        assert staged_rig.slots_free(b) == staged_rig.SLOTS == staged_rig.slots_left(a)
+
+
 async def test_a_way_that_does_not_lead_there_is_told(pair: Any) -> None:
     async with pair("there", transfer="shm") as (a, b):
         (link,) = await links(b, a.address)
@@ -131,6 +147,13 @@ async def test_no_page_of_a_request_is_taken_or_written(pair: Any) -> None:
         assert (content == b.engine._parts.pools[0].tensor[mine]).all()
         pool.drop(mine)
         poison.check()
+
+
+def test_half_of_the_free_pages_are_left_to_requests() -> None:
+    pool = PagePool(64)
+    pool.take(57)
+    assert len(probe.spare(pool, None, 100)) == 3
+    assert len(probe.spare(PagePool(64), None, 100)) == 8 and len(probe.spare(PagePool(64), None, 2)) == 2
 
 
 class Stuck(transfer.TransferServicer):

@@ -122,7 +122,7 @@ class Prober:
     def begin(self, command: ProbeLink, pool: PagePool, cache: PrefixCache | None, now: float) -> None:
         """One `LinkProbed` follows. Pages are taken from `pool`, which may cost `cache` its oldest ones."""
         peer = Peer(command.worker, command.group, command.rank, command.pool)
-        pages = [] if self.active else _spare(pool, cache, window_pages(command.pool.geometry.page_bytes))
+        pages = [] if self.active else spare(pool, cache, window_pages(command.pool.geometry.page_bytes))
         if not pages:
             error = "another link is being measured" if self.active else "no pages are free to copy into"
             self._refuse(command, Overloaded(error))
@@ -160,7 +160,7 @@ class Prober:
         self.outbox.add(LinkProbed(command.call, Link(command.rank, problem=error.message)))
 
 
-def _spare(pool: PagePool, cache: PrefixCache | None, wanted: int) -> list[int]:
+def spare(pool: PagePool, cache: PrefixCache | None, wanted: int) -> list[int]:
     """At most `wanted` pages, and at most half of those that are free, so that a request finds some too."""
     wanted = max(1, min(wanted, pool.num_pages // _POOL_PART))
     if cache is not None and pool.free < 2 * wanted:
