@@ -209,7 +209,7 @@ class Engine:
                 self._scheduler.enqueue(seq)
         for pulls in self._pulls:
             pulls.poll(now)
-        self._requests.join(now)
+        self._busy |= self._requests.join(now)  # what joins now is not slept over
         self._requests.expire(now)
         self._parts.leases.poll(now)
         self._parts.stager.poll()
