@@ -31,6 +31,11 @@ class Copier:
             if job.pull == pull:
                 route.backend.cancel(job)
 
+    @property
+    def brief(self) -> bool:
+        """Does a copy run that ends within milliseconds? Those between GPUs do."""
+        return any(route.backend.direct for route, _ in self._running.values())
+
     def finished(self) -> list[CopyResult]:
         """The copies that stopped since the last call."""
         results = [result for backend in self._backends.values() for result in backend.poll()]

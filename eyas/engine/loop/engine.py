@@ -58,6 +58,7 @@ from kv_transfer.copier import Copier
 
 IDLE_S = 0.1  # the longest nap: deadlines and leases are looked after at least so often
 COPYING_S = 0.001  # while copies run, their results are looked for so often
+BRIEF_S = 0.0001  # and those of copies between GPUs, which take a millisecond
 LOAD_S = 0.5  # the front hears of the load at least so often
 COUNT_S = 0.1  # between two counts of the backlog, at least
 STOP_S = 5.0  # a copy that still runs at shutdown is waited for so long
@@ -178,7 +179,9 @@ class Engine:
             while not self._stopping:
                 self._receive()
                 self._busy = self._loop.step()
+                joins = self._requests.joins
                 self._look_after(time.monotonic())
+                self._busy |= self._requests.joins > joins  # what has joined is not slept over
                 self._stopping |= self._requests.draining and not self._holds_something()
                 self._tell()
         finally:
@@ -187,14 +190,22 @@ class Engine:
 
     def _receive(self) -> None:
         """Take commands; wait for drafts while that is worth it, and nap when there is nothing to do."""
-        nap = 0.0 if self._busy else COPYING_S if self._copying else IDLE_S
-        self._dispatch(self._link.recv(nap))
+        self._dispatch(self._link.recv(self._nap()))
         while self._busy and (left := self._loop.spare_s) > 0:
             self._dispatch(self._link.recv(left))
         deadline = time.monotonic() + self._drafting.wait_s
         while self._drafting.owed() and (left := deadline - time.monotonic()) > 0:
             self._dispatch(self._link.recv(left))
         self._drafting.adopt()
+
+    def _nap(self) -> float:
+        """How long to wait for commands. A copy that is over soon is not slept over: its sequence waits."""
+        if self._busy:
+            return 0.0
+        if any(copier.brief for copier in self._parts.copiers):
+            time.sleep(BRIEF_S)
+            return 0.0
+        return COPYING_S if self._copying else IDLE_S
 
     def _dispatch(self, commands: SequenceOf[Command]) -> None:
         for command in commands:
@@ -209,7 +220,7 @@ class Engine:
                 self._scheduler.enqueue(seq)
         for pulls in self._pulls:
             pulls.poll(now)
-        self._busy |= self._requests.join(now)  # what joins now is not slept over
+        self._requests.join(now)
         self._requests.expire(now)
         self._parts.leases.poll(now)
         self._parts.stager.poll()

@@ -55,6 +55,7 @@ class Requests:
     copy_page: Callable[[int, int], None]
     table: dict[str, Generation] = field(default_factory=dict)
     draining: bool = False
+    joins: int = 0  # sequences whose prompt was pulled and that have begun, ever
     _arrivals: dict[Sequence, Arrival] = field(default_factory=dict)  # for joining sequences
     _uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -157,18 +158,16 @@ class Requests:
         for generation in [g for g in self.table.values() if now > g.deadline]:
             self.fail(generation, DeadlineExceeded("the request's deadline passed while it was running"))
 
-    def join(self, now: float) -> bool:
-        """Gives free slots to the sequences whose KV has arrived; whether there were any."""
+    def join(self, now: float) -> None:
+        """Gives free slots to the sequences whose KV has arrived."""
         for generation, arrival in self.draft_kv.complete(now) if self.draft_kv is not None else ():
             self._begin_all(generation, arrival)
-        return self._join()
+        self._join()
 
-    def _join(self) -> bool:
-        some = False
+    def _join(self) -> None:
         while (seq := self.scheduler.join()) is not None:
             self._joined(seq, self._arrivals.pop(seq))
-            some = True
-        return some
+            self.joins += 1
 
     # --- the destination of pulls (`eyas.engine.kv.pulls.Destination`) ----------------------------------
 
