@@ -28,7 +28,8 @@ from eyas.bench.shapes import SHAPES, write_model
 from eyas.commands import Parser
 from eyas.common.errors import ConfigError
 from eyas.configuration import own_config
-from eyas.flags import add_engine, add_layout
+from eyas.flags import add_engine
+from eyas.layout_flags import add_layout
 from eyas.worker.serve import GATEWAY, LocalCluster
 from gateway.placement import Targets
 
