@@ -15,7 +15,7 @@ from functools import partial
 
 from eyas.planning.command import NOISE
 from eyas.simulator.cluster import ClusterLayout, ClusterShape
-from eyas.simulator.goodput import ATTAINMENT, Draw, Effort, Knee, find_knee, measure
+from eyas.simulator.goodput import Draw, Effort, Knee, best_knee, find_knee
 from eyas.simulator.hardware import example
 from eyas.simulator.workload import Traffic, poisson
 from gateway.placement import Targets
@@ -47,18 +47,10 @@ class Question:
 
 
 def best_split(asked: Question, guess: float) -> tuple[int, Knee]:
-    """The number of prefill workers that bears most, and what it bears.
-
-    A split is searched only if it bears more than the best before it: the others cost one play each.
-    """
-    best, prefill, rate = Knee(0.0, None), 0, guess
-    for n in range(1, asked.workers):
-        shape = asked.shape(ClusterLayout.SPLIT, n)
-        if not best.rate or measure(shape, asked.draw, rate, asked.effort).attainment >= ATTAINMENT:
-            found = find_knee(shape, asked.draw, asked.effort, rate)
-            if found.rate > best.rate:
-                best, prefill, rate = found, n, found.rate * asked.effort.precision
-    return prefill, best
+    """The number of prefill workers that bears most, and what it bears."""
+    shapes = [asked.shape(ClusterLayout.SPLIT, n) for n in range(1, asked.workers)]
+    best, knee = best_knee(shapes, asked.draw, asked.effort, guess)
+    return best.prefill, knee
 
 
 def row(name: str, asked: Question) -> str:
