@@ -20,7 +20,7 @@ from gateway.capacity import Mix
 from gateway.delivery import Pace
 from gateway.demand import FADE, DemandMeter
 from gateway.layouts import RequestLayout
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import PlacementMetrics
 from gateway.placement import Place, Preference, Rates, Targets, place
 from gateway.preference import rethink
 from gateway.router import Candidate, RequestRoute
@@ -39,7 +39,7 @@ class AutoLayout(RequestLayout):
         self,
         workers: Callable[[], Sequence[Candidate]],
         targets: Targets,
-        metrics: GatewayMetrics,
+        metrics: PlacementMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`workers`: those that may get requests now. `clock`: seconds."""

@@ -21,6 +21,38 @@ _RATIOS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 _LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0)
 
 
+class PlacementMetrics:
+    """What the auto layout does, and how far its predictions hold."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.placements = Counter(
+            "eyas_placements",
+            "Requests of the auto layout: prompt and answer together, apart, or by_roles (nothing predicted)",
+            ["placement"],
+            registry=registry,
+        )
+        self.preference = Gauge(
+            "eyas_worker_preference",
+            "1 for what the auto layout gives a worker: any, prefill, decode",
+            ["worker", "preference"],
+            registry=registry,
+        )
+        self.ttft_ratio = Histogram(
+            "eyas_ttft_to_predicted",
+            "Time to first token over the prediction of the auto layout",
+            ["placement"],
+            buckets=_RATIOS,
+            registry=registry,
+        )
+        self.tpot_ratio = Histogram(
+            "eyas_tpot_to_predicted",
+            "Time per later token over the prediction of the auto layout",
+            ["placement"],
+            buckets=_RATIOS,
+            registry=registry,
+        )
+
+
 class GatewayMetrics:
     """The metrics of one gateway process. Canary requests count in `canary_runs` alone."""
 
@@ -34,12 +66,10 @@ class GatewayMetrics:
             ["outcome"],
             registry=registry,
         )
-        self.responses = Counter(
-            "eyas_http_responses", "HTTP responses begun", ["path", "status"], registry=registry
-        )
-        self.running = Gauge(
-            "eyas_requests_running", "Calls admitted and not yet answered", registry=registry
-        )
+        labels = ["path", "status"]
+        self.responses = Counter("eyas_http_responses", "HTTP responses begun", labels, registry=registry)
+        text = "Calls admitted and not yet answered"
+        self.running = Gauge("eyas_requests_running", text, registry=registry)
         self.finished = Counter(
             "eyas_request_finished", "Choices by finish reason", ["reason"], registry=registry
         )
@@ -85,32 +115,7 @@ class GatewayMetrics:
             registry=registry,
         )
 
-        self.placements = Counter(
-            "eyas_placements",
-            "Requests of the auto layout: prompt and answer together, apart, or by_roles (nothing predicted)",
-            ["placement"],
-            registry=registry,
-        )
-        self.preference = Gauge(
-            "eyas_worker_preference",
-            "1 for what the auto layout gives a worker: any, prefill, decode",
-            ["worker", "preference"],
-            registry=registry,
-        )
-        self.ttft_ratio = Histogram(
-            "eyas_ttft_to_predicted",
-            "Time to first token over the prediction of the auto layout",
-            ["placement"],
-            buckets=_RATIOS,
-            registry=registry,
-        )
-        self.tpot_ratio = Histogram(
-            "eyas_tpot_to_predicted",
-            "Time per later token over the prediction of the auto layout",
-            ["placement"],
-            buckets=_RATIOS,
-            registry=registry,
-        )
+        self.placement = PlacementMetrics(registry)
 
     def meter(self) -> Meter:
         """A meter for one call."""

@@ -16,16 +16,25 @@ class HandshakeRequest(_message.Message):
     def __init__(self, group: _Optional[_Union[_common_pb2.KvKind, str]] = ..., layout_hash: _Optional[str] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
-    __slots__ = ("layout_hash", "epoch", "geometry", "ranks")
+    __slots__ = ("layout_hash", "epoch", "geometry", "ranks", "board")
+    class BoardEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GEOMETRY_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    BOARD_FIELD_NUMBER: _ClassVar[int]
     layout_hash: str
     epoch: int
     geometry: Geometry
     ranks: _containers.RepeatedCompositeFieldContainer[RankPool]
-    def __init__(self, layout_hash: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[_Union[Geometry, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankPool, _Mapping]]] = ...) -> None: ...
+    board: _containers.ScalarMap[str, bytes]
+    def __init__(self, layout_hash: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[_Union[Geometry, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankPool, _Mapping]]] = ..., board: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class Geometry(_message.Message):
     __slots__ = ("pages", "page_size", "layers", "kv_heads", "head_dim", "dtype")

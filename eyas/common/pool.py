@@ -65,9 +65,13 @@ class RankPool(msgspec.Struct, frozen=True):
 
 
 class PoolInfo(msgspec.Struct, frozen=True):
-    """The pages of one group of one worker. `epoch` names their incarnation, `layout_hash` their meaning."""
+    """The pages of one group of one worker. `epoch` names their incarnation, `layout_hash` their meaning.
+
+    `board`: where pullers of the owner's host see which of its leases are alive; empty: nowhere.
+    """
 
     epoch: int
     layout_hash: str
     geometry: Geometry
     ranks: tuple[RankPool, ...]
+    board: Export = {}

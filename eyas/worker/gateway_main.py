@@ -68,7 +68,7 @@ async def _run(config: GatewayConfig) -> None:
         auto = None
         if config.layout == "auto":
             targets = Targets(config.ttft_target, config.tpot_target)
-            auto = AutoLayout(cluster.candidates, targets, metrics)
+            auto = AutoLayout(cluster.candidates, targets, metrics.placement)
         canary = Canary(ClusterBackend(cluster, auto), metrics)
         exit = DrainableBackend(canary)
         async with fronts(config, exit, tokenizer, metrics), asyncio.TaskGroup() as tasks:

@@ -96,7 +96,7 @@ class CudaIpcBackend(BlockingBackend):
         super().__init__(site.area)
         self._pool_dir = Path(site.pool_dir)
         self._devices = site.devices
-        self._mapped: list[PeerMemory] = []
+        self._peers: dict[tuple[str, str, int], PeerMemory] = {}  # by path, identity and our rank
 
     def export(self, rank: int = 0) -> Export | None:
         """Where a rank's pool is handed over, on which GPU it is, and which heads it has."""
@@ -119,12 +119,11 @@ class CudaIpcBackend(BlockingBackend):
         rank, heads = (_number(export, field) for field in ("rank", "heads"))
         ours = self._devices[0].geometry.kv_heads if self._devices else 0
         views = tuple(
-            self._view(share, path, export.get("gpu", b""), heads)
+            self._view(share, (path, identity), export.get("gpu", b""), heads)
             for share in shares(rank, heads, ours, len(self._devices))
         )
         if not views:
             raise ConfigError("this worker's KV pool is not on a GPU, or needs nothing of this peer's")
-        self._mapped = [peer for peer in self._mapped if not peer.gone] + [view.peer for view in views]
         return PeerRank(views)
 
     def copy(self, source: Source, job: Copy) -> int:
@@ -140,16 +139,16 @@ class CudaIpcBackend(BlockingBackend):
         return moved
 
     def checksum(self, source: Source, proof: Copy) -> int:
-        """Of the page in our pool, or, where its heads lie in it otherwise, of the peer's as we see it."""
-        assert isinstance(source, PeerRank)
-        view = source.views[0]
-        with _told(), view.peer.held() as memory:
-            address, size = memory.address + proof.source.pages[0] * view.peer_page, view.peer_page
-            if view.whole:
-                address = view.ours.address + proof.dst_pages[0] * size
-            return zlib.crc32(view.to.driver.read(address, size))
+        """Of the page in our pool, or, where its heads lie in it otherwise, of the peer's as we see it.
 
-    def _view(self, share: Share, path: str, gpu: bytes, heads: int) -> _View:
+        If one of our ranks has other bytes than the proof wants, it is that one's.
+        """
+        assert isinstance(source, PeerRank)
+        found = [_checksum(view, proof) for view in source.views]
+        return next((one for one in found if one != proof.proof), found[0])
+
+    def _view(self, share: Share, place: tuple[str, str], gpu: bytes, heads: int) -> _View:
+        """`place`: the path and the identity of the peer's socket."""
         ours = self._devices[share.rank]
         if ours.allocation is None:
             raise ConfigError("this worker's KV pool is in memory that takes no peer's pages")
@@ -158,15 +157,26 @@ class CudaIpcBackend(BlockingBackend):
             obstacle = driver.obstacle(gpu)
         if obstacle:
             raise ConfigError(f"the peer's KV pool cannot be read: {obstacle}")
-        return _View(ours, ours.allocation, PeerMemory(path, driver), heads, share)
+        self._peers = {name: peer for name, peer in self._peers.items() if not peer.gone}
+        peer = self._peers.setdefault((*place, share.rank), PeerMemory(place[0], driver))
+        return _View(ours, ours.allocation, peer, heads, share)
 
     def close(self, deadline: float) -> bool:
         """Unmaps all peers' pools; False if a copy still runs."""
         if not super().close(deadline):
             return False
-        for peer in self._mapped:
+        for peer in self._peers.values():
             peer.close()
         return True
+
+
+def _checksum(view: _View, proof: Copy) -> int:
+    """CRC-32 of the proof page, as one of our ranks has or sees it."""
+    with _told(), view.peer.held() as memory:
+        address, size = memory.address + proof.source.pages[0] * view.peer_page, view.peer_page
+        if view.whole:
+            address = view.ours.address + proof.dst_pages[0] * size
+        return zlib.crc32(view.to.driver.read(address, size))
 
 
 @contextlib.contextmanager

@@ -6,9 +6,10 @@ and making a `CudaDriver` raises DriverError.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kv_transfer.gpu.driver import Block, DriverError, Memory
 
@@ -99,8 +100,8 @@ class CudaDriver:
         self._context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
         self._location = _Location(DEVICE, ordinal)
-        self._here()
-        self._lanes = [self._lane() for _ in range(STREAMS)]
+        with self._here():
+            self._lanes = [self._lane() for _ in range(STREAMS)]
         self._copying = threading.Lock()  # of the streams and their events
 
     def obstacle(self, uuid: bytes) -> str:
@@ -114,84 +115,79 @@ class CudaDriver:
 
     def allocate(self, size: int) -> Memory:
         """At least `size` bytes of this GPU, not initialised, that can be exported."""
-        self._here()
-        prop = self._prop()
-        granule = ctypes.c_size_t()
-        self._call(
-            "cuMemGetAllocationGranularity",
-            ctypes.byref(granule),
-            ctypes.byref(prop),
-            ctypes.c_int(RECOMMENDED),
-        )
-        size = -(-size // granule.value) * granule.value
-        handle = ctypes.c_uint64()
-        self._call(
-            "cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(prop), ctypes.c_uint64(0)
-        )
-        try:
-            return Memory(self._map(handle, size), size, handle.value)
-        except DriverError:
-            self._call("cuMemRelease", handle)
-            raise
+        with self._here():
+            prop = self._prop()
+            size = self._whole(size, prop)
+            handle = ctypes.c_uint64()
+            whole, no_flags = ctypes.c_size_t(size), ctypes.c_uint64(0)
+            self._call("cuMemCreate", ctypes.byref(handle), whole, ctypes.byref(prop), no_flags)
+            try:
+                return Memory(self._map(handle, size), size, handle.value)
+            except DriverError:
+                self._call("cuMemRelease", handle)
+                raise
 
     def export(self, memory: Memory) -> int:
         """A file descriptor that gives another process `memory`; the caller closes it."""
-        self._here()
         descriptor = ctypes.c_int()
-        self._call(
-            "cuMemExportToShareableHandle",
-            ctypes.byref(descriptor),
-            ctypes.c_uint64(memory.handle),
-            ctypes.c_int(FILE_DESCRIPTOR),
-            ctypes.c_uint64(0),
-        )
+        with self._here():
+            self._call(
+                "cuMemExportToShareableHandle",
+                ctypes.byref(descriptor),
+                ctypes.c_uint64(memory.handle),
+                ctypes.c_int(FILE_DESCRIPTOR),
+                ctypes.c_uint64(0),
+            )
         return descriptor.value
 
     def map(self, descriptor: int, size: int) -> Memory:
         """Another process's memory, mapped here; its handle is let go at once, since the mapping holds it."""
-        self._here()
         handle = ctypes.c_uint64()
-        self._call(
-            "cuMemImportFromShareableHandle",
-            ctypes.byref(handle),
-            ctypes.c_void_p(descriptor),
-            ctypes.c_int(FILE_DESCRIPTOR),
-        )
-        try:
-            return Memory(self._map(handle, size), size)
-        finally:
-            self._call("cuMemRelease", handle)
+        with self._here():
+            self._call(
+                "cuMemImportFromShareableHandle",
+                ctypes.byref(handle),
+                ctypes.c_void_p(descriptor),
+                ctypes.c_int(FILE_DESCRIPTOR),
+            )
+            try:
+                return Memory(self._map(handle, size), size)
+            finally:
+                self._call("cuMemRelease", handle)
 
     def unmap(self, memory: Memory) -> None:
         """Gives memory back, own or mapped. Nothing may use it any more."""
-        self._here()
-        self._call("cuMemUnmap", ctypes.c_uint64(memory.address), ctypes.c_size_t(memory.size))
-        self._call("cuMemAddressFree", ctypes.c_uint64(memory.address), ctypes.c_size_t(memory.size))
-        if memory.handle:
-            self._call("cuMemRelease", ctypes.c_uint64(memory.handle))
+        with self._here():
+            self._call("cuMemUnmap", ctypes.c_uint64(memory.address), ctypes.c_size_t(memory.size))
+            self._call("cuMemAddressFree", ctypes.c_uint64(memory.address), ctypes.c_size_t(memory.size))
+            if memory.handle:
+                self._call("cuMemRelease", ctypes.c_uint64(memory.handle))
 
     def copy(self, blocks: Sequence[Block]) -> None:
         """Copies by the copy engines, which leave the GPU's processors to compute."""
-        self._here()
-        whole = [block for block in blocks if block.rows == 1]
-        with self._copying:
-            for lane, (stream, _) in enumerate(self._lanes):
-                mine = whole[len(whole) * lane // STREAMS : len(whole) * (lane + 1) // STREAMS]
-                for start in range(0, len(mine), BATCH):
-                    self._batch(mine[start : start + BATCH], stream)
-            for i, block in enumerate(block for block in blocks if block.rows > 1):
-                self._rows(block, self._lanes[i % STREAMS][0])
-            self._wait()
+        with self._here(), self._copying:
+            try:
+                self._launch(blocks)
+            finally:
+                self._wait()  # what was launched before an error writes as well
 
     def read(self, address: int, size: int) -> bytes:
         """Bytes of a GPU."""
-        self._here()
         target = ctypes.create_string_buffer(size)
         source, length = ctypes.c_uint64(address), ctypes.c_size_t(size)
-        with self._copying:
+        with self._here(), self._copying:
             self._call("cuMemcpyDtoHAsync_v2", target, source, length, self._lanes[0][0])
             self._wait()
         return target.raw
+
+    def _launch(self, blocks: Sequence[Block]) -> None:
+        whole = [block for block in blocks if block.rows == 1]
+        for lane, (stream, _) in enumerate(self._lanes):
+            mine = whole[len(whole) * lane // STREAMS : len(whole) * (lane + 1) // STREAMS]
+            for start in range(0, len(mine), BATCH):
+                self._batch(mine[start : start + BATCH], stream)
+        for i, block in enumerate(block for block in blocks if block.rows > 1):
+            self._rows(block, self._lanes[i % STREAMS][0])
 
     def _batch(self, blocks: Sequence[Block], stream: ctypes.c_void_p) -> None:
         count = len(blocks)
@@ -250,6 +246,17 @@ class CudaDriver:
             raise
         return address.value
 
+    def _whole(self, size: int, prop: _AllocationProp) -> int:
+        """The bytes of the granules that `size` bytes take."""
+        granule = ctypes.c_size_t()
+        self._call(
+            "cuMemGetAllocationGranularity",
+            ctypes.byref(granule),
+            ctypes.byref(prop),
+            ctypes.c_int(RECOMMENDED),
+        )
+        return -(-size // granule.value) * granule.value
+
     def _prop(self) -> _AllocationProp:
         rdma = ctypes.c_int()
         self._call("cuDeviceGetAttribute", ctypes.byref(rdma), ctypes.c_int(RDMA_WITH_VMM), self._device)
@@ -273,9 +280,14 @@ class CudaDriver:
         self._call("cuDeviceGetUuid_v2", found, device)
         return bytes(found)
 
-    def _here(self) -> None:
-        """Threads start without a context."""
-        self._call("cuCtxSetCurrent", self._context)
+    @contextlib.contextmanager
+    def _here(self) -> Iterator[None]:
+        """The thread is on this GPU meanwhile, and then where it was: there torch launches its kernels."""
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._cuda, name)(*arguments)

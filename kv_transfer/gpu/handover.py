@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from kv_transfer.gpu.driver import DriverError
 _SIZE = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _WAITING = 64  # connections that are not accepted yet
+PAUSE_S = 0.1  # before the next try to accept, where a process may have no descriptor left
 TAKE_S = 2.0  # a giver that does not answer for so long is stopped, or gone
 
 
@@ -35,6 +37,7 @@ class Giver:
         self._path = path
         self._size = size
         self._export = export
+        self._closing = False
         self._takers: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -49,6 +52,7 @@ class Giver:
 
     def close(self) -> None:
         """No process gets the memory any more, and those that have it are told that we are leaving."""
+        self._closing = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
@@ -62,16 +66,21 @@ class Giver:
             try:
                 taker, _ = self._listener.accept()
             except OSError:
-                return
+                if self._closing:
+                    return
+                time.sleep(PAUSE_S)
+                continue
             self._forget()
-            with contextlib.suppress(OSError, DriverError):  # the taker sees that the connection ends
+            try:
                 self._give(taker)
+            except (OSError, DriverError):
+                taker.close()  # it sees that the connection ends
 
     def _give(self, taker: socket.socket) -> None:
         if _user(taker) != os.geteuid():
             taker.close()
             return
-        self._takers.append(taker)  # before anything fails: `_forget` or `close` ends it
+        self._takers.append(taker)
         descriptor = self._export()
         try:
             socket.send_fds(taker, [_SIZE.pack(self._size)], [descriptor])

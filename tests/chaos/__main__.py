@@ -23,7 +23,8 @@ from rich.table import Table
 
 from eyas.commands import Parser
 from eyas.configuration import own_config
-from eyas.flags import add_engine, add_layout
+from eyas.flags import add_engine
+from eyas.layout_flags import add_layout
 from tests.chaos.campaign import Campaign, Findings, Plan
 from tests.chaos.rig import ENGINE, ON_CPU, WORKERS, Site
 from tests.chaos.streams import make_requests

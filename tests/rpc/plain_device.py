@@ -43,13 +43,13 @@ class MemoryBackend(BlockingBackend):
         if not self._devices:
             return None
         device = self._devices[rank]
-        return {"address": str(device.address).encode(), "count": str(device.geometry.pages).encode()}
+        return {"address": str(device.address).encode(), "pages": str(device.geometry.pages).encode()}
 
     def open(self, export: Export) -> Source:
         if not self._devices:
             raise ConfigError("this worker's pool is not a device's")
-        address, count = (int(export[field]) for field in ("address", "count"))
-        geometry = msgspec.structs.replace(self._devices[0].geometry, pages=count)
+        address, pages = (int(export[field]) for field in ("address", "pages"))
+        geometry = msgspec.structs.replace(self._devices[0].geometry, pages=pages)
         return Neighbour(pages_of(DeviceArea(address, geometry)))
 
     def copy(self, source: Source, job: Copy) -> int:
@@ -57,15 +57,12 @@ class MemoryBackend(BlockingBackend):
         return copy_pages(job, source.pages, pages_of(self._devices[0]))
 
     def checksum(self, source: Source, proof: Copy) -> int:
-        return self.page_checksum(proof.dst_pages[0])
-
-    def page_checksum(self, page: int) -> int:
-        """CRC-32 of one of our own pages."""
-        return zlib.crc32(pages_of(self._devices[0])[page].data)
+        return zlib.crc32(pages_of(self._devices[0])[proof.dst_pages[0]].data)
 
 
 class OffByOne(MemoryBackend):
-    """Brings the wrong page, and does not know it."""
+    """Brings the page before the one that is asked for, and does not know it."""
 
-    def checksum(self, source: Source, proof: Copy) -> int:
-        return self.page_checksum(proof.dst_pages[0] - 1)
+    def copy(self, source: Source, job: Copy) -> int:
+        assert isinstance(source, Neighbour)
+        return super().copy(Neighbour(np.roll(source.pages, 1, axis=0)), job)

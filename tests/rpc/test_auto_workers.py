@@ -24,7 +24,7 @@ from eyas.worker.ports import free_ports
 from gateway.auto import AutoLayout
 from gateway.cluster import Cluster
 from gateway.generate import ClusterBackend
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import PlacementMetrics
 from gateway.placement import Preference, Targets
 from gateway.router import Candidate
 
@@ -99,7 +99,7 @@ async def pair(config: EngineConfig, tmp_path: Path, targets: Targets = LOOSE) -
     cluster, figures = Cluster(registry(known)), CollectorRegistry()
     await cluster.start()
     try:
-        layout = AutoLayout(cluster.candidates, targets, GatewayMetrics(figures))
+        layout = AutoLayout(cluster.candidates, targets, PlacementMetrics(figures))
         await until(lambda: sum(one.connected and _has_room(one) for one in cluster.candidates()) == 2, 10.0)
         yield Pair(workers, cluster, ClusterBackend(cluster, layout), layout, figures)
     finally:

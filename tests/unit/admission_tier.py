@@ -59,8 +59,8 @@ class FakeModel:
 
     drafts = ahead = False
 
-    def close(self) -> None:
-        pass
+    def close(self) -> bool:
+        return True
 
     def launch(self, works: list[Work]) -> PlainFlight:
         for work in works:

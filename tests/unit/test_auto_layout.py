@@ -16,7 +16,7 @@ from gateway.auto import AutoLayout, place_of
 from gateway.delivery import Pace
 from gateway.demand import ENOUGH
 from gateway.ledger import Ledger, Stake, UnderWay
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import PlacementMetrics
 from gateway.placement import Place, Preference, Targets
 from gateway.router import Candidate, RequestRoute
 
@@ -37,7 +37,7 @@ class World:
         self.infos = [info(f"w{i}") for i in range(workers)]
         self.ledger = Ledger()
         self.registry = CollectorRegistry()
-        self.layout = AutoLayout(self.workers, targets, GatewayMetrics(self.registry), lambda: self.now)
+        self.layout = AutoLayout(self.workers, targets, PlacementMetrics(self.registry), lambda: self.now)
 
     def workers(self) -> Sequence[Candidate]:
         return [

@@ -5,10 +5,12 @@ The CUDA driver's own calls are tried where there are GPUs: tests/gpu/test_cuda_
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from msgspec.structs import replace as replace_geometry
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.pool import Export
 from eyas.common.types import Shard
+from eyas.engine.kv.rank_pools import FollowerPool
 from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.backends.cuda_ipc import PeerRank
 from kv_transfer.gpu import handover
@@ -228,6 +231,89 @@ def test_descriptors_and_threads_do_not_add_up(tmp_path: Path) -> None:
         for _ in range(3):
             handover.take(export["path"].decode()).giver.close()
         assert len(os.listdir(f"/proc/{process.pid}/fd")) <= theirs + 1  # the last one is not yet missed
+
+
+def test_a_pool_is_mapped_once_however_often_it_is_opened(tmp_path: Path) -> None:
+    """Every pull that finds no proven way opens it: each mapping would cost a thread, a descriptor and
+    addresses until the owner's end.
+    """
+    pool, other = FakePool(str(tmp_path)), FakePool(str(tmp_path))
+    export = other.backend.export() or {}
+    before = threading.active_count()
+    for _ in range(5):
+        assert copied(pool, opened(pool, export), job((3, 4))).ok
+    assert pool.driver.mappings == 2 and threading.active_count() == before + 1
+    other.giver.close()
+    until(lambda: pool.driver.mappings == 1)
+    again = FakePool(str(tmp_path))
+    assert copied(pool, opened(pool, again.backend.export() or {}), job((3, 4))).ok
+
+
+def test_a_proof_is_of_every_rank_that_takes_part_of_a_page(tmp_path: Path) -> None:
+    class Blind(FakeDriver):
+        def read(self, address: int, size: int) -> bytes:
+            return bytes(size)
+
+    folder, half = str(tmp_path), replace_geometry(GEOMETRY, kv_heads=GEOMETRY.kv_heads // 2)
+    owner_, proof = FakePool(folder), Copy(1, -1, Shard(0, (COUNT,)), (7,))
+    owner_.fill(contents())
+    truth = zlib.crc32(contents()[COUNT].tobytes())
+    for second, same in ((FakeDriver, True), (Blind, False)):
+        puller = FakePool(folder, FakeDriver(), second(), geometry=half)
+        source = opened(puller, owner_.backend.export() or {})
+        assert (puller.backend.checksum(source, replace(proof, proof=truth)) == truth) == same
+
+
+def test_an_owner_that_cannot_export_says_so_at_once(tmp_path: Path) -> None:
+    tries = iter((DriverError("out of handles"), OSError("no descriptor")))
+
+    def export() -> int:
+        raise next(tries)
+
+    giver = handover.Giver(tmp_path / "giver", 8, export)
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(TransferFailed, match="closed the connection"):
+            handover.take(str(tmp_path / "giver"))
+        assert time.monotonic() - began < handover.TAKE_S / 2
+    giver.close()
+
+
+def test_an_owner_without_descriptors_gives_its_memory_later(tmp_path: Path) -> None:
+    class Full(socket.socket):
+        full = True
+
+        def accept(self) -> tuple[socket.socket, object]:
+            found = super().accept()
+            if Full.full:
+                Full.full = False
+                found[0].close()
+                raise OSError(errno.EMFILE, "Too many open files")
+            return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handover.socket, "socket", Full)
+        pool = FakePool(str(tmp_path))
+    path = (pool.backend.export() or {})["path"].decode()
+    with pytest.raises(TransferFailed):
+        handover.take(path)
+    taken = handover.take(path)
+    os.close(taken.descriptor)
+    taken.giver.close()
+    pool.giver.close()
+
+
+def test_rank_0_finds_the_pools_of_its_followers(tmp_path: Path) -> None:
+    follower, driver = FakePool(str(tmp_path)), FakeDriver()
+    follower.fill(contents())
+    found = FollowerPool.at(Path(follower.areas[0].giver), GEOMETRY, driver)
+    assert found.checksum == zlib.crc32(contents()[COUNT].tobytes())
+    assert driver.read(found.area.address + 3 * PAGE, PAGE) == contents()[3].tobytes()
+    found.close()
+    assert driver.mappings == 0
+    follower.giver.close()
+    with pytest.raises(TransferFailed, match="gives no memory"):
+        FollowerPool.at(Path(follower.areas[0].giver), GEOMETRY, driver)
 
 
 def test_only_our_own_user_is_given_memory(tmp_path: Path) -> None:

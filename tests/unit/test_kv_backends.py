@@ -19,6 +19,7 @@ import pytest
 from fake_nixl import FakeNixl
 
 from eyas.common.errors import Cancelled, ConfigError, EyasError, TransferFailed
+from eyas.common.pool import Geometry
 from eyas.common.types import Shard
 from kv_transfer.area import Area, DeviceArea, create_file
 from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, Source
@@ -30,7 +31,7 @@ from kv_transfer.backends.table import BACKENDS, backend
 from kv_transfer.copier import Copier
 from kv_transfer.copy_thread import Done
 from kv_transfer.route import Route
-from tests.unit.fake_gpu import GEOMETRY, OnFakeGpu
+from tests.unit.fake_gpu import OnFakeGpu
 
 PAGES, PAGE = 32, 2048
 POOL_DIR = "/dev/shm"
@@ -258,19 +259,26 @@ def test_a_proof_is_the_bytes_of_the_proof_page(ends: Ends) -> None:
 
 
 def test_the_checksum_is_that_of_the_page_which_came(ends: Ends) -> None:
-    assert ends.copy(job((7,), (3,)))[0].ok
-    source, checksum = ends.open(), ends.backend.checksum
-    assert checksum(source, job((7,), (3,))) == ends.owner.checksum(7) != checksum(source, job((7,), (4,)))
+    source, proof = ends.open(), job((7,), (3,), proof=1)
+    ends.backend.start(source, proof)
+    assert wait_for(ends.backend.poll, 1)[0].ok
+    other = job((8,), (4,), proof=1)
+    assert (
+        ends.backend.checksum(source, proof) == ends.owner.checksum(7) != ends.backend.checksum(source, other)
+    )
 
 
-def test_staging_beside_a_device_is_told_to_nobody(ends: Ends) -> None:
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "cuda_ipc"])
+def test_staging_beside_a_device_is_told_to_nobody(name: str) -> None:
     """Its slots are no pages of the pool: a way through the front is all that leads to those."""
-    if ends.name == "cuda_ipc":
-        pytest.skip("it leads to the device's pool itself")
-    device = DeviceArea(ends.owner.pages.ctypes.data, GEOMETRY)
-    beside = MAKERS[ends.name](Site(ends.owner, POOL_DIR, ends.wire, (device,)))
-    assert beside.export() == ({} if ends.name == "grpc" else None)
+    ends = Ends(name)
+    geometry = Geometry(pages=PAGES, page_size=8, layers=1, kv_heads=2, head_dim=16, dtype="float32")
+    assert geometry.page_bytes == PAGE
+    site = Site(ends.owner, POOL_DIR, ends.wire, (DeviceArea(address=1, geometry=geometry),))
+    beside = MAKERS[name](site)
+    assert beside.export() == ({} if name == "grpc" else None)
     assert beside.close(time.monotonic() + 5.0)
+    ends.close()
 
 
 def test_two_backends_in_use_at_once() -> None:

@@ -18,6 +18,7 @@ from eyas.engine.ipc.messages import (
     Failed,
     OpenPull,
     Prefill,
+    PullReady,
     Release,
     ReleasePull,
 )
@@ -158,12 +159,19 @@ def test_handles_that_do_not_fit_the_prompt_fail_the_request(handles: tuple) -> 
     assert rig.refusals() and not rig.requests.table and rig.held() == 0
 
 
-@pytest.mark.parametrize("shards", [0, 2])
-def test_a_handle_of_no_or_many_shards_is_lost_before_a_byte_moves(shards: int) -> None:
+def test_a_handle_of_no_shards_is_lost_before_a_byte_moves() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
-    rig.requests.attach(Attach("a", 1, (handle(10, shards=shards),)))
+    rig.requests.attach(Attach("a", 1, (handle(10, shards=0),)))
     assert rig.lost() == [1] and rig.pulls.active == 0
+
+
+def test_a_handle_of_more_ranks_than_its_owner_has_is_lost_before_a_byte_moves() -> None:
+    rig = Rig()
+    rig.submit(request(10), attach=True)
+    rig.requests.attach(Attach("a", 1, (handle(10, shards=2),)))
+    rig.pulls.told(PullReady(1, 10))  # the front meets the owner first
+    assert rig.lost() == [1] and not rig.copier.jobs and rig.pulls.active == 0
 
 
 def test_first_tokens_given_with_an_attach_are_checked() -> None:

@@ -79,8 +79,8 @@ class ToldRunner:
         sampled, counts = Sampled(self.chosen, [None] * len(self.chosen)), [len(self.chosen)]
         return PlainFlight(works, verified(works, counts, sampled, features, self.pool), 0.0)  # type: ignore[arg-type]
 
-    def close(self) -> None:
-        pass
+    def close(self) -> bool:
+        return True
 
 
 def _loop(rig: Rig, pool: PagesOfNumbers, drafter: Drafter | None = None) -> StepLoop:

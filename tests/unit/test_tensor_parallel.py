@@ -46,6 +46,7 @@ SHARED = replace(
     prefill_attention_backend="triton",
     overlap_schedule=True,
     tensor_parallel_size=RANKS,
+    transfer="none",  # an interpreted rank's pool is on no GPU
     worker="shared",
 )
 PROMPT = tuple(range(7, 26))

@@ -231,10 +231,11 @@ class Executor:
 
     # --- after the last step -------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Gives up the graphs."""
+    def close(self) -> bool:
+        """Gives up the graphs. False: the device may hang, so nothing waits for it any more."""
         self._program = self._rows = None
         self._captured.clear()
+        return True
 
 
 def _host(words: int, device: str) -> torch.Tensor:

@@ -127,10 +127,11 @@ class LedExecutor(Executor):
             event.record()
             self._lead.wait(event)
 
-    def close(self) -> None:
+    def close(self) -> bool:
         if self._lead.whole:  # else the device may hang, and nothing there is touched any more
             super().close()
         self._lead.close()
+        return self._lead.whole
 
 
 class Watched:

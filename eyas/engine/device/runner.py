@@ -123,9 +123,9 @@ class DeviceRunner:
         """Between the steps launched before and those after."""
         self._executor.copy_page(source, target)
 
-    def close(self) -> None:
-        """After the last step."""
-        self._executor.close()
+    def close(self) -> bool:
+        """After the last step. False: the device may hang."""
+        return self._executor.close()
 
     def _tell(self, work: Work, writes: TableWrites) -> bool:
         """What the tables do not yet know of the sequence: that it sits there, and its new pages.

@@ -15,6 +15,7 @@ from eyas.engine.batch.sequence import Generation
 from eyas.engine.ipc.messages import Failure, Release, Released, WatchClosed, WatchOpened, WatchUpdate
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
+from kv_transfer.board import LeaseBoard
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import Offer, Owner, Update
 
@@ -30,7 +31,7 @@ class _Leased:
 class Leases:
     """The pages that this engine offers, each of `page_size` rows. `layouts`: by group, what they mean.
 
-    Pages have the same numbers on all of its `ranks`.
+    Pages have the same numbers on all of its `ranks`. `board`: where pullers of this host see the leases.
     """
 
     owner: Owner
@@ -39,6 +40,7 @@ class Leases:
     layouts: dict[KvKind, str]
     outbox: Outbox
     ranks: int = 1
+    board: LeaseBoard | None = None
     _handles: dict[str, list[KvHandle]] = field(default_factory=dict)  # by generation id, while it runs
     _leased: dict[int, _Leased] = field(default_factory=dict)  # by handle id
 
@@ -58,6 +60,8 @@ class Leases:
         shards = tuple(Shard(rank, held) for rank in range(self.ranks))
         offer = Offer(group, self.layouts[group], rows, shards, generation.deadline)
         handle = self.owner.offer(offer, time.monotonic())
+        if self.board is not None:
+            self.board.post(handle.id)
         self._leased[handle.id] = _Leased(generation.id, group, frozenset(held))
         return handle
 
@@ -109,6 +113,8 @@ class Leases:
         updates, freed = self.owner.take()
         self.outbox.add(*(_message(update) for update in updates))
         for handle_id in freed:
+            if self.board is not None:
+                self.board.strike(handle_id)
             self.pool.drop(self._leased.pop(handle_id).pages)
 
 

@@ -32,6 +32,7 @@ from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.approach import Approach
 from eyas.engine.kv.front_wire import FrontWire
 from kv_transfer.backends.base import Copy
+from kv_transfer.board import Boards, BoardView
 from kv_transfer.copier import Copier
 from kv_transfer.puller import (
     Action,
@@ -94,13 +95,15 @@ class _Active:
     handle: KvHandle
     pages: list[int] = field(default_factory=list)
     approaches: dict[int, Approach] = field(default_factory=dict)  # by its rank, since the owner was met
+    board: BoardView | None = None  # of the owner, since it was met
 
 
 @dataclass
 class Pulls:
     """All pulls of one group of pages. `wire` takes what the front tells of copies that it makes.
 
-    `numbers`: of its pulls; no two pulls that are told to one outbox may have the same.
+    `numbers`: of its pulls; no two pulls that are told to one outbox may have the same. `boards`: where
+    owners of this host show their leases; the others are asked for their verdict.
     """
 
     copier: Copier
@@ -109,6 +112,7 @@ class Pulls:
     page_size: int
     outbox: Outbox
     numbers: Iterator[int]
+    boards: Boards = field(default_factory=lambda: Boards(""))
     destination: Destination | None = None
     moved: dict[str, Moved] = field(default_factory=dict)  # running totals by path
     failed: int = 0
@@ -238,6 +242,8 @@ class Pulls:
                 self.outbox.add(ClosePull(active.number))
             case SendRelease():
                 self.outbox.add(ReleasePull(active.number))
+                if active.board is not None:
+                    active.pull.released(active.board.holds(active.handle.id), time.monotonic())
             case Copy():
                 approach = active.approaches[action.source.rank]  # an owner is met before it says Ready
                 for stopped in approach.copy(action):
@@ -273,6 +279,7 @@ class Pulls:
             text = f"KV handle {handle.id} has shards of ranks {ranks}, and its owner has others"
             active.pull.failed(TransferFailed(text), now)
             return
+        active.board = self.boards.of(handle.worker, pool)
         for rank in ranks:
             peer = Peer(handle.worker, handle.group, rank, pool)
             active.approaches[rank] = Approach(active.number, proofs, peer, self.routes, self.copier)

@@ -15,36 +15,36 @@ from eyas.common.errors import ConfigError
 from eyas.common.pool import Geometry
 from kv_transfer.area import DeviceArea
 from kv_transfer.gpu.driver import Allocation, Driver, DriverError
-from kv_transfer.gpu.handover import Taken, take
+from kv_transfer.gpu.handover import take
 
 FOLLOWER_S = 60.0  # a follower that loads kernels may answer so late
 
 
 @dataclass(frozen=True)
 class FollowerPool:
-    """One follower's pool. `checksum`: CRC-32 of its proof page."""
+    """One follower's pool, `mapped`. `checksum`: CRC-32 of its proof page."""
 
     area: DeviceArea
-    checksum: int
-    taken: Taken
     mapped: Allocation
+    checksum: int
 
     @classmethod
     def at(cls, giver: Path, geometry: Geometry, driver: Driver) -> FollowerPool:
-        """Raises ConfigError if the follower's memory cannot be mapped on its GPU, which is `driver`'s."""
+        """Raises ConfigError if the follower's memory cannot be mapped on its GPU, which is `driver`'s;
+        TransferFailed if the follower does not hand it over.
+        """
         taken = take(str(giver), FOLLOWER_S)
+        taken.giver.close()  # it lives as long as we do
         try:
             mapped = Allocation(driver, driver.map(taken.descriptor, taken.size))
-            proof = mapped.memory.address + geometry.pool_bytes
-            checksum = zlib.crc32(driver.read(proof, geometry.page_bytes))
+            proof = driver.read(mapped.memory.address + geometry.pool_bytes, geometry.page_bytes)
         except DriverError as error:
-            taken.giver.close()
             raise ConfigError(f"a rank's KV pool cannot be mapped: {error}") from None
         finally:
             os.close(taken.descriptor)
-        return cls(DeviceArea(mapped.memory.address, geometry, mapped, str(giver)), checksum, taken, mapped)
+        area = DeviceArea(mapped.memory.address, geometry, mapped, str(giver))
+        return cls(area, mapped, zlib.crc32(proof))
 
     def close(self) -> None:
         """Unmaps it."""
-        self.taken.giver.close()
         self.mapped.free()

@@ -188,8 +188,10 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     cache = PrefixCache(pages, config.page_size, lookahead=len(pools) - 1)
     outbox = Outbox()
     moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), outbox)
-    owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id=partial(secrets.randbits, 63))
-    leases = Leases(owner, pages, config.page_size, moves.layouts, outbox, config.tensor_parallel_size)
+    new_id = moves.board.new_id if moves.board is not None else partial(secrets.randbits, 63)
+    owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id)
+    ranks = config.tensor_parallel_size
+    leases = Leases(owner, pages, config.page_size, moves.layouts, outbox, ranks, moves.board)
     pulls = moves.pulls[KvKind.TARGET]
     host = host_loads(config, pools, pages, cache, core.slowest_step_s)
     return Parts(

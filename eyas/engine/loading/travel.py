@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from eyas.common.gpus import number_of
-from eyas.common.pool import PoolInfo, RankPool
+from eyas.common.pool import Export, PoolInfo, RankPool
 from eyas.common.types import KvKind, Role
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.front_wire import FrontWire
@@ -28,6 +28,7 @@ from eyas.engine.loading.spec import EngineSpec
 from kv_transfer.area import Area
 from kv_transfer.backends.base import Backend, Site
 from kv_transfer.backends.table import NONE, backend, usable
+from kv_transfer.board import Boards, LeaseBoard
 from kv_transfer.copier import Copier
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.layout import window_pages
@@ -41,8 +42,12 @@ _log = logging.getLogger("eyas.engine")
 
 @dataclass(frozen=True)
 class Travel:
-    """Made once per engine; everything by group. Where pages cannot travel there are no `infos`."""
+    """Made once per engine; everything by group. Where pages cannot travel there are no `infos`.
 
+    `board`: of the leases, where there will be some.
+    """
+
+    board: LeaseBoard | None
     pulls: dict[KvKind, Pulls]
     copiers: dict[KvKind, Copier]
     layouts: dict[KvKind, str]
@@ -58,22 +63,33 @@ class Travel:
 
 def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: Outbox) -> Travel:
     """For pools that share their page numbers."""
+    board, boards = _board(spec, pools), Boards(spec.config.pool_dir)
+    shown = {} if board is None else board.export()
     reaches = {group: _reach(spec, group, pool, FrontWire(outbox)) for group, pool in pools.items()}
     moving = {group: reach for group, reach in reaches.items() if reach.backends}
     copiers = {group: reach.copier() for group, reach in reaches.items()}
     routes = {group: Routes(reach.backends, spec.config.transfer) for group, reach in reaches.items()}
     size, numbers = spec.config.page_size, itertools.count(1)
     return Travel(
+        board=board,
         pulls={
-            group: Pulls(copiers[group], routes[group], reach.wire, size, outbox, numbers)
+            group: Pulls(copiers[group], routes[group], reach.wire, size, outbox, numbers, boards)
             for group, reach in reaches.items()
         },
         copiers=copiers,
         layouts={group: spec.layout_hash(group) for group in moving},
         outlets={group: reach.outlet for group, reach in moving.items() if reach.outlet is not None},
-        infos={group.value: reach.info(spec, group) for group, reach in moving.items()},
+        infos={group.value: reach.info(spec, group, shown) for group, reach in moving.items()},
         files={group.value: reach.path for group, reach in moving.items()},
     )
+
+
+def _board(spec: EngineSpec, pools: dict[KvKind, KvPool]) -> LeaseBoard | None:
+    if spec.config.transfer == NONE or Role.PREFILL not in spec.config.roles:
+        return None
+    board = LeaseBoard(new_pool_path("leases", Path(spec.config.pool_dir)))
+    pools[KvKind.TARGET].attached.append(board)
+    return board
 
 
 @dataclass(frozen=True)
@@ -93,9 +109,9 @@ class _Reach:
     def copier(self) -> Copier:
         return Copier(self.backends) if self.inlet is None else StagedCopier(self.backends, self.inlet)
 
-    def info(self, spec: EngineSpec, group: KvKind) -> PoolInfo:
+    def info(self, spec: EngineSpec, group: KvKind, board: Export) -> PoolInfo:
         ranks = tuple(self._rank(rank, checksum) for rank, checksum in enumerate(self.checksums))
-        return PoolInfo(spec.epoch, spec.layout_hash(group), spec.geometry(group), ranks)
+        return PoolInfo(spec.epoch, spec.layout_hash(group), spec.geometry(group), ranks, board)
 
     def _rank(self, rank: int, checksum: int) -> RankPool:
         exports = {name: backend.export(rank) for name, backend in self.backends.items()}

@@ -218,7 +218,7 @@ class Engine:
                 self._scheduler.enqueue(seq)
         for pulls in self._pulls:
             pulls.poll(now)
-        self._requests.join(now)
+        self._busy |= self._requests.join(now)  # what joins now is not slept over
         self._requests.expire(now)
         self._parts.leases.poll(now)
         self._parts.stager.poll()
@@ -311,11 +311,11 @@ class Engine:
         self._stopping = True
 
     def _close(self) -> None:
-        self._parts.runner.close()
+        idle = self._parts.runner.close()
         deadline, host = time.monotonic() + STOP_S, self._scheduler.host
         ends = [copier.close for copier in self._parts.copiers]
         if host is not None:
             ends.append(host.tier.memory.close)
-        if all([end(deadline) for end in ends]):
+        if all([idle, *(end(deadline) for end in ends)]):
             for pool in self._parts.pools:
                 pool.close()

@@ -65,8 +65,9 @@ class PlainRunner:
         for pool in self._pools:
             pool.copy_page(source, target)
 
-    def close(self) -> None:
-        """Nothing: it owns no thread and no memory."""
+    def close(self) -> bool:
+        """True, and nothing else: it owns no thread and no memory."""
+        return True
 
     @torch.inference_mode()
     def launch(self, works: SequenceOf[Work]) -> PlainFlight:

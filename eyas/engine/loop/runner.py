@@ -63,6 +63,6 @@ class Runner(Protocol):
         """In every pool, after the steps launched before and before those after."""
         ...
 
-    def close(self) -> None:
-        """After the last step."""
+    def close(self) -> bool:
+        """After the last step. False: the device may hang, so nothing waits for it any more."""
         ...

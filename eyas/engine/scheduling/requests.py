@@ -157,15 +157,18 @@ class Requests:
         for generation in [g for g in self.table.values() if now > g.deadline]:
             self.fail(generation, DeadlineExceeded("the request's deadline passed while it was running"))
 
-    def join(self, now: float) -> None:
-        """Gives free slots to the sequences whose KV has arrived."""
+    def join(self, now: float) -> bool:
+        """Gives free slots to the sequences whose KV has arrived; whether there were any."""
         for generation, arrival in self.draft_kv.complete(now) if self.draft_kv is not None else ():
             self._begin_all(generation, arrival)
-        self._join()
+        return self._join()
 
-    def _join(self) -> None:
+    def _join(self) -> bool:
+        some = False
         while (seq := self.scheduler.join()) is not None:
             self._joined(seq, self._arrivals.pop(seq))
+            some = True
+        return some
 
     # --- the destination of pulls (`eyas.engine.kv.pulls.Destination`) ----------------------------------
 

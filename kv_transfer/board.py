@@ -1,0 +1,94 @@
+"""The leases that an owner has alive, where pullers of its host can see them: one word per lease in a file.
+
+A puller that sees its handle's word after it has read its last byte knows what the owner's answer to Release
+would be: the owner strikes the word out before anything else may be written to the pages. So the answer need
+not be waited for. An owner that is dead or stopped writes to no page either: its word stays, and is right.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eyas.common.pool import Export, PoolInfo
+from kv_transfer.area import create_file
+from kv_transfer.backends.shm import file_identity
+
+PLACES = 8192
+"""Of words: more leases than a worker ever has."""
+
+
+class LeaseBoard:
+    """The owner's. `path`: a new file, which `close` removes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._words = memoryview(create_file(path, 8 * PLACES)).cast("Q")
+
+    def new_id(self) -> int:
+        """An id below 2**63 that nobody can guess, with a place of its own on the board."""
+        while True:
+            lease = secrets.randbits(63)
+            if lease and not self._words[lease % PLACES]:
+                return lease
+
+    def post(self, lease: int) -> None:
+        """The pages of this lease stay as they are until `strike`."""
+        self._words[lease % PLACES] = lease
+
+    def strike(self, lease: int) -> None:
+        """From now on the pages may be written to."""
+        self._words[lease % PLACES] = 0
+
+    def export(self) -> Export:
+        """What pullers are told of it."""
+        path = str(self._path)
+        return {"path": path.encode(), "identity": file_identity(path).encode()}
+
+    def close(self) -> None:
+        """No puller finds it any more; those that have it open still do."""
+        self._path.unlink(missing_ok=True)
+
+
+class BoardView:
+    """A puller's view of the board of one incarnation of an owner."""
+
+    def __init__(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            self._words = memoryview(mmap.mmap(descriptor, 8 * PLACES, access=mmap.ACCESS_READ)).cast("Q")
+        finally:
+            os.close(descriptor)
+
+    def holds(self, lease: int) -> bool:
+        """Whether the pages of this lease are still what they were."""
+        return self._words[lease % PLACES] == lease
+
+
+@dataclass
+class Boards:
+    """The boards of the owners on this host, whose files lie directly in `pool_dir`."""
+
+    pool_dir: str
+    _views: dict[str, tuple[int, BoardView | None]] = field(default_factory=dict)  # by worker: epoch, view
+
+    def of(self, worker: str, info: PoolInfo) -> BoardView | None:
+        """The board of an owner by its handshake; None if it is on another host, or gone."""
+        epoch, view = self._views.get(worker, (0, None))
+        if epoch != info.epoch:
+            view = self._open(info.board)
+            self._views[worker] = info.epoch, view
+        return view
+
+    def _open(self, export: Export) -> BoardView | None:
+        path, identity = (os.fsdecode(export.get(field, b"")) for field in ("path", "identity"))
+        here = os.path.dirname(path) == self.pool_dir and identity != ""
+        if not here or file_identity(path) != identity:
+            return None
+        try:
+            return BoardView(path)
+        except (OSError, ValueError):  # it ends at this moment, or is too small
+            return None

@@ -1,0 +1,70 @@
+"""Leases that pullers of the same host can see: what the owner's verdict would be, without asking."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from eyas.common.pool import Export, Geometry, PoolInfo, RankPool
+from kv_transfer.board import PLACES, Boards, LeaseBoard
+
+GEOMETRY = Geometry(pages=4, page_size=4, layers=1, kv_heads=1, head_dim=4, dtype="float32")
+
+
+def info(board: Export, epoch: int = 1) -> PoolInfo:
+    return PoolInfo(epoch, "m", GEOMETRY, (RankPool(0, 0, {}),), board)
+
+
+def test_a_lease_is_seen_from_post_to_strike(tmp_path: Path) -> None:
+    board = LeaseBoard(tmp_path / "eyas-1-a-leases")
+    view = Boards(str(tmp_path)).of("w", info(board.export()))
+    assert view is not None
+    first, second = board.new_id(), board.new_id()
+    assert not view.holds(first)
+    board.post(first)
+    board.post(second)
+    assert view.holds(first) and view.holds(second) and not view.holds(first + PLACES)
+    board.strike(first)
+    assert not view.holds(first) and view.holds(second)
+
+
+def test_every_id_has_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = LeaseBoard(tmp_path / "board")
+    drawn = itertools.chain([0, 5, 5 + PLACES, 5 + 2 * PLACES, 6], itertools.repeat(7))
+    monkeypatch.setattr("kv_transfer.board.secrets.randbits", lambda bits: next(drawn))
+    ids = []
+    for _ in range(3):
+        ids.append(board.new_id())
+        board.post(ids[-1])
+    assert ids == [5, 6, 7]
+
+
+def test_an_owner_that_is_gone_is_seen_as_it_was(tmp_path: Path) -> None:
+    """It writes to no page any more."""
+    board = LeaseBoard(tmp_path / "board")
+    lease = board.new_id()
+    board.post(lease)
+    boards, told = Boards(str(tmp_path)), info(board.export())
+    view = boards.of("w", told)
+    board.close()
+    assert list(tmp_path.iterdir()) == []
+    assert view is boards.of("w", told) and view is not None and view.holds(lease)
+    assert boards.of("w", info(board.export(), epoch=2)) is None
+
+
+def test_a_board_of_another_host_or_folder_is_none(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    board = LeaseBoard(here / "board").export()
+    other = LeaseBoard(there / "board").export()
+    for epoch, export in enumerate(
+        [{}, other, {**board, "identity": b"another"}, {**board, "path": b"\0"}, {"path": board["path"]}]
+    ):
+        assert Boards(str(here)).of("w", info(export, epoch + 1)) is None
+    short = here / "short"
+    short.write_bytes(b"x")
+    assert Boards(str(here)).of("w", info({**board, "path": os.fsencode(short)})) is None

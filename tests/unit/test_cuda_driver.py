@@ -1,0 +1,106 @@
+"""The calls of the CUDA driver, made to a library of ours that keeps each thread's contexts as CUDA does.
+
+What the calls do on a GPU is tried where there is one: tests/gpu/test_cuda_ipc_on_gpu.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import pytest
+
+from kv_transfer.gpu import cuda
+from kv_transfer.gpu.cuda import BATCH, STREAMS, CudaDriver
+from kv_transfer.gpu.driver import Block, DriverError, Memory
+
+TORCH = 77  # the context that was there before
+OURS = 42
+ANYWHERE = ("cuInit", "cuDevice", "cuCtx", "cuMemGetAllocationGranularity", "cuGetErrorString")
+LAUNCHES = {"cuMemcpyBatchAsync_v2", "cuMemcpy2DAsync_v2", "cuMemcpyDtoHAsync_v2"}
+
+
+class FakeCuda:
+    """`libcuda`. `contexts`: of the one thread, the current one last. `fails`: how many good launches come
+    before the one that fails.
+    """
+
+    def __init__(self) -> None:
+        self.contexts = [TORCH]
+        self.called: list[str] = []
+        self.fails: int | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*arguments: object) -> int:
+            self.called.append(name)
+            if not name.startswith(ANYWHERE):
+                assert self.contexts[-1] == OURS, f"{name} goes to another GPU"
+            return self._do(name, arguments)
+
+        return call
+
+    def _do(self, name: str, arguments: tuple) -> int:
+        if name == "cuDevicePrimaryCtxRetain":
+            _at(arguments[0], ctypes.c_void_p).value = OURS
+        elif name == "cuCtxPushCurrent_v2":
+            self.contexts.append(arguments[0].value)
+        elif name == "cuCtxPopCurrent_v2":
+            self.contexts.pop()
+        elif name == "cuCtxSetCurrent":
+            self.contexts[-1] = arguments[0].value
+        elif name == "cuMemGetAllocationGranularity":
+            _at(arguments[0], ctypes.c_size_t).value = 2 << 20
+        elif name in LAUNCHES and self.fails is not None:
+            self.fails -= 1
+            return 1 if self.fails < 0 else 0
+        return 0
+
+
+def _at(reference: object, kind: type) -> ctypes.c_void_p:
+    return ctypes.cast(reference, ctypes.POINTER(kind)).contents  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda name: fake)
+    return fake
+
+
+BLOCKS = [Block(1, 2, 3)] * (STREAMS * BATCH + 1) + [Block(1, 2, 3, rows=4, source_pitch=3, target_pitch=6)]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda driver: driver.obstacle(b"gpu"),
+        lambda driver: driver.allocate(5),
+        lambda driver: driver.export(Memory(1, 2, 3)),
+        lambda driver: driver.map(1, 2),
+        lambda driver: driver.unmap(Memory(1, 2, 3)),
+        lambda driver: driver.copy(BLOCKS),
+        lambda driver: driver.read(1, 2),
+    ],
+)
+def test_a_thread_stays_on_the_gpu_that_it_was_on(library: FakeCuda, use: Callable) -> None:
+    """Rank 0 calls the drivers of all ranks' GPUs from the thread that launches its own kernels."""
+    driver = CudaDriver(1)
+    assert library.contexts == [TORCH]
+    use(driver)
+    assert library.contexts == [TORCH]
+
+
+def test_memory_is_of_whole_granules(library: FakeCuda) -> None:
+    assert CudaDriver(0).allocate((2 << 20) + 1).size == 4 << 20
+
+
+@pytest.mark.parametrize("good", [0, 1, STREAMS])
+def test_a_copy_that_fails_half_way_has_stopped_too(library: FakeCuda, good: int) -> None:
+    """Its pages are free once the error is told, so what was launched before must be over by then."""
+    driver = CudaDriver(0)
+    library.fails = good
+    with pytest.raises(DriverError, match="cuMemcpy"):
+        driver.copy(BLOCKS)
+    last = max(i for i, name in enumerate(library.called) if name in LAUNCHES)
+    assert library.called[last:].count("cuEventSynchronize") == STREAMS
+    assert library.contexts == [TORCH]
