@@ -25,7 +25,9 @@ LOADS: dict[str, Draw] = {name: workload.draw for name, workload in WORKLOADS.it
 LOADS["16 at once"] = partial(poisson, Traffic(1024, 256, burst=16))
 
 TARGETS = (Targets(1.0, 0.008), Targets(1.0, 0.015))
-HEAD = "| load | TPOT within | unified | split | `auto` | split over unified | `auto` over the better |"
+HEAD = (
+    "| load | GPUs | TPOT within | unified | split | `auto` | split over unified | `auto` over the better |"
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def row(name: str, asked: Question) -> str:
     each = [f"{rate / asked.workers:.2f}" for rate in (unified, split.rate, auto)]
     each[1] += f" ({prefill} + {asked.workers - prefill})"
     bound = f"{1e3 * asked.targets.tpot_s:g} ms"
-    return f"| {' | '.join([name, bound, *each, _over(split.rate, unified), _over(auto, better)])} |"
+    ratios = _over(split.rate, unified), _over(auto, better)
+    return f"| {' | '.join([name, str(asked.workers), bound, *each, *ratios])} |"
 
 
 def _over(one: float, other: float) -> str:
@@ -87,7 +90,7 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--seconds", type=float, default=15.0, help="of load that count (%(default)g)")
     args = parser.parse_args()
-    print(f"{HEAD}\n|---|---|--:|--:|--:|--:|--:|")
+    print(f"{HEAD}\n|---|--:|---|--:|--:|--:|--:|--:|")
     for line in rows(args.gpus, args.loads, Effort(seconds=args.seconds)):
         print(line, flush=True)
 

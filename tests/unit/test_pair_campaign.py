@@ -215,8 +215,8 @@ def test_the_best_split_is_that_of_all_of_them(traffic: Traffic) -> None:
 def test_a_row_tells_each_layout_per_gpu_and_the_ratios() -> None:
     effort = Effort(seconds=2.0, fewest=60)
     asked = Question(2, partial(poisson, Traffic(16384, 256)), Targets(2.0, 0.015), effort)
-    name, bound, unified, split, auto, over, of_auto = row("long", asked).strip("| ").split(" | ")
-    assert (name, bound) == ("long", "15 ms") and split.endswith(" (1 + 1)")
+    name, gpus, bound, unified, split, auto, over, of_auto = row("long", asked).strip("| ").split(" | ")
+    assert (name, gpus, bound) == ("long", "2", "15 ms") and split.endswith(" (1 + 1)")
     assert float(over) == pytest.approx(float(split.split()[0]) / float(unified), abs=0.02)
     assert float(of_auto) == pytest.approx(
         float(auto) / max(float(unified), float(split.split()[0])), abs=0.03
