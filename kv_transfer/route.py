@@ -6,6 +6,7 @@ caller's business; so is what it means for a request that no way leads to its pa
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from eyas.common.errors import ConfigError, EyasError, TransferFailed
 from eyas.common.pool import PoolInfo, RankPool
 from eyas.common.types import KvKind
 from kv_transfer.backends.base import Backend, Source
-from kv_transfer.backends.table import AUTO
+from kv_transfer.backends.table import AUTO, BACKENDS, missing
 
 _log = logging.getLogger("eyas.pulls")
 
@@ -50,6 +51,15 @@ class Peer:
         raise TransferFailed(f"worker {self.worker} described no {self.group} pages of rank {self.rank}")
 
 
+@dataclass(frozen=True)
+class _Proven:
+    """A way to one incarnation of a peer, and what stood in the way of those tried before it."""
+
+    epoch: int
+    route: Route
+    refusals: Mapping[str, EyasError]
+
+
 class Routes:
     """The proven way to each peer. `backends`: by name, the best first. `transfer`: auto, or the one that may
     be taken.
@@ -58,27 +68,44 @@ class Routes:
     def __init__(self, backends: Mapping[str, Backend], transfer: str) -> None:
         self._backends = [b for name, b in backends.items() if transfer in (AUTO, name)]
         self._transfer = transfer
-        self._proven: dict[tuple[str, KvKind, int], tuple[int, Route]] = {}  # by peer: epoch, way
+        self._proven: dict[tuple[str, KvKind, int], _Proven] = {}  # by peer
 
     def known(self, peer: Peer) -> Route | None:
         """The proven way to this incarnation of the peer."""
-        epoch, route = self._proven.get(peer.name, (None, None))
-        return route if epoch == peer.info.epoch else None
+        proven = self._proven.get(peer.name)
+        return proven.route if proven is not None and proven.epoch == peer.info.epoch else None
+
+    def passed_over(self, peer: Peer) -> dict[str, str]:
+        """Why each way that is better than the proven one was not taken, by name, the best first."""
+        proven = self._proven.get(peer.name)
+        if proven is None:
+            return {}
+        taken = proven.route.backend.name
+        better = itertools.takewhile(lambda name: name != taken, BACKENDS)
+        return {name: self._obstacle(name, proven.refusals) for name in better}
 
     def search(self, peer: Peer) -> Search:
         """A new search for a way to `peer`, through all backends that may be taken."""
         return Search(peer, list(self._backends), self._transfer)
 
-    def prove(self, peer: Peer, route: Route) -> None:
-        """The peer's proof page came this way. What is left of peers that are gone is let go."""
+    def prove(self, peer: Peer, route: Route, refusals: Mapping[str, EyasError]) -> None:
+        """The peer's proof page came this way, after others were refused.
+
+        What is left of peers that are gone is let go.
+        """
         if self.known(peer) is None:
             _log.info("%s KV of worker %s comes by %s", peer.group, peer.worker, route.backend.name)
-        self._proven = {name: (e, r) for name, (e, r) in self._proven.items() if r.source.current}
-        self._proven[peer.name] = peer.info.epoch, route
+        self._proven = {name: p for name, p in self._proven.items() if p.route.source.current}
+        self._proven[peer.name] = _Proven(peer.info.epoch, route, dict(refusals))
 
     def forget(self, peer: Peer) -> None:
         """A copy failed: the next pull proves a way anew."""
         self._proven.pop(peer.name, None)
+
+    def _obstacle(self, name: str, refusals: Mapping[str, EyasError]) -> str:
+        if name in refusals:
+            return refusals[name].message
+        return missing(name) or f"transfer is {self._transfer}, which allows no other way"
 
 
 @dataclass

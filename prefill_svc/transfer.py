@@ -26,6 +26,7 @@ from eyas.engine.ipc.transfer_messages import Release, Released, WatchClosed, Wa
 from kv_transfer.area import Pages
 from kv_transfer.backends.shm import map_file
 from kv_transfer.backends.stream import chunks
+from kv_transfer.layout import window_pages
 from prefill_svc.staged import StagedPages
 from protos import transfer_pb2, transfer_pb2_grpc
 
@@ -118,8 +119,8 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 
         No byte is sent that was read after the Watch had ended or a Release had come: it may be another
         request's KV.
-        The proof page needs no handle. Raises InvalidRequest for pages that the handle does not name,
-        TransferFailed without a Watch.
+        The proof page needs no handle, and may be named several times. Raises InvalidRequest for pages that
+        the handle does not name, TransferFailed without a Watch.
         """
         self._ready()
         group = convert.group_from_pb(request.group)
@@ -163,8 +164,10 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 
     def _check_proof(self, request: transfer_pb2.FetchRequest, group: KvKind) -> None:
         info = self._info(group)
-        if (request.epoch, *request.pages) != (info.epoch, info.geometry.pages):
+        if request.epoch != info.epoch or set(request.pages) != {info.geometry.pages}:
             raise InvalidRequest("pages without a handle may be the proof page only", param="pages")
+        if len(request.pages) > (most := window_pages(info.geometry.page_bytes)):
+            raise InvalidRequest(f"pages may name the proof page {most} times at most", param="pages")
 
     async def _bytes(self, group: KvKind, handle: int, pages: Sequence[int]) -> AsyncGenerator[bytes, None]:
         """The bytes of pages: those after a chunk are read when that is taken, or staged a little before."""

@@ -85,7 +85,8 @@ class TransferServiceServicer:
 
     def Fetch(self, request, context):
         """The bytes of pages, one after the other, in chunks of 1 MiB. Only pages of a handle whose Watch is open; and
-        like all that is read, they count only if Release says so. The proof page alone needs no handle (id 0).
+        like all that is read, they count only if Release says so. The proof page alone needs no handle (id 0); it may
+        be named as often as fits into 32 MiB, for measurements.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

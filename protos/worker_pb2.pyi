@@ -94,3 +94,43 @@ class CurvePoint(_message.Message):
     x: float
     y: float
     def __init__(self, x: _Optional[float] = ..., y: _Optional[float] = ...) -> None: ...
+
+class ProbeLinksRequest(_message.Message):
+    __slots__ = ("owner",)
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    def __init__(self, owner: _Optional[str] = ...) -> None: ...
+
+class ProbeLinksResponse(_message.Message):
+    __slots__ = ("links",)
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    links: _containers.RepeatedCompositeFieldContainer[Link]
+    def __init__(self, links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ...) -> None: ...
+
+class Link(_message.Message):
+    __slots__ = ("rank", "path", "passed_over", "latency_s", "bytes_per_s", "pulls", "pulled_bytes", "problem")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    PASSED_OVER_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PULLS_FIELD_NUMBER: _ClassVar[int]
+    PULLED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    path: str
+    passed_over: _containers.RepeatedCompositeFieldContainer[PassedOver]
+    latency_s: float
+    bytes_per_s: float
+    pulls: int
+    pulled_bytes: int
+    problem: str
+    def __init__(self, rank: _Optional[int] = ..., path: _Optional[str] = ..., passed_over: _Optional[_Iterable[_Union[PassedOver, _Mapping]]] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., pulls: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class PassedOver(_message.Message):
+    __slots__ = ("path", "reason")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    reason: str
+    def __init__(self, path: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -40,6 +40,11 @@ class WorkerServiceStub:
                 request_serializer=protos_dot_worker__pb2.InfoRequest.SerializeToString,
                 response_deserializer=protos_dot_worker__pb2.InfoResponse.FromString,
                 _registered_method=True)
+        self.ProbeLinks = channel.unary_unary(
+                '/eyas.internal.v1.WorkerService/ProbeLinks',
+                request_serializer=protos_dot_worker__pb2.ProbeLinksRequest.SerializeToString,
+                response_deserializer=protos_dot_worker__pb2.ProbeLinksResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -53,6 +58,14 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ProbeLinks(self, request, context):
+        """How pages of another worker come to this one: measured now, by copies of that worker's proof page into pages
+        that nothing else needs. UNAVAILABLE while this worker cannot serve.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +73,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Info,
                     request_deserializer=protos_dot_worker__pb2.InfoRequest.FromString,
                     response_serializer=protos_dot_worker__pb2.InfoResponse.SerializeToString,
+            ),
+            'ProbeLinks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProbeLinks,
+                    request_deserializer=protos_dot_worker__pb2.ProbeLinksRequest.FromString,
+                    response_serializer=protos_dot_worker__pb2.ProbeLinksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +108,33 @@ class WorkerService:
             '/eyas.internal.v1.WorkerService/Info',
             protos_dot_worker__pb2.InfoRequest.SerializeToString,
             protos_dot_worker__pb2.InfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProbeLinks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eyas.internal.v1.WorkerService/ProbeLinks',
+            protos_dot_worker__pb2.ProbeLinksRequest.SerializeToString,
+            protos_dot_worker__pb2.ProbeLinksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,6 +13,7 @@ import grpc
 import msgspec
 
 from eyas.common import convert, rpc
+from eyas.common.links import Link, link_from_pb
 from eyas.common.message import Failure
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, Step
 from eyas.common.types import FirstToken, GenerationRequest, KvHandle, WorkerInfo
@@ -187,3 +188,13 @@ class InfoClient:
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
         return convert.info_from_pb(reply)
+
+    async def probe_links(self, owner: str, timeout_s: float) -> list[Link]:
+        """How pages of the worker at `owner` come to this one, by its ranks; measured now.
+
+        Raises EyasError: what keeps this worker from asking the owner; Unavailable, DeadlineExceeded."""
+        try:
+            reply = await self._stub.ProbeLinks(worker_pb2.ProbeLinksRequest(owner=owner), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        return [link_from_pb(link) for link in reply.links]

@@ -1,13 +1,14 @@
-"""`WorkerService`: a worker's description of itself. It knows one message and refuses to know engines."""
+"""`WorkerService`: what a worker says of itself and of its links. It refuses to know engines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import grpc
 import msgspec
 
 from eyas.common import convert
+from eyas.common.links import Link, link_to_pb
 from eyas.common.types import WorkerInfo
 from protos import worker_pb2, worker_pb2_grpc
 
@@ -15,10 +16,13 @@ SERVICE = "eyas.internal.v1.WorkerService"
 
 
 class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
-    """The service; `describe` gives the description of now."""
+    """The service; `describe` gives the description of now, `probe` measures the links from an owner."""
 
-    def __init__(self, describe: Callable[[], WorkerInfo]) -> None:
+    def __init__(
+        self, describe: Callable[[], WorkerInfo], probe: Callable[[str], Awaitable[list[Link]]]
+    ) -> None:
         self._describe = describe
+        self._probe = probe
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to `server`."""
@@ -34,3 +38,12 @@ class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
         if request.known_epoch == info.epoch:
             info = msgspec.structs.replace(info, rates=None)
         return convert.info_to_pb(info)
+
+    async def ProbeLinks(
+        self,
+        request: worker_pb2.ProbeLinksRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.ProbeLinksRequest, worker_pb2.ProbeLinksResponse],
+    ) -> worker_pb2.ProbeLinksResponse:
+        """How the owner's pages come here. Raises what keeps the owner from being asked."""
+        links = await self._probe(request.owner)
+        return worker_pb2.ProbeLinksResponse(links=map(link_to_pb, links))

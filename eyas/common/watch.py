@@ -104,10 +104,12 @@ class TransferClient:
         )
         return self._chunks(request)
 
-    def fetch_proof(self, handle: KvHandle, page: int) -> AsyncGenerator[memoryview, None]:
-        """The bytes of the proof page behind the pages of which the handle names some. No Watch is needed."""
-        group = convert.group_to_pb(handle.group)
-        return self._chunks(transfer_pb2.FetchRequest(epoch=handle.epoch, pages=[page], group=group))
+    def fetch_proof(
+        self, group: KvKind, epoch: int, pages: Sequence[int]
+    ) -> AsyncGenerator[memoryview, None]:
+        """The bytes of the proof page of a group, as often as `pages` names it. No Watch is needed."""
+        request = transfer_pb2.FetchRequest(epoch=epoch, pages=pages, group=convert.group_to_pb(group))
+        return self._chunks(request)
 
     async def _chunks(self, request: transfer_pb2.FetchRequest) -> AsyncGenerator[memoryview, None]:
         call = self._fetch(request)

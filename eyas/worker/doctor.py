@@ -1,6 +1,7 @@
 """`eyas doctor`: asks every worker of a running cluster, sends one request through it, and reports.
 
 It knows the gateway's HTTP API and the workers' own descriptions. It changes nothing.
+Links are the business of `doctor_links`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from eyas.common import rpc
 from eyas.common.clients import InfoClient
 from eyas.common.errors import EyasError
 from eyas.common.types import Role
+from eyas.worker.doctor_links import links
 
 TIMEOUT_S = 10.0
 DIAL_S = 2.0
@@ -55,6 +57,8 @@ async def _examine(url: str, api_key: str | None) -> list[str]:
                 problems.append("the gateway knows no worker")
             with _step("the request through the cluster failed", problems):
                 problems += _trace(await _ask(http, "POST", "/generate"), workers)
+            with _step("measuring the links failed", problems):
+                problems += await links(workers)
     return problems
 
 

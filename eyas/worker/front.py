@@ -117,7 +117,9 @@ class Front:
 
     def _add_services(self) -> list[str]:
         roles = self._config.engine.roles
-        services: list[tuple[str, Any]] = [(info.SERVICE, info.InfoServicer(self.describe))]
+        services: list[tuple[str, Any]] = [
+            (info.SERVICE, info.InfoServicer(self.describe, self._pulls.probes.probe))
+        ]
         if Role.PREFILL in roles:
             services.append((prefill.SERVICE, prefill.PrefillServicer(self._engine)))
             services.append((transfer.SERVICE, transfer.TransferServicer(self._engine)))

@@ -34,6 +34,7 @@ from eyas.engine.ipc.messages import (
     StopCopy,
 )
 from eyas.worker.fetches import Fetches
+from eyas.worker.probes import Probes
 from kv_transfer.layout import check_compatible
 
 _log = logging.getLogger("eyas.pulls")
@@ -60,6 +61,7 @@ class Pulls:
         self._find = find
         self._channels = rpc.Channels()
         self._fetches = Fetches(engine)
+        self.probes = Probes(engine, find, self._fetches)
         self._watches: dict[int, tuple[_Pull, asyncio.Task[None]]] = {}
         self._releases: set[asyncio.Task[None]] = set()
         self._met: dict[tuple[str, KvKind], PoolInfo] = {}  # by address: whose pages mean the same as ours
@@ -106,6 +108,9 @@ class Pulls:
             watch.cancel()
 
     def _copy(self, event: CopyPages) -> None:
+        if event.pull < 0:
+            self.probes.copy(event)
+            return
         if event.pull not in self._watches:  # it failed while this event was under way
             failure = Failure(TransferFailed.code, "the Watch of this pull has ended")
             self._engine.send(CopyStopped(event.pull, event.number, 0, 0.0, failure))
@@ -113,7 +118,7 @@ class Pulls:
         pull, _ = self._watches[event.pull]
         owner = self._client(pull.at)
         if event.proof:
-            chunks = owner.fetch_proof(pull.handle, *event.pages)
+            chunks = owner.fetch_proof(pull.handle.group, pull.handle.epoch, event.pages)
         else:
             chunks = owner.fetch(pull.handle, pull.attempt, event.pages)
         self._fetches.start(event, pull.handle.group, chunks)

@@ -13,6 +13,7 @@ from typing import Any
 
 from eyas.common import convert, rpc
 from eyas.common.errors import EyasError, Unavailable
+from eyas.common.links import Link, link_to_pb
 from eyas.common.types import (
     Choice,
     Entry,
@@ -65,6 +66,7 @@ class Script:
     draining: bool = False  # as heartbeats say
     step_s: float = 0.002
     tokens_a_step: int = 2
+    links: list[Link] = field(default_factory=list)  # as it measures them, from any owner
     path: str = ""  # how decode says that the pages came, with its first entry; empty: it says nothing
 
 
@@ -122,6 +124,11 @@ class ScriptedWorker(
                 starting=self.script.starting,
             )
         )
+
+    async def ProbeLinks(
+        self, request: worker_pb2.ProbeLinksRequest, context: Any
+    ) -> worker_pb2.ProbeLinksResponse:
+        return worker_pb2.ProbeLinksResponse(links=map(link_to_pb, self.script.links))
 
     # --- prefill ---
 

@@ -20,6 +20,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, KvHandle, KvKind, Role
 from eyas.common.watch import TransferClient, WatchReady
 from kv_transfer.backends import stream
+from kv_transfer.layout import window_pages
 from prefill_svc import transfer
 
 PROMPT = tuple(range(3, 133))  # 9 pages
@@ -269,6 +270,11 @@ async def test_a_fetch_reaches_the_pages_of_the_handle_it_watches_and_no_others(
             for asked in (0, pages[0], 127, 129):
                 with pytest.raises(InvalidRequest, match="the proof page only"):
                     await proof_page(owner, handle, asked)
+            most = window_pages(PAGE_BYTES)
+            many = [data async for data in owner.fetch_proof(handle.group, handle.epoch, [128] * most)]
+            assert sum(map(len, many)) == most * PAGE_BYTES
+            with pytest.raises(InvalidRequest, match="times at most"):
+                _ = [data async for data in owner.fetch_proof(handle.group, handle.epoch, [128] * (most + 1))]
             with pytest.raises(InvalidRequest, match="the proof page only"):
                 await proof_page(owner, msgspec.structs.replace(handle, epoch=1), 128)
             updates = owner.watch(handle, 1)
@@ -337,4 +343,4 @@ async def fetched(owner: TransferClient, handle: KvHandle, attempt: int, pages: 
 
 
 async def proof_page(owner: TransferClient, handle: KvHandle, page: int) -> bytes:
-    return b"".join([chunk async for chunk in owner.fetch_proof(handle, page)])
+    return b"".join([chunk async for chunk in owner.fetch_proof(handle.group, handle.epoch, [page])])

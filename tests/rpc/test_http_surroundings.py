@@ -16,9 +16,11 @@ from test_generate_paths import DECODE, PREFILL, gateway, until
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
+from eyas.common.links import Link
 from eyas.common.logging import JsonFormatter
 from eyas.worker import doctor
 from eyas.worker.doctor import examine
+from eyas.worker.doctor_links import pairs
 from eyas.worker.http_protocol import HttpLimits
 from eyas.worker.http_server import HttpServer
 from eyas.worker.ports import free_ports
@@ -129,6 +131,31 @@ async def test_the_doctor_finds_nothing(capsys: pytest.CaptureFixture[str]) -> N
     shown = capsys.readouterr().out
     assert all(worker.address in shown for worker in started)
     assert "by shm" in shown and "all is well" in shown and "healthy" in shown
+
+
+async def test_the_doctor_shows_each_link(capsys: pytest.CaptureFixture[str]) -> None:
+    async with workers(PREFILL, DECODE) as started:
+        started[1].script.path = "nixl"
+        reason = "GPUs 0 and 1 have no peer access"
+        started[1].script.links = [
+            Link(0, "nixl", {"cuda_ipc": reason}, 2.5e-3, 12.5e9, 3, 4_500_000),
+            Link(1, problem="no way leads there"),
+        ]
+        assert await diagnose(started) == 1
+    lines = capsys.readouterr().out.splitlines()
+    pair = f"{started[1].address} <- {started[0].address}"
+    first, why, second = lines[(at := next(i for i, line in enumerate(lines) if pair in line)) : at + 3]
+    assert all(text in first for text in ("ok", "rank 0", "nixl", "2.5 ms", "12.50 GB/s", "3 pulls, 4.5 MB"))
+    assert why.strip() == f"not cuda_ipc: {reason}"
+    assert all(text in second for text in ("!!", "rank 1", "no way", " - "))
+    assert f"problem: link {pair} rank 1: no way leads there" in lines
+
+
+def test_links_go_from_each_owner_to_each_other_worker_that_pulls() -> None:
+    told = {"a": "prefill", "b": "prefill,decode", "c": "decode", "d": "draft"}
+    known = [{"worker": name, "roles": roles.split(","), "stays": False} for name, roles in told.items()]
+    known.append({"worker": "e", "roles": ["prefill", "decode"], "stays": True})
+    assert pairs(known) == [("b", "a"), ("c", "a"), ("c", "b"), ("d", "a"), ("d", "b")]
 
 
 async def test_the_doctor_finds_a_detour(capsys: pytest.CaptureFixture[str]) -> None:

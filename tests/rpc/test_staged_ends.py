@@ -72,7 +72,7 @@ async def test_a_fetch_of_all_pages_brings_their_bytes_and_no_others(
             foreign = next(page for page in secret.shards[0].pages if page not in pages)
             with pytest.raises(InvalidRequest, match="does not name"):
                 await anext(owner.fetch(handle, 1, (foreign,)))
-            proof = b"".join([chunk async for chunk in owner.fetch_proof(handle, 128)])
+            proof = b"".join([chunk async for chunk in owner.fetch_proof(handle.group, handle.epoch, [128])])
             assert proof == a.engine._parts.pools[0].pages[128].numpy().tobytes()
             await updates.aclose()
         await until(lambda: slots_left(a) == SLOTS)

@@ -20,6 +20,7 @@ from eyas.engine.ipc.messages import (
     Event,
     Failed,
     Failure,
+    LinkProbed,
     Lost,
     PrefillDone,
     PrefillStarted,
@@ -129,7 +130,7 @@ class EngineClient:
                     self._give(int(event.id.partition(":")[0]), event)
                 case WatchUpdate():
                     self._give(event.watch, event)
-                case Released() | Staged():
+                case Released() | Staged() | LinkProbed():
                     self._give(event.call, event)
                 case DraftDown():
                     self._give(event.peer, event)

@@ -19,7 +19,9 @@ from eyas.engine.ipc.transfer_messages import (
     ClosePull,
     CopyPages,
     CopyStopped,
+    LinkProbed,
     OpenPull,
+    ProbeLink,
     PullDone,
     PullFailed,
     PullMet,
@@ -276,6 +278,7 @@ Command = (
     | PullFailed
     | PullReleased
     | CopyStopped
+    | ProbeLink
     | DraftUp
     | DraftDown
     | DraftPeerGone
@@ -296,6 +299,7 @@ Event = (
     | Staged
     | OpenPull
     | CopyPages
+    | LinkProbed
     | StopCopy
     | ReleasePull
     | ClosePull

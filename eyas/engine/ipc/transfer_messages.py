@@ -6,6 +6,7 @@ front, and asks its front for the copies that only fronts can make.
 
 from __future__ import annotations
 
+from eyas.common.links import Link
 from eyas.common.message import Failure, Message
 from eyas.common.pool import PoolInfo
 from eyas.common.types import FirstToken, KvHandle, KvKind
@@ -93,6 +94,19 @@ class PullReleased(Message, frozen=True):
     valid: bool
 
 
+class ProbeLink(Message, frozen=True):
+    """Asks how fast pages come from `pool`, of the worker of that name. The answer is one `LinkProbed`.
+
+    The copies that this takes have the number -`call` where others have that of a pull.
+    """
+
+    call: int
+    worker: str
+    group: KvKind
+    rank: int  # the owner's
+    pool: PoolInfo
+
+
 class CopyStopped(Message, frozen=True):
     """The answer to `CopyPages`: from now on nothing writes its destination pages, even after a failure."""
 
@@ -146,7 +160,7 @@ class OpenPull(Message, frozen=True):
 class CopyPages(Message, frozen=True):
     """Asks the front to fetch the owner's `pages` into our `dst_pages`. The answer is one `CopyStopped`.
 
-    `proof`: it is the owner's proof page, which no handle names.
+    `proof`: it is the owner's proof page, which no handle names. So are all pages of a `pull` below 0.
     """
 
     pull: int
@@ -154,6 +168,13 @@ class CopyPages(Message, frozen=True):
     pages: tuple[int, ...]
     dst_pages: tuple[int, ...]
     proof: bool = False
+
+
+class LinkProbed(Message, frozen=True):
+    """The answer to `ProbeLink`."""
+
+    call: int
+    link: Link
 
 
 class StopCopy(Message, frozen=True):

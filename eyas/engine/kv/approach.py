@@ -74,7 +74,7 @@ class Approach:
         assert tried is not None
         if result.error is None:
             self._route = tried
-            self._routes.prove(self._peer, tried)
+            self._routes.prove(self._peer, tried, self._search.refusals)
         elif isinstance(result.error, Cancelled):
             self._search = self._routes.search(self._peer)  # it proved nothing, for or against
         else:

@@ -11,7 +11,7 @@ import itertools
 import time
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, get_args
 
 from eyas.common.errors import EyasError, TransferFailed, from_code
 from eyas.common.pool import PoolInfo
@@ -31,6 +31,7 @@ from eyas.engine.ipc.messages import (
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.approach import Approach
 from eyas.engine.kv.front_wire import FrontWire
+from eyas.engine.kv.probe import Prober
 from kv_transfer.backends.base import Copy
 from kv_transfer.board import Boards, BoardView
 from kv_transfer.copier import Copier
@@ -48,6 +49,7 @@ from kv_transfer.puller import (
 from kv_transfer.route import Peer, Routes
 
 Told: TypeAlias = PullMet | PullReady | PullDone | PullFailed | PullReleased | CopyStopped
+TOLD: tuple[type, ...] = get_args(Told)
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,17 @@ class Pulls:
     boards: Boards = field(default_factory=lambda: Boards(""))
     destination: Destination | None = None
     moved: dict[str, Moved] = field(default_factory=dict)  # running totals by path
+    pulled: dict[str, Moved] = field(default_factory=dict)  # the same by owner
     failed: int = 0
     _active: dict[int, _Active] = field(default_factory=dict)  # by number, in order of arrival
 
+    def __post_init__(self) -> None:
+        self.prober = Prober(self.copier, self.routes, self.outbox, self.pulled)
+
     @property
     def active(self) -> int:
-        """The number of pulls that have not ended."""
-        return len(self._active)
+        """The number of pulls that have not ended, and of the probe."""
+        return len(self._active) + self.prober.active
 
     def owners(self, *states: State) -> list[Hashable]:
         """Whose pulls are in one of `states`, in order of arrival."""
@@ -203,10 +209,14 @@ class Pulls:
         """Once a loop: finished copies, deadlines, and pages for those that wait."""
         assert self.destination is not None
         for result in self.copier.finished():
+            if result.job.pull < 0:
+                self.prober.copied(result, now)
+                continue
             active = self._active[result.job.pull]  # a pull is not over while a copy of it runs
             for stopped in active.approaches[result.job.source.rank].stopped(result):
                 active.pull.copied(stopped, now)
             self._act(active)
+        self.prober.poll(now)
         for active in list(self._active.values()):
             active.pull.sweep(now)
             self._act(active)
@@ -258,8 +268,8 @@ class Pulls:
 
     def _complete(self, active: _Active, complete: Complete) -> None:
         assert self.destination is not None
-        moved = self.moved.get(complete.path, Moved())
-        self.moved[complete.path] = moved.plus(complete.bytes, complete.seconds)
+        for totals, key in ((self.moved, complete.path), (self.pulled, active.handle.worker)):
+            totals[key] = totals.get(key, Moved()).plus(complete.bytes, complete.seconds)
         arrival = Arrival(
             handle=active.handle,
             pages=active.pages,

@@ -92,7 +92,7 @@ class Stager:
             return TransferFailed(
                 f"{len(command.pages)} {command.group} pages cannot be staged here together"
             )
-        proof = command.handle == 0 and command.pages == (outlet.proof,)
+        proof = command.handle == 0 and set(command.pages) == {outlet.proof}
         if proof or self.covers(command.handle, command.group, command.pages):
             return None
         return TransferFailed(f"pages of the {command.group} group are not under the lease of a handle")

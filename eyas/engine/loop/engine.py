@@ -22,18 +22,13 @@ from eyas.engine.ipc.messages import (
     Attach,
     Cancel,
     Command,
-    CopyStopped,
     DraftDown,
     Drain,
     HostCache,
     Load,
     Moved,
     Prefill,
-    PullDone,
-    PullFailed,
-    PullMet,
-    PullReady,
-    PullReleased,
+    ProbeLink,
     Ready,
     Release,
     Shutdown,
@@ -47,7 +42,7 @@ from eyas.engine.ipc.messages import (
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.kv.pulls import Pulls, Told
+from eyas.engine.kv.pulls import TOLD, Pulls, Told
 from eyas.engine.kv.stager import Stager
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
@@ -165,12 +160,8 @@ class Engine:
             Release: leases.release,
             StagePages: stager.stage,
             Unstage: stager.unstage,
-            PullMet: self._told,
-            PullReady: self._told,
-            PullDone: self._told,
-            PullFailed: self._told,
-            PullReleased: self._told,
-            CopyStopped: self._told,
+            **dict.fromkeys(TOLD, self._told),
+            ProbeLink: self._probe,
             DraftDown: self._drafts_came,
             Drain: requests.drain,
             Shutdown: self._shut_down,
@@ -239,6 +230,10 @@ class Engine:
     def _told(self, command: Told) -> None:
         for pulls in self._pulls:
             pulls.told(command)
+
+    def _probe(self, command: ProbeLink) -> None:
+        scheduler, prober = self._scheduler, self._parts.pulls.prober
+        prober.begin(command, scheduler.pool, scheduler.cache, time.monotonic())
 
     def _tell(self) -> None:
         """One message up: what happened, and how loaded this worker is."""

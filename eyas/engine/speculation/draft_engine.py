@@ -22,7 +22,6 @@ from eyas.common.histogram import STEP_SECONDS, STEP_SEQUENCES, Histogram
 from eyas.common.types import KvHandle
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
-    CopyStopped,
     DraftClosed,
     DraftCommit,
     DraftDown,
@@ -31,19 +30,15 @@ from eyas.engine.ipc.messages import (
     DraftUp,
     Drain,
     Load,
+    ProbeLink,
     Proposal,
-    PullDone,
-    PullFailed,
-    PullMet,
-    PullReady,
-    PullReleased,
     Ready,
     Shutdown,
     Stopped,
 )
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
-from eyas.engine.kv.pulls import Arrival, Pulls
+from eyas.engine.kv.pulls import TOLD, Arrival, Pulls
 from eyas.engine.speculation.draft_runner import DraftRequest, DraftRunner, Extension
 from kv_transfer.copier import Copier
 from kv_transfer.layout import pages_for
@@ -115,12 +110,8 @@ class DraftEngine:
         self._handlers: dict[type, Callable[..., None]] = {
             DraftUp: self._up,
             DraftPeerGone: self._peer_gone,
-            PullMet: parts.pulls.told,
-            PullReady: parts.pulls.told,
-            PullDone: parts.pulls.told,
-            PullFailed: parts.pulls.told,
-            PullReleased: parts.pulls.told,
-            CopyStopped: parts.pulls.told,
+            **dict.fromkeys(TOLD, parts.pulls.told),
+            ProbeLink: lambda probe: parts.pulls.prober.begin(probe, parts.pool, None, time.monotonic()),
             Drain: self._shut_down,  # drafts are advice: decoding goes on without them
             Shutdown: self._shut_down,
         }

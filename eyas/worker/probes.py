@@ -1,0 +1,94 @@
+"""Measurements of the ways that KV pages take to this worker, seen from its front.
+
+It meets the owner, asks the engine, and makes the copies that only fronts can. What is measured, and how, is
+the engine's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from eyas.common import rpc
+from eyas.common.buffer import StreamBuffer
+from eyas.common.errors import ConfigError, TransferFailed, Unavailable
+from eyas.common.links import Link
+from eyas.common.pool import PoolInfo
+from eyas.common.types import KvKind
+from eyas.common.watch import TransferClient
+from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.messages import CopyPages, CopyStopped, Failure, LinkProbed, ProbeLink, Stopped
+from eyas.worker.fetches import Fetches
+from kv_transfer.layout import check_compatible
+
+ANSWER_S = 8.0  # an engine answers within 5 s, and what it is in the middle of
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """Whose pages are copied."""
+
+    client: TransferClient
+    group: KvKind
+    pool: PoolInfo
+
+
+class Probes:
+    """Owner of the running probes. `find` as for `eyas.worker.watches.Pulls`."""
+
+    def __init__(self, engine: EngineClient, find: Callable[[str], Awaitable[str]], fetches: Fetches) -> None:
+        self._engine = engine
+        self._find = find
+        self._fetches = fetches
+        self._owners: dict[
+            int, _Owner
+        ] = {}  # by the number that their copies have where others have a pull's
+        self._turn = asyncio.Lock()  # links that are measured together share what they have
+
+    async def probe(self, name: str) -> list[Link]:
+        """How the pages of the worker `name` come here, by its ranks.
+
+        Raises EyasError: why the owner cannot be asked, or its pages are no pages of ours.
+        """
+        self._engine.check()
+        pools = self._engine.ready.pools
+        group = KvKind.TARGET if KvKind.TARGET in pools else KvKind.DRAFT
+        if group not in pools:
+            raise ConfigError("this worker's KV stays: no pages come here", param="transfer")
+        address = await self._find(name)
+        async with rpc.channel(address) as channel:
+            client = TransferClient(channel, address)
+            theirs = await client.handshake(group, pools[group].layout_hash)
+            check_compatible(pools[group], theirs)
+            async with self._turn:
+                owner = _Owner(client, group, theirs)
+                return [await self._measure(name, owner, rank.rank) for rank in theirs.ranks]
+
+    def copy(self, job: CopyPages) -> None:
+        """Make a copy that the engine of a probe cannot make itself."""
+        owner = self._owners.get(job.pull)
+        if owner is None:  # it ended while this event was under way
+            failure = Failure(TransferFailed.code, "this probe has ended")
+            self._engine.send(CopyStopped(job.pull, job.number, 0, 0.0, failure))
+            return
+        chunks = owner.client.fetch_proof(owner.group, owner.pool.epoch, job.pages)
+        self._fetches.start(job, owner.group, chunks)
+
+    async def _measure(self, name: str, owner: _Owner, rank: int) -> Link:
+        deadline = asyncio.get_running_loop().time() + ANSWER_S
+        answer: StreamBuffer[LinkProbed | Stopped] = StreamBuffer(2, deadline)
+        call = self._engine.open(answer.put)
+        self._owners[-call] = owner
+        try:
+            self._engine.send(ProbeLink(call, name, owner.group, rank, owner.pool))
+            match await answer.get():
+                case LinkProbed(link=link):
+                    return link
+                case Stopped(failure=Failure() as failure):
+                    raise failure.error()
+            raise Unavailable("the engine has left")
+        finally:
+            del self._owners[-call]
+            self._fetches.stop(-call)
+            self._engine.close(call)

@@ -1,0 +1,61 @@
+"""The verdict on what was read: seen on the board by pullers of the owner's host, asked for by all others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_worker import decoding, prefill, tiny_config
+from staged_rig import pair, request
+
+from eyas.common import replies
+from eyas.common.config import EngineConfig
+from kv_transfer.board import Boards, BoardView
+from prefill_svc.transfer import TransferServicer
+
+SLOW_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    return tiny_config(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Owners take their time over a verdict."""
+    plain = TransferServicer.Release
+
+    async def release(servicer: TransferServicer, wanted: Any, context: Any) -> Any:
+        await asyncio.sleep(SLOW_S)
+        return await plain(servicer, wanted, context)
+
+    monkeypatch.setattr(TransferServicer, "Release", release)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_verdict_is_waited_for_only_where_it_cannot_be_seen(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: None, elsewhere: bool
+) -> None:
+    if elsewhere:
+        monkeypatch.setattr(Boards, "_open", lambda boards, export: None)
+    async with pair(config, tmp_path, "shm") as (a, b), decoding(b) as decode:
+        began = time.monotonic()
+        decode.attach(request(), await prefill(a, request()))
+        tokens, path = await decode.tokens()
+        assert len(tokens) == 12 and path == "shm"
+        assert (time.monotonic() - began > SLOW_S) == elsewhere
+        await b.idle()
+        await a.idle()
+
+
+async def test_pages_whose_lease_was_struck_out_are_not_used(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoardView, "holds", lambda view, lease: False)
+    async with pair(config, tmp_path, "shm") as (a, b), decoding(b) as decode:
+        decode.attach(request(), await prefill(a, request()))
+        assert (await decode.next(replies.Lost)).id == "r0"
