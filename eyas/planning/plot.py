@@ -31,13 +31,14 @@ def plot_plan(inquiry: Inquiry, known: Mapping[int, Sequence[Option]], path: Pat
         f"Simulated goodput, {traffic.input_len} tokens in, {traffic.output_len} out, "
         f"TTFT within {targets.ttft_s:g} s",
     )
-    for panel, (workers, options) in zip(axes, known.items(), strict=True):
-        curves = sweep(inquiry, workers, options)
+    found = [sweep(inquiry, workers, options) for workers, options in known.items()]
+    top = 1.05 * max(y for curves in found for points in curves.values() for _, y in points)
+    for panel, curves in zip(axes, found, strict=True):
         for look, points in zip(style.LOOKS, curves.values(), strict=False):
             style.draw(panel, look, [x for x, _ in points], [y for _, y in points])
         panel.set_xlabel("bound on the time per output token, ms", fontsize=9)
         panel.set_ylabel("requests per second and GPU", fontsize=9)
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, top or 1.0)  # one scale: goodput per GPU is compared between cluster sizes
     style.legend(figure, [layout.value for layout in ClusterLayout])
     style.save(figure, path)
 

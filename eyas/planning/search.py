@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 from eyas.planning.inquiry import Inquiry
 from eyas.simulator.cluster import ClusterLayout, ClusterShape
-from eyas.simulator.goodput import ATTAINMENT, Knee, find_knee, measure
+from eyas.simulator.goodput import ATTAINMENT, Knee, best_knee, measure
 from gateway.capacity import capacity
 
-NEIGHBOURS = 1
-"""Numbers of prefill workers that are tried on either side of the estimated best, in small clusters."""
+STEP = 1 / 32
+"""By this part of all workers, or by one, a split beside the estimated best has more or fewer for prompts."""
 
 LARGE = 16
-"""From so many workers on one prefill worker more or less changes little, and a simulation takes long."""
+"""From so many workers on a simulation takes long."""
 
 ROUGH = 1.05
 """To this factor the knee of a large cluster is searched."""
@@ -43,21 +43,18 @@ class Option:
 def layouts(inquiry: Inquiry, workers: int) -> list[Option]:
     """What each layout bears: unified, the best split if there are workers for two roles, and auto."""
     guess = max(capacity(inquiry.mix, workers, 0, inquiry.rates), 1.0)
-    options = [_option(inquiry, ClusterLayout.UNIFIED, workers, 0, guess)]
+    options = [_best(inquiry, ClusterLayout.UNIFIED, workers, [0], guess)]
     if workers > 1:
-        splits = [
-            _option(inquiry, ClusterLayout.SPLIT, workers, n, guess) for n in likely_splits(inquiry, workers)
-        ]
-        options.append(max(splits, key=lambda option: option.knee.rate))
+        options.append(_best(inquiry, ClusterLayout.SPLIT, workers, likely_splits(inquiry, workers), guess))
         guess = max(option.knee.rate for option in options) or guess
-        options.append(_option(inquiry, ClusterLayout.AUTO, workers, 0, guess))
+        options.append(_best(inquiry, ClusterLayout.AUTO, workers, [0], guess))
     return options
 
 
 def likely_splits(inquiry: Inquiry, workers: int) -> list[int]:
-    """Numbers of prefill workers worth a simulation: about the one that bears most by the estimate."""
-    best, around = _estimated(inquiry, workers), NEIGHBOURS if workers < LARGE else 0
-    return [n for n in range(best - around, best + around + 1) if 0 < n < workers]
+    """Numbers of prefill workers worth a simulation: the best one by the estimate, then those beside it."""
+    best, step = _estimated(inquiry, workers), max(1, round(STEP * workers))
+    return [n for n in (best, best - step, best + step) if 0 < n < workers]
 
 
 def needed(inquiry: Inquiry, layout: ClusterLayout, rate: float) -> tuple[int, int] | None:
@@ -80,10 +77,14 @@ def needed(inquiry: Inquiry, layout: ClusterLayout, rate: float) -> tuple[int, i
     return workers, found
 
 
-def _option(inquiry: Inquiry, layout: ClusterLayout, workers: int, prefill: int, guess: float) -> Option:
-    shape = ClusterShape(inquiry.hardware, workers, layout, inquiry.targets, prefill)
+def _best(
+    inquiry: Inquiry, layout: ClusterLayout, workers: int, prefilling: list[int], guess: float
+) -> Option:
+    """The best of a layout's numbers of prefill workers."""
+    shapes = [ClusterShape(inquiry.hardware, workers, layout, inquiry.targets, n) for n in prefilling]
     effort = inquiry.effort if workers < LARGE else replace(inquiry.effort, precision=ROUGH)
-    return Option(layout, workers, prefill, find_knee(shape, inquiry.draw, effort, guess))
+    shape, knee = best_knee(shapes, inquiry.draw, effort, guess)
+    return Option(layout, workers, shape.prefill, knee)
 
 
 def _estimated(inquiry: Inquiry, workers: int) -> int:

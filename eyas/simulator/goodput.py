@@ -68,3 +68,18 @@ def find_knee(shape: ClusterShape, draw: Draw, effort: Effort, guess: float = 1.
             rate = rate * factor if best.rate else rate / factor
             factor *= factor
     return best
+
+
+def best_knee(
+    shapes: Sequence[ClusterShape], draw: Draw, effort: Effort, guess: float = 1.0
+) -> tuple[ClusterShape, Knee]:
+    """The shape that bears most, and its knee. `shapes`: one or more, the likeliest first.
+
+    Only a shape that bears more than the best before it is searched: the others cost one play each.
+    """
+    best, knee = shapes[0], find_knee(shapes[0], draw, effort, guess)
+    for shape in shapes[1:]:
+        more = knee.rate * effort.precision
+        if not more or measure(shape, draw, more, effort).attainment >= ATTAINMENT:
+            best, knee = shape, find_knee(shape, draw, effort, more or guess)
+    return best, knee

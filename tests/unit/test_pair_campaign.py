@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ import pytest
 from eyas.bench.jobs import Job
 from eyas.bench.records import RequestRecord
 from eyas.simulator.cluster import ClusterLayout
-from eyas.simulator.workload import BLOCK_TOKENS, Chats, Traffic, chats
+from eyas.simulator.goodput import Effort, find_knee
+from eyas.simulator.workload import BLOCK_TOKENS, Chats, Traffic, chats, poisson
+from gateway.placement import Targets
 from tests.gpu.pair_gaps import ratio, read_gaps
 from tests.gpu.pair_landing import Asked, landed
+from tests.gpu.pair_layouts import Question, best_split, row
 from tests.gpu.pair_load import send
 from tests.gpu.pair_report import at_rates, knees
 from tests.gpu.pair_rig import LAYOUTS, Variant
@@ -191,3 +195,29 @@ def test_what_had_not_landed_shows_in_the_gap() -> None:
     assert there == {"growth_ms": 0.1, "earlier_ms": 2.0, "link_gb_per_s": 120.0, "within": "2 of 3"}
     assert landed(brief, short, [asked(9.5, 1_050_000_000)] * 3)["growth_ms"] == 6.5
     assert landed(short, short, short)["link_gb_per_s"] is None
+
+
+# --- layouts of more GPUs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("traffic", [Traffic(16384, 64), Traffic(4096, 2048)])
+def test_the_best_split_is_that_of_all_of_them(traffic: Traffic) -> None:
+    asked = Question(4, partial(poisson, traffic), Targets(1.0, 0.010), Effort(seconds=2.0, fewest=60))
+    knees = {
+        n: find_knee(asked.shape(ClusterLayout.SPLIT, n), asked.draw, asked.effort, 5.0).rate
+        for n in (1, 2, 3)
+    }
+    prefill, found = best_split(asked, 5.0)
+    assert prefill == max(knees, key=lambda n: knees[n])
+    assert found.rate == pytest.approx(knees[prefill], rel=0.02)
+
+
+def test_a_row_tells_each_layout_per_gpu_and_the_ratios() -> None:
+    effort = Effort(seconds=2.0, fewest=60)
+    asked = Question(2, partial(poisson, Traffic(16384, 256)), Targets(2.0, 0.015), effort)
+    name, gpus, bound, unified, split, auto, over, of_auto = row("long", asked).strip("| ").split(" | ")
+    assert (name, gpus, bound) == ("long", "2", "15 ms") and split.endswith(" (1 + 1)")
+    assert float(over) == pytest.approx(float(split.split()[0]) / float(unified), abs=0.02)
+    assert float(of_auto) == pytest.approx(
+        float(auto) / max(float(unified), float(split.split()[0])), abs=0.03
+    )
