@@ -127,7 +127,7 @@ def _decoding(mix: Mix, all_rate: float, workers: int, prompts: float, rates: Ra
         decoding, context = max(round(sequences), 1), max(sequences, 1.0) * _context(mix)
         plain, slower, found = rates.times.step_s(decoding, context), 0.0, 0.0
         if prompts:
-            waiting = max(round(prompts), 1)
+            waiting = max(round(prompts * burst), 1)
             rows = min(rates.budget.prompt_rows(decoding, waiting), waiting)
             mixed = rates.times.step_s(decoding, context, rows, rows * mix.prompt / 2)
             slower = prompts / rows * (mixed - plain)
@@ -139,4 +139,6 @@ def _decoding(mix: Mix, all_rate: float, workers: int, prompts: float, rates: Ra
         mean = (mean + found) / 2
     coming = rate * mix.output * mean
     more = (1 - TAIL) * (burst - 1) + LONG * math.sqrt(coming * burst * mix.spread)
-    return mean + slower * more / mix.output
+    beside = coming + more
+    crowded = rates.times.step_s(max(round(beside), 1), beside * _context(mix))
+    return mean + crowded - plain + slower * more / mix.output
