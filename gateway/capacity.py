@@ -116,7 +116,7 @@ def _decoding(mix: Mix, all_rate: float, workers: int, prompts: float, rates: Ra
     """Seconds per output token on `workers` that share the rate and compute `prompts` tokens of each request.
 
     While a request decodes, a Poisson number of prompts comes, and each makes some of its steps longer; so do
-    those that came with it.
+    those that came with it. What comes in bunches is computed in large steps, and decodes side by side.
     """
     rate, burst = all_rate / workers, 1.0 + (mix.burst - 1.0) / workers
     plain = mean = rates.times.step_s(1, _context(mix))
