@@ -137,8 +137,9 @@ def _decoding(mix: Mix, all_rate: float, workers: int, prompts: float, rates: Ra
         if abs(found - mean) <= 1e-6 * mean:
             break
         mean = (mean + found) / 2
-    coming = rate * mix.output * mean
-    more = (1 - TAIL) * (burst - 1) + LONG * math.sqrt(coming * burst * mix.spread)
-    beside = coming + more
+    coming, own = rate * mix.output * mean, (1 - TAIL) * (burst - 1)
+    chance = LONG * math.sqrt(coming * burst)
+    beside = coming + own + chance
     crowded = rates.times.step_s(max(round(beside), 1), beside * _context(mix))
+    more = own + chance * math.sqrt(mix.spread)
     return mean + crowded - plain + slower * more / mix.output
