@@ -63,7 +63,7 @@ def test_a_saturated_worker_serves_at_its_rate_and_refuses_the_rest() -> None:
     assert longest <= 0.01 * (CONSTANT.max_waiting + 2)
 
 
-@pytest.mark.parametrize(("prefill", "burst"), itertools.product((0, 1), (1, 4, 16)))
+@pytest.mark.parametrize(("prefill", "burst"), list(itertools.product((0, 1), (1, 4, 16))))
 def test_one_request_in_ten_is_slower_than_the_closed_form_says(prefill: int, burst: int) -> None:
     """Whether requests come one by one or in bunches, and whether two workers do both or one each."""
     layout = ClusterLayout.SPLIT if prefill else ClusterLayout.UNIFIED
