@@ -27,7 +27,6 @@ from msgspec.structs import replace as replace_geometry
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.pool import Export
 from eyas.common.types import Shard
-from eyas.engine.kv.rank_pools import FollowerPool
 from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.backends.cuda_ipc import PeerRank
 from kv_transfer.gpu import handover
@@ -320,30 +319,6 @@ def test_an_owner_without_descriptors_gives_its_memory_later(tmp_path: Path) -> 
     os.close(taken.descriptor)
     taken.giver.close()
     pool.giver.close()
-
-
-def test_rank_0_finds_the_pools_of_its_followers(tmp_path: Path) -> None:
-    follower, driver = FakePool(str(tmp_path)), FakeDriver()
-    follower.fill(contents())
-    found = FollowerPool.at(Path(follower.areas[0].giver), GEOMETRY, lambda: driver)
-    assert found.checksum == zlib.crc32(contents()[COUNT].tobytes())
-    assert driver.read(found.area.address + 3 * PAGE, PAGE) == contents()[3].tobytes()
-    found.close()
-    assert driver.mappings == 0
-    follower.giver.close()
-    with pytest.raises(TransferFailed, match="gives no memory"):
-        FollowerPool.at(Path(follower.areas[0].giver), GEOMETRY, lambda: driver)
-
-
-def test_a_follower_s_gpu_without_a_driver_is_told(tmp_path: Path) -> None:
-    def none() -> FakeDriver:
-        raise DriverError("cuDevicePrimaryCtxRetain: out of memory (CUDA error 2)")
-
-    giver = Path(FakePool(str(tmp_path)).areas[0].giver)
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(ConfigError, match=r"a rank's KV pool cannot be mapped: .* out of memory"):
-        FollowerPool.at(giver, GEOMETRY, none)
-    until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_only_our_own_user_is_given_memory(tmp_path: Path) -> None:

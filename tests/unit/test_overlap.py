@@ -111,10 +111,10 @@ def test_pages_of_forks_that_never_ran_are_free_for_copies() -> None:
     """Nothing runs after them that would say that the copies of their pages have been made."""
     world = World(0, Setting())
     pool, choices = world.rig.scheduler.pool, (Choice(0), Choice(1), Choice(2))
-    params = SamplingParams(max_tokens=10, temperature=0.0)
+    params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
     world.submit(GenerationRequest("a", tuple(range(9)), params, choices))
     while not pool.copying:
-        world.step()
+        assert world.step()
     world.cancel(world.stories["a"], None)
     assert world.device.waits == 0 and pool.settled < pool.free
     world.run([])
