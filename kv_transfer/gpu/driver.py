@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class DriverError(Exception):
@@ -24,8 +24,7 @@ class Memory:
     handle: int = 0
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Bytes to copy: `rows` of `width` bytes each, which begin `*_pitch` bytes after each other."""
 
     source: int  # address

@@ -45,6 +45,8 @@ TOKEN = (VOCAB - 1,)
 class StandStillCopier(HandCopier):
     """As an engine needs it: there is no thread to wait for."""
 
+    brief = False
+
     def close(self, deadline: float) -> bool:
         return False
 

@@ -139,6 +139,7 @@ class Rig:
         self.pulls.told(PullReleased(pull.pull, True))
 
     def poll(self) -> None:
+        self.requests.remember()
         self.pulls.poll(time.monotonic())
 
     def lost(self) -> list[int]:

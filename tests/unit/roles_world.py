@@ -86,6 +86,7 @@ class RolesWorld(World):
 
     def step(self) -> bool:
         busy = super().step()
+        self.rig.requests.remember()
         self.written = self._launched if self.loop._flight is not None else set()
         now = time.monotonic()
         self.rig.pulls.poll(now)

@@ -100,7 +100,13 @@ def requests() -> list[GenerationRequest]:
     ]
 
 
-@pytest.mark.parametrize("drafts", DRAFTS.values(), ids=DRAFTS.keys())
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        pytest.param(DRAFTS[name], id=name, marks=pytest.mark.slow if name == "tree" else ())
+        for name in DRAFTS
+    ],
+)
 def test_tokens_are_the_plain_engines(config: EngineConfig, drafts: SpeculationConfig | None) -> None:
     """And so are the drafts, those of forks too: the rounds end at the same places."""
     plain = replace(config, draft=None) if drafts is None else replace(config, speculation=drafts)
@@ -218,9 +224,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=[] if f == "gemma3" else pytest.mark.slow) for f in FAMILIES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_other_families_say_the_same(config: EngineConfig, tmp_path: Path, family: str) -> None:
     drafts, changes = FAMILIES[family]
     target = tmp_path / "target"

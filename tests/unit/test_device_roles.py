@@ -70,7 +70,7 @@ def by_choice(result: Result) -> list[tuple[int, int, tuple[int, ...]]]:
     return sorted((entry.choice, entry.index, entry.tokens) for entry in result.entries)
 
 
-WAYS = [pytest.param(DRAFTS[name], id=name, marks=() if name == "chain" else SLOW) for name in DRAFTS]
+WAYS = [pytest.param(DRAFTS[name], id=name, marks=SLOW) for name in DRAFTS]
 
 
 @pytest.mark.parametrize("drafts", WAYS)

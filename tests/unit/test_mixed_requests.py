@@ -6,6 +6,7 @@ engines that are short of pages and of slots: requests give way, wait, fork late
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -88,8 +89,14 @@ def run(cluster: Loopback, requests: Sequence[GenerationRequest], *, split: bool
 SHORT_OF = {"pages": {"num_pages": 16}, "slots": {"max_running": 4, "num_pages": 200}}
 
 
-@pytest.mark.parametrize("split", [False, True], ids=["unified", "split"])
-@pytest.mark.parametrize("short", SHORT_OF)
+ALL = list(itertools.product(SHORT_OF, [False, True]))
+QUICK = [("pages", True), ("slots", False)]
+
+
+@pytest.mark.parametrize(
+    ("short", "split"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in ALL],
+)
 def test_beside_others_as_alone(roomy: EngineConfig, short: str, split: bool) -> None:
     requests = some_requests(seed=len(short) + split)
     plain = Loopback(replace(roomy, draft=None))

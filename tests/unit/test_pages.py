@@ -120,6 +120,7 @@ def test_freeing_at_once_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         play()
 
 
+@pytest.mark.slow
 def test_freeing_when_any_step_has_landed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest, although a younger one may write the page too."""
 

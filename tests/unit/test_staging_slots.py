@@ -132,10 +132,10 @@ def test_only_leased_pages_and_the_proof_page_are_staged(owner: StagedOwner) -> 
     mine, pages = owner.lease(3)
     other, secret = owner.lease(2)
     good = [owner.stage(mine, *pages[1:]), owner.stage(0, PAGES)]
+    probe = owner.stage(0, PAGES, PAGES)  # a link is measured by several copies of the proof page
     bad = [
         owner.stage(mine, *secret),
         owner.stage(0, pages[0]),
-        owner.stage(0, PAGES, PAGES),
         owner.stage(mine, PAGES),
         owner.stage(77, pages[0]),
         owner.stage(mine, *pages * 4),
@@ -146,7 +146,7 @@ def test_only_leased_pages_and_the_proof_page_are_staged(owner: StagedOwner) -> 
     while owner.thread.jobs:
         owner.thread.do_one()
     told = owner.told()
-    assert [len(told[call].slots) for call in good] == [2, 1]
+    assert [len(told[call].slots) for call in (*good, probe)] == [2, 1, 2]
     owner.release(other)
     assert owner.told() == {} and owner.stage(other, *secret) in owner.told()
 

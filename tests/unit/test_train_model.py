@@ -117,6 +117,7 @@ def test_unrolled_steps_are_the_chain_of_the_serving_loop(small: Nano) -> None:
             assert int(tokens[0, -1]) == drafted
 
 
+@pytest.mark.slow
 def test_both_trainings_lower_their_loss(small: Nano, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     rows = (torch.arange(49) % 7 + 3).repeat(4, 1).int() | ANSWER_BIT

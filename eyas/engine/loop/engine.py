@@ -179,6 +179,7 @@ class Engine:
             while not self._stopping:
                 self._receive()
                 self._busy = self._loop.step()
+                self._requests.remember()
                 joins = self._requests.joins
                 self._look_after(time.monotonic())
                 self._busy |= self._requests.joins > joins  # what has joined is not slept over

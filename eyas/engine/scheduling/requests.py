@@ -57,6 +57,7 @@ class Requests:
     draining: bool = False
     joins: int = 0  # sequences whose prompt was pulled and that have begun, ever
     _arrivals: dict[Sequence, Arrival] = field(default_factory=dict)  # for joining sequences
+    _unremembered: list[tuple[Sequence, int]] = field(default_factory=list)  # that came, and their rows
     _uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_uid(self) -> int:
@@ -158,6 +159,13 @@ class Requests:
         for generation in [g for g in self.table.values() if now > g.deadline]:
             self.fail(generation, DeadlineExceeded("the request's deadline passed while it was running"))
 
+    def remember(self) -> None:
+        """Caches the prompts that came, which takes a millisecond for long ones: after their first launch."""
+        came, self._unremembered = self._unremembered, []
+        for seq, rows in came:
+            if seq.pages:  # else it is gone again
+                self.scheduler.cache.insert(seq.all_tokens(), seq.pages, rows)
+
     def join(self, now: float) -> None:
         """Gives free slots to the sequences whose KV has arrived."""
         for generation, arrival in self.draft_kv.complete(now) if self.draft_kv is not None else ():
@@ -247,7 +255,7 @@ class Requests:
         leader.pages, leader.kv_len = arrival.pages, rows
         came = 0 if self.draft_kv is None else self.draft_kv.rows(leader.generation)
         leader.draft_len = max(came, leader.generation.cached_tokens)  # cached pages have theirs
-        self.scheduler.remember(leader)
+        self._unremembered.append((leader, self.scheduler.complete_rows(leader)))
         self.scheduler.joining.append(leader)
         self._arrivals[leader] = arrival
         for seq in others:

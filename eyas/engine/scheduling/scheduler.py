@@ -194,9 +194,12 @@ class Scheduler:
         return rows <= self.limits.most_rows(self.pool.num_pages)
 
     def remember(self, seq: Sequence) -> None:
-        """Caches the sequence's complete pages. Where pages also hold draft KV, that must be complete too."""
-        rows = min(seq.kv_len, seq.draft_len) if self.cache.lookahead else seq.kv_len
-        self.cache.insert(seq.all_tokens(), seq.pages, rows)
+        """Caches the sequence's complete pages."""
+        self.cache.insert(seq.all_tokens(), seq.pages, self.complete_rows(seq))
+
+    def complete_rows(self, seq: Sequence) -> int:
+        """How many of its rows may be cached. Where pages also hold draft KV, that must be complete too."""
+        return min(seq.kv_len, seq.draft_len) if self.cache.lookahead else seq.kv_len
 
     # --- one step ------------------------------------------------------------------------------------
 
