@@ -116,7 +116,7 @@ def _decoding(mix: Mix, all_rate: float, workers: int, prompts: float, rates: Ra
     """Seconds per output token on `workers` that share the rate and compute `prompts` tokens of each request.
 
     While a request decodes, a Poisson number of prompts comes, and each makes some of its steps longer; so do
-    those that came with it.
+    those that came with it. What comes in bunches is computed in large steps, and decodes side by side.
     """
     rate, burst = all_rate / workers, 1.0 + (mix.burst - 1.0) / workers
     plain = mean = rates.times.step_s(1, _context(mix))
@@ -127,7 +127,7 @@ def _decoding(mix: Mix, all_rate: float, workers: int, prompts: float, rates: Ra
         decoding, context = max(round(sequences), 1), max(sequences, 1.0) * _context(mix)
         plain, slower, found = rates.times.step_s(decoding, context), 0.0, 0.0
         if prompts:
-            waiting = max(round(prompts), 1)
+            waiting = max(round(prompts * burst), 1)
             rows = min(rates.budget.prompt_rows(decoding, waiting), waiting)
             mixed = rates.times.step_s(decoding, context, rows, rows * mix.prompt / 2)
             slower = prompts / rows * (mixed - plain)
@@ -137,6 +137,9 @@ def _decoding(mix: Mix, all_rate: float, workers: int, prompts: float, rates: Ra
         if abs(found - mean) <= 1e-6 * mean:
             break
         mean = (mean + found) / 2
-    coming = rate * mix.output * mean
-    more = (1 - TAIL) * (burst - 1) + LONG * math.sqrt(coming * burst * mix.spread)
-    return mean + slower * more / mix.output
+    coming, own = rate * mix.output * mean, (1 - TAIL) * (burst - 1)
+    chance = LONG * math.sqrt(coming * burst)
+    beside = coming + own + chance
+    crowded = rates.times.step_s(max(round(beside), 1), beside * _context(mix))
+    more = own + chance * math.sqrt(mix.spread)
+    return mean + crowded - plain + slower * more / mix.output

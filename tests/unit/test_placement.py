@@ -112,6 +112,14 @@ def test_long_prompts_split_only_under_a_tight_target() -> None:
     assert best_split(Mix(256, 256, 512), 2, 0, rates(TIGHT)) == 0
 
 
+def test_requests_in_bunches_split_under_a_tight_target_however_large_the_bunches_are_taken_for() -> None:
+    """16 at once are taken for 6 to 26: what is seen for a minute says no more. All that is one decision."""
+    for burst, now in itertools.product(range(6, 27), (0, 1)):
+        mix = Mix(1024, 1024, 256, burst=burst)
+        assert best_split(mix, 2, now, rates(TIGHT)) == 1
+        assert best_split(mix, 2, 0, rates(Targets(1.0, 0.015))) == 0
+
+
 def test_a_split_changes_for_a_clear_gain_only() -> None:
     mix = Mix(8192, 8192, 256)
     for bound in range(6, 20):

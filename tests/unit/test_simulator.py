@@ -14,13 +14,13 @@ from eyas.bench.cases import make_case
 from eyas.common.step_times import Curve, StepBudget, StepTimes, prompt_s
 from eyas.simulator.cache import BlockCache
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, Played, play
-from eyas.simulator.goodput import Effort, find_knee
+from eyas.simulator.goodput import ATTAINMENT, Effort, find_knee, measure
 from eyas.simulator.hardware import example
-from eyas.simulator.outcome import LoadOutcome, outcome, tpot_s, ttft_s
+from eyas.simulator.outcome import LoadOutcome, outcome, quantile, tpot_s, ttft_s
 from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, Traffic, chats, day, means, poisson
-from gateway.capacity import Mix
+from gateway.capacity import Mix, steady
 from gateway.demand import DemandMeter
-from gateway.placement import Targets
+from gateway.placement import Rates, Targets
 
 CONSTANT = replace(
     example(),
@@ -61,6 +61,17 @@ def test_a_saturated_worker_serves_at_its_rate_and_refuses_the_rest() -> None:
     assert len(played.refused) == pytest.approx(2000, abs=400)
     longest = max(ttft_s(job, 0.0) for job in played.jobs if job.end_s is not None)
     assert longest <= 0.01 * (CONSTANT.max_waiting + 2)
+
+
+@pytest.mark.parametrize(("prefill", "burst"), list(itertools.product((0, 1), (1, 4, 16))))
+def test_one_request_in_ten_is_slower_than_the_closed_form_says(prefill: int, burst: int) -> None:
+    """Whether requests come one by one or in bunches, and whether two workers do both or one each."""
+    layout = ClusterLayout.SPLIT if prefill else ClusterLayout.UNIFIED
+    rates, mix = Rates(example().times, example().budget, TARGETS), Mix(1024, 1024, 256, burst=burst)
+    for rate in (8.0, 16.0):
+        played = run(layout, poisson(Traffic(1024, 256, burst=burst), rate, 2000, 1), 2, prefill)
+        tail = quantile(sorted(tpot_s(job) for job in played.jobs), 0.9)
+        assert steady(mix, rate, 2, prefill, rates).tpot_s == pytest.approx(tail, rel=0.1)
 
 
 def test_streams_alone_have_the_time_of_their_step() -> None:
@@ -262,6 +273,18 @@ def test_auto_does_not_lose_to_the_better_static_layout(case: str) -> None:
         shape = ClusterShape(example(), 2, layout, targets, prefill)
         knees.append(find_knee(shape, partial(poisson, traffic), Effort(seconds=25.0), 4.0).rate)
     assert knees[2] >= 0.97 * max(knees[:2]) > 0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_auto_bears_bunches_at_every_rate_that_the_split_bears(seed: int) -> None:
+    """16 requests at once: a knee alone would not show rates below it at which preferences go wrong."""
+    draw, effort = partial(poisson, Traffic(1024, 256, burst=16)), Effort(seconds=30.0, seed=seed)
+    split, auto = (
+        ClusterShape(example(), 2, layout, TARGETS, 1) for layout in (ClusterLayout.SPLIT, ClusterLayout.AUTO)
+    )
+    for rate in (12.0, 15.0, 17.5, 19.0, 21.0, 23.0, 24.4):
+        assert measure(split, draw, rate, effort).attainment >= ATTAINMENT
+        assert measure(auto, draw, rate, effort).attainment >= ATTAINMENT
 
 
 def test_preferences_change_when_the_load_does_and_lose_no_request() -> None:
