@@ -41,8 +41,7 @@ TARGETS = ("ttft_target", "tpot_target")  # of the auto layout
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration from the engine's flags. Without --draft, only the embedded model has a head."""
-    if reason := table.missing(args.transfer):
-        raise ConfigError(f"--transfer: {reason}", param="transfer")
+    _check_transfer(args.transfer, args.tensor_parallel_size)
     draft = args.draft or (str(NANO_HEAD) if is_nano(args.model) else "none")
     return resolve_engine(
         args.device,
@@ -69,6 +68,11 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         log_format=args.log_format,
         speculation=_speculation_config(args),
     )
+
+
+def _check_transfer(transfer: str, ranks: int) -> None:
+    if reason := table.missing(transfer) or table.unfit(transfer, ranks):
+        raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
 def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
@@ -191,6 +195,7 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     ranks = engine.tensor_parallel_size
     named = {name: value for name in LAYOUTS_OF if (value := getattr(args, name)) is not None}
     counts = {"prefill_tp": ranks, "decode_tp": ranks, "workers": workers} | named
+    _check_transfer(engine.transfer, max(counts["prefill_tp"], counts["decode_tp"]))
     return ServeConfig(gateway=gateway, engine=engine, layout=layout, gpus=args.gpus, **counts)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from eyas.common.errors import EyasError, TransferFailed
+from eyas.common.errors import TransferFailed
 from kv_transfer.backends.base import Backend, Copy, CopyResult
 from kv_transfer.route import Route
 
@@ -51,12 +51,7 @@ class Copier:
     def _judged(self, result: CopyResult) -> CopyResult:
         """A proof that came, but with other bytes, proves nothing."""
         route, job = self._running.pop(result.job.name)
-        if job.proof is None or not result.ok:
+        if job.proof is None or not result.ok or route.backend.checksum(job) == job.proof:
             return result
-        error: EyasError = TransferFailed(f"{result.path} brought other bytes than the owner has")
-        try:
-            if route.backend.checksum(route.source, job) == job.proof:
-                return result
-        except EyasError as unread:
-            error = unread
+        error = TransferFailed(f"{result.path} brought other bytes than the owner has")
         return dataclasses.replace(result, error=error)

@@ -141,6 +141,8 @@ class Search:
         if self.transfer == AUTO:
             reasons = "; ".join(f"by {way}: {error.message}" for way, error in self.refusals.items())
             return TransferFailed(f"no way leads to the pages of worker {self.peer.worker}: {reasons}")
+        if not self.refusals:
+            return ConfigError(f"this worker has no way named {self.transfer}", param="transfer")
         (error,) = self.refusals.values()
         if not isinstance(error, ConfigError):
             return error

@@ -37,13 +37,17 @@ RELEASE_S = 4.0
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Watch:
-    """An open Watch: the handle as it was offered, the pages that it names, and the attempt that reads it."""
+    """An open Watch: the handle as it was offered, the pages that it names, and the attempt that reads it.
+
+    `accepted`: by the engine.
+    """
 
     handle: KvHandle
     pages: frozenset[int]
     attempt: int
+    accepted: bool = False
 
 
 class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: ignore[misc]
@@ -51,7 +55,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
-        self._watches: dict[int, _Watch] = {}  # by stream number: accepted by the engine, not released
+        self._watches: dict[int, _Watch] = {}  # by stream number: neither released nor failed
         self._pools: dict[KvKind, Pages] = {}  # or staging beside them; mapped when the first puller needs it
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -82,14 +86,17 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         offered = frozenset(page for shard in handle.shards for page in shard.pages)
         watch = _Watch(handle, offered, request.attempt)
         buffer: StreamBuffer[WatchUpdate | Stopped] = StreamBuffer(MAX_BUFFERED)
-        number = self._engine.open(buffer.put)
+
+        def told(event: WatchUpdate | Stopped) -> None:
+            self._heard(number, event)
+            buffer.put(event)
+
+        number = self._engine.open(told)
+        self._watches[number] = watch
         self._engine.send(WatchOpened(number, watch.handle, watch.attempt))
-        accepted = False
         try:
             while True:
                 update = _alive(await buffer.get())
-                if update.failure is None and not accepted:
-                    accepted, self._watches[number] = True, watch
                 for message in _to_pb(update):
                     yield message
                 if update.failure is not None:
@@ -147,12 +154,19 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
             if named and watch.attempt <= release.attempt:
                 del self._watches[number]
 
+    def _heard(self, number: int, event: WatchUpdate | Stopped) -> None:
+        """As the engine tells it, before the stream does: what a failed Watch let read may be written to."""
+        if isinstance(event, Stopped) or event.failure is not None:
+            self._watches.pop(number, None)
+        elif number in self._watches:
+            self._watches[number].accepted = True
+
     def _watched(self, request: transfer_pb2.FetchRequest) -> _Watch:
         """The Watch of the handle that is to be read."""
         named = (request.id, request.epoch, convert.group_from_pb(request.group), request.attempt)
         for watch in self._watches.values():
             handle = watch.handle
-            if (handle.id, handle.epoch, handle.group, watch.attempt) == named:
+            if watch.accepted and (handle.id, handle.epoch, handle.group, watch.attempt) == named:
                 return watch
         raise TransferFailed(f"no Watch of handle {request.id} by attempt {request.attempt} is open here")
 

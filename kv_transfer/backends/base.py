@@ -126,8 +126,8 @@ class Backend(ABC):
         """End a copy early. That it has stopped is told by `poll`, and by nothing else."""
 
     @abstractmethod
-    def checksum(self, source: Source, proof: Copy) -> int:
-        """CRC-32 of the page that `proof` has brought from `source`. Short enough for the engine's loop."""
+    def checksum(self, proof: Copy) -> int:
+        """CRC-32 of the page that `proof` has brought; asked once, when `poll` has told of its success."""
 
     @abstractmethod
     def close(self, deadline: float) -> bool:

@@ -15,6 +15,7 @@ class BlockingBackend(Backend):
     def __init__(self, area: Area) -> None:
         self.area = area
         self._thread: CopyThread[Copy] = CopyThread(self.name)
+        self._checksums: dict[tuple[int, int], int] = {}  # of proofs, by name, until they are asked for
 
     @abstractmethod
     def copy(self, source: Source, job: Copy) -> int:
@@ -24,8 +25,15 @@ class BlockingBackend(Backend):
         destination afterwards, and it ends within a bounded time.
         """
 
+    def read_back(self, source: Source, proof: Copy) -> int:
+        """CRC-32 of the page that `proof` has brought, where it landed; called by the copy thread.
+
+        A backend whose copies do not land in `area` has its own.
+        """
+        return self.area.checksum(proof.dst_pages[0])
+
     def start(self, source: Source, job: Copy) -> None:
-        self._thread.submit(job, lambda: self.copy(source, job))
+        self._thread.submit(job, lambda: self._do(source, job))
 
     def poll(self) -> list[CopyResult]:
         done = self._thread.finished()
@@ -34,8 +42,14 @@ class BlockingBackend(Backend):
     def cancel(self, job: Copy) -> None:
         self._thread.cancel(job)
 
-    def checksum(self, source: Source, proof: Copy) -> int:
-        return self.area.checksum(proof.dst_pages[0])
+    def checksum(self, proof: Copy) -> int:
+        return self._checksums.pop(proof.name)
 
     def close(self, deadline: float) -> bool:
         return self._thread.close(deadline)
+
+    def _do(self, source: Source, job: Copy) -> int:
+        moved = self.copy(source, job)
+        if job.proof is not None:
+            self._checksums[job.name] = self.read_back(source, job)
+        return moved

@@ -13,13 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.pool import Export
 from kv_transfer.area import DeviceArea
 from kv_transfer.backends.base import Copy, Site, Source, check_pages, runs
 from kv_transfer.backends.blocking import BlockingBackend
 from kv_transfer.backends.shm import file_identity
-from kv_transfer.gpu.driver import Allocation, Block, DriverError, Memory
+from kv_transfer.gpu.driver import Block, DriverError, Memory
 from kv_transfer.gpu.mapping import PeerMemory
 from kv_transfer.shares import Share, shares
 
@@ -29,7 +31,6 @@ class _View:
     """A peer's rank as one of ours sees it. `heads`: how many the peer has; `share`: those that come."""
 
     ours: DeviceArea
-    to: Allocation
     peer: PeerMemory
     heads: int
     share: Share
@@ -133,13 +134,12 @@ class CudaIpcBackend(BlockingBackend):
         for view in source.views:
             with _told(), view.peer.held() as memory:
                 check_pages(job, memory.size // view.peer_page)
-                if job.proof is None or view.whole:  # else its pages are no pages of ours
-                    view.to.driver.copy(list(view.blocks(job, memory)))
+                view.peer.driver.copy(list(view.blocks(job, memory)))
             moved += len(job.dst_pages) * view.page_bytes
         return moved
 
-    def checksum(self, source: Source, proof: Copy) -> int:
-        """Of the page in our pool, or, where its heads lie in it otherwise, of the peer's as we see it.
+    def read_back(self, source: Source, proof: Copy) -> int:
+        """Of the peer's page, with the bytes that came of it as they are in our pool.
 
         If one of our ranks has other bytes than the proof wants, it is that one's.
         """
@@ -159,7 +159,7 @@ class CudaIpcBackend(BlockingBackend):
             raise ConfigError(f"the peer's KV pool cannot be read: {obstacle}")
         self._peers = {name: peer for name, peer in self._peers.items() if not peer.gone}
         peer = self._peers.setdefault((*place, share.rank), PeerMemory(place[0], driver))
-        return _View(ours, ours.allocation, peer, heads, share)
+        return _View(ours, peer, heads, share)
 
     def close(self, deadline: float) -> bool:
         """Unmaps all peers' pools; False if a copy still runs."""
@@ -171,12 +171,18 @@ class CudaIpcBackend(BlockingBackend):
 
 
 def _checksum(view: _View, proof: Copy) -> int:
-    """CRC-32 of the proof page, as one of our ranks has or sees it."""
+    """CRC-32 of the proof page as the peer has it, but for the heads that one of our ranks took of it."""
     with _told(), view.peer.held() as memory:
-        address, size = memory.address + proof.source.pages[0] * view.peer_page, view.peer_page
+        driver, page = view.peer.driver, view.ours.geometry.page_bytes
+        ours = driver.read(view.ours.address + proof.dst_pages[0] * page, page)
         if view.whole:
-            address = view.ours.address + proof.dst_pages[0] * size
-        return zlib.crc32(view.to.driver.read(address, size))
+            return zlib.crc32(ours)
+        theirs = driver.read(memory.address + proof.source.pages[0] * view.peer_page, view.peer_page)
+    rows, share = view.ours.geometry.page_rows, view.share
+    whole = np.frombuffer(bytearray(theirs), np.uint8).reshape(rows, view.heads, -1)
+    came = np.frombuffer(ours, np.uint8).reshape(rows, view.ours.geometry.kv_heads, -1)
+    whole[:, share.theirs : share.theirs + share.heads] = came[:, share.ours : share.ours + share.heads]
+    return zlib.crc32(whole.data)
 
 
 @contextlib.contextmanager

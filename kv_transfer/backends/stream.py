@@ -45,7 +45,7 @@ class StreamBackend(Backend):
     def cancel(self, job: Copy) -> None:
         self._wire.stop(job)
 
-    def checksum(self, source: Source, proof: Copy) -> int:
+    def checksum(self, proof: Copy) -> int:
         return self._area.checksum(proof.dst_pages[0])
 
     def close(self, deadline: float) -> bool:

@@ -37,6 +37,19 @@ def missing(name: str) -> str:
     return f"{name} needs a library that is not installed: pip install eyas[{library}]"
 
 
+def direct(name: str) -> bool:
+    """Whether a backend of the table goes from GPU to GPU."""
+    return cast("type[Backend]", pkgutil.resolve_name(BACKENDS[name])).direct
+
+
+def unfit(transfer: str, ranks: int) -> str:
+    """Why `transfer` moves no pages of `ranks` GPUs that share a model; empty if it can be asked for."""
+    if ranks == 1 or transfer in (AUTO, NONE) or direct(transfer):
+        return ""
+    fit = [AUTO, *(name for name in BACKENDS if direct(name))]
+    return f"{transfer} leads to one GPU, and GPUs that share a model take {', '.join(fit)} or {NONE}"
+
+
 def usable() -> list[str]:
     """The backends whose libraries are here, the best first."""
     for name in BACKENDS:

@@ -22,7 +22,7 @@ class PeerMemory:
 
     def __init__(self, path: str, driver: Driver) -> None:
         self._path = path
-        self._driver = driver
+        self.driver = driver
         self._using = threading.Lock()  # by the copy that runs, or the one that maps or unmaps
         self._memory: Memory | None = None
         self._giver: socket.socket | None = None
@@ -59,7 +59,7 @@ class PeerMemory:
         if self._memory is None:
             taken = take(self._path)
             try:
-                self._memory = self._driver.map(taken.descriptor, taken.size)
+                self._memory = self.driver.map(taken.descriptor, taken.size)
             except DriverError:
                 taken.giver.close()
                 raise
@@ -77,5 +77,5 @@ class PeerMemory:
             self._gone = True
             self._giver.close()
             assert self._memory is not None
-            self._driver.unmap(self._memory)
+            self.driver.unmap(self._memory)
             self._memory = None

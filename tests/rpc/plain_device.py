@@ -56,7 +56,7 @@ class MemoryBackend(BlockingBackend):
         assert isinstance(source, Neighbour)
         return copy_pages(job, source.pages, pages_of(self._devices[0]))
 
-    def checksum(self, source: Source, proof: Copy) -> int:
+    def read_back(self, source: Source, proof: Copy) -> int:
         return zlib.crc32(pages_of(self._devices[0])[proof.dst_pages[0]].data)
 
 

@@ -13,15 +13,19 @@ import msgspec
 import pytest
 from real_worker import decoding, prefill, real_worker, tiny_config
 
-from eyas.common import replies, rpc
+from eyas.common import convert, replies, rpc
 from eyas.common.config import EngineConfig
 from eyas.common.errors import InvalidRequest, TransferFailed
+from eyas.common.message import Failure
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, KvHandle, KvKind, Role
+from eyas.common.types import GenerationRequest, KvHandle, KvKind, Role, Shard
 from eyas.common.watch import TransferClient, WatchReady
+from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.transfer_messages import WatchUpdate
 from kv_transfer.backends import stream
 from kv_transfer.layout import window_pages
 from prefill_svc import transfer
+from protos import transfer_pb2
 
 PROMPT = tuple(range(3, 133))  # 9 pages
 PAGE_BYTES = 8 * 2 * 16 * 2 * 16 * 4
@@ -344,3 +348,25 @@ async def fetched(owner: TransferClient, handle: KvHandle, attempt: int, pages: 
 
 async def proof_page(owner: TransferClient, handle: KvHandle, page: int) -> bytes:
     return b"".join([chunk async for chunk in owner.fetch_proof(handle.group, handle.epoch, [page])])
+
+
+async def test_a_watch_that_failed_lets_nothing_be_read_although_its_stream_is_open() -> None:
+    """Its pages may be another request's already: that is not left to a task which has not run yet."""
+    client = EngineClient(lambda commands: None)
+    client.ready = object()  # type: ignore[assignment]
+    client.accept()
+    servicer = transfer.TransferServicer(client)
+    handle = KvHandle("w", 1, 0, 7, KvKind.TARGET, "m", 16, (Shard(0, (3,)),))
+    pb = convert.handle_to_pb(handle)
+    updates: Any = servicer.Watch(transfer_pb2.WatchRequest(handle=pb, attempt=1), None)
+    waiting = asyncio.ensure_future(anext(updates))
+    await asyncio.sleep(0)
+    fetch = transfer_pb2.FetchRequest(epoch=1, id=7, attempt=1, pages=[4], group=pb.group)
+    failed = WatchUpdate(1, failure=Failure("transfer_failed", "the lease has ended"))
+    no_watch, no_page = (TransferFailed, "no Watch of handle"), (InvalidRequest, "does not name")
+    for event, (error, says) in ((None, no_watch), (WatchUpdate(1, 16), no_page), (failed, no_watch)):
+        client.dispatch([] if event is None else [event])
+        with pytest.raises(error, match=says):
+            await anext(servicer.Fetch(fetch, None))
+    assert (await waiting).ready.tokens == 16
+    assert (await anext(updates)).failed.status.message == "the lease has ended"

@@ -75,6 +75,9 @@ class FakeModel:
     def copy_page(self, source: int, target: int) -> None:
         pass
 
+    def wait(self) -> None:
+        pass
+
 
 def _standing() -> float:
     return 0.0

@@ -66,7 +66,7 @@ class PaperDevice:
         self.state = SimpleNamespace(prompts=None, drafter=tables.sizes.width > 1 or None)
         self.tables = tables
         self.pool = pool
-        self.accepted = self.joined = 0
+        self.accepted = self.joined = self.waits = 0
         self.special_rows: list[int] = []  # of each step that had some
         self._random = random.Random(seed)
 
@@ -182,6 +182,9 @@ class PaperDevice:
 
     def copy_page(self, source: int, target: int) -> None:
         self.pool.copy_page(source, target)
+
+    def wait(self) -> None:
+        self.waits += 1
 
     def _ends(self) -> tuple[list[int], list[int]]:
         """Slots of the prompts that end here, and their lengths."""

@@ -27,7 +27,6 @@ from msgspec.structs import replace as replace_geometry
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.pool import Export
 from eyas.common.types import Shard
-from eyas.engine.kv.rank_pools import FollowerPool
 from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.backends.cuda_ipc import PeerRank
 from kv_transfer.gpu import handover
@@ -115,11 +114,29 @@ def test_pages_come_from_another_process(tmp_path: Path) -> None:
 def test_a_proof_is_what_lies_in_our_own_pool(tmp_path: Path) -> None:
     pool, other = FakePool(str(tmp_path)), FakePool(str(tmp_path))
     other.fill(contents())
-    source, proof = opened(pool, other.backend.export() or {}), job((COUNT, 7))
-    assert copied(pool, source, replace(proof, proof=1)).ok
-    assert pool.backend.checksum(source, proof) == zlib.crc32(contents()[COUNT].tobytes())
+    source, proof = opened(pool, other.backend.export() or {}), replace(job((COUNT, 7)), proof=1)
+    assert copied(pool, source, proof).ok
+    assert pool.backend.checksum(proof) == zlib.crc32(contents()[COUNT].tobytes())
     pool.fill(contents(2))
-    assert pool.backend.checksum(source, proof) == zlib.crc32(contents(2)[7].tobytes())
+    assert pool.backend.read_back(source, proof) == zlib.crc32(contents(2)[7].tobytes())
+
+
+@pytest.mark.parametrize("heads", [GEOMETRY.kv_heads, GEOMETRY.kv_heads // 2])
+def test_a_copy_that_does_not_arrive_proves_nothing(tmp_path: Path, heads: int) -> None:
+    """Nor does one of some heads only, although the peer's page is read rightly."""
+
+    class Lost(FakeDriver):
+        def copy(self, blocks: object) -> None:
+            pass
+
+    folder, geometry = str(tmp_path), replace_geometry(GEOMETRY, kv_heads=heads)
+    owner_, truth = FakePool(folder), zlib.crc32(contents()[COUNT].tobytes())
+    owner_.fill(contents())
+    for driver, same in ((FakeDriver, True), (Lost, False)):
+        ranks = [driver() for _ in range(GEOMETRY.kv_heads // heads)]
+        puller, proof = FakePool(folder, *ranks, geometry=geometry), replace(job((COUNT, 7)), proof=truth)
+        assert copied(puller, opened(puller, owner_.backend.export() or {}), proof).ok
+        assert (puller.backend.checksum(proof) == truth) == same
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(1, 2), (2, 1), (2, 2), (4, 2), (2, 8), (1, 1)])
@@ -142,7 +159,7 @@ def test_every_rank_gets_its_heads_from_those_that_have_them(tmp_path: Path, the
         proof = Copy(1, -1 - rank, Shard(rank, (COUNT,)), (page,), proof=1)
         assert copied(puller, source, proof).ok
         truth = zlib.crc32(owner_.pages(rank)[COUNT].tobytes())
-        assert puller.backend.checksum(source, proof) == truth
+        assert puller.backend.checksum(proof) == truth
         pages = Shard(rank, tuple(src.tolist()))
         result = copied(puller, source, Copy(1, rank, pages, tuple(dst.tolist())))
         assert result.ok
@@ -255,13 +272,14 @@ def test_a_proof_is_of_every_rank_that_takes_part_of_a_page(tmp_path: Path) -> N
             return bytes(size)
 
     folder, half = str(tmp_path), replace_geometry(GEOMETRY, kv_heads=GEOMETRY.kv_heads // 2)
-    owner_, proof = FakePool(folder), Copy(1, -1, Shard(0, (COUNT,)), (7,))
+    owner_, truth = FakePool(folder), zlib.crc32(contents()[COUNT].tobytes())
     owner_.fill(contents())
-    truth = zlib.crc32(contents()[COUNT].tobytes())
+    proof = Copy(1, -1, Shard(0, (COUNT,)), (7,), proof=truth)
     for second, same in ((FakeDriver, True), (Blind, False)):
         puller = FakePool(folder, FakeDriver(), second(), geometry=half)
         source = opened(puller, owner_.backend.export() or {})
-        assert (puller.backend.checksum(source, replace(proof, proof=truth)) == truth) == same
+        assert copied(puller, source, proof).ok
+        assert (puller.backend.checksum(proof) == truth) == same
 
 
 def test_an_owner_that_cannot_export_says_so_at_once(tmp_path: Path) -> None:
@@ -301,19 +319,6 @@ def test_an_owner_without_descriptors_gives_its_memory_later(tmp_path: Path) -> 
     os.close(taken.descriptor)
     taken.giver.close()
     pool.giver.close()
-
-
-def test_rank_0_finds_the_pools_of_its_followers(tmp_path: Path) -> None:
-    follower, driver = FakePool(str(tmp_path)), FakeDriver()
-    follower.fill(contents())
-    found = FollowerPool.at(Path(follower.areas[0].giver), GEOMETRY, driver)
-    assert found.checksum == zlib.crc32(contents()[COUNT].tobytes())
-    assert driver.read(found.area.address + 3 * PAGE, PAGE) == contents()[3].tobytes()
-    found.close()
-    assert driver.mappings == 0
-    follower.giver.close()
-    with pytest.raises(TransferFailed, match="gives no memory"):
-        FollowerPool.at(Path(follower.areas[0].giver), GEOMETRY, driver)
 
 
 def test_only_our_own_user_is_given_memory(tmp_path: Path) -> None:

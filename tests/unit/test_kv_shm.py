@@ -128,15 +128,6 @@ def test_a_peer_cannot_name_other_files(pool_file: str, tmp_path: Path) -> None:
             puller()[0].open(wrong)
 
 
-def test_a_worker_without_host_memory_takes_nothing(pool_file: str, tmp_path: Path) -> None:
-    """Such as one of several GPUs, which has no staging: its pages are bytes of nothing."""
-    folder = str(Path(pool_file).parent)
-    nothing = ShmBackend(Site(Area(np.empty((1, 0), np.uint8)), folder, None))  # type: ignore[arg-type]
-    export = {"path": pool_file.encode(), "identity": file_identity(pool_file).encode()}
-    with pytest.raises(ConfigError, match="no host memory"):
-        nothing.open(export)
-
-
 def test_identities_are_of_one_file(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for path in (here, there):

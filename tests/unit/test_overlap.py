@@ -107,6 +107,20 @@ def test_another_choice_leads_a_prompt_whose_first_is_given_up(given_up: int) ->
     ]
 
 
+def test_pages_of_forks_that_never_ran_are_free_for_copies() -> None:
+    """Nothing runs after them that would say that the copies of their pages have been made."""
+    world = World(0, Setting())
+    pool, choices = world.rig.scheduler.pool, (Choice(0), Choice(1), Choice(2))
+    params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+    world.submit(GenerationRequest("a", tuple(range(9)), params, choices))
+    while not pool.copying:
+        assert world.step()
+    world.cancel(world.stories["a"], None)
+    assert world.device.waits == 0 and pool.settled < pool.free
+    world.run([])
+    assert world.device.waits == 1 and pool.settled == pool.free
+
+
 def test_all_but_the_last_row_of_a_prompt_fits_into_chunks() -> None:
     world = World(0, Setting())
     world.run([GenerationRequest("a", tuple(range(9)), SamplingParams(max_tokens=5, temperature=0.0))])

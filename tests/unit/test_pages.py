@@ -30,10 +30,11 @@ class Steps(RuleBasedStateMachine):
         self.pool = PagePool(PAGES)
         self.owners: list[Owner] = []
         self.flights: list[set[int]] = []  # the pages that each may write, the oldest first
+        self.copies: set[int] = set()  # the pages that are copied before the next step
 
     @property
     def written(self) -> set[int]:
-        return set().union(*self.flights)
+        return set().union(self.copies, *self.flights)
 
     @rule(count=st.integers(1, 3))
     def a_sequence_takes(self, count: int) -> None:
@@ -46,6 +47,23 @@ class Steps(RuleBasedStateMachine):
             pages = self.pool.take(count, settled=True)
             assert not self.written & set(pages), "a step in flight may still write there"
             self.owners.append(Owner(pages, computes=False))
+
+    @rule()
+    def a_fork_takes(self) -> None:
+        """The device copies a page of another sequence for it, after the steps in flight."""
+        leader = next((owner for owner in self.owners if owner.computes), None)
+        if leader is not None and self.pool.free:
+            self.owners.append(Owner(self.pool.take(1), computes=True))
+            self.copies |= {leader.pages[0], *self.owners[-1].pages}
+            self.pool.copied()
+
+    @rule()
+    def nothing_follows(self) -> None:
+        """As a loop does that has nothing to launch: it waits for the copies."""
+        if self.copies and not self.flights:
+            self.copies = set()
+            self.pool.launched()
+            self.pool.landed()
 
     @rule(data=st.data())
     def somebody_goes(self, data: st.DataObject) -> None:
@@ -67,7 +85,9 @@ class Steps(RuleBasedStateMachine):
     @rule()
     def launched(self) -> None:
         if len(self.flights) < 2:
-            self.flights.append({page for owner in self.owners if owner.computes for page in owner.pages})
+            mine = {page for owner in self.owners if owner.computes for page in owner.pages}
+            self.flights.append(mine | self.copies)
+            self.copies = set()
             self.pool.launched()
 
     @rule()
@@ -80,13 +100,13 @@ class Steps(RuleBasedStateMachine):
     def every_page_is_somewhere(self) -> None:
         held = [page for owner in self.owners for page in owner.pages]
         assert len(held) == len(set(held)) and len(held) + self.pool.free == PAGES
-        if not self.flights:
+        if not self.flights and not self.copies:
             assert self.pool.settled == self.pool.free, "nothing is in flight, and pages are kept back"
 
 
 def play() -> None:
     run_state_machine_as_test(
-        Steps, settings=settings(max_examples=60, stateful_step_count=25, derandomize=True, deadline=None)
+        Steps, settings=settings(max_examples=150, stateful_step_count=25, derandomize=True, deadline=None)
     )
 
 
@@ -112,6 +132,20 @@ def test_freeing_when_any_step_has_landed_is_noticed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(PagePool, "landed", landed)
     with pytest.raises(AssertionError, match="may still write there"):
         play()
+
+
+def test_what_is_copied_between_two_steps_is_free_for_copies_after_the_second_one() -> None:
+    pool = PagePool(4)
+    pool.launched()
+    pages = pool.take(2)
+    pool.copied()
+    pool.drop(pages)
+    pool.landed()
+    assert (pool.free, pool.settled) == (4, 2)
+    pool.launched()
+    assert (pool.free, pool.settled) == (4, 2)
+    pool.landed()
+    assert (pool.free, pool.settled) == (4, 4)
 
 
 def test_a_sequence_gets_what_is_in_limbo_first() -> None:

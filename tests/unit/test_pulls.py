@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from engine_rig import GEOMETRY, PAGE, POOL, Rig, handle, request
 
+from eyas.common.errors import EyasError
 from eyas.common.pool import PoolInfo, RankPool
-from eyas.common.types import FirstToken
+from eyas.common.types import FirstToken, KvKind
 from eyas.engine.ipc.messages import (
     Attach,
     Cancel,
@@ -39,7 +40,7 @@ from kv_transfer.backends.base import Site
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import StreamBackend
 from kv_transfer.copier import Copier
-from kv_transfer.route import Routes
+from kv_transfer.route import Peer, Routes
 
 STOPPED = Failure("cancelled", "the pull was given up")
 BROKEN = Failure("unavailable", "the peer is gone")
@@ -218,3 +219,10 @@ def test_several_pulls_of_one_owner_prove_their_way_apart() -> None:
     copies = list(itertools.chain(*(of(rig.prove(proof), CopyPages) for proof in proofs[1:])))
     assert [copy.pull for copy in copies] == pulls[1:]
     assert [len(copy.pages) for copy in copies] == [7, 7]
+
+
+def test_a_worker_without_the_way_that_it_may_take_says_so() -> None:
+    peer = Peer("w1", KvKind.TARGET, 0, INFO)
+    for transfer, says in (("grpc", "this worker has no way named grpc"), ("auto", "no way leads to")):
+        with pytest.raises(EyasError, match=says):
+            Routes({}, transfer).search(peer).next()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from staging_rig import SLOTS, ByHand, staged
@@ -13,6 +15,7 @@ from eyas.common.errors import Cancelled, TransferFailed
 from eyas.common.types import Shard
 from eyas.engine.kv.slots import Slots
 from eyas.engine.kv.staged_copier import Inlet, StagedCopier
+from eyas.engine.kv.staging import Staging
 from kv_transfer.area import Area
 from kv_transfer.backends.base import Backend, Copy, CopyResult, Source
 from kv_transfer.route import Route
@@ -48,7 +51,7 @@ class HandBackend(Backend):
     def cancel(self, job):
         self.cancelled.append(job)
 
-    def checksum(self, source, proof):
+    def checksum(self, proof):
         return self.area.checksum(proof.dst_pages[0])
 
     def close(self, deadline):
@@ -192,6 +195,26 @@ def test_a_cancelled_job_whose_windows_all_came_is_a_copy_like_any_other(landing
     landing.backend.finish()
     landing.backend.finish()
     assert landing.results(1)[0].ok and landing.slots.free == 6
+
+
+def test_it_is_not_closed_while_slots_are_copied_into_the_pool(
+    landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, gate, copy = threading.Event(), threading.Event(), Staging._copy
+
+    def gated(*args: Any) -> int:
+        begun.set()
+        assert gate.wait(10)
+        return copy(*args)
+
+    monkeypatch.setattr(Staging, "_copy", gated)
+    landing.submit(job(0, (50,), (3,)))
+    landing.backend.finish()
+    landing.copier.finished()
+    assert begun.wait(10)
+    assert not landing.copier.close(time.monotonic() + 0.05)
+    gate.set()
+    assert landing.copier.close(time.monotonic() + 10.0) and landing.numbers(3) == [50]
 
 
 def test_a_proof_ends_in_its_slot(landing: Landing) -> None:

@@ -18,6 +18,7 @@ from eyas.engine.loading.build import build_engine
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.travel import STAGED_BYTES, Travel, travel
 from kv_transfer import layout
+from kv_transfer.backends.table import BACKENDS, direct
 from tests.unit.loopback import QueueLink
 
 ALL = tuple(Role)
@@ -112,3 +113,13 @@ def test_a_worker_that_needs_others_lets_its_pages_travel(spec: EngineSpec, role
     config = dataclasses.replace(spec.config, transfer="none", roles=roles)
     with pytest.raises(ConfigError, match="--transfer none: only a worker with all roles"):
         build_engine(config, QueueLink(lambda event: None))
+
+
+@pytest.mark.parametrize("transfer", [name for name in BACKENDS if not direct(name)])
+def test_gpus_that_share_a_model_are_asked_for_no_way_through_host_memory(
+    spec: EngineSpec, transfer: str
+) -> None:
+    config = dataclasses.replace(spec.config, transfer=transfer, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=f"--transfer: {transfer} leads to one GPU") as refused:
+        build_engine(config, QueueLink(lambda event: None))
+    assert refused.value.param == "transfer" and "take auto, cuda_ipc or none" in refused.value.message

@@ -123,6 +123,10 @@ class DeviceRunner:
         """Between the steps launched before and those after."""
         self._executor.copy_page(source, target)
 
+    def wait(self) -> None:
+        """Until the device has done all that was launched."""
+        self._executor.wait()
+
     def close(self) -> bool:
         """After the last step. False: the device may hang."""
         return self._executor.close()

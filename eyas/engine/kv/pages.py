@@ -3,7 +3,8 @@
 It knows numbers only: neither what a page contains nor who its owners are. A page that is kept outlives its
 owners: without any it is idle, neither used nor free, until it is forgotten. A page that loses its last
 owner while a step is in flight, which may still write it, is in limbo until that has landed: free for the
-steps after it, which run after it, but not for a copy, which nothing orders after a step.
+steps after it, which run after it, but not for a copy, which nothing orders after a step. What the device
+copies from page to page between two steps is a part of the second one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class PagePool:
         self._limbo: deque[int] = deque()  # in the order in which they were freed
         self._until = [0] * num_pages  # how many steps must have landed before no step writes the page
         self._launched = self._landed = 0  # steps, ever
+        self.copying = False  # does the device copy pages, and no step follows yet?
         self._refs = [0] * num_pages
         self._kept = bytearray(num_pages)
         self.used = 0
@@ -40,9 +42,14 @@ class PagePool:
         """Free pages that no step in flight writes; all of them while none is in flight."""
         return len(self._settled)
 
+    def copied(self) -> None:
+        """The device copies a page that is owned to another one, after the steps in flight."""
+        self.copying = True
+
     def launched(self) -> None:
         """A step that may write any page that is owned now is in flight."""
         self._launched += 1
+        self.copying = False
 
     def landed(self) -> None:
         """The oldest step in flight writes no more."""
@@ -85,7 +92,7 @@ class PagePool:
             if self._refs[page]:
                 continue
             self.used -= 1
-            self._until[page] = self._launched
+            self._until[page] = self._launched + self.copying
             if self._kept[page]:
                 self.on_idle(page)
             else:

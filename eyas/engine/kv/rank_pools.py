@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,13 +30,16 @@ class FollowerPool:
     checksum: int
 
     @classmethod
-    def at(cls, giver: Path, geometry: Geometry, driver: Driver) -> FollowerPool:
-        """Raises ConfigError if the follower's memory cannot be mapped on its GPU, which is `driver`'s;
-        TransferFailed if the follower does not hand it over.
+    def at(cls, giver: Path, geometry: Geometry, gpu: Callable[[], Driver]) -> FollowerPool:
+        """`gpu` makes the driver of the follower's GPU.
+
+        Raises ConfigError if the follower's memory cannot be mapped there; TransferFailed if the follower
+        does not hand it over.
         """
         taken = take(str(giver), FOLLOWER_S)
         taken.giver.close()  # it lives as long as we do
         try:
+            driver = gpu()
             mapped = Allocation(driver, driver.map(taken.descriptor, taken.size))
             proof = driver.read(mapped.memory.address + geometry.pool_bytes, geometry.page_bytes)
         except DriverError as error:

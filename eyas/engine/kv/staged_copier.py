@@ -100,6 +100,10 @@ class StagedCopier(Copier):
         over, self._over = self._over, []
         return over
 
+    def close(self, deadline: float) -> bool:
+        """The staging's thread, too: it copies into the pool."""
+        return all([super().close(deadline), self._inlet.staging.stop(deadline)])
+
     def _begin(self) -> None:
         while self._queue:
             landing = self._queue[0]

@@ -72,9 +72,13 @@ class Staging:
         """Is there a copy that `poll` has not told of?"""
         return bool(self._running)
 
+    def stop(self, deadline: float) -> bool:
+        """Ends the thread; False if it still copies at `deadline` (monotonic seconds)."""
+        return self._thread.close(deadline)
+
     def close(self) -> None:
         """Ends the thread and removes the file; the memory goes with the last view of it."""
-        if self._thread.close(time.monotonic() + STOP_S):
+        if self.stop(time.monotonic() + STOP_S):
             if self._stream is not None:
                 unpin(self._host)
             self._host = self._device = torch.empty(0)

@@ -53,7 +53,7 @@ from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_runner import DraftRunner
 from eyas.engine.speculation.drafter import Drafter
 from eyas.engine.speculation.remote import RemoteDrafter
-from kv_transfer.backends.table import NONE
+from kv_transfer.backends.table import NONE, unfit
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import Owner
 
@@ -106,6 +106,8 @@ def _check_transfer(config: EngineConfig) -> None:
         raise ConfigError(
             "--transfer none: only a worker with all roles needs no other's pages", param="transfer"
         )
+    if reason := unfit(config.transfer, config.tensor_parallel_size):
+        raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
 @dataclass(frozen=True)

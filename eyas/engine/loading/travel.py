@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from eyas.engine.kv.staging import Staging
 from eyas.engine.loading.spec import EngineSpec
 from kv_transfer.area import Area
 from kv_transfer.backends.base import Backend, Site
-from kv_transfer.backends.table import NONE, backend, usable
+from kv_transfer.backends.table import NONE, backend, direct, usable
 from kv_transfer.board import Boards, LeaseBoard
 from kv_transfer.copier import Copier
 from kv_transfer.gpu.cuda import CudaDriver
@@ -134,14 +135,14 @@ def _of_ranks(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) ->
     """Pools of several GPUs, without staging: only a direct way leads there."""
     first, geometry = number_of(spec.config.device), spec.geometry(group)
     others = [
-        FollowerPool.at(spec.giver(group, rank), geometry, CudaDriver(first + rank))
+        FollowerPool.at(spec.giver(group, rank), geometry, partial(CudaDriver, first + rank))
         for rank in range(1, spec.config.tensor_parallel_size)
     ]
     pool.attached += others
     devices = (pool.device_area(), *(other.area for other in others))
     site = Site(Area(np.empty((1, 0), np.uint8)), spec.config.pool_dir, wire, devices)
     checksums = (pool.checksum, *(other.checksum for other in others))
-    return _Reach(wire, _backends(site), checksums)
+    return _Reach(wire, {name: backend(name)(site) for name in usable() if direct(name)}, checksums)
 
 
 def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _Reach:

@@ -65,6 +65,12 @@ class PlainRunner:
         for pool in self._pools:
             pool.copy_page(source, target)
 
+    def wait(self) -> None:
+        """Until copies of pages have been made; steps have been computed before."""
+        pages = self._pools[0].pages
+        if pages.is_cuda:
+            torch.cuda.current_stream(pages.device).synchronize()
+
     def close(self) -> bool:
         """True, and nothing else: it owns no thread and no memory."""
         return True

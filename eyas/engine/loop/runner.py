@@ -63,6 +63,10 @@ class Runner(Protocol):
         """In every pool, after the steps launched before and before those after."""
         ...
 
+    def wait(self) -> None:
+        """Until all that was launched has been done, copies of pages too."""
+        ...
+
     def close(self) -> bool:
         """After the last step. False: the device may hang, so nothing waits for it any more."""
         ...

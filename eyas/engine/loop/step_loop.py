@@ -48,6 +48,7 @@ class StepLoop:
         works = self.scheduler.schedule()
         self._forget_preempted()
         if not works and self._flight is None:
+            self._settle()
             return False
         launched = self._launch(works) if works else None
         self._clock.composed(began)
@@ -60,6 +61,13 @@ class StepLoop:
         preempted, self.scheduler.preempted = self.scheduler.preempted, []
         for seq in preempted:
             self.committer.drafting.stop(seq)
+
+    def _settle(self) -> None:
+        """Copies of pages that no step follows are waited for: others may wait for those pages."""
+        if self.scheduler.pool.copying:
+            self.runner.wait()
+            self.scheduler.pool.launched()
+            self.scheduler.pool.landed()
 
     def _launch(self, works: list[Work]) -> Flight:
         now = time.monotonic()

@@ -140,6 +140,7 @@ class Scheduler:
         follower.kv_len = rows
         follower.draft_len = min(leader.draft_len, rows - 1)
         self._occupy(follower)
+        self.pool.copied()
         return leader.pages[boundary], own[0]
 
     # --- pages ---------------------------------------------------------------------------------------
