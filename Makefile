@@ -19,7 +19,7 @@ serve: $(STAMP)
 	@exec $(BIN)/eyas serve
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 2
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m slow

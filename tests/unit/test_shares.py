@@ -29,6 +29,8 @@ def of_call(call: str, number: int, n: int = 1, *, most: int = 20, caller: str =
 
 def commit(rig: Rig, works: list[Work]) -> None:
     """A step's outputs, as far as sequences and pages go."""
+    rig.pool.launched()
+    rig.pool.landed()
     for work in works:
         seq = work.seq
         seq.kv_len = work.start + len(work.tokens)
