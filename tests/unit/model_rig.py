@@ -14,8 +14,7 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.decoder import Decoder
-from eyas.engine.models.eagle3 import Eagle3Draft, Eagle3Tap, spelling
-from eyas.engine.models.heads import read_head
+from eyas.engine.models.heads import head_family, read_head
 from eyas.engine.models.table import read_model
 
 
@@ -56,16 +55,17 @@ class Rig:
 
 
 class HeadRig:
-    """An EAGLE-3 head for a rig's target, with a pool of its own."""
+    """A draft head, of any kind, for a rig's target, with a pool of its own."""
 
     def __init__(self, folder: Path, target: Rig) -> None:
         self.config = read_head(folder, target.config)
         shape = pool_shape(self.config.decoder, 256, 16)
         self.pool = KvPool(shape)
         self.backend = TorchAttention.of(self.config.decoder, shape)
-        with FolderWeights(folder, spelling) as weights:
-            self.capture = Eagle3Tap(self.config, weights)
-            self.head = Eagle3Draft(self.config, weights, target.model.ends, self.backend)
+        kind = head_family(self.config.algorithm)
+        with FolderWeights(folder, kind.spelling) as weights:
+            self.capture = kind.load_tap(self.config, weights, target.model.final_norm)
+            self.head = kind.load_draft(self.config, weights, target.model.ends, self.backend)
 
     def forward(self, features: torch.Tensor, spans: Sequence[Span], tokens: Sequence[int]) -> torch.Tensor:
         batch = build_batch(spans, tokens, self.pool.page_size, self.backend)

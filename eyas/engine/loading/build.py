@@ -131,7 +131,7 @@ def _plain_core(loaded: EngineSpec) -> _Core:
     drafts_here = loaded.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(config.roles))
     draft_runner = _draft_runner(loaded, model.ends) if drafts_here else None
     pools = (pool,) if draft_runner is None else (pool, draft_runner.pool)
-    runner = PlainRunner(model, pools, backend, _tap(loaded) if loaded.head else None)
+    runner = PlainRunner(model, pools, backend, _tap(loaded, model) if loaded.head else None)
     drafter = _drafter(config, draft_runner, target.vocab_size)
     round_rows = loaded.round_rows if drafter else 1
     return _Core(
@@ -254,10 +254,10 @@ def _draft_runner(loaded: EngineSpec, ends: EmbeddingAndHead) -> DraftRunner:
     return DraftRunner(head, loaded.pool(KvKind.DRAFT), backend)
 
 
-def _tap(loaded: EngineSpec) -> FeatureTap:
+def _tap(loaded: EngineSpec, model: Decoder) -> FeatureTap:
     assert loaded.head is not None
     with loaded.weights(KvKind.DRAFT) as weights:
-        return head_family(loaded.head.algorithm).load_tap(loaded.head, weights)
+        return head_family(loaded.head.algorithm).load_tap(loaded.head, weights, model.final_norm)
 
 
 def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size: int) -> Drafter | None:

@@ -269,7 +269,7 @@ def _models(
         return model, None
     kind, here = device_head(loaded.head.algorithm), context(KvKind.DRAFT)
     with loaded.weights(KvKind.DRAFT) as weights:
-        tap = kind.load_tap(loaded.head, weights, here)
+        tap = kind.load_tap(loaded.head, weights, model.final_norm, here)
         return model, (tap, kind.load_draft(loaded.head, weights, model, here))
 
 

@@ -7,6 +7,7 @@ wherever drafts are made. One feature row per committed token passes between the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -17,6 +18,8 @@ from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 
 RowsT = TypeVar("RowsT", contravariant=True)
+FinalNorm = Callable[[torch.Tensor], torch.Tensor]
+"""The norm before a target's output head: residual rows [r, hidden] -> [r, hidden]."""
 
 
 class DecoderModel(Protocol[RowsT]):

@@ -104,9 +104,14 @@ class Decoder:
         return x[:count], tapped.view(count, -1)
 
     @torch.inference_mode()
+    def final_norm(self, residual: torch.Tensor) -> torch.Tensor:
+        """Residual rows [r, hidden] that left the last layer -> what the output head reads."""
+        return self._norm(residual)
+
+    @torch.inference_mode()
     def logits(self, residual: torch.Tensor, picked: torch.Tensor | None = None) -> torch.Tensor:
         """Rows as `forward` gave them, all or those `picked` (int64 [r]) -> float32 [r, vocab]."""
-        logits = self.ends.lm_head(self._norm(residual if picked is None else residual[picked])).float()
+        logits = self.ends.lm_head(self.final_norm(residual if picked is None else residual[picked])).float()
         return soft_cap(logits, self.config.logit_soft_cap) if self.config.logit_soft_cap else logits
 
 

@@ -26,7 +26,7 @@ from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.mlp import GatedMlp
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.models import llama
-from eyas.engine.models.base import Drafted
+from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.decoder import EmbeddingAndHead, rotaries, step_of
 from eyas.engine.models.keys import Raw
 
@@ -154,8 +154,8 @@ class Eagle3Draft:
         return self._lm_head(self._norm(rows)).float()
 
 
-def load_tap(config: DraftConfig, weights: Weights) -> Eagle3Tap:
-    """The half beside the target."""
+def load_tap(config: DraftConfig, weights: Weights, _: FinalNorm) -> Eagle3Tap:
+    """The half beside the target; it taps before any norm."""
     return Eagle3Tap(config, weights)
 
 

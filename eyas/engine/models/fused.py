@@ -68,6 +68,10 @@ class FusedDecoder:
         _keep(tapped, taps, len(self.layers), x)
         return x, tapped.view(rows.count, -1)
 
+    def final_norm(self, residual: torch.Tensor) -> torch.Tensor:
+        """Residual rows [m, hidden] that left the last layer -> what the output head reads."""
+        return row_kernels.norm(residual, self.config.norm_eps, self._gain, pdl=self._pdl)
+
     def logits(
         self,
         residual: torch.Tensor,
@@ -77,8 +81,7 @@ class FusedDecoder:
         """Rows as `forward` gave them, all or those `picked` (int32 [n]) -> float32 [n, vocab], in `out`."""
         if picked is not None:
             residual = row_kernels.gather_rows(residual, picked, pdl=self._pdl)
-        normed = row_kernels.norm(residual, self.config.norm_eps, self._gain, pdl=self._pdl)
-        logits = head_product(normed, self.lm_head, self._context, out)
+        logits = head_product(self.final_norm(residual), self.lm_head, self._context, out)
         if cap := self.config.logit_soft_cap:
             logits.div_(cap).tanh_().mul_(cap)
         return logits

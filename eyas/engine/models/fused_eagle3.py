@@ -12,7 +12,7 @@ from eyas.engine.kernels import skinny
 from eyas.engine.kernels.join import join
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.base import Drafted
+from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.eagle3 import token_map
 from eyas.engine.models.fused import FusedDecoder, head_product
 from eyas.engine.models.fused_layer import Forward, FusedLayer, LayerContext, NarrowRows
@@ -83,8 +83,8 @@ class FusedEagle3Draft:
         return head_product(normed, self._lm_head, self._context)
 
 
-def load_tap(config: DraftConfig, weights: Weights, context: LayerContext) -> FusedEagle3Tap:
-    """Takes the tap's tensors from `weights`."""
+def load_tap(config: DraftConfig, weights: Weights, _: FinalNorm, context: LayerContext) -> FusedEagle3Tap:
+    """Takes the tap's tensors from `weights`; it taps before any norm."""
     return FusedEagle3Tap(config, weights, context)
 
 

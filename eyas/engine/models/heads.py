@@ -16,7 +16,7 @@ from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.folder import read_config
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.models.base import DraftModel, FeatureTap
+from eyas.engine.models.base import DraftModel, FeatureTap, FinalNorm
 from eyas.engine.models.decoder import EmbeddingAndHead
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.fused_layer import LayerContext
@@ -45,8 +45,8 @@ class HeadFamily(Protocol):
     def spelling(self, name: str) -> str:
         """The name by which the head's classes ask for the tensor that is stored as `name`."""
 
-    def load_tap(self, config: DraftConfig, weights: Weights) -> FeatureTap:
-        """The half beside the target."""
+    def load_tap(self, config: DraftConfig, weights: Weights, final_norm: FinalNorm) -> FeatureTap:
+        """The half beside the target, whose `final_norm` some heads' features have passed."""
 
     def load_draft(
         self, config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
@@ -57,8 +57,10 @@ class HeadFamily(Protocol):
 class DeviceHead(Protocol):
     """What the module of a kind of head on a device holds."""
 
-    def load_tap(self, config: DraftConfig, weights: Weights, context: LayerContext) -> FeatureTap:
-        """The half beside the target."""
+    def load_tap(
+        self, config: DraftConfig, weights: Weights, final_norm: FinalNorm, context: LayerContext
+    ) -> FeatureTap:
+        """The half beside the target, whose `final_norm` some heads' features have passed."""
 
     def load_draft(
         self, config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
