@@ -12,14 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from eyas.train.eagle import EagleHead, head_config
-from eyas.train.model import Nano, NanoConfig
+from eyas.train.heads.eagle3 import Eagle3Head
+from eyas.train.model import LlamaShape, Nano
+from eyas.train.nano_head import head_of, head_shape
 from eyas.train.tokenizer import END_OF_TEXT_ID, IM_END_ID
 
 STOP = (IM_END_ID, END_OF_TEXT_ID)
 
 
-def _shape(config: NanoConfig) -> dict[str, object]:
+def _shape(config: LlamaShape) -> dict[str, object]:
     return {
         "hidden_size": config.hidden,
         "intermediate_size": config.intermediate,
@@ -60,23 +61,23 @@ def save_target(model: Nano, folder: Path) -> None:
     _save(model, "model.", folder)
 
 
-def save_head(head: EagleHead, folder: Path) -> None:
+def save_head(head: Eagle3Head, folder: Path) -> None:
     """Writes the draft head's config.json and its weights in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     architecture = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "tie_word_embeddings": False,
-        "draft_vocab_size": head.config.vocab,
+        "draft_vocab_size": head.shape.vocab,
     }
-    _write_json(folder / "config.json", {**architecture, **_shape(head.config)})
+    _write_json(folder / "config.json", {**architecture, **_shape(head.shape)})
     _save(head, "", folder)
 
 
-def read_config(folder: Path) -> NanoConfig:
+def read_config(folder: Path) -> LlamaShape:
     """The shape that config.json describes."""
     raw = json.loads((folder / "config.json").read_text())
-    return NanoConfig(
+    return LlamaShape(
         hidden=raw["hidden_size"],
         layers=raw["num_hidden_layers"],
         heads=raw["num_attention_heads"],
@@ -98,13 +99,13 @@ def load_target(folder: Path, device: str) -> Nano:
     return model.to(device)
 
 
-def load_head(folder: Path, target: Nano) -> EagleHead:
+def load_head(folder: Path, target: Nano) -> Eagle3Head:
     """The head of a target, with float32 weights on the target's device.
 
     Raises ValueError if it does not fit the target.
     """
-    head = EagleHead(target)
+    head = head_of(target)
     head.load_state_dict(load_file(str(folder / "model.safetensors")))
-    if read_config(folder) != head_config(target.config):
+    if read_config(folder) != head_shape(target.config):
         raise ValueError(f"the head in {folder} does not fit this target")
     return head.to(target.embed_tokens.weight.device)

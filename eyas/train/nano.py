@@ -21,10 +21,10 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from eyas.train.data import IDS, Packing, batches, make_prompts, make_shard, shards
-from eyas.train.eagle import UNROLL, EagleHead, train_head
 from eyas.train.export import STOP, load_target, save_head, save_target
 from eyas.train.generate import SamplingOptions, generate
-from eyas.train.model import Nano, NanoConfig
+from eyas.train.model import LlamaShape, Nano
+from eyas.train.nano_head import UNROLL, head_of, train_head
 from eyas.train.target import Recipe, train_target
 from eyas.train.tokenizer import (
     ANSWER_BIT,
@@ -46,7 +46,7 @@ class Scale:
 
     target: Recipe
     head: Recipe
-    model: NanoConfig = NanoConfig()
+    model: LlamaShape = LlamaShape()
     tokenizer_dialogues: int = 60_000
     regenerated: int = 48_000
     generation_batch: int = 4096
@@ -60,7 +60,7 @@ FULL = Scale(
 TINY = Scale(
     target=Recipe(steps=12, rows=4, length=128),
     head=Recipe(steps=6, rows=2, length=64 + UNROLL),
-    model=NanoConfig(hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96),
+    model=LlamaShape(hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96),
     tokenizer_dialogues=20_000,
     regenerated=16,
     generation_batch=8,
@@ -149,7 +149,7 @@ def make_head(run: Run) -> None:
     target = load_target(run.nano, run.device)
     own = regenerate(run, load_target(run.nano, run.device).to(torch.bfloat16), load_tokenizer(run.nano))
     logger.info("the target wrote %d answers, %d tokens in all", len(own), sum(map(len, own)))
-    head = EagleHead(target).to(run.device)
+    head = head_of(target).to(run.device)
     packing, count = run.shards_for(recipe, 1 / 3)
     with shards(make_shard, packing, range(count), run.processes) as stream:
         train_head(head, target, batches(_mixed(own, stream), recipe.rows, recipe.length), recipe)
