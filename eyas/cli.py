@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 import eyas
@@ -27,6 +26,7 @@ from eyas.configuration import (
 )
 from eyas.evals.flags import add_eval
 from eyas.planning.flags import add_plan
+from eyas.train.flags import add_train
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,7 +76,7 @@ def _parser() -> Parser:
     layout_flags.add_layout(demo)
     flags.add_engine(demo)
     add_bench(command("bench", None, "measure a server, an engine or its kernels"))
-    flags.add_train(command("train", _train, "train a model"))
+    add_train(command("train", None, "train a draft head, or the embedded model"))
     add_eval(command("eval", None, "score a running server, or compare two"))
     return parser
 
@@ -157,18 +157,6 @@ def _demo(args: argparse.Namespace) -> int:
     from eyas.worker.demo import demo
 
     return demo(own_config(args))
-
-
-def _train(args: argparse.Namespace) -> int:
-    import logging
-
-    import torch
-
-    from eyas.train.nano import train_nano
-
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    train_nano(Path(args.out), device="cuda" if torch.cuda.is_available() else "cpu", seed=args.seed)
-    return 0
 
 
 if __name__ == "__main__":

@@ -272,13 +272,6 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="(0)")
 
 
-def add_train(parser: argparse.ArgumentParser) -> None:
-    """The flags of `eyas train`."""
-    parser.add_argument("what", choices=["nano"])
-    parser.add_argument("--out", required=True, metavar="DIR")
-    parser.add_argument("--seed", type=int, default=0, help="(0)")
-
-
 def add_server(parser: argparse.ArgumentParser, url: str | None = DEFAULT_URL) -> None:
     """The flags that name a running server. `url` None: without one, the command starts its own cluster."""
     default = url or "a cluster of its own"

@@ -10,7 +10,6 @@ import argparse
 import logging
 import os
 import random
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,17 +167,17 @@ def train_nano(out: Path, *, scale: Scale = FULL, device: str = "cuda", seed: in
     make_head(run)
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m eyas.train.nano", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for nano/ and nano-eagle3/")
-    parser.add_argument("--tiny", action="store_true", help="a smoke test of every stage")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
-    train_nano(given.out, scale=TINY if given.tiny else FULL, device=given.device, seed=given.seed)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `eyas train nano`."""
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="DIR", help="folder for nano/ and nano-eagle3/")
+    add("--tiny", action="store_true", help="a smoke test of every stage")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(a GPU if there is one)")
+    add("--seed", type=int, default=0, metavar="N", help="(0)")
 
 
-if __name__ == "__main__":
-    main()
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    train_nano(args.out, scale=TINY if args.tiny else FULL, device=args.device, seed=args.seed)
+    return 0

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.model import LlamaShape, rope_table
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -57,11 +58,12 @@ class DraftHead(nn.Module, ABC):
     `token_map` int64 [outputs]: the target's id of each output; None: they are the same.
     """
 
-    token_map: Tensor | None = None
+    token_map: Tensor | None
 
-    def __init__(self, shape: LlamaShape) -> None:
+    def __init__(self, shape: LlamaShape, token_map: Tensor | None = None) -> None:
         super().__init__()
         self.shape = shape
+        self.register_buffer("token_map", token_map, persistent=False)
 
     @abstractmethod
     def enter(self, features: Tensor) -> Tensor:
@@ -78,6 +80,23 @@ class DraftHead(nn.Module, ABC):
     @abstractmethod
     def loss(self, state: Tensor, lesson: Lesson) -> Tensor:
         """What each pair's next state missed, [B * T]."""
+
+
+def shape_for(target: ModelConfig) -> LlamaShape:
+    """One layer with the sizes of the target's last one, and a plain rotary embedding of its base."""
+    layer = target.layers[-1]
+    return LlamaShape(
+        hidden=target.hidden_size,
+        layers=1,
+        heads=layer.attention.num_heads,
+        kv_heads=layer.attention.num_kv_heads,
+        head_dim=layer.attention.head_dim,
+        intermediate=layer.feed_forward.width,
+        vocab=target.vocab_size,
+        context=target.context_length,
+        rope_theta=layer.attention.rope.theta,
+        norm_eps=target.norm_eps,
+    )
 
 
 def soft_cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:

@@ -6,9 +6,11 @@ attention (EAGLE, arXiv 2401.15077, sections 4.1 and 4.2). EAGLE-2 changes the t
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads.base import (
     Attend,
     DraftHead,
@@ -18,12 +20,35 @@ from eyas.train.heads.base import (
     initialise,
     joined,
     rotation,
+    shape_for,
     soft_cross_entropy,
 )
 from eyas.train.model import GroupedAttention, LlamaShape, Mlp, Norm
 
 TOKENS_WEIGHT = 0.1
 """Of the distribution's part of the loss; the feature's part has 1."""
+
+UNROLL = 1
+
+NOISE = 0.2 * 512
+"""The width of the uniform noise on features in training, times the rows of a text: it teaches the head to
+live with features that it predicted itself (section 4.2).
+"""
+
+
+def taps(target: ModelConfig) -> tuple[int, ...]:
+    """None: the feature has passed the final norm."""
+    return ()
+
+
+def head_for(target: ModelConfig, ends: Ends, token_map: Tensor | None) -> EagleHead:
+    """A new head; its vocabulary is the target's."""
+    return EagleHead(shape_for(target), ends)
+
+
+def described(head: DraftHead) -> dict[str, object]:
+    """What config.json says beside the sizes."""
+    return {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama", "bias": False}
 
 
 class FirstLayer(nn.Module):
@@ -55,8 +80,10 @@ class EagleHead(DraftHead):
         self.output = SharedOutput(ends)
 
     def enter(self, features: Tensor) -> Tensor:
-        """They are what the head works on."""
-        return features
+        """They are what the head works on; in training, with noise."""
+        if not self.training:
+            return features
+        return features + (torch.rand_like(features) - 0.5) * (NOISE / features.shape[1])
 
     def forward(self, embeds: Tensor, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The predicted feature of the next position."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads.base import (
     Attend,
     DraftHead,
@@ -17,9 +19,33 @@ from eyas.train.heads.base import (
     initialise,
     joined,
     rotation,
+    shape_for,
     soft_cross_entropy,
 )
 from eyas.train.model import GroupedAttention, LlamaShape, Mlp, Norm
+
+UNROLL = 7
+
+
+def taps(target: ModelConfig) -> tuple[int, ...]:
+    """The layers whose inputs make the feature: low, middle, high. ConfigError if there are too few."""
+    layers = target.num_layers
+    if layers < 3:
+        raise ConfigError(f"--target: an EAGLE-3 head reads three of its layers, and it has {layers}")
+    return 2, layers // 2, layers - 3
+
+
+def head_for(target: ModelConfig, ends: Ends, token_map: Tensor | None) -> Eagle3Head:
+    """A new head, whose output head and norm begin as the target's."""
+    head = Eagle3Head(shape_for(target), len(taps(target)), token_map)
+    head.begin_as(ends)
+    return head
+
+
+def described(head: DraftHead) -> dict[str, object]:
+    """What config.json says beside the sizes."""
+    outputs = head.shape.vocab if head.token_map is None else len(head.token_map)
+    return {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "draft_vocab_size": outputs}
 
 
 class MidLayer(nn.Module):
@@ -50,7 +76,7 @@ class Eagle3Head(DraftHead):
 
     def __init__(self, shape: LlamaShape, streams: int, token_map: Tensor | None = None) -> None:
         """`streams`: of the target, joined to one feature. `token_map`: ascending ids; None: all ids."""
-        super().__init__(shape)
+        super().__init__(shape, token_map)
         self.fc = nn.Linear(streams * shape.hidden, shape.hidden, bias=False)
         self.midlayer = MidLayer(shape)
         self.norm = Norm(shape.hidden, shape.norm_eps)
@@ -61,11 +87,12 @@ class Eagle3Head(DraftHead):
             self.register_buffer("d2t", token_map - torch.arange(outputs))
             kept = torch.zeros(shape.vocab, dtype=torch.bool)
             self.register_buffer("t2d", kept.index_fill_(0, token_map, True))
-            self.register_buffer("token_map", token_map, persistent=False)
 
     def begin_as(self, ends: Ends) -> None:
         """Copies the target's output head, as far as the vocabulary goes, and its norm."""
-        rows = ends.lm_head if self.token_map is None else ends.lm_head[self.token_map]
+        rows = (
+            ends.lm_head if self.token_map is None else ends.lm_head[self.token_map.to(ends.lm_head.device)]
+        )
         with torch.no_grad():
             self.lm_head.weight.copy_(rows)
             self.norm.weight.copy_(ends.gain)

@@ -6,8 +6,13 @@ embedding at position 0 counts as zeros (MiMo technical report, arXiv 2505.07608
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch import Tensor, nn
 
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.config import ModelConfig, Norms, Rope
+from eyas.engine.layers.rotary import tables
 from eyas.train.heads.base import (
     Attend,
     DraftHead,
@@ -16,10 +21,45 @@ from eyas.train.heads.base import (
     SharedOutput,
     initialise,
     joined,
-    rotation,
+    shape_for,
     soft_cross_entropy,
 )
 from eyas.train.model import GroupedAttention, LlamaShape, Mlp, Norm
+
+UNROLL = 4
+
+
+def taps(target: ModelConfig) -> tuple[int, ...]:
+    """None: the feature has passed the final norm."""
+    return ()
+
+
+def head_for(target: ModelConfig, ends: Ends, token_map: Tensor | None) -> MtpHead:
+    """A new head, whose layer is of the kind of the target's last one.
+
+    Raises ConfigError, by name, for a layer that no equation here trains.
+    """
+    layer = target.layers[-1]
+    attention = layer.attention
+    plain = {
+        "norms on heads": not attention.head_norms,
+        "a bias of its attention's output": not attention.output_bias,
+        "a sliding window": not attention.window,
+        "capped scores": not attention.soft_cap,
+        "scores with a scale of their own": attention.scale == attention.head_dim**-0.5,
+        "norms after its halves": layer.norms == Norms(),
+        "an offset of its norms": not target.norm_offset,
+        f"the activation {layer.feed_forward.activation}": layer.feed_forward.activation == "silu",
+    }
+    if strange := [what for what, holds in plain.items() if not holds]:
+        raise ConfigError(f"--target: an MTP head is a layer of its target, and its last has {strange[0]}")
+    shape = dataclasses.replace(shape_for(target), qkv_bias=attention.qkv_bias)
+    return MtpHead(shape, ends, attention.rope)
+
+
+def described(head: DraftHead) -> dict[str, object]:
+    """What config.json says beside the sizes."""
+    return {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
 
 
 class MtpLayer(nn.Module):
@@ -57,9 +97,17 @@ class Stack(nn.Module):
 class MtpHead(DraftHead):
     """Its state is the hidden state after the final norm: the target's, then its own."""
 
-    def __init__(self, shape: LlamaShape, ends: Ends) -> None:
-        """`ends`: the target's, of which it uses the output head, and whose final norm it begins with."""
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, shape: LlamaShape, ends: Ends, rope: Rope) -> None:
+        """`ends`: the target's, of which it uses the output head, and whose final norm it begins with.
+
+        `rope`: the target's, as its layer serves with it.
+        """
         super().__init__(shape)
+        for name, table in zip(("cos", "sin"), tables(rope, shape.head_dim, shape.context), strict=True):
+            self.register_buffer(name, table.repeat(1, 2), persistent=False)
         self.model = Stack(MtpLayer(shape))
         initialise(self)
         self._layer.final_layernorm.weight.data.copy_(ends.gain)
@@ -78,7 +126,8 @@ class MtpHead(DraftHead):
     def forward(self, embeds: Tensor, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The next state of each pair."""
         embeds = embeds * (positions != 0)[..., None]
-        state = self._layer(embeds, state, rotation(self.shape, positions), attend)
+        rope = self.cos[positions][:, None], self.sin[positions][:, None]
+        state = self._layer(embeds, state, rope, attend)
         return state
 
     def logits(self, state: Tensor) -> Tensor:
