@@ -236,7 +236,9 @@ def served(engine: HeadRig, rig: Rig, features: Tensor, tokens: list[int], depth
 def test_what_is_trained_is_what_is_served(kind: str, teacher: Teacher, target: Path, tmp_path: Path) -> None:
     """A head's folder through the engine's own equations: the same logits along a chain of drafts."""
     token_map = torch.arange(1, 33) if kind == "eagle3" else None
-    head = new_head(kind, teacher, token_map).bfloat16().float()  # as it is stored
+    head = new_head(kind, teacher, token_map)
+    for parameter in head.parameters():
+        parameter.data = parameter.data.bfloat16().float()  # as it is stored
     save_trained(head, head_kind(kind).described(head), tmp_path)
     rig = Rig(target)
     engine = HeadRig(tmp_path, rig)
