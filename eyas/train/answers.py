@@ -1,7 +1,8 @@
 """The target's own answers to the questions of the data: tokens in a file that grows as they come.
 
 An engine of a process of its own writes them, so that its memory is free again when training begins. Answers
-that the file has already are kept. It knows files and processes; how an engine answers, `local_engine` knows.
+that the file has already are kept. It knows files and processes; how an engine answers is the business of
+`eyas.bench.answering`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 
 from rich.progress import Progress
 
+from eyas.bench.answering import Answer, Prompt, answer
 from eyas.bench.parts import Part, Tell, run_parts
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.params import SamplingParams
-from eyas.train.local_engine import Answer, Prompt, answer
 from kv_transfer.backends.table import NONE
 
 Tokens = list[int]

@@ -8,7 +8,7 @@ business. A line that cannot be used is a ConfigError that names the line and th
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,18 +37,26 @@ class Line:
     text: str | None = None
 
 
-def read_lines(path: Path) -> list[Line]:
-    """All lines but empty ones. Raises ConfigError for the first that is wrong, and for a file of none."""
+def read_lines(path: Path, flag: str = "data") -> list[Line]:
+    """All lines but empty ones, of the file that `flag` names.
+
+    Raises ConfigError for the first that is wrong, and for a file that has none.
+    """
     try:
         written = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--data: {path} cannot be read: {error}", param="data") from error
+        raise ConfigError(f"--{flag}: {path} cannot be read: {error}", param=flag) from error
     lines = [
         _line(text, f"{path} line {number}") for number, text in enumerate(written, start=1) if text.strip()
     ]
     if not lines:
-        raise ConfigError(f"--data: {path} has no lines", param="data")
+        raise ConfigError(f"--{flag}: {path} has no lines", param=flag)
     return lines
+
+
+def as_chats(chats: Sequence[Sequence[Mapping[str, str]]]) -> list[Line]:
+    """Chats that are in no file."""
+    return [Line(f"chat {i}", messages=tuple(map(dict, chat))) for i, chat in enumerate(chats)]
 
 
 class Speech:

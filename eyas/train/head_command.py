@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
+from eyas.bench.answering import Prompt
 from eyas.bench.files import append_line, check_writable
 from eyas.bench.plots.style import check_plot
 from eyas.common.config import SpeculationConfig
@@ -29,7 +30,6 @@ from eyas.train.conversations import Line, Speech, answered, read_lines
 from eyas.train.export import save_trained
 from eyas.train.head_run import DEPTH, HeadRun, Pace, Settings, Texts
 from eyas.train.heads.table import head_kind
-from eyas.train.local_engine import Prompt
 from eyas.train.packing import MOST_TEXTS, Example
 from eyas.train.plot import plot_training
 from eyas.train.served import served_acceptance

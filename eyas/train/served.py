@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from eyas.bench.answering import Answer, Prompt, answer
 from eyas.bench.parts import Line, Part, Tell, run_parts
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
 from eyas.train.acceptance import ByDepth
-from eyas.train.local_engine import Answer, Prompt, answer
 
 
 def served_acceptance(config: EngineConfig, prompts: Sequence[Prompt]) -> ByDepth:

@@ -338,7 +338,7 @@ def test_chains_are_counted_by_hand(teacher: Teacher) -> None:
     head.loss = lambda state, lesson: lesson.learnt.flatten().float()  # type: ignore[method-assign]
     counts = ByDepth()
     count_chains(head, course, teacher.logits(course.embeds).argmax(-1), 3, counts)
-    # Pairs 0 .. 5 predict tokens 2 .. 7; what follows id 5 is wrong, so pair 4 at once, pair 3 at depth 2, and
+    # Pairs 0 .. 5 predict tokens 2 .. 7; what follows id 5 is wrong: pair 4 at once, pair 3 at depth 2 and
     # pair 2 at depth 3.
     assert counts.offered == [6, 5, 4] and counts.accepted == [5, 3, 2]
     assert counts.shares == [5 / 6, 3 / 5, 2 / 4]

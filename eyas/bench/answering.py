@@ -43,8 +43,9 @@ class Prompt:
 class AnswerLink:
     """The engine's link to a list of prompts, `ahead` of which it has at a time; it ends with the last one.
 
-    `tell` is called with each answer when it is complete. Every prompt has a seed of its own, from that of
-    `params` on. A prompt that the engine refuses raises EyasError.
+    `tell` is called with each answer when it is complete, `saw` with the entries of each step while as many
+    prompts are open as may be. Every prompt has a seed of its own, from that of `params` on. A prompt that
+    the engine refuses raises EyasError.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class AnswerLink:
         params: SamplingParams,
         ahead: int,
         tell: Callable[[Answer], None],
+        saw: Callable[[Sequence[Entry]], None] = lambda entries: None,
     ) -> None:
         self._prompts = iter(prompts)
         self._params = params
         self._ahead = ahead
         self._tell = tell
+        self._saw = saw
         self._open: dict[str, Answer] = {}
 
     def recv(self, timeout_s: float) -> list[Command]:
@@ -74,6 +77,8 @@ class AnswerLink:
         """Gathers tokens; raises EyasError for what is not an answer."""
         for event in events:
             if isinstance(event, Step):
+                if len(self._open) == self._ahead:
+                    self._saw(event.entries)
                 for entry in event.entries:
                     self._add(entry)
             elif isinstance(event, Rejected | Failed):
