@@ -14,7 +14,7 @@ from typing import NoReturn
 import eyas
 from eyas import flags, layout_flags
 from eyas.bench.flags import add_bench
-from eyas.commands import INTERRUPTED, USAGE_ERROR, Parser
+from eyas.commands import INTERRUPTED, USAGE_ERROR, Command, Parser
 from eyas.common.errors import ConfigError, EyasError
 from eyas.configuration import (
     client_key,
@@ -70,7 +70,10 @@ def _parser() -> Parser:
     layout_flags.add_targets(gateway)
     flags.add_chat(command("chat", _chat, "talk to a running gateway"))
     doctor = "look at a running cluster through its gateway: 0 if all is well"
-    flags.add_server(command("doctor", _doctor, doctor))
+    examined = command("doctor", _doctor, doctor)
+    flags.add_server(examined)
+    examined.add_commands({"head": Command("look at a draft head, and at how it fits", "eyas.train.doctor")})
+    examined.set_defaults(run=_doctor)
     add_plan(command("plan", _plan, "how many workers a load needs, and whether splitting them pays"))
     demo = command("demo", _demo, "start split services, stream one answer, show figures, stop")
     layout_flags.add_layout(demo)

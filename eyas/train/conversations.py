@@ -67,6 +67,11 @@ class Speech:
         self._tokenizer = Tokenizer.load(folder)
         self._template = load_chat_template(folder)
 
+    @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._template is not None
+
     def question(self, line: Line) -> Ids:
         """What the target is to answer: the chat up to its last answer, or the prompt; (): there is none."""
         if line.prompt is not None:

@@ -28,7 +28,7 @@ from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.models import llama
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.decoder import EmbeddingAndHead, rotaries, step_of
-from eyas.engine.models.keys import Raw
+from eyas.engine.models.keys import Raw, check_fit
 
 NAME = "an EAGLE-3 head"
 OWN_HEAD = frozenset({"lm_head.weight", "d2t"})
@@ -58,9 +58,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         (not 0 < window < context, "its sliding_window is shorter than the context"),
         (all(0 <= i <= target.num_layers for i in captured), f"the target has no layers {captured}"),
     ]
-    for holds, complaint in rules:
-        if not holds:
-            raise ConfigError(f"draft head {folder}: {complaint}")
+    check_fit(folder, rules)
     layers = decoder.layers[:1]
     decoder = dataclasses.replace(decoder, layers=layers, context_length=context, load_format=load_format)
     outputs = int(outputs or target.vocab_size)

@@ -28,6 +28,20 @@ Raw = Mapping[str, Any]
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
+class Misfit(ConfigError):
+    """A draft head and a target do not go together; `complaints`: why not, a sentence each."""
+
+    def __init__(self, folder: Path, complaints: Sequence[str]) -> None:
+        super().__init__(f"draft head {folder}: {'; '.join(complaints)}")
+        self.complaints = tuple(complaints)
+
+
+def check_fit(folder: Path, rules: Sequence[tuple[bool, str]]) -> None:
+    """Raises one Misfit with the complaints of all (rule, complaint) that do not hold."""
+    if complaints := [complaint for holds, complaint in rules if not holds]:
+        raise Misfit(folder, complaints)
+
+
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
     """Around what reads a config.json: a key that is missing or unusable is a ConfigError."""
