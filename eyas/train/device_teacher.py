@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +20,8 @@ from eyas.engine.models.fused_layer import LayerContext
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.train.heads.base import Ends
-from eyas.train.teacher import PAGE, Room, Teacher, final_gain, spans_of
+from eyas.train.packing import Batch, upload
+from eyas.train.teacher import PAGE, Room, Teacher, final_gain, first_pages
 from kv_transfer.layout import pages_for
 
 
@@ -28,6 +32,7 @@ class DeviceTeacher(Teacher):
         device = placement.device
         shape = PoolShape(config.kv_format, room.pages, PAGE, placement.dtype, device)
         self._pool = KvPool(shape)
+        self._last = room.pages - 1
         self._pages = torch.zeros(room.texts, pages_for(room.length, PAGE), dtype=torch.int32, device=device)
         self._tile = tile_rows(config.num_heads, config.num_kv_heads)
         pdl = device != "cpu"
@@ -40,33 +45,32 @@ class DeviceTeacher(Teacher):
         super().__init__(config, Ends(self._model.embedding, self._model.lm_head, gain), placement)
 
     @torch.inference_mode()
-    def _run(self, pieces: list[list[int]], taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        residual, tapped = self._model.forward(self._rows(pieces), self._pool, taps)
+    def _run(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        residual, tapped = self._model.forward(self._rows(batch), self._pool, taps)
         return tapped, self._model.final_norm(residual)
 
-    def _rows(self, pieces: list[list[int]]) -> Rows:
-        """Every text a chunk of prompt rows, cut into the attention's tiles."""
-        positions: list[int] = []
-        kv_rows: list[int] = []
-        tiles: list[tuple[int, int, int, int]] = []
-        tables = torch.zeros(len(pieces), self._pages.shape[1], dtype=torch.int32)
-        first = 0
-        for slot, span in enumerate(spans_of(pieces)):
-            tables[slot, : len(span.pages)] = torch.tensor(span.pages, dtype=torch.int32)
-            positions += range(span.count)
-            start = span.pages[0] * PAGE
-            kv_rows += range(start, start + span.count)
-            for i in range(0, span.count, self._tile):
-                tiles.append((slot, first + i, i, min(self._tile, span.count - i)))
-            first += span.count
-        tiles.sort(key=lambda tile: -(tile[2] + tile[3]))  # the longest first: they bound the kernel
-        self._pages[: len(pieces)].copy_(tables)
+    def _rows(self, batch: Batch) -> Rows:
+        """Every text a chunk of prompt rows, cut into the attention's tiles; the host waits for nothing."""
+        lengths, pages = np.array(batch.lengths), np.array(first_pages(batch.lengths))
+        tables = pages[:, None] + np.arange(self._pages.shape[1])  # beyond a text's end: of the next ones
+        self._pages[: len(lengths)].copy_(self._int32(np.minimum(tables, self._last)))
+        positions = batch.positions.flatten()[batch.places].int()
         return Rows(
-            tokens=self._int32([token for piece in pieces for token in piece]),
-            positions=self._int32(positions),
-            kv_rows=self._int32(kv_rows),
-            tiles=self._int32(tiles),
+            tokens=batch.ids.flatten()[batch.places].int(),
+            positions=positions,
+            kv_rows=self._int32(np.repeat(pages * PAGE, lengths)) + positions,
+            tiles=self._int32(self._tiles(batch.lengths)),
         )
 
-    def _int32(self, values: object) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self._pages.device)
+    def _tiles(self, lengths: Sequence[int]) -> np.ndarray:
+        """(slot, first row of all, first row of the text, rows) of each: the longest one bounds the rest."""
+        found, first = [], 0
+        for slot, length in enumerate(lengths):
+            for i in range(0, length, self._tile):
+                found.append((slot, first + i, i, min(self._tile, length - i)))
+            first += length
+        found.sort(key=lambda tile: -(tile[2] + tile[3]))
+        return np.array(found)
+
+    def _int32(self, values: np.ndarray) -> Tensor:
+        return upload(torch.from_numpy(values.astype(np.int32)), self._pages.device)

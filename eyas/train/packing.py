@@ -32,33 +32,35 @@ class Example:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of L tokens. `ids`, `positions` int64 [B, L]; `segments` int64 [B, L]: which text of its row a
-    token is of, from 1 on (0: padding, after all texts); `answer` bool [B, L].
+    """Rows of L tokens, R of which are of texts.
+
+    `ids`, `positions` int64 [B, L]; `segments` int64 [B, L]: which text of its row a token is of, from 1 on
+    (0: padding, after all texts); `answer` bool [B, L]. `places` int64 [R]: where in [B * L] the tokens of
+    texts are, text after text. `lengths`: of the texts, always on the host.
     """
 
     ids: Tensor
     positions: Tensor
     segments: Tensor
     answer: Tensor
-
-    @property
-    def real(self) -> Tensor:
-        """Which tokens are of a text: bool [B, L]."""
-        return self.segments > 0
-
-    def pieces(self) -> list[list[int]]:
-        """The texts, in the order of their tokens."""
-        found = []
-        for ids, segments in zip(self.ids.tolist(), self.segments.tolist(), strict=True):
-            for number in range(1, max(segments) + 1):
-                first = segments.index(number)
-                found.append(ids[first : first + segments.count(number)])
-        return found
+    places: Tensor
+    lengths: tuple[int, ...]
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device."""
-        parts = (self.ids, self.positions, self.segments, self.answer)
-        return Batch(*(part.to(device, non_blocking=True) for part in parts))
+        """The same on a device, without waiting for what it is doing."""
+        return Batch(
+            ids=upload(self.ids, device),
+            positions=upload(self.positions, device),
+            segments=upload(self.segments, device),
+            answer=upload(self.answer, device),
+            places=upload(self.places, device),
+            lengths=self.lengths,
+        )
+
+
+def upload(part: Tensor, device: torch.device) -> Tensor:
+    """A host's tensor on a device: from pinned memory, so that the host does not wait."""
+    return part if device.type == "cpu" else part.pin_memory().to(device, non_blocking=True)
 
 
 def rows_of(examples: Sequence[Example], length: int) -> Iterator[list[Example]]:
@@ -85,7 +87,14 @@ def batch_of(rows: Sequence[list[Example]], length: int) -> Batch:
             ids[i, here], answer[i, here] = example.ids, example.answer
             positions[i, here], segments[i, here] = np.arange(len(example.ids)), number
             at += len(example.ids)
-    return Batch(*map(torch.from_numpy, (ids, positions, segments, answer)))
+    return Batch(
+        ids=torch.from_numpy(ids),
+        positions=torch.from_numpy(positions),
+        segments=torch.from_numpy(segments),
+        answer=torch.from_numpy(answer),
+        places=torch.from_numpy(np.flatnonzero(segments)),
+        lengths=tuple(len(example.ids) for row in rows for example in row),
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ knows models and pages; it knows no head and no loss.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,9 +71,8 @@ class Teacher(ABC):
     @torch.no_grad()
     def observe(self, batch: Batch, taps: tuple[int, ...]) -> Observed:
         """Runs all texts of a batch, which is on the teacher's device."""
-        real = batch.real
-        tapped, hidden = (self._placed(rows, real) for rows in self._run(batch.pieces(), taps))
-        return Observed(tapped, hidden)
+        tapped, hidden = self._run(batch, taps)
+        return Observed(_placed(tapped, batch), _placed(hidden, batch))
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -80,14 +81,8 @@ class Teacher(ABC):
         return soft_cap(scores, self.config.logit_soft_cap) if self.config.logit_soft_cap else scores
 
     @abstractmethod
-    def _run(self, pieces: list[list[int]], taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _run(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Tapped rows [R, taps * hidden], and rows after the final norm [R, hidden], text after text."""
-
-    @staticmethod
-    def _placed(rows: Tensor, real: Tensor) -> Tensor:
-        found = rows.new_zeros(*real.shape, rows.shape[1])
-        found[real] = rows
-        return found
 
 
 class PlainTeacher(Teacher):
@@ -104,21 +99,27 @@ class PlainTeacher(Teacher):
             ends = Ends(self._model.ends.embedding, lm_head, final_gain(config, weights))
         super().__init__(config, ends, placement)
 
-    def _run(self, pieces: list[list[int]], taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        tokens = [token for piece in pieces for token in piece]
-        batch = build_batch(spans_of(pieces), tokens, PAGE, self._backend)
-        residual, tapped = self._model.forward(batch, self._pool, taps)
+    def _run(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        pages = first_pages(batch.lengths)
+        spans = [
+            Span(range(first, first + pages_for(count, PAGE)), 0, count)
+            for first, count in zip(pages, batch.lengths, strict=True)
+        ]
+        tokens = batch.ids.flatten()[batch.places].tolist()
+        rows = build_batch(spans, tokens, PAGE, self._backend)
+        residual, tapped = self._model.forward(rows, self._pool, taps)
         return tapped, self._model.final_norm(residual)
 
 
-def spans_of(pieces: list[list[int]]) -> list[Span]:
-    """Each text on pages of its own."""
-    found, first = [], 0
-    for piece in pieces:
-        count = pages_for(len(piece), PAGE)
-        found.append(Span(range(first, first + count), 0, len(piece)))
-        first += count
-    return found
+def first_pages(lengths: Sequence[int]) -> list[int]:
+    """The first page of each text: each has pages of its own."""
+    return [0, *itertools.accumulate(pages_for(length, PAGE) for length in lengths)][:-1]
+
+
+def _placed(rows: Tensor, batch: Batch) -> Tensor:
+    """Rows of texts [R, width] where their tokens stand: [B, L, width]."""
+    found = rows.new_zeros(batch.ids.numel(), rows.shape[1])
+    return found.index_copy_(0, batch.places, rows).view(*batch.ids.shape, -1)
 
 
 def load_teacher(folder: Path, device: str, room: Room) -> Teacher:

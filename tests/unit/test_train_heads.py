@@ -362,7 +362,7 @@ def test_every_text_comes_once_before_any_comes_again() -> None:
     examples = [Example(np.full(n, n, np.int32), np.arange(n) > 1) for n in (3, 9, 4, 7, 5, 12, 6)]
     batches = Batches(examples, rows=2, length=10, seed=1)
     once = list(batches.once())
-    assert sorted(len(piece) for batch in once for piece in batch.pieces()) == [3, 4, 5, 6, 7, 9, 10]
+    assert sorted(length for batch in once for length in batch.lengths) == [3, 4, 5, 6, 7, 9, 10]
     for batch in once:
         for row in range(batch.ids.shape[0]):
             for number in batch.segments[row].unique().tolist():
@@ -393,8 +393,8 @@ def test_a_teacher_says_what_the_target_does(target: Path, teacher: Teacher) -> 
     assert isinstance(teacher, PlainTeacher)
     rig, batch = Rig(target), batch_of([texts(2, 8, length=9), texts(1, 9, length=30)], 40)
     seen = teacher.observe(batch, (1, 3))
-    for row, first, text in ((0, 0, 0), (0, 9, 1), (1, 0, 2)):
-        ids = batch.pieces()[text]
+    for row, first, count in ((0, 0, 9), (0, 9, 9), (1, 0, 30)):
+        ids = batch.ids[row, first : first + count].tolist()
         residual, tapped = rig.forward([Span(rig.table(len(ids)), 0, len(ids))], ids, (1, 3))
         here = slice(first, first + len(ids))
         assert torch.equal(seen.tapped[row, here], tapped)
