@@ -13,18 +13,20 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from rich.progress import track
 from tokenizers import Tokenizer
 
+from eyas.train.checkpoint import Checkpoint
 from eyas.train.data import IDS, Packing, batches, make_prompts, make_shard, shards
 from eyas.train.export import STOP, load_target, save_head, save_target
 from eyas.train.generate import SamplingOptions, generate
 from eyas.train.model import LlamaShape, Nano
 from eyas.train.nano_head import UNROLL, head_of, train_head
-from eyas.train.target import Recipe, train_target
+from eyas.train.target import Recipe, TargetRun
 from eyas.train.tokenizer import (
     ANSWER_BIT,
     load_tokenizer,
@@ -97,14 +99,22 @@ class Run:
         return packing, int(share * recipe.tokens / (packing.dialogues * TOKENS_PER_DIALOGUE)) + 1
 
 
-def make_target(run: Run) -> None:
-    """Trains and saves the target."""
+def make_target(run: Run) -> list[dict[str, Any]]:
+    """Trains and saves the target, from where a killed run left it; gives a line for each report.
+
+    What a killed run had read after its last checkpoint is not read again.
+    """
     recipe = run.scale.target
     model = Nano(run.scale.model).to(run.device)
     packing, count = run.shards_for(recipe)
-    with shards(make_shard, packing, range(count), run.processes) as stream:
-        train_target(model, batches(stream, recipe.rows, recipe.length), recipe)
+    checkpoint = Checkpoint(run.out / "target.pt", {"seed": run.seed, "steps": recipe.steps})
+    training = TargetRun(model, recipe, checkpoint)
+    numbers = range(count * training.step // recipe.steps, count)
+    with shards(make_shard, packing, numbers, run.processes) as stream:
+        training.train(batches(stream, recipe.rows, recipe.length))
     save_target(model, run.nano)
+    checkpoint.path.unlink(missing_ok=True)
+    return training.history
 
 
 def regenerate(run: Run, target: Nano, tokenizer: Tokenizer) -> list[np.ndarray]:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 import eyas
+from eyas.train.checkpoint import Checkpoint
 from eyas.train.export import STOP, load_head, load_target, read_config, save_head, save_target
 from eyas.train.generate import Acceptance, HeadRows, SamplingOptions, draft_chain, generate, speculate
 from eyas.train.heads.base import Lesson
 from eyas.train.model import LlamaShape, Nano
 from eyas.train.nano import TINY, train_nano
 from eyas.train.nano_head import UNROLL, head_of, train_head
-from eyas.train.target import Recipe, train_target
+from eyas.train.target import Recipe, TargetRun
 from eyas.train.tokenizer import ANSWER_BIT, load_tokenizer, render
 from eyas.train.unroll import Unrolled, unrolled_attention, unrolled_step
 
@@ -123,13 +124,33 @@ def test_both_trainings_lower_their_loss(small: Nano, caplog: pytest.LogCaptureF
     caplog.set_level("INFO")
     rows = (torch.arange(49) % 7 + 3).repeat(4, 1).int() | ANSWER_BIT
     for train in (
-        lambda recipe: train_target(small, iter([rows] * recipe.steps), recipe),
+        lambda recipe: TargetRun(small, recipe).train(iter([rows] * recipe.steps)),
         lambda recipe: train_head(head_of(small), small, iter([rows] * recipe.steps), recipe),
     ):
         caplog.clear()
         train(Recipe(steps=25, rows=4, length=48))
         losses = [float(record.getMessage().split("loss ")[1].split()[0]) for record in caplog.records]
         assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_target_goes_on_where_it_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, of the same batches."""
+    monkeypatch.setattr("eyas.train.target.SAVE_EVERY", 2)
+    recipe, checkpoint = Recipe(steps=3, rows=1, length=16), Checkpoint(tmp_path / "target.pt", {"steps": 3})
+    rows = [torch.randint(0, SMALL.vocab, (1, 17)).int() | ANSWER_BIT for _ in range(3)]
+
+    def run() -> TargetRun:
+        torch.manual_seed(0)
+        return TargetRun(Nano(SMALL), recipe, checkpoint)
+
+    whole = run()
+    whole.train(iter(rows))
+    again = run()
+    assert (whole.step, again.step) == (3, 2)
+    again.train(iter(rows[2:]))
+    states = [one.model.state_dict() for one in (whole, again)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert whole.history == again.history
 
 
 def test_a_tiny_run_makes_both_folders(tmp_path: Path) -> None:
