@@ -7,7 +7,6 @@ no kind's equations.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,14 +15,12 @@ from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
-from eyas.engine.checkpoint.folder import read_config
 from eyas.engine.checkpoint.inspection import Inspection
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kv.pool import PoolShape
-from eyas.engine.models import llama
 from eyas.engine.models.decoder import EmbeddingAndHead
-from eyas.engine.models.heads import head_family, read_head
-from eyas.engine.models.keys import Misfit, reading
+from eyas.engine.models.heads import head_family, read_head, target_alike
+from eyas.engine.models.keys import Misfit
 from eyas.engine.models.table import read_model
 from eyas.flags import positive
 from eyas.train.acceptance import ByDepth
@@ -59,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints a report; returns the exit code: 0 without problems, else 1."""
     target = None if args.target is None else read_model(args.target)
     try:
-        head = read_head(args.head, target or _fitting(args.head))
+        head = read_head(args.head, target or target_alike(args.head))
     except Misfit as misfit:
         return _end([f"it does not fit {args.target or 'any target'}: {text}" for text in misfit.complaints])
     except ConfigError as error:
@@ -122,14 +119,6 @@ def _feature(head: DraftConfig, target: ModelConfig) -> str:
     if head.capture_layers == (target.num_layers,):
         return "what leaves the target's last layer"
     return f"what enters the target's layers {', '.join(map(str, head.capture_layers))}"
-
-
-def _fitting(folder: Path) -> ModelConfig:
-    """A target of the head's own sizes, with as many layers as the largest models have."""
-    raw = read_config(folder)
-    with reading(folder):
-        alike = llama.describe({"num_hidden_layers": 1, **raw}, folder)
-    return dataclasses.replace(alike, layers=alike.layers[:1] * 128)
 
 
 # --- acceptance ------------------------------------------------------------------------------------------

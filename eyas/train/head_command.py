@@ -34,7 +34,8 @@ from eyas.train.packing import MOST_TEXTS, Example
 from eyas.train.plot import plot_training
 from eyas.train.served import served_acceptance
 from eyas.train.target import Recipe
-from eyas.train.teacher import Room, load_teacher
+from eyas.train.teacher import Room
+from eyas.train.teachers import load_teacher
 
 DRAFT_VOCAB = 32_000  # of an EAGLE-3 head, unless the target has fewer ids
 SHORTEST_ANSWER = 8  # tokens that a question must leave room for

@@ -11,11 +11,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from eyas.train.packing import Example
+from eyas.train.heads.base import DraftHead
+from eyas.train.heads.table import head_kind
+from eyas.train.packing import Batch, Example
+from eyas.train.teacher import Room, Teacher
+from eyas.train.unroll import Course
 from tests.unit.tiny import write_tiny_llama
 
 VOCAB = 48
+LENGTH = 64
+ROOM = Room(tokens=4 * LENGTH, texts=4 * LENGTH, length=LENGTH)
 SIZES = {"layers": 3, "hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "ffn": 48, "vocab": VOCAB}
 
 
@@ -52,3 +59,31 @@ def texts(count: int, seed: int, length: int = 20) -> list[Example]:
             ids.append(following[ids[-1]])
         found.append(Example(np.array(ids, np.int32), np.arange(length) >= 2))
     return found
+
+
+def new_head(kind: str, teacher: Teacher, token_map: Tensor | None = None) -> DraftHead:
+    """With gains and matrices that all matter."""
+    torch.manual_seed(3)
+    head = head_kind(kind).head_for(teacher.config, teacher.ends, token_map)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            else:
+                parameter.mul_(6.0)
+    return head.eval()
+
+
+def course_of(kind: str, teacher: Teacher, batch: Batch, token_map: Tensor | None = None) -> Course:
+    taps = head_kind(kind).taps(teacher.config)
+    seen = teacher.observe(batch, taps)
+    wanted = teacher.logits(seen.hidden)
+    return Course(
+        features=seen.tapped if taps else seen.hidden,
+        hidden=seen.hidden,
+        embeds=teacher.ends.embedding[batch.ids],
+        wanted=wanted if token_map is None else wanted[..., token_map],
+        learnt=batch.answer,
+        positions=batch.positions,
+        segments=batch.segments,
+    )

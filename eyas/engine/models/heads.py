@@ -5,6 +5,7 @@ Which kind a folder holds is seen by its tensors, never by what its config.json 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from pathlib import Path
 from typing import Protocol, cast
@@ -16,6 +17,7 @@ from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.folder import read_config
 from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.models import llama
 from eyas.engine.models.base import DraftModel, FeatureTap, FinalNorm
 from eyas.engine.models.decoder import EmbeddingAndHead
 from eyas.engine.models.fused import FusedDecoder
@@ -26,6 +28,8 @@ HEADS = {"eagle3": "fused_eagle3"}
 """The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they are asked; and the
 `DeviceHead` of each ("": it has none, and is refused by name where there is a device).
 """
+
+MOST_LAYERS = 128
 
 
 class HeadFamily(Protocol):
@@ -80,6 +84,17 @@ def read_head(folder: Path | str, target: ModelConfig, load_format: str = "auto"
             return config
     names = " nor ".join(family.NAME for family in kinds)
     raise ConfigError(f"draft head {folder}: it is not {names} (another kind: docs/adding-a-draft-head.md)")
+
+
+def target_alike(folder: Path) -> ModelConfig:
+    """A target of the sizes in a head's own config.json, with as many layers as the largest models have.
+
+    For who asks what a head is, and has no target. Raises ConfigError if config.json does not say.
+    """
+    raw = read_config(folder)
+    with reading(folder):
+        alike = llama.describe({"num_hidden_layers": 1, **raw}, folder)
+    return dataclasses.replace(alike, layers=alike.layers[:1] * MOST_LAYERS)
 
 
 def head_family(algorithm: str) -> HeadFamily:
