@@ -30,19 +30,21 @@ class DeviceTeacher(Teacher):
 
     def __init__(self, config: ModelConfig, placement: Placement, room: Room) -> None:
         device = placement.device
-        shape = PoolShape(config.kv_format, room.pages, PAGE, placement.dtype, device)
-        self._pool = KvPool(shape)
         self._last = room.pages - 1
         self._pages = torch.zeros(room.texts, pages_for(room.length, PAGE), dtype=torch.int32, device=device)
         self._tile = tile_rows(config.num_heads, config.num_kv_heads)
-        pdl = device != "cpu"
-        attention = PagedAttention(self._pages, config.num_heads, shape, Most(1, 1), pdl=pdl)
-        launch = skinny.Launch.on(device, pdl=pdl)
+        shape = PoolShape(config.kv_format, room.pages, PAGE, placement.dtype, device)
+        self._pool = KvPool(shape)
+        attention = PagedAttention(self._pages, config.num_heads, shape, Most(1, 1), pdl=False)
+        launch = skinny.Launch.on(device, pdl=False)  # other kernels than the engine's stand between
         context = LayerContext.on(device, config, ProcessGroup(RankInfo(), device), launch, attention)
         with FolderWeights(config.folder, config.spelling, placement) as weights:
             self._model = FusedDecoder(config, weights, context)
             gain = final_gain(config, weights)
         super().__init__(config, Ends(self._model.embedding, self._model.lm_head, gain), placement)
+
+    def close(self) -> None:
+        self._pool.close()
 
     @torch.inference_mode()
     def _run(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:

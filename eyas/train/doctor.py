@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eyas.bench.answering import Prompt
-from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
@@ -24,9 +23,8 @@ from eyas.engine.models.keys import Misfit
 from eyas.engine.models.table import read_model
 from eyas.flags import positive
 from eyas.train.acceptance import ByDepth
-from eyas.train.answers import engine_of
 from eyas.train.conversations import Line, Speech, as_chats, read_lines
-from eyas.train.served import served_acceptance
+from eyas.train.served import CHAIN, served_acceptance
 
 SAMPLES = (
     "What is the capital of France?",
@@ -36,7 +34,6 @@ SAMPLES = (
     "List the planets of the solar system.",
     "Tell me a short story about a lighthouse.",
 )
-CHAIN = SpeculationConfig(steps=5, draft_tokens=6)
 LEAST = 0.05  # of first drafts that must be right, or the head is hardly the target's
 SHOWN = 6  # unread tensors by name
 
@@ -127,8 +124,7 @@ def _feature(head: DraftConfig, target: ModelConfig) -> str:
 def _measured(args: argparse.Namespace, head: DraftConfig) -> list[str]:
     """Prints the acceptance of chains; a head that is hardly ever right is a problem."""
     prompts = _prompts(args)
-    config = engine_of(args.device, str(args.target), str(args.head), speculation=CHAIN)
-    counts = served_acceptance(config, prompts)
+    counts = served_acceptance(args.device, args.target, args.head, prompts)
     print(f"chains of {CHAIN.steps} on {len(prompts)} prompts: {_said(counts)}")
     if counts.shares and counts.shares[0] >= LEAST:
         return []

@@ -7,6 +7,7 @@ run goes on from. It knows the order of things and the flags; it knows no layer,
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import random
@@ -15,26 +16,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from eyas.bench.answering import Prompt
 from eyas.bench.files import append_line, check_writable
 from eyas.bench.plots.style import check_plot
-from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.models.table import read_model
 from eyas.flags import amount, positive, whole
-from eyas.train.answers import Asking, answers, engine_of
+from eyas.train.answers import Asking, answers
 from eyas.train.checkpoint import Checkpoint
 from eyas.train.conversations import Line, Speech, answered, read_lines
 from eyas.train.export import save_trained
-from eyas.train.head_run import DEPTH, HeadRun, Pace, Settings, Texts
+from eyas.train.head_run import HeadRun, Pace, Settings, Texts
 from eyas.train.heads.table import head_kind
 from eyas.train.packing import MOST_TEXTS, Example
 from eyas.train.plot import plot_training
 from eyas.train.served import served_acceptance
 from eyas.train.target import Recipe
-from eyas.train.teacher import Room
+from eyas.train.teacher import Room, Teacher
 from eyas.train.teachers import load_teacher
 
 DRAFT_VOCAB = 32_000  # of an EAGLE-3 head, unless the target has fewer ids
@@ -107,14 +108,11 @@ def run(args: argparse.Namespace) -> int:
     texts = Texts(*([examples[i] for i in some if i in examples] for some in (learnt, held)))
     if not texts.learnt:
         raise ConfigError(f"--data: {args.data} has no text to learn", param="data")
-    training = _training(args, texts, folder)
-    training.train(Pace(args.measure_every, args.save_every), lambda line: append_line(folder.log, line))
-    save_trained(training.head, head_kind(args.kind).described(training.head), folder.out)
-    told = training.progress.history[-1]
+    history = _trained(args, texts, folder)
     if args.plot:
-        plot_training(training.progress.history, args.plot, f"{args.kind} for {args.target.name}")
+        plot_training(history, args.plot, f"{args.kind} for {args.target.name}")
     console = Console()
-    console.print(f"{folder.out}: {_summary(told)}", soft_wrap=True)
+    console.print(f"{folder.out}: {_summary(history[-1])}", soft_wrap=True)
     prompts = [Prompt(i, q, args.max_answer) for i in held[:SERVED] if (q := speech.question(lines[i]))]
     if prompts:
         console.print(_served(args, prompts), soft_wrap=True)
@@ -174,12 +172,23 @@ def _examples(
 # --- training --------------------------------------------------------------------------------------------
 
 
-def _training(args: argparse.Namespace, texts: Texts, folder: Folder) -> HeadRun:
+def _trained(args: argparse.Namespace, texts: Texts, folder: Folder) -> list[dict[str, Any]]:
+    """Trains the head and writes its folder; its measurements. Nothing is left on the device."""
+    room = Room(args.batch_size * args.max_length, args.batch_size * MOST_TEXTS, args.max_length)
+    teacher = load_teacher(args.target, args.device, room)
+    try:
+        training = _run_of(args, teacher, texts, folder)
+        training.train(Pace(args.measure_every, args.save_every), lambda line: append_line(folder.log, line))
+        save_trained(training.head, head_kind(args.kind).described(training.head), folder.out)
+        return training.progress.history
+    finally:
+        teacher.close()
+
+
+def _run_of(args: argparse.Namespace, teacher: Teacher, texts: Texts, folder: Folder) -> HeadRun:
     """The run, at its start or where its checkpoint is."""
     unroll = args.unroll or head_kind(args.kind).UNROLL
     recipe = Recipe(args.steps, args.batch_size, args.max_length, rate=args.learning_rate)
-    room = Room(args.batch_size * args.max_length, args.batch_size * MOST_TEXTS, args.max_length)
-    teacher = load_teacher(args.target, args.device, room)
     vocab = vars(args).get("draft_vocab") or min(DRAFT_VOCAB, teacher.config.vocab_size)
     settings = Settings(args.kind, recipe, unroll, args.seed, vocab if args.kind == "eagle3" else None)
     shared = {
@@ -215,10 +224,11 @@ def _summary(line: Mapping[str, Any]) -> str:
 
 
 def _served(args: argparse.Namespace, prompts: Sequence[Prompt]) -> str:
-    """Measures chains through an engine."""
-    chain = SpeculationConfig(steps=DEPTH, draft_tokens=DEPTH + 1)
-    config = engine_of(args.device, str(args.target), str(args.out), speculation=chain)
-    counts = served_acceptance(config, prompts)
+    """Measures chains through an engine, with the memory that training had."""
+    if args.device != "cpu":
+        gc.collect()
+        torch.cuda.empty_cache()
+    counts = served_acceptance(args.device, args.target, args.out, prompts)
     return f"served, {len(prompts)} held-out questions: {_said(counts.length, counts.shares)}"
 
 

@@ -31,6 +31,9 @@ class PlainTeacher(Teacher):
             ends = Ends(self._model.ends.embedding, lm_head, final_gain(config, weights))
         super().__init__(config, ends, placement)
 
+    def close(self) -> None:
+        self._pool.close()
+
     def _run(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         pages = first_pages(batch.lengths)
         spans = [

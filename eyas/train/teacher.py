@@ -72,6 +72,10 @@ class Teacher(ABC):
         return soft_cap(scores, self.config.logit_soft_cap) if self.config.logit_soft_cap else scores
 
     @abstractmethod
+    def close(self) -> None:
+        """Gives its pages back."""
+
+    @abstractmethod
     def _run(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Tapped rows [R, taps * hidden], and rows after the final norm [R, hidden], text after text."""
 

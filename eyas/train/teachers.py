@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from eyas.common.errors import ConfigError
+from eyas.common.gpus import number_of
 from eyas.engine.checkpoint.weights import Placement
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
@@ -31,4 +32,5 @@ def load_teacher(folder: Path, device: str, room: Room) -> Teacher:
         raise ConfigError(f"--target: {folder} has no implementation for a GPU: {why}", param="target")
     from eyas.train.device_teacher import DeviceTeacher
 
+    torch.cuda.set_device(number_of(device))  # of this thread: kernels run on the current device
     return DeviceTeacher(config, placement, room)
