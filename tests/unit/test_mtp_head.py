@@ -46,9 +46,9 @@ class Form:
 
 
 class Equations:
-    """f: features, e: embeddings. z = J [norm(e) ; norm(f)], h = z + attn(norm(z)), g = norm(h + mlp(norm(h))).
+    """Features f, embeddings e: z = J [norm(e); norm(f)], h = z + attn(norm(z)), g = norm(h + mlp(norm(h))).
 
-    MiMo joins [norm(f) ; norm(e)], and its first e is 0.
+    MiMo joins [norm(f); norm(e)], and its first e is 0.
     """
 
     def __init__(self, head: Path, target: Path, form: Form) -> None:
