@@ -43,7 +43,7 @@ class EmbeddingAndHead:
 
 
 class DecoderLayer:
-    """Attention and feed-forward, each with its norms, as `spec` says; its tensors stand under `prefix`."""
+    """Attention, then the feed-forward, as `spec` says; their tensors are those below `prefix`."""
 
     def __init__(self, config: ModelConfig, spec: LayerSpec, weights: Weights, prefix: str) -> None:
         hidden, norms = config.hidden_size, spec.norms
