@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 
 from eyas.engine.batch.spans import Span
 from eyas.engine.models.table import read_model
+from tests.unit.loopback import Loopback
 from tests.unit.model_rig import Rig
+from tests.unit.test_engine_families import config_of, generated, prompts, served
 from tests.unit.test_model_families import CLOSE, attention, wanted, whole
 from tests.unit.tiny_mtp import MIMO, THETA, write_tiny_mimo
 
@@ -51,6 +53,18 @@ def test_logits_are_those_of_a_qwen2(folder: Path) -> None:
     for start, end in zip(cuts, cuts[1:], strict=False):
         parts.append(rig.logits([Span(table, start, end - start)], TOKENS[start:end]))
     assert (torch.cat(parts) - expected).abs().max() < CLOSE
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_it_is_served_with_its_own_head_and_without(folder: Path, load_format: str) -> None:
+    """Stored, it says what transformers generates."""
+    plain = config_of(folder.parent, model=str(folder), load_format=load_format)
+    expected = served(Loopback(plain))
+    if load_format == "auto":
+        model = as_qwen2(folder)
+        assert expected == [generated(model, prompt) for prompt in prompts()]
+    assert served(Loopback(dataclasses.replace(plain, draft=str(folder)))) == expected
 
 
 @pytest.mark.parametrize("change", ["biases", "theta"])
