@@ -30,7 +30,7 @@ class LeaseBoard:
         self._words = memoryview(create_file(path, 8 * PLACES)).cast("Q")
 
     def new_id(self) -> int:
-        """An id below 2**63 that nobody can guess, with a place of its own on the board."""
+        """An id below 2**63 that no peer can guess, with a place of its own on the board."""
         while True:
             lease = secrets.randbits(63)
             if lease and not self._words[lease % PLACES]:
@@ -49,7 +49,7 @@ class LeaseBoard:
         return HostFile.at(str(self._path)).export()
 
     def close(self) -> None:
-        """No puller finds it any more; those that have it open still do."""
+        """No puller finds it any more; a puller that has it open still reads it."""
         self._path.unlink(missing_ok=True)
 
 

@@ -1,7 +1,7 @@
 """`cuda_ipc`: the peer's pool is memory of GPUs of this host, which this process maps and reads.
 
 An owner's death does not disturb a copy: only the lease decides what its bytes are worth. Ranks may differ in
-number: each of ours takes its heads from those that have them.
+number: each of ours takes its heads from the peer's ranks that have them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kv_transfer.shares import Share, shares
 
 @dataclass(frozen=True)
 class _View:
-    """A peer's rank as one of ours sees it. `heads`: how many the peer has; `share`: those that come."""
+    """A peer's rank as one of ours sees it. `heads`: how many the peer has; `share`: the ones that come."""
 
     ours: DeviceArea
     peer: PeerMemory

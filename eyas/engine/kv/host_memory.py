@@ -2,7 +2,7 @@
 
 It is taken in pieces, page-locked where a pool is a GPU's, by a thread of its own: slots become usable one
 piece after the other while the engine serves. Pages leave and come back on a thread and a stream each, so
-that neither waits for the other and a step for none. What a slot holds is the business of those who ask.
+that neither waits for the other and a step for none. What a slot holds is the business of its callers.
 """
 
 from __future__ import annotations

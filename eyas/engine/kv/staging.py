@@ -1,7 +1,7 @@
 """Host memory beside a device's pool, in a file that other processes map: pages pass through it.
 
 Its thread copies between the two, on a stream of its own, and waits for the copies itself: the step loop
-never does. Whose pages they are, and which slots are free, is the business of those who ask.
+never does. Whose pages they are, and which slots are free, is the business of its callers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kv_transfer.area import Area, create_file
 from kv_transfer.backends.base import runs
 from kv_transfer.copy_thread import CopyThread, Then
 
-STOP_S = 5.0  # a copy that still runs at the end is waited for so long
+STOP_S = 5.0  # the end waits this long for a copy that still runs
 
 
 class Staging:
