@@ -91,8 +91,8 @@ class Pair:
 
 @contextlib.asynccontextmanager
 async def pair(config: EngineConfig, tmp_path: Path, targets: Targets = LOOSE) -> AsyncIterator[Pair]:
-    with contextlib.closing(free_ports()) as ports:
-        numbers = [next(ports), next(ports)]
+    ports = free_ports()
+    numbers = [next(ports), next(ports)]
     known = "static:" + ",".join(f"127.0.0.1:{port}" for port in numbers)
     engine = EngineConfig(**{**vars(config), "roles": tuple(Role), "pool_dir": str(tmp_path)})
     workers = [await RealWorker(engine, known, port).start() for port in numbers]

@@ -35,8 +35,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 @contextlib.asynccontextmanager
 async def gateway(*workers: RealWorker) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway that routes to `workers`."""
-    with contextlib.closing(free_ports()) as ports:
-        port = next(ports)
+    port = next(free_ports())
     cluster = Cluster(registry("static:" + ",".join(worker.address for worker in workers)))
     app = create_app(
         GatewayConfig(),
