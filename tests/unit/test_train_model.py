@@ -153,6 +153,7 @@ def test_a_target_goes_on_where_it_was_saved(tmp_path: Path, monkeypatch: pytest
     assert whole.history == again.history
 
 
+@pytest.mark.slow
 def test_a_tiny_run_makes_both_folders(tmp_path: Path) -> None:
     (tmp_path / "nano").mkdir()
     shutil.copy(ASSETS / "nano" / "tokenizer.json", tmp_path / "nano")

@@ -232,6 +232,7 @@ class DraftConfig:
 
     `capture_layers`: the residual stream *entering* these target layers makes the feature.
     `dummy_tensors`: of the tensors that only some heads have, those that a dummy head of these sizes needs.
+    `prefix`: the names of its tensors begin with it, in a folder that may hold the target's too.
     """
 
     folder: Path
@@ -240,6 +241,7 @@ class DraftConfig:
     draft_vocab_size: int
     capture_layers: tuple[int, ...]
     dummy_tensors: frozenset[str] = frozenset()
+    prefix: str = ""
 
     @property
     def kv_format(self) -> KvFormat:
@@ -254,6 +256,7 @@ class DraftConfig:
             "decoder": self.decoder.meaning,
             "outputs": self.draft_vocab_size,
             "taps": self.capture_layers,
+            "prefix": self.prefix,
         }
         files = [] if self.decoder.load_format == "dummy" else weight_files(self.folder)
         return fingerprint(meaning, files)
