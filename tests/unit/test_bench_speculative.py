@@ -135,7 +135,7 @@ def test_a_plot_shows_the_largest_gains(tmp_path: Path) -> None:
         (["--spec-steps", "3"], "--spec-steps: a grid has many: give --steps"),
         (["--num-prompts", "4"], "--num-prompts: 4 cannot fill a batch of 32"),
         (["--draft", "none"], "--draft: a draft head is needed"),
-        (["--prompts", "/nowhere"], "--data: /nowhere cannot be read"),
+        (["--prompts", "/nowhere"], "--prompts: /nowhere cannot be read"),
         (["--plot", "a.gif"], "--plot: a.gif does not end in .png or .svg"),
         (["--device", "cuda"], "--device: cuda is not available"),
     ],
