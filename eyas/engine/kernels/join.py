@@ -1,7 +1,7 @@
-"""The input of an EAGLE-3 head's layer: [normalised token embedding ; normalised feature].
+"""The input of a draft head: [token embedding ; feature], both normalised or both as they are.
 
-The gains of both norms are folded into the projection that follows. Source: EAGLE-3 (arXiv 2503.01840),
-section 3.1.
+The gains of both norms are folded into the projection that follows. Sources: EAGLE-3 (arXiv 2503.01840),
+section 3.1; EAGLE (arXiv 2401.15077), section 4.1, which has no norms.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from eyas.engine.kernels.skinny import empty_padded
 
 
 def join(
-    tokens: torch.Tensor, embedding: torch.Tensor, features: torch.Tensor, eps: float, pdl: bool
+    tokens: torch.Tensor, embedding: torch.Tensor, features: torch.Tensor, eps: float | None, pdl: bool
 ) -> torch.Tensor:
     """tokens int32 [m], embedding [vocab, hidden], features [m, hidden] -> [m, 2 * hidden].
 
-    `eps`: of both norms. `pdl`: use programmatic dependent launch.
+    `eps`: of both norms (None: there are none). `pdl`: use programmatic dependent launch.
     """
     rows, hidden = features.shape
     out = empty_padded(rows, 2 * hidden, like=features)
@@ -27,7 +27,8 @@ def join(
         embedding,
         features,
         out,
-        eps,
+        eps or 0.0,
+        NORMS=eps is not None,
         HIDDEN=hidden,
         BLOCK=triton.next_power_of_2(hidden),
         PDL=pdl,
@@ -44,6 +45,7 @@ def _join(
     features,
     out,
     eps,
+    NORMS: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -58,5 +60,6 @@ def _join(
     if half == 0:
         source = embedding + tl.load(tokens + row).to(tl.int64) * HIDDEN
     x = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x) / HIDDEN + eps)
-    tl.store(out + (row * 2 + half) * HIDDEN + column, (x * scale).to(out.dtype.element_ty), mask=inside)
+    if NORMS:
+        x *= tl.rsqrt(tl.sum(x * x) / HIDDEN + eps)
+    tl.store(out + (row * 2 + half) * HIDDEN + column, x.to(out.dtype.element_ty), mask=inside)
