@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from loopback import Loopback, split_configs
-from test_device_engine import DRAFTS, SIZES, answers, on_device, requests, rounds, tokens
+from test_device_engine import DRAFTS, PROMPT, SIZES, answers, on_device, rounds, tokens
 from test_engine import _assert_nothing_held, _plain, _requests, _run
 
 from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
 from tests.unit.tiny import write_tiny_eagle, write_tiny_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,8 +64,10 @@ def test_a_device_drafts_as_the_plain_engine_does(tmp_path: Path, drafts: Specul
     """Tokens, and where the rounds end."""
     small = {"num_pages": 32, "chunk_tokens": 16, "max_running": 4, "context_length": 128}
     plain = replace(config_of(tmp_path, **SIZES), speculation=drafts, **small)
-    expected, _ = answers(plain, requests()[:2])
-    found, _ = answers(on_device(plain), requests()[:2])
+    params = SamplingParams(temperature=0.9, top_p=0.9, seed=8, max_tokens=6, ignore_eos=True)
+    asked = [GenerationRequest("two chunks", PROMPT[:20], params)]
+    expected, _ = answers(plain, asked)
+    found, _ = answers(on_device(plain), asked)
     assert tokens(found) == tokens(expected)
     assert [rounds(result) for result in found] == [rounds(result) for result in expected]
     assert any(entry.accepted for result in found for entry in result.entries)
