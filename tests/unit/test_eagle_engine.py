@@ -1,11 +1,13 @@
-"""Whole engines that draft with an EAGLE-2 head: no token is another, however it is served."""
+"""Whole engines that draft with EAGLE-2 and unusual EAGLE-3 heads: no token is another, however served."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from loopback import Loopback, split_configs
 from test_device_engine import DRAFTS, PROMPT, SIZES, answers, on_device, rounds, tokens
 from test_engine import _assert_nothing_held, _plain, _requests, _run
@@ -13,7 +15,7 @@ from test_engine import _assert_nothing_held, _plain, _requests, _run
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from tests.unit.tiny import write_tiny_eagle, write_tiny_llama
+from tests.unit.tiny import edit, write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,16 +46,40 @@ def expected(base: EngineConfig) -> list[dict[int, list[int]]]:
     return _plain(base, ASKED)
 
 
+def patient(config: EngineConfig) -> Loopback:
+    """The split services, where no draft comes too late, however slow the machine."""
+    cluster = Loopback(*split_configs(config))
+    waits = SimpleNamespace(draft_wait_s=20.0, stepped=lambda landed, seconds: None)
+    cluster.by_role["decode"].engine._drafting.patience = waits
+    return cluster
+
+
 @pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("split", [False, True], ids=["unified", "split"])
 def test_a_head_changes_no_token(
     base: EngineConfig, expected: list[dict[int, list[int]]], spec: SpeculationConfig, split: bool
 ) -> None:
     config = replace(base, speculation=spec)
-    cluster = Loopback(*(split_configs(config) if split else (config,)))
+    cluster = patient(config) if split else Loopback(config)
     assert _run(cluster, ASKED, split=split) == expected
     entries = [entry for result in cluster.results.values() for entry in result.entries]
     assert any(entry.accepted for entry in entries), "nothing was ever accepted: drafting was not exercised"
+    _assert_nothing_held(cluster)
+    cluster.close()
+
+
+def test_features_of_another_width_cross_the_wire(
+    base: EngineConfig, expected: list[dict[int, list[int]]], tmp_path: Path
+) -> None:
+    """Of a head with ends of its own and EAGLE-3.1's recurrence, whose layers a flag names."""
+    narrow = write_tiny_llama(tmp_path / "narrow", hidden=48)
+    head = write_tiny_eagle3(tmp_path / "head", narrow, draft_vocab=100)
+    own = {"fc.weight": torch.randn(48, 192) / 14, "embed_tokens.weight": torch.randn(256, 48)}
+    edit(head, dict(own), norm_output=True, norm_before_residual=True)
+    config = replace(base, speculation=CHAIN, draft=str(head), draft_capture_layers=(1, 4, 8))
+    cluster = patient(config)
+    assert _run(cluster, ASKED, split=True) == expected
+    assert any(entry.accepted for result in cluster.results.values() for entry in result.entries)
     _assert_nothing_held(cluster)
     cluster.close()
 
