@@ -234,6 +234,7 @@ class DraftConfig:
     layers: leaving the last). `variants`: how its equations differ from its kind's usual ones, in the words
     of its kind's file. `target_hidden_size`: the width of the captured streams (None: the head's own).
     `dummy_tensors`: of the tensors that only some heads have, those that a dummy head of these sizes needs.
+    `prefix`: the names of its tensors begin with it, in a folder that may hold the target's too.
     """
 
     folder: Path
@@ -244,6 +245,7 @@ class DraftConfig:
     variants: frozenset[str] = frozenset()
     target_hidden_size: int | None = None
     dummy_tensors: frozenset[str] = frozenset()
+    prefix: str = ""
 
     @property
     def kv_format(self) -> KvFormat:
@@ -264,6 +266,7 @@ class DraftConfig:
             "outputs": self.draft_vocab_size,
             "taps": self.capture_layers,
             "variants": sorted(self.variants),
+            "prefix": self.prefix,
         }
         files = [] if self.decoder.load_format == "dummy" else weight_files(self.folder)
         return fingerprint(meaning, files)
