@@ -27,6 +27,7 @@ from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.decoder import DecoderLayer, EmbeddingAndHead, rotaries, step_of
+from eyas.engine.models.head_parts import LastHiddenTap
 from eyas.engine.models.keys import Raw
 
 NAME = "an MTP head"
@@ -119,18 +120,6 @@ def spelling(name: str) -> str:
     return name
 
 
-class MtpTap:
-    """Taps what leaves the last layer; the feature is what the target's output head reads of it."""
-
-    def __init__(self, config: DraftConfig, final_norm: FinalNorm) -> None:
-        self.layers = config.capture_layers
-        self._norm = final_norm
-
-    def features(self, tapped: torch.Tensor) -> torch.Tensor:
-        """tapped [R, hidden] -> features [R, hidden]."""
-        return self._norm(tapped)
-
-
 class MtpDraft:
     """f: features, e: embeddings. z = join [norm(e) ; norm(f)], g = norm(layer(z)): g is row and feature."""
 
@@ -181,9 +170,9 @@ class MtpDraft:
         return self._ends.lm_head(rows).float()
 
 
-def load_tap(config: DraftConfig, _: Weights, final_norm: FinalNorm) -> MtpTap:
+def load_tap(config: DraftConfig, _: Weights, final_norm: FinalNorm) -> LastHiddenTap:
     """The half beside the target, whose `final_norm` the feature has passed."""
-    return MtpTap(config, final_norm)
+    return LastHiddenTap(config, final_norm)
 
 
 def load_draft(
