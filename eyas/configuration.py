@@ -45,6 +45,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         args.device,
         model=args.model,
         draft=_draft_folder(args),
+        draft_capture_layers=args.draft_capture_layers,
         tensor_parallel_size=args.tensor_parallel_size,
         load_format=args.load_format,
         dtype=args.dtype,

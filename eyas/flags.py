@@ -161,6 +161,13 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
     spec = SpeculationConfig()
     add = parser.add_argument_group("speculation").add_argument
     add(
+        "--draft-capture-layers",
+        type=numbers,
+        default=EngineConfig.draft_capture_layers,
+        metavar="N,...",
+        help="the layers whose input an EAGLE-3 head is fed with, from 0 (those that its config.json means)",
+    )
+    add(
         "--spec-steps",
         "--speculative-num-steps",
         type=positive,

@@ -35,6 +35,7 @@ SAMPLES = (
     "Tell me a short story about a lighthouse.",
 )
 LEAST = 0.05  # of first drafts that must be right, or the head is hardly the target's
+CAPTURED = "eagle_aux_hidden_state_layer_ids"  # of config.json
 SHOWN = 6  # unread tensors by name
 
 
@@ -126,9 +127,23 @@ def _measured(args: argparse.Namespace, head: DraftConfig) -> list[str]:
     prompts = _prompts(args)
     counts = served_acceptance(args.device, args.target, args.head, prompts)
     print(f"chains of {CHAIN.steps} on {len(prompts)} prompts: {_said(counts)}")
+    for layers in _other_readings(head):
+        other = served_acceptance(args.device, args.target, args.head, prompts, layers)
+        print(f"with --draft-capture-layers {','.join(map(str, layers))}: {_said(other)}")
     if counts.shares and counts.shares[0] >= LEAST:
         return []
     return [f"fewer than {LEAST:.0%} of first drafts are right: was it trained for another target?"]
+
+
+def _other_readings(head: DraftConfig) -> list[tuple[int, ...]]:
+    """What the layers that config.json names would be if they were counted from another one.
+
+    Some name layers whose input is captured, some those whose output is, under the same name.
+    """
+    if CAPTURED not in (head.folder / "config.json").read_text():
+        return []
+    shifted = [tuple(layer + by for layer in head.capture_layers) for by in (-1, 1)]
+    return [layers for layers in shifted if min(layers) >= 0]
 
 
 def _prompts(args: argparse.Namespace) -> Sequence[Prompt]:

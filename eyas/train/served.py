@@ -21,10 +21,13 @@ AHEAD = 64  # rows that an engine reserves for rounds to come, at most
 CHAIN = SpeculationConfig(steps=5, draft_tokens=6)
 
 
-def served_acceptance(device: str, target: Path, head: Path, prompts: Sequence[Prompt]) -> ByDepth:
+def served_acceptance(
+    device: str, target: Path, head: Path, prompts: Sequence[Prompt], captured: tuple[int, ...] = ()
+) -> ByDepth:
     """Of chains of five, in a process of its own that needs little memory beside the weights.
 
-    Raises EyasError if the engine gives up.
+    `captured`: the target's layers that are fed to the head, instead of its own. Raises EyasError if the
+    engine gives up.
     """
     lines: list[Line] = []
     length = max(len(prompt.ids) + prompt.longest for prompt in prompts)
@@ -33,6 +36,7 @@ def served_acceptance(device: str, target: Path, head: Path, prompts: Sequence[P
         str(target),
         str(head),
         speculation=CHAIN,
+        draft_capture_layers=captured,
         context_length=length,
         max_running=len(prompts),
         num_pages=len(prompts) * pages_for(length + AHEAD, EngineConfig.page_size),

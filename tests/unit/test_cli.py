@@ -343,6 +343,7 @@ def test_synthetic_acceptance_is_resolved_for_every_step() -> None:
         ["--num-pages", "9", "--mem-fraction-static", "0.5", "--dtype", "float16", "--tp", "4"],
         ["--attention-backend", "torch"],
         ["--host-cache-gb", "2.5"],
+        ["--draft-capture-layers", "2,16,29"],
         ["--prefill-attention-backend", "flashinfer"],
         ["--spec-steps", "3", "--rejection-sample-method", "synthetic", "--synthetic-acceptance-length", "3"],
     ],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.families import write_family
-from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
 from tests.unit.tiny_mtp import write_tiny_mimo
 
 pytest.importorskip("triton")
@@ -123,6 +123,16 @@ def test_all_kernels_are_found_and_compile(tmp_path: Path, cache: Path, rounds: 
     found = _recorded(tmp_path, spec, compiled, drafted=rounds != "plain")
     assert set(found) == kernels
     assert len(list(cache.rglob("*.cubin"))) == sum(found[name] for name in compiled)
+
+
+def test_a_head_without_norms_has_its_kernels(tmp_path: Path, cache: Path) -> None:
+    """EAGLE-2's: what joins compiles."""
+    model = write_tiny_llama(tmp_path / "model", tied=False)
+    head = write_tiny_eagle(tmp_path / "head", model, layers=2)
+    spec, kernels = SPECULATION["chain"]
+    found = _told(RECORD.replace("SPEC", str(spec)), json.dumps([str(model), str(head), ["_join"], {}]))
+    assert set(found) == kernels
+    assert len(list(cache.rglob("_join.cubin"))) == found["_join"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -32,7 +32,7 @@ from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import Channel, RankCall, RankInfo, follow
 from tests.unit.families import write_family
 from tests.unit.loopback import Loopback, Result, wait_all
-from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
 from tests.unit.tiny_mtp import write_tiny_mimo
 
 pytestmark = pytest.mark.slow
@@ -127,9 +127,9 @@ def test_two_ranks_give_what_one_gives(tmp_path: Path, path: str, followers_inte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["shared_head", "own_head", "mtp"])
+@pytest.mark.parametrize("kind", ["shared_head", "own_head", "eagle_2", "mtp"])
 def test_two_ranks_draft_what_one_drafts(tmp_path: Path, kind: str, followers_interpret: None) -> None:
-    """With the target's lm_head, tied to its embedding, with one of the head's own, and by an MTP layer.
+    """With the target's lm_head, tied to its embedding, with one of the head's own; and other kinds of heads.
 
     Head and target see the same noise at a temperature, so even a random head is right now and then.
     """
@@ -138,8 +138,11 @@ def test_two_ranks_draft_what_one_drafts(tmp_path: Path, kind: str, followers_in
         write_tiny_mimo(model, layers=4)
     else:
         write_tiny_llama(model, layers=4)
-        own = 128 if kind == "own_head" else None
-        head = write_tiny_eagle3(tmp_path / "head", model, draft_vocab=own)
+        head = tmp_path / "head"
+        if kind == "eagle_2":
+            write_tiny_eagle(head, model)
+        else:
+            write_tiny_eagle3(head, model, draft_vocab=128 if kind == "own_head" else None)
     changes = {"model": str(model), "draft": str(head), "speculation": SpeculationConfig(2, 1, 3)}
     requests = [_request("drafted", 12, temperature=1.5, seed=0)]
     (ours,), (wanted,) = (_answers(replace(config, **changes), requests) for config in (SHARED, SMALL))

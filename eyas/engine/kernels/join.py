@@ -1,7 +1,7 @@
-"""What a draft head joins: [normalised token embedding ; normalised feature].
+"""What a draft head joins: [token embedding ; feature], both normalised or both as they are.
 
 The gains of both norms are folded into the projection that follows. Sources: EAGLE-3 (arXiv 2503.01840),
-section 3.1; DeepSeek-V3 (arXiv 2412.19437), section 2.2.
+section 3.1; DeepSeek-V3 (arXiv 2412.19437), section 2.2; without norms EAGLE (arXiv 2401.15077), section 4.1.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ def join(
     tokens: torch.Tensor,
     embedding: torch.Tensor,
     features: torch.Tensor,
-    eps: float,
+    eps: float | None,
     pdl: bool,
     positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """tokens int32 [m], embedding [vocab, hidden], features [m, hidden] -> [m, 2 * hidden].
 
-    `eps`: of both norms. `pdl`: use programmatic dependent launch. `positions` int32 [m]: of the rows, if the
-    embedding of the one at position 0 counts as zeros.
+    `eps`: of both norms (None: there are none). `pdl`: use programmatic dependent launch. `positions` int32
+    [m]: of the rows, if the embedding of the one at position 0 counts as zeros.
     """
     rows, hidden = features.shape
     out = empty_padded(rows, 2 * hidden, like=features)
@@ -34,7 +34,8 @@ def join(
         features,
         positions,
         out,
-        eps,
+        eps or 0.0,
+        NORMS=eps is not None,
         HIDDEN=hidden,
         BLOCK=triton.next_power_of_2(hidden),
         PDL=pdl,
@@ -52,6 +53,7 @@ def _join(
     positions,
     out,
     eps,
+    NORMS: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -69,5 +71,6 @@ def _join(
     if positions is not None:
         kept = inside & ((half == 1) | (tl.load(positions + row) > 0))
     x = tl.load(source + column, mask=kept, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x) / HIDDEN + eps)
-    tl.store(out + (row * 2 + half) * HIDDEN + column, (x * scale).to(out.dtype.element_ty), mask=inside)
+    if NORMS:
+        x *= tl.rsqrt(tl.sum(x * x) / HIDDEN + eps)
+    tl.store(out + (row * 2 + half) * HIDDEN + column, x.to(out.dtype.element_ty), mask=inside)

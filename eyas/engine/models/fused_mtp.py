@@ -15,7 +15,8 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.fused import FusedDecoder, head_product
 from eyas.engine.models.fused_layer import Forward, FusedLayer, LayerContext, NarrowRows, load_gain, source_of
-from eyas.engine.models.mtp import MtpTap, dialect_of
+from eyas.engine.models.head_parts import LastHiddenTap
+from eyas.engine.models.mtp import dialect_of
 from eyas.engine.parallel.shards import config_of_rank
 
 
@@ -77,9 +78,9 @@ class FusedMtpDraft:
         return self._layer.wide(normed, x, pool.layer(0), step).settled(self._eps, pdl)
 
 
-def load_tap(config: DraftConfig, _: Weights, final_norm: FinalNorm, __: LayerContext) -> MtpTap:
+def load_tap(config: DraftConfig, _: Weights, final_norm: FinalNorm, __: LayerContext) -> LastHiddenTap:
     """The half beside the target, whose `final_norm` the feature has passed."""
-    return MtpTap(config, final_norm)
+    return LastHiddenTap(config, final_norm)
 
 
 def load_draft(

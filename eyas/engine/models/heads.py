@@ -26,6 +26,7 @@ from eyas.engine.models.keys import Raw, reading
 
 HEADS = {
     "mtp": "fused_mtp",
+    "eagle": "fused_eagle",
     "eagle3": "fused_eagle3",
 }
 """The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they are asked; and the
@@ -75,8 +76,13 @@ class DeviceHead(Protocol):
         """The half that drafts. `target`: for a head without ends; `context`: of the head's own layers."""
 
 
-def read_head(folder: Path | str, target: ModelConfig, load_format: str = "auto") -> DraftConfig:
-    """The draft head that a folder holds. Raises ConfigError if it is none, or does not fit `target`."""
+def read_head(
+    folder: Path | str, target: ModelConfig, load_format: str = "auto", capture_layers: tuple[int, ...] = ()
+) -> DraftConfig:
+    """The draft head that a folder holds. Raises ConfigError if it is none, or does not fit `target`.
+
+    `capture_layers`: instead of those that its config.json names (--draft-capture-layers).
+    """
     folder = Path(folder)
     raw = read_config(folder)
     kinds = [head_family(name) for name in HEADS]
@@ -84,7 +90,7 @@ def read_head(folder: Path | str, target: ModelConfig, load_format: str = "auto"
         with reading(folder):
             config = family.describe_head(raw, folder, target, load_format)
         if config is not None:
-            return config
+            return _capturing(config, target, capture_layers)
     names = " nor ".join(family.NAME for family in kinds)
     raise ConfigError(f"draft head {folder}: it is not {names} (another kind: docs/adding-a-draft-head.md)")
 
@@ -98,6 +104,20 @@ def target_alike(folder: Path) -> ModelConfig:
     with reading(folder):
         alike = llama.describe({"num_hidden_layers": 1, **raw}, folder)
     return dataclasses.replace(alike, layers=alike.layers[:1] * MOST_LAYERS)
+
+
+def _capturing(config: DraftConfig, target: ModelConfig, asked: tuple[int, ...]) -> DraftConfig:
+    """The head with the captured layers that are `asked` for, or its own. ConfigError if there are none."""
+    flag, last = "draft-capture-layers", target.num_layers
+    if asked and config.capture_layers == (last,):
+        what = f"draft head {config.folder} is fed with what leaves the last layer, and with no other"
+        raise ConfigError(f"--{flag}: {what}", param=flag)
+    layers = asked or config.capture_layers
+    if not all(0 <= layer <= last for layer in layers):
+        named = ", ".join(map(str, layers))
+        text = f"draft head {config.folder} captures the layers {named}, and the target has 0 to {last}"
+        raise ConfigError(f"{text} (--{flag} names others)", param=flag)
+    return dataclasses.replace(config, capture_layers=layers)
 
 
 def head_family(algorithm: str) -> HeadFamily:

@@ -36,10 +36,23 @@ class Misfit(ConfigError):
         self.complaints = tuple(complaints)
 
 
-def check_fit(folder: Path, rules: Sequence[tuple[bool, str]]) -> None:
-    """Raises one Misfit with the complaints of all (rule, complaint) that do not hold."""
-    if complaints := [complaint for holds, complaint in rules if not holds]:
-        raise Misfit(folder, complaints)
+class Fit:
+    """What a draft head must have for its target: everything that it lacks is told at once."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: the head's."""
+        self._folder = folder
+        self._complaints: list[str] = []
+
+    def wants(self, holds: bool, complaint: str) -> None:
+        """Notes the complaint, unless it holds."""
+        if not holds:
+            self._complaints.append(complaint)
+
+    def settle(self) -> None:
+        """Raises Misfit with all complaints, if there are any."""
+        if self._complaints:
+            raise Misfit(self._folder, self._complaints)
 
 
 @contextlib.contextmanager

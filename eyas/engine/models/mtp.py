@@ -26,7 +26,8 @@ from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.decoder import DecoderLayer, EmbeddingAndHead, rotaries, step_of
-from eyas.engine.models.keys import Raw, check_fit
+from eyas.engine.models.head_parts import LastHiddenTap
+from eyas.engine.models.keys import Fit, Raw
 
 NAME = "an MTP head"
 
@@ -100,7 +101,10 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         ),
         (f"{prefix}.mlp.gate.weight" not in shapes, f"experts ({prefix}.mlp.gate) are not supported"),
     ]
-    check_fit(folder, rules)
+    fit = Fit(folder)
+    for holds, complaint in rules:
+        fit.wants(holds, complaint)
+    fit.settle()
     return DraftConfig(
         folder=folder,
         algorithm="mtp",
@@ -114,18 +118,6 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
 def spelling(name: str) -> str:
     """As it is stored: the target's layers may stand beside the head's."""
     return name
-
-
-class MtpTap:
-    """Taps what leaves the last layer; the feature is what the target's output head reads of it."""
-
-    def __init__(self, config: DraftConfig, final_norm: FinalNorm) -> None:
-        self.layers = config.capture_layers
-        self._norm = final_norm
-
-    def features(self, tapped: torch.Tensor) -> torch.Tensor:
-        """tapped [R, hidden] -> features [R, hidden]."""
-        return self._norm(tapped)
 
 
 class MtpDraft:
@@ -178,9 +170,9 @@ class MtpDraft:
         return self._ends.lm_head(rows).float()
 
 
-def load_tap(config: DraftConfig, _: Weights, final_norm: FinalNorm) -> MtpTap:
+def load_tap(config: DraftConfig, _: Weights, final_norm: FinalNorm) -> LastHiddenTap:
     """The half beside the target, whose `final_norm` the feature has passed."""
-    return MtpTap(config, final_norm)
+    return LastHiddenTap(config, final_norm)
 
 
 def load_draft(
