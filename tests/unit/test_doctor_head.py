@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -107,3 +109,16 @@ def test_a_head_of_another_target_is_suspected(tmp_path: Path, capsys: pytest.Ca
 def test_the_cluster_is_still_examined(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--url", "http://127.0.0.1:9"]) == 1
     assert "127.0.0.1:9" in capsys.readouterr().out
+
+
+def test_named_layers_are_read_in_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The embedded head, whose config.json names its layers as those whose output is captured."""
+    head = tmp_path / "head"
+    shutil.copytree(NANO_HEAD, head)
+    change(head, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 4]})
+    flags = ["--target", str(NANO), "--num-prompts", "3", "--max-answer", "32"]
+    assert cli.main(["doctor", "head", str(head), *flags]) == 0
+    said = capsys.readouterr().out
+    lengths = [float(found) for found in re.findall(r"acceptance length ([\d.]+)", said)]
+    assert "the target's layers 2, 4, 5" in said and "with --draft-capture-layers 1,3,4: " in said
+    assert len(lengths) == 3 and lengths[0] > max(lengths[1:])

@@ -13,10 +13,8 @@ import torch
 from eyas import cli
 from eyas.bench.parts import Part, Tell
 from eyas.common.config import NANO
-from eyas.engine.checkpoint.folder import tensor_shapes
-from eyas.engine.models.heads import HEADS, read_head
+from eyas.engine.models.heads import read_head
 from eyas.engine.models.table import read_model
-from eyas.train.heads.table import KINDS
 from tests.unit.tiny import write_tiny_llama
 
 VOCAB = 4096  # of the embedded model's tokenizer
@@ -61,7 +59,9 @@ def train(kind: str, target: Path, data: Path, out: Path, *more: str) -> int:
     return cli.main(["train", *words])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["eagle", *(pytest.param(k, marks=pytest.mark.slow) for k in ("eagle3", "mtp"))]
+)
 def test_a_head_is_trained_and_served(
     kind: str, target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,7 +79,6 @@ def test_a_head_is_trained_and_served(
     assert "1 questions are longer than 40 tokens and are left out" in said.err
     assert "held-out questions: acceptance length" in said.out
     assert "Acceptance by depth" in plot.read_text()
-    assert kind in HEADS and tensor_shapes(out)
 
 
 def test_a_run_goes_on(target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
