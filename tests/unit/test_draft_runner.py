@@ -123,7 +123,9 @@ def test_a_known_seed_is_in_every_draft(folders: tuple[Path, Path], offset: int)
     runner, request, paper = _prepared(folders, offset)
     paper.params = WARM
     warm = dataclasses.replace(request, params=WARM)
-    [chain], [tree] = (runner.propose([warm], spec) for spec in (SpeculationConfig(5), SpeculationConfig(4, 3, 14)))
+    [chain], [tree] = (
+        runner.propose([warm], spec) for spec in (SpeculationConfig(5), SpeculationConfig(4, 3, 14))
+    )
     assert list(chain.tokens) == paper.chain(5)
     assert _paths(tree) == paper.tree(SpeculationConfig(4, 3, 14))
     other = dataclasses.replace(request, params=SamplingParams(temperature=0.8, seed=24))

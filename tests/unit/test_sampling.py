@@ -256,7 +256,7 @@ def test_knowing_the_seed_is_worth_acceptance() -> None:
 
 
 def test_the_chances_of_a_draft_tree() -> None:
-    """softmax(logits + temperature * G), with the noise of the target's ids; near temperature 0 the softmax."""
+    """softmax(logits + temperature * G), with the noise of the target's ids; near temperature 0 no noise."""
     token_map = torch.tensor([5, 90, 17, 3000])
     logits = torch.randn(4, generator=torch.Generator().manual_seed(2))
     temperatures = (0.0, 1e-45, 0.5, 1.5)
