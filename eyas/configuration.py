@@ -47,6 +47,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         args.device,
         model=args.model,
         draft=None if draft == "none" else draft,
+        speculative_token_map=args.speculative_token_map,
         tensor_parallel_size=args.tensor_parallel_size,
         load_format=args.load_format,
         dtype=args.dtype,

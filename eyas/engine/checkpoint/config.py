@@ -232,6 +232,8 @@ class DraftConfig:
 
     `capture_layers`: the residual stream *entering* these target layers makes the feature.
     `dummy_tensors`: of the tensors that only some heads have, those that a dummy head of these sizes needs.
+    `draft_vocab_size`: rows of its output head, which is the target's unless `own_outputs`. `token_ids`: of
+    the target's head it takes the rows of these ids alone (empty: all).
     """
 
     folder: Path
@@ -240,6 +242,13 @@ class DraftConfig:
     draft_vocab_size: int
     capture_layers: tuple[int, ...]
     dummy_tensors: frozenset[str] = frozenset()
+    own_outputs: bool = False
+    token_ids: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """How many ids its logits are about."""
+        return len(self.token_ids) or self.draft_vocab_size
 
     @property
     def kv_format(self) -> KvFormat:
@@ -252,8 +261,9 @@ class DraftConfig:
         meaning = {
             "algorithm": self.algorithm,
             "decoder": self.decoder.meaning,
-            "outputs": self.draft_vocab_size,
+            "outputs": self.outputs,
             "taps": self.capture_layers,
+            "ids": self.token_ids,
         }
         files = [] if self.decoder.load_format == "dummy" else weight_files(self.folder)
         return fingerprint(meaning, files)

@@ -63,6 +63,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
             raise ConfigError(f"draft head {folder}: {complaint}")
     layers = decoder.layers[:1]
     decoder = dataclasses.replace(decoder, layers=layers, context_length=context, load_format=load_format)
+    stored = outputs is not None and load_format != "dummy"
     outputs = int(outputs or target.vocab_size)
     return DraftConfig(
         folder=folder,
@@ -71,6 +72,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         draft_vocab_size=outputs,
         capture_layers=captured,
         dummy_tensors=frozenset() if outputs == target.vocab_size else OWN_HEAD,
+        own_outputs=stored or outputs != target.vocab_size,
     )
 
 

@@ -14,7 +14,7 @@ from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.eagle3 import token_map
-from eyas.engine.models.fused import FusedDecoder, head_product
+from eyas.engine.models.fused import FusedEnds, head_product
 from eyas.engine.models.fused_layer import Forward, FusedLayer, LayerContext, NarrowRows
 from eyas.engine.parallel.shards import config_of_rank
 
@@ -47,17 +47,15 @@ class FusedEagle3Tap:
 class FusedEagle3Draft:
     """The `DraftModel`, wherever drafts are made."""
 
-    def __init__(
-        self, config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
-    ) -> None:
-        """A head without an embedding or an lm_head of its own uses the target's."""
+    def __init__(self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext) -> None:
+        """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
         decoder = config.decoder
         hidden = decoder.hidden_size
         self.kv_format: KvFormat = config_of_rank(decoder, context.group.ranks).kv_format
         self.token_map = token_map(config, weights)
         self._eps = decoder.norm_eps
         self._context = context
-        self._embedding, self._lm_head = target.embedding, target.lm_head
+        self._embedding, self._lm_head = ends.embedding, ends.lm_head
         if "embed_tokens.weight" in weights:
             self._embedding = weights.take("embed_tokens.weight", (decoder.vocab_size, hidden))
         if "lm_head.weight" in weights:
@@ -89,7 +87,7 @@ def load_tap(config: DraftConfig, weights: Weights, _: FinalNorm, context: Layer
 
 
 def load_draft(
-    config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
+    config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
 ) -> FusedEagle3Draft:
-    """Takes the head's tensors from `weights`; what it lacks of embedding and lm_head is the target's."""
-    return FusedEagle3Draft(config, weights, target, context)
+    """Takes the head's tensors from `weights`; what it lacks of embedding and lm_head is in `ends`."""
+    return FusedEagle3Draft(config, weights, ends, context)
