@@ -7,7 +7,6 @@ cannot work raises ConfigError, which names the flag.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -40,13 +39,12 @@ TARGETS = ("ttft_target", "tpot_target")  # of the auto layout
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The configuration from the engine's flags. Without --draft, only the embedded model has a head."""
+    """The configuration from the engine's flags."""
     _check_transfer(args.transfer, args.tensor_parallel_size)
-    draft = args.draft or (str(NANO_HEAD) if is_nano(args.model) else "none")
     return resolve_engine(
         args.device,
         model=args.model,
-        draft=None if draft == "none" else draft,
+        draft=_draft_folder(args),
         speculative_token_map=args.speculative_token_map,
         tensor_parallel_size=args.tensor_parallel_size,
         load_format=args.load_format,
@@ -69,6 +67,14 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         log_format=args.log_format,
         speculation=_speculation_config(args),
     )
+
+
+def _draft_folder(args: argparse.Namespace) -> str | None:
+    """The draft head's. Without --draft, only the embedded model has a head."""
+    if args.draft is None:
+        return str(NANO_HEAD) if is_nano(args.model) else None
+    folder: str | None = {"none": None, "mtp": args.model}.get(args.draft, args.draft)
+    return folder
 
 
 def _check_transfer(transfer: str, ranks: int) -> None:
@@ -246,12 +252,12 @@ def own_config(args: argparse.Namespace) -> ServeConfig:
     """The configuration of a cluster for one command, on free ports."""
     from eyas.worker.ports import free_ports
 
-    with contextlib.closing(free_ports()) as ports:
-        gateway = GatewayConfig(
-            port=next(ports),
-            grpc_port=next(ports),
-            model=args.model,
-            served_model=served_model(args.model),
-            drain_s=0.0,  # its only client is the command
-        )
+    ports = free_ports()
+    gateway = GatewayConfig(
+        port=next(ports),
+        grpc_port=next(ports),
+        model=args.model,
+        served_model=served_model(args.model),
+        drain_s=0.0,  # its only client is the command
+    )
     return serve_config(args, gateway)

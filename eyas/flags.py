@@ -46,7 +46,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     engine = EngineConfig()
     add = parser.add_argument_group("model and device").add_argument
     add("--model", default=engine.model, metavar="DIR", help="a Hugging Face folder (the embedded model)")
-    add("--draft", metavar="DIR|none", help="its draft head (the embedded head for the embedded model)")
+    add(
+        "--draft",
+        metavar="DIR|mtp|none",
+        help="its draft head; mtp: the one in its own folder (the embedded head for the embedded model)",
+    )
     add("--load-format", default=engine.load_format, choices=["auto", "dummy"], help="dummy: random weights")
     add("--device", default=engine.device, help=f"cpu or cuda ({engine.device})")
     add(

@@ -224,6 +224,11 @@ def test_only_the_embedded_model_has_the_embedded_head(tmp_path: Path) -> None:
     )
 
 
+def test_a_head_may_lie_in_its_models_folder(tmp_path: Path) -> None:
+    asked = parse("serve", "--model", str(tmp_path), "--draft", "mtp")
+    assert configuration.engine_config(asked).draft == str(tmp_path)
+
+
 def test_a_gpu_serves_unified_by_default() -> None:
     assert configuration.serve_config(parse("serve", "--device", "cuda"), GatewayConfig()).layout == "unified"
     asked = parse("serve", "--device", "cuda", "--layout", "split")

@@ -182,7 +182,7 @@ def test_fc_norm_scales_each_captured_state(tmp_path: Path) -> None:
     [
         ({"d2t": torch.full((100,), 200)}, "d2t .* maps outside"),
         ({"d2t": None}, "no d2t"),
-        ({"fc.weight": torch.zeros(64, 128)}, "not an EAGLE-3 head"),
+        ({"fc.weight": torch.zeros(64, 128)}, "an EAGLE-3 head"),
         ({"norm.weight": None}, "no tensor norm.weight"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit.families import write_family
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny_mtp import write_tiny_mimo
 
 pytest.importorskip("triton")
 
@@ -138,6 +139,15 @@ def test_the_sum_over_ranks_is_found_as_it_is_launched(tmp_path: Path, cache: Pa
 def test_float32_is_summed_by_no_kernel_of_ours(tmp_path: Path, cache: Path) -> None:
     model = write_tiny_llama(tmp_path / "model", tied=False, hidden=512)
     assert _told(SUMS, json.dumps([str(model), "float32"]))["found"] == []
+
+
+def test_an_mtp_heads_kernels_are_found_and_compile(tmp_path: Path, cache: Path) -> None:
+    """The join that looks at positions among them."""
+    spec, kernels = SPECULATION["chain"]
+    model = str(write_tiny_mimo(tmp_path / "model"))
+    found = _told(RECORD.replace("SPEC", str(spec)), json.dumps([model, model, ["_join"], {}]))
+    assert set(found) == kernels
+    assert len(list(cache.rglob("_join.cubin"))) == found["_join"]
 
 
 def test_a_batch_without_a_graph_has_its_kernels(tmp_path: Path, cache: Path) -> None:

@@ -25,6 +25,7 @@ from tests.unit.loopback import Loopback, wait_all
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.test_models_fused import Twin, write_head
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny_mtp import write_tiny_mimo
 
 VOCAB = 256
 IDS = tuple(torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))[:48].tolist())
@@ -78,9 +79,21 @@ def test_files_that_are_refused(tmp_path: Path, name: str, held: object, refusal
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target, and an EAGLE-3 head without outputs of its own."""
     folder = tmp_path_factory.mktemp("models")
     target = write_tiny_llama(folder / "target", tied=False)
     return target, write_tiny_eagle3(folder / "head", target)
+
+
+@pytest.fixture(scope="module", params=["eagle3", "mtp"])
+def sharing(
+    request: pytest.FixtureRequest, folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A target, and a head of each kind that drafts with the target's outputs."""
+    if request.param == "eagle3":
+        return folders
+    mimo = write_tiny_mimo(tmp_path_factory.mktemp("mimo") / "model")
+    return mimo, mimo
 
 
 class Forbidden:
@@ -99,9 +112,9 @@ class Forbidden:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_few_rows_draft_what_the_whole_head_drafts_of_these_ids(
-    folders: tuple[Path, Path], temperature: float
+    sharing: tuple[Path, Path], temperature: float
 ) -> None:
-    target, folder = folders
+    target, folder = sharing
     rig = HeadRig(folder, target_rig := Rig(target))
     narrow = narrowed(rig, target_rig, folder)
     assert narrow.token_map.tolist() == list(IDS)

@@ -232,6 +232,7 @@ class DraftConfig:
 
     `capture_layers`: the residual stream *entering* these target layers makes the feature.
     `dummy_tensors`: of the tensors that only some heads have, those that a dummy head of these sizes needs.
+    `prefix`: the names of its tensors begin with it, in a folder that may hold the target's too.
     `draft_vocab_size`: rows of its output head, which is the target's unless `own_outputs`. `token_ids`: of
     the target's head it takes the rows of these ids alone (empty: all).
     """
@@ -242,6 +243,7 @@ class DraftConfig:
     draft_vocab_size: int
     capture_layers: tuple[int, ...]
     dummy_tensors: frozenset[str] = frozenset()
+    prefix: str = ""
     own_outputs: bool = False
     token_ids: tuple[int, ...] = ()
 
@@ -263,6 +265,7 @@ class DraftConfig:
             "decoder": self.decoder.meaning,
             "outputs": self.outputs,
             "taps": self.capture_layers,
+            "prefix": self.prefix,
             "ids": self.token_ids,
         }
         files = [] if self.decoder.load_format == "dummy" else weight_files(self.folder)

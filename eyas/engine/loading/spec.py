@@ -85,7 +85,8 @@ class EngineSpec:
             yield DummyWeights(placement=self.placement, optional=head.dummy_tensors if head else frozenset())
             return
         spelling = head_family(head.algorithm).spelling if head else self.target.spelling
-        with FolderWeights(self.decoder(group).folder, spelling, self.placement) as weights:
+        folder, prefix = self.decoder(group).folder, head.prefix if head else ""
+        with FolderWeights(folder, spelling, self.placement, prefix) as weights:
             yield weights
 
     @property

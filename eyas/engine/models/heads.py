@@ -27,7 +27,10 @@ from eyas.engine.models.fused import FusedEnds
 from eyas.engine.models.fused_layer import LayerContext
 from eyas.engine.models.keys import Raw, reading
 
-HEADS = {"eagle3": "fused_eagle3"}
+HEADS = {
+    "mtp": "fused_mtp",
+    "eagle3": "fused_eagle3",
+}
 """The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they are asked; and the
 `DeviceHead` of each ("": it has none, and is refused by name where there is a device).
 """
