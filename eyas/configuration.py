@@ -46,6 +46,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         model=args.model,
         draft=_draft_folder(args),
         draft_capture_layers=args.draft_capture_layers,
+        speculative_token_map=args.speculative_token_map,
         tensor_parallel_size=args.tensor_parallel_size,
         load_format=args.load_format,
         dtype=args.dtype,

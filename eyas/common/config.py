@@ -60,6 +60,7 @@ class EngineConfig:
     model: str = str(NANO)
     draft: str | None = str(NANO_HEAD)  # the draft head's folder; None: no speculation
     draft_capture_layers: tuple[int, ...] = ()  # whose input the head's feature is made of; (): as it says
+    speculative_token_map: str | None = None  # a file of the ids that the head proposes; None: all
     roles: tuple[Role, ...] = (Role.PREFILL, Role.DECODE, Role.DRAFT)
     worker: str = "127.0.0.1:0"  # the address that handles carry
     device: str = "cpu"  # or "cuda"
@@ -124,6 +125,9 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
     chosen = {name: value for name, value in asked.items() if name not in left}
     config = dataclasses.replace(defaults, device=device, **chosen)
     _check_draft_tokens(config.speculation)
+    if config.speculative_token_map is not None and config.draft is None:
+        flag = "speculative-token-map"
+        raise ConfigError(f"--{flag}: needs a draft head (--draft DIR)", param=flag)
     _check_device(config)
     batches = tuple(sorted(set(config.cuda_graph_bs)))
     largest = min(config.cuda_graph_max_bs, config.max_running)

@@ -46,7 +46,7 @@ from eyas.engine.loop.plain_runner import PlainRunner
 from eyas.engine.loop.runner import Runner
 from eyas.engine.models.base import FeatureTap
 from eyas.engine.models.decoder import Decoder, EmbeddingAndHead
-from eyas.engine.models.heads import head_family
+from eyas.engine.models.heads import head_family, load_draft
 from eyas.engine.scheduling.scheduler import Limits, Scheduler
 from eyas.engine.speculation.colocated import ColocatedDrafter
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
@@ -250,7 +250,7 @@ def _draft_runner(loaded: EngineSpec, ends: EmbeddingAndHead) -> DraftRunner:
     assert loaded.head is not None
     backend = loaded.backend(KvKind.DRAFT)
     with loaded.weights(KvKind.DRAFT) as weights:
-        head = head_family(loaded.head.algorithm).load_draft(loaded.head, weights, ends, backend)
+        head = load_draft(loaded.head, weights, ends, backend)
     return DraftRunner(head, loaded.pool(KvKind.DRAFT), backend)
 
 

@@ -38,7 +38,7 @@ from eyas.engine.loading.startup import Phases, Start
 from eyas.engine.models.base import DraftModel, FeatureTap
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.fused_layer import LayerContext
-from eyas.engine.models.heads import device_head
+from eyas.engine.models.heads import device_head, load_device_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.sampling.scores import SLICE, SLICE_BYTES
@@ -270,7 +270,7 @@ def _models(
     kind, here = device_head(loaded.head.algorithm), context(KvKind.DRAFT)
     with loaded.weights(KvKind.DRAFT) as weights:
         tap = kind.load_tap(loaded.head, weights, model.final_norm, here)
-        return model, (tap, kind.load_draft(loaded.head, weights, model, here))
+        return model, (tap, load_device_draft(loaded.head, weights, model.ends, here))
 
 
 def _synthetic(loaded: EngineSpec) -> torch.Tensor | None:

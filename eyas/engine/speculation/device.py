@@ -14,7 +14,7 @@ import torch
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables
-from eyas.engine.kernels import paths, sample, trees
+from eyas.engine.kernels import couple, paths, sample, trees
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, DraftModel, FeatureTap
@@ -141,7 +141,9 @@ class DeviceDrafter:
         spec, k = self._spec, self._spec.topk
         growth = trees.new_growth(spec, batch.size, self._head.token_map, str(last.rows.device))
         for level in range(spec.steps):
-            best, ids = self._head.logits(last.rows).softmax(-1).topk(k)
+            logits = self._head.logits(last.rows)
+            couple.couple(batch, level, logits, self._head.token_map)
+            best, ids = logits.softmax(-1).topk(k)
             below = None
             if level + 1 < spec.steps:
                 rows = _round_rows(batch.slots, batch.size * k)

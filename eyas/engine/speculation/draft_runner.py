@@ -97,7 +97,10 @@ class DraftRunner:
         growing = [TreeExpansion(spec.topk, spec.draft_tokens) for _ in requests]
         last = _stacked(requests)  # rows of sequences (x k)
         for level in range(spec.steps):
-            probs, ids = draft_probabilities(self._head.logits(last.rows)).topk(spec.topk)
+            logits = self._head.logits(last.rows)
+            width = logits.shape[0] // len(requests)
+            rows = [_row(w, w.offset + w.base + 1 + level) for w in requests for _ in range(width)]
+            probs, ids = draft_probabilities(logits, rows, self._head.token_map).topk(spec.topk)
             tokens = self._targets(ids).view(len(requests), -1, spec.topk).tolist()
             scores = probs.view(len(requests), -1, spec.topk).tolist()
             for tree, t, s in zip(growing, tokens, scores, strict=True):
