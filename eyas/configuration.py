@@ -36,17 +36,21 @@ LAYOUTS_OF = {
     "decode_tp": ("split",),
     "workers": ("unified", "auto"),
 }
+WITHOUT_HEAD = ("none", "ngram")  # what --draft may name instead of a folder
 TARGETS = ("ttft_target", "tpot_target")  # of the auto layout
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The configuration from the engine's flags. Without --draft, only the embedded model has a head."""
+    """The configuration from the engine's flags. Without --draft, only the embedded model has a head.
+
+    Raises ConfigError for flags that do not go together.
+    """
     _check_transfer(args.transfer, args.tensor_parallel_size)
     draft = args.draft or (str(NANO_HEAD) if is_nano(args.model) else "none")
     return resolve_engine(
         args.device,
         model=args.model,
-        draft=None if draft == "none" else draft,
+        draft=None if draft in WITHOUT_HEAD else draft,
         tensor_parallel_size=args.tensor_parallel_size,
         load_format=args.load_format,
         dtype=args.dtype,
@@ -66,7 +70,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         host_cache_gb=args.host_cache_gb,
         transfer=args.transfer,
         log_format=args.log_format,
-        speculation=_speculation_config(args),
+        speculation=_speculation_config(args, draft),
     )
 
 
@@ -75,7 +79,10 @@ def _check_transfer(transfer: str, ranks: int) -> None:
         raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
-def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
+def _speculation_config(args: argparse.Namespace, draft: str) -> SpeculationConfig:
+    if args.spec_ngram and draft == "none":
+        flag = "spec-ngram"
+        raise ConfigError(f"--{flag}: there is no draft head; take --draft ngram", param=flag)
     rates, length = args.synthetic_acceptance_rates, args.synthetic_acceptance_length
     if args.rejection_sample_method == "synthetic":
         from eyas.engine.speculation.synthetic import resolve
@@ -89,6 +96,7 @@ def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
         topk=args.spec_topk,
         draft_tokens=args.spec_draft_tokens or args.spec_steps + 1,
         synthetic_rates=tuple(rates),
+        ngram=args.spec_ngram or draft == "ngram",
     )
 
 

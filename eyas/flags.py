@@ -46,7 +46,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     engine = EngineConfig()
     add = parser.add_argument_group("model and device").add_argument
     add("--model", default=engine.model, metavar="DIR", help="a Hugging Face folder (the embedded model)")
-    add("--draft", metavar="DIR|none", help="its draft head (the embedded head for the embedded model)")
+    text = "its draft head; ngram: drafts are looked up in the text alone (the embedded model's head)"
+    add("--draft", metavar="DIR|ngram|none", help=text)
     add("--load-format", default=engine.load_format, choices=["auto", "dummy"], help="dummy: random weights")
     add("--device", default=engine.device, help=f"cpu or cuda ({engine.device})")
     add(
@@ -178,6 +179,11 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         help="nodes verified, with the root (steps + 1)",
+    )
+    add(
+        "--spec-ngram",
+        action="store_true",
+        help="beside a draft head: drafts are also looked up in prompt and answer",
     )
     add(
         "--rejection-sample-method",
