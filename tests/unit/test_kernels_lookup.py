@@ -12,42 +12,20 @@ import torch
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest
-from eyas.engine.batch.sequence import Generation, Kind, Sequence
+from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels import lookup as kernels
 from eyas.engine.speculation.device_lookup import DeviceLookup, words_predicted
-from eyas.engine.speculation.drafter import Commit, Draft, Drafter
+from eyas.engine.speculation.drafter import Draft
 from eyas.engine.speculation.lookup_drafter import LookupDrafter
+from tests.unit.lookup_rig import ScriptedHead, sequence
+from tests.unit.lookup_rig import sequences as some
 from tests.unit.rounds_rig import DEVICE, put_tree, random_tree, visible
 
 CONTEXT = 96
 SLOTS = 12  # and one for padding
 PAGE = 4
-
-
-class ScriptedHead(Drafter):
-    """Proposes what the test says."""
-
-    local_kv = True
-
-    def __init__(self) -> None:
-        self.drafts: list[Draft] = []
-
-    def open(self, seq, base, handle) -> bool:
-        return True
-
-    def post(self, commits: list[Commit]) -> None: ...
-
-    def take(self) -> list[Draft]:
-        drafts, self.drafts = self.drafts, []
-        return drafts
-
-    def owed(self) -> bool:
-        return False
-
-    def close(self, seq) -> None: ...
 
 
 @dataclass
@@ -111,22 +89,6 @@ class World:
                 assert int(tables.depth[slot, node + 1]) == tree.depth(node)
 
 
-def texts(seed: int, alphabet: int, count: int = SLOTS) -> list[Sequence]:
-    """Sequences that have begun, some with predictions, which are sometimes nearly right."""
-    rng, found = random.Random(seed), []
-    for slot in range(count):
-        prompt = tuple(rng.randrange(alphabet) for _ in range(rng.randrange(1, 24)))
-        output = [rng.randrange(alphabet) for _ in range(rng.choice([0, 1, 2, rng.randrange(30)]))]
-        predicted = tuple(rng.randrange(alphabet) for _ in range(rng.choice([0, 1, rng.randrange(60)])))
-        if rng.random() < 0.5:
-            at = rng.randrange(len(output) + 1)
-            predicted = (*output[:at], *predicted[: rng.randrange(3)], *output[at:], *predicted)
-        request = GenerationRequest(str(slot), prompt, SamplingParams(), predicted=predicted)
-        generation = Generation(request, 1, Kind.LOCAL, 0.0, 0.0)
-        found.append(Sequence(slot, generation, 0, prompt, output, slot=slot))
-    return found
-
-
 # --- alone ----------------------------------------------------------------------------------------------
 
 
@@ -135,7 +97,7 @@ def compared(alphabets: SequenceOf[int], seeds: range, *, history: bool = True) 
     spec, proposed = SpeculationConfig(5, 1, 6, ngram=history), 0
     for seed in seeds:
         for alphabet in alphabets:
-            world, sequences = World.of(spec, headed=False), texts(seed * 100 + alphabet, alphabet)
+            world, sequences = World.of(spec, headed=False), some(seed * 100 + alphabet, alphabet, SLOTS)
             world.occupy(sequences)
             expected = world.round(sequences, {})
             world.check(sequences, expected)
@@ -164,26 +126,17 @@ def test_a_text_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_prediction_is_kept_as_far_as_there_is_room() -> None:
     """The rest of one that is longer proposes nothing, and nothing else is written."""
     world = World.of(SpeculationConfig(5, 1, 6), headed=False)
-    (seq,) = texts(0, 3, count=1)
-    room = world.tables.predicted.shape[1]
-    ids = tuple(range(3, room + 90))
-    request = replace_request(seq, ids)
-    kept = (seq.prompt + ids)[: len(seq.prompt) + room - 8]
-    seq.output[:] = []
+    ids = tuple(range(CONTEXT + 90))
+    seq = sequence((1, 2, 3), [], ids)
     world.occupy([seq])
-    assert world.tables.predicted[0, 8:].tolist() == list(kept[len(seq.prompt) :])
+    assert world.tables.predicted[0].tolist() == [-1] * 5 + [1, 2, 3, *ids[:CONTEXT]]
     assert not world.tables.predicted[1:].any()
     world.round([seq], {})
-    assert world.tables.drafts[0].tolist() == list(request.predicted[:5])
-
-
-def replace_request(seq: Sequence, predicted: tuple[int, ...]) -> GenerationRequest:
-    seq.generation.request = GenerationRequest("a", seq.prompt, SamplingParams(), predicted=predicted)
-    return seq.generation.request
+    assert world.tables.drafts[0].tolist() == list(ids[:5])
 
 
 def test_who_is_not_drafted_for_is_left_alone() -> None:
-    world, sequences = World.of(SpeculationConfig(5, 1, 6, ngram=True), headed=False), texts(1, 2)
+    world, sequences = World.of(SpeculationConfig(5, 1, 6, ngram=True), headed=False), some(1, 2, SLOTS)
     world.occupy(sequences)
     world.tables.speculative.zero_()
     before = world.tables.memory.clone()
@@ -197,7 +150,7 @@ def test_who_is_not_drafted_for_is_left_alone() -> None:
 def rounds(spec: SpeculationConfig, seed: int, count: int = 4) -> Iterator[tuple[int, int]]:
     """Plays rounds on both; per round, how many drafts were looked up and how many were the head's."""
     rng, world = random.Random(seed), World.of(spec, headed=True)
-    sequences = texts(seed, 3)
+    sequences = some(seed, 3, SLOTS)
     world.occupy(sequences)
     for _ in range(count):
         trees = {seq.slot: a_tree(rng, spec) for seq in sequences if rng.random() < 0.8}
