@@ -30,8 +30,8 @@ class GenerationOptions:
     `max_tokens` None: as many as fit, at most the model's own default or, if it has none,
     `default_max_tokens`. `params.max_tokens` is not read; a `params.top_k` of -1 means all, as 0 does. `seed`
     None: a random one. `truncate_prompt`: how many of the prompt's last tokens are kept; -1: as many as leave
-    space for `max_tokens`. `predicted`: ids of what the answer is expected to be. Prompts with the same `call`
-    share one call's part of a worker.
+    space for `max_tokens`. `predicted`: ids of what the answer is expected to be. Prompts with the same
+    `call` share one call's part of a worker.
     """
 
     params: SamplingParams = SamplingParams()
@@ -153,7 +153,10 @@ def _refuse_synthetic(options: GenerationOptions) -> None:
 
 
 def _predicted(model: ServedModel, options: GenerationOptions, prompt: int) -> tuple[int, ...]:
-    """As much of the prediction as an answer to `prompt` tokens can have. Raises InvalidRequest for bad ids."""
+    """As much of the prediction as an answer to `prompt` tokens can have.
+
+    Raises InvalidRequest for ids that the model does not have.
+    """
     if not options.speculative:
         return ()
     predicted = options.predicted[: model.context_length - prompt]

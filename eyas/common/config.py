@@ -34,7 +34,7 @@ class SpeculationConfig:
 
     `draft_tokens` counts the root; a chain needs steps + 1. `synthetic_rates`, for benchmarks: per step, the
     chance that a draft counts as accepted once those before it were, whatever the model computes; (): the
-    model decides. `ngram`: drafts are also looked up in prompt and output; without a draft head, nowhere else.
+    model decides. `ngram`: drafts are also looked up in prompt and output; without a draft head, that is all.
     """
 
     steps: int = 5

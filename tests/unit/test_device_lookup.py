@@ -1,4 +1,4 @@
-"""Device engines that look drafts up inside their steps, kernels interpreted: the plain engine's tokens and rounds.
+"""Device engines that look drafts up inside their steps, interpreted: the plain engine's tokens and rounds.
 
 `test_kernels_lookup` compares the kernel itself with the rule on thousands of texts.
 """

@@ -1,4 +1,4 @@
-"""Whole engines that look drafts up, alone and beside a head: no token changes, and how much sooner they come."""
+"""Whole engines that look drafts up, alone and beside a head: no token changes, and some come sooner."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ from eyas.common.params import (
 )
 
 LOOKING = ("prompt", "predicted", "tokens", "found", "headed", "lookup", "head")
-"""Words of a slot's row in the table `looking`: ids of the prompt; entries of the table `predicted` (0: nothing
-was predicted); ids of the text when drafts were last proposed (0: never), the first one that was looked up then
-(-1: none) and whether a head proposed; then how well both sources do (`speculation.lookup`).
+"""Words of a slot's row in the table `looking`: ids of the prompt; entries of the table `predicted` (0:
+nothing was predicted); ids of the text when drafts were last proposed (0: never), the first one that was
+looked up then (-1: none) and whether a head proposed; then how well both sources do (`speculation.lookup`).
 """
 
 _WORDS_OF = {torch.int32: 1, torch.float32: 1, torch.int64: 2}

@@ -146,8 +146,8 @@ def _best(
 ):
     """The largest key of a match that ends in `searched` at first .. stop - 1, or `best` if that is larger.
 
-    Keys order matches as the rule does. Nothing is searched if `best` matches in full: no match of the text
-    itself could be better.
+    Keys order matches as the rule does. Nothing is searched if `best` matches in full: no match of the
+    text itself could be better.
     """
     if (best >> _LENGTH) < LONGEST:
         for begin in range(first, stop, TILE):
@@ -172,7 +172,7 @@ def _best(
 
 @triton.jit
 def _followers(best, text, count, told, told_count, near, node, DEPTH: tl.constexpr):
-    """The tokens that follow the match of a key; -1: none. `near`: where ranks in the prediction count from."""
+    """The tokens that follow the match of a key; -1: none. `near`: the place whose rank is `_NEAREST`."""
     rank, in_told = (best & _RANK).to(tl.int32), (best >> _TOLD) & 1
     off = _NEAREST - rank
     here = near + node + tl.where(rank & 1 == 1, (off + 1) // 2, -(off // 2))
@@ -186,7 +186,7 @@ def _followers(best, text, count, told, told_count, near, node, DEPTH: tl.conste
 
 @triton.jit
 def _prefers(record, text, count, match, found, there, CERTAIN: tl.constexpr, LAG: tl.constexpr):
-    """Learns what came of the newest drafts. Does the lookup take the place of the head, if that is `there`?"""
+    """Learns what came of the newest drafts. Does the lookup propose, although a head may be `there`?"""
     lookup, head = tl.load(record + _LOOKUP), tl.load(record + _HEAD)
     before, expected = tl.load(record + _TOKENS), tl.load(record + _FOUND)
     if (before > 0) & (before < count):
@@ -207,7 +207,7 @@ def _prefers(record, text, count, match, found, there, CERTAIN: tl.constexpr, LA
 
 @triton.jit
 def _chain(parents, mask, depth, node, inside):
-    """The drafts of a slot are a chain: addresses of its parents, and of the masks and depths of its drafts."""
+    """The drafts of a slot are a chain: addresses of its parents, and of their masks and depths."""
     tl.store(parents + node, node - 1, mask=inside)
     tl.store(mask + node, (tl.full(node.shape, 4, tl.int64) << node) - 1, mask=inside)
     tl.store(depth + node, node + 1, mask=inside)

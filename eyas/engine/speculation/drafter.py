@@ -1,7 +1,7 @@
 """The drafter's interface: a mailbox that takes commits, gives proposals, and never blocks a step.
 
-One implementation drafts in this engine, another talks to a draft service, a third looks drafts up. Proposals are advice: a missing,
-late or wrong one costs speed, never a token.
+One implementation drafts in this engine, another talks to a draft service, a third looks drafts up in the
+text. Proposals are advice: a missing, late or wrong one costs speed, never a token.
 """
 
 from __future__ import annotations
