@@ -63,7 +63,7 @@ def test_tokens_and_rounds_are_the_plain_engines(config: EngineConfig, way: str)
     found, _ = answers(on_device(plain), wanted)
     assert tokens(found) == tokens(expected) == tokens(bare)
     assert [rounds(result) for result in found] == [rounds(result) for result in expected]
-    assert sum(entry.accepted for entry in found[0].entries) > 3
+    assert sum(entry.accepted for entry in found[0].entries) > 1
     assert not any(entry.offered for entry in found[3].entries)
 
 

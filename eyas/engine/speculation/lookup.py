@@ -24,7 +24,7 @@ SHORTEST = 2
 CERTAIN = 1024
 """The rate of a source whose first draft was always right."""
 
-AT_FIRST = (1024, 768)
+AT_FIRST = (1024, 896)
 """The rates of the lookup and of a head before anything was verified."""
 
 LAG = 3
@@ -80,7 +80,7 @@ def look_up(text: Text, depth: int, *, history: bool = True) -> Found | None:
 def prefers(match: int, lookup: int, head: int) -> bool:
     """Does a match of `match` tokens (0: none) propose, where a head could? By the rates of both sources.
 
-    A rate is trusted by match / (match + 1). While nothing is known, a match of three tokens is enough.
+    A match is trusted by match / (match + 1). While nothing is known, it takes one of seven tokens.
     """
     return match > 0 and lookup * match >= head * (match + 1)
 
