@@ -7,7 +7,6 @@ cannot work raises ConfigError, which names the flag.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -36,21 +35,17 @@ LAYOUTS_OF = {
     "decode_tp": ("split",),
     "workers": ("unified", "auto"),
 }
-WITHOUT_HEAD = ("none", "ngram")  # what --draft may name instead of a folder
 TARGETS = ("ttft_target", "tpot_target")  # of the auto layout
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The configuration from the engine's flags. Without --draft, only the embedded model has a head.
-
-    Raises ConfigError for flags that do not go together.
-    """
+    """The configuration from the engine's flags. Raises ConfigError for flags that do not go together."""
     _check_transfer(args.transfer, args.tensor_parallel_size)
-    draft = args.draft or (str(NANO_HEAD) if is_nano(args.model) else "none")
     return resolve_engine(
         args.device,
         model=args.model,
-        draft=None if draft in WITHOUT_HEAD else draft,
+        draft=_draft_folder(args),
+        draft_capture_layers=args.draft_capture_layers,
         tensor_parallel_size=args.tensor_parallel_size,
         load_format=args.load_format,
         dtype=args.dtype,
@@ -70,8 +65,16 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         host_cache_gb=args.host_cache_gb,
         transfer=args.transfer,
         log_format=args.log_format,
-        speculation=_speculation_config(args, draft),
+        speculation=_speculation_config(args),
     )
+
+
+def _draft_folder(args: argparse.Namespace) -> str | None:
+    """The draft head's. Without --draft, only the embedded model has a head."""
+    if args.draft is None:
+        return str(NANO_HEAD) if is_nano(args.model) else None
+    folder: str | None = {"none": None, "ngram": None, "mtp": args.model}.get(args.draft, args.draft)
+    return folder
 
 
 def _check_transfer(transfer: str, ranks: int) -> None:
@@ -79,8 +82,9 @@ def _check_transfer(transfer: str, ranks: int) -> None:
         raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
-def _speculation_config(args: argparse.Namespace, draft: str) -> SpeculationConfig:
-    if args.spec_ngram and draft == "none":
+def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
+    ngram = args.spec_ngram or args.draft == "ngram"
+    if args.spec_ngram and args.draft != "ngram" and _draft_folder(args) is None:
         flag = "spec-ngram"
         raise ConfigError(f"--{flag}: there is no draft head; take --draft ngram", param=flag)
     rates, length = args.synthetic_acceptance_rates, args.synthetic_acceptance_length
@@ -96,7 +100,7 @@ def _speculation_config(args: argparse.Namespace, draft: str) -> SpeculationConf
         topk=args.spec_topk,
         draft_tokens=args.spec_draft_tokens or args.spec_steps + 1,
         synthetic_rates=tuple(rates),
-        ngram=args.spec_ngram or draft == "ngram",
+        ngram=ngram,
     )
 
 
@@ -253,12 +257,12 @@ def own_config(args: argparse.Namespace) -> ServeConfig:
     """The configuration of a cluster for one command, on free ports."""
     from eyas.worker.ports import free_ports
 
-    with contextlib.closing(free_ports()) as ports:
-        gateway = GatewayConfig(
-            port=next(ports),
-            grpc_port=next(ports),
-            model=args.model,
-            served_model=served_model(args.model),
-            drain_s=0.0,  # its only client is the command
-        )
+    ports = free_ports()
+    gateway = GatewayConfig(
+        port=next(ports),
+        grpc_port=next(ports),
+        model=args.model,
+        served_model=served_model(args.model),
+        drain_s=0.0,  # its only client is the command
+    )
     return serve_config(args, gateway)

@@ -65,6 +65,7 @@ class EngineConfig:
 
     model: str = str(NANO)
     draft: str | None = str(NANO_HEAD)  # the draft head's folder; None: there is none
+    draft_capture_layers: tuple[int, ...] = ()  # whose input the head's feature is made of; (): as it says
     roles: tuple[Role, ...] = (Role.PREFILL, Role.DECODE, Role.DRAFT)
     worker: str = "127.0.0.1:0"  # the address that handles carry
     device: str = "cpu"  # or "cuda"
@@ -264,7 +265,7 @@ class GatewayConfig:
     registry: str = "static:"  # static:host:port,host:port or redis://host:port/db
     layout: str = "static"  # requests go by the workers' roles; or "auto": where it is predicted to be best
     ttft_target: float = 1.0  # of auto, in seconds: a good request's first token comes within
-    tpot_target: float = 0.05  # of auto, in seconds: and each later one in so long, in the mean
+    tpot_target: float = 0.05  # of auto, in seconds: its mean time per later token, at most
     model: str = str(NANO)
     served_model: str = "eyas-nano"
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # (): no key is needed

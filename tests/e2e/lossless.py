@@ -97,7 +97,7 @@ def few_pages(config: EngineConfig) -> EngineConfig:
 REFERENCE = Variant("plain, alone: the reference", InProcess((PLAIN,), 1), speculates=False)
 VARIANTS = [
     Variant("plain, together", InProcess((PLAIN,), TOGETHER), speculates=False),
-    Variant("unified chain, alone", InProcess((CHAIN,), 1)),
+    Variant("unified chain, alone", InProcess((CHAIN,), 1), quick=False),
     Variant("unified chain, together", InProcess((CHAIN,), TOGETHER)),
     Variant("unified tree, together", InProcess((TREE,), TOGETHER)),
     Variant("split chain, together", InProcess(split_configs(CHAIN), TOGETHER)),
@@ -106,6 +106,7 @@ VARIANTS = [
         "random drafts",
         InProcess((ADVISED,), TOGETHER, lambda _: RandomDrafter(VOCAB, {})),
         speculates=False,  # whether nonsense is ever accepted is luck
+        quick=False,
     ),
     Variant("drafts around the answer", InProcess((ADVISED,), TOGETHER, lambda e: RandomDrafter(VOCAB, e))),
     Variant("looked up, together", InProcess((NGRAM,), TOGETHER)),
@@ -124,7 +125,7 @@ VARIANTS = [
         preempts=True,
         quick=False,
     ),
-    Variant("services, split chain", Services(ServeConfig(layout="split"), TOGETHER)),
+    Variant("services, split chain", Services(ServeConfig(layout="split"), TOGETHER), quick=False),
     Variant(
         "services, two of each, split tree",
         Services(ServeConfig(engine=SHORT_TREE, prefill=2, decode=2, draft_workers=2), TOGETHER),
