@@ -39,7 +39,7 @@ TARGETS = ("ttft_target", "tpot_target")  # of the auto layout
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The configuration from the engine's flags."""
+    """The configuration from the engine's flags. Raises ConfigError for flags that do not go together."""
     _check_transfer(args.transfer, args.tensor_parallel_size)
     return resolve_engine(
         args.device,
@@ -74,7 +74,7 @@ def _draft_folder(args: argparse.Namespace) -> str | None:
     """The draft head's. Without --draft, only the embedded model has a head."""
     if args.draft is None:
         return str(NANO_HEAD) if is_nano(args.model) else None
-    folder: str | None = {"none": None, "mtp": args.model}.get(args.draft, args.draft)
+    folder: str | None = {"none": None, "ngram": None, "mtp": args.model}.get(args.draft, args.draft)
     return folder
 
 
@@ -84,6 +84,10 @@ def _check_transfer(transfer: str, ranks: int) -> None:
 
 
 def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
+    ngram = args.spec_ngram or args.draft == "ngram"
+    if args.spec_ngram and args.draft != "ngram" and _draft_folder(args) is None:
+        flag = "spec-ngram"
+        raise ConfigError(f"--{flag}: there is no draft head; take --draft ngram", param=flag)
     rates, length = args.synthetic_acceptance_rates, args.synthetic_acceptance_length
     if args.rejection_sample_method == "synthetic":
         from eyas.engine.speculation.synthetic import resolve
@@ -97,6 +101,7 @@ def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
         topk=args.spec_topk,
         draft_tokens=args.spec_draft_tokens or args.spec_steps + 1,
         synthetic_rates=tuple(rates),
+        ngram=ngram,
     )
 
 

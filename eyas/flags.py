@@ -46,11 +46,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     engine = EngineConfig()
     add = parser.add_argument_group("model and device").add_argument
     add("--model", default=engine.model, metavar="DIR", help="a Hugging Face folder (the embedded model)")
-    add(
-        "--draft",
-        metavar="DIR|mtp|none",
-        help="its draft head; mtp: the one in its own folder (the embedded head for the embedded model)",
-    )
+    text = "its draft head; mtp: the one in its own folder; ngram: none, drafts are looked up in the text"
+    text += " (the embedded head for the embedded model)"
+    add("--draft", metavar="DIR|mtp|ngram|none", help=text)
     add("--load-format", default=engine.load_format, choices=["auto", "dummy"], help="dummy: random weights")
     add("--device", default=engine.device, help=f"cpu or cuda ({engine.device})")
     add(
@@ -194,6 +192,11 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         "--speculative-token-map",
         metavar="FILE",
         help="the target's ids that the draft head proposes: .pt, a JSON list, or one per line (all)",
+    )
+    add(
+        "--spec-ngram",
+        action="store_true",
+        help="beside a draft head: drafts are also looked up in prompt and answer",
     )
     add(
         "--rejection-sample-method",

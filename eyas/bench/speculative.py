@@ -161,15 +161,15 @@ def _shapes(steps: int, topk: int, nodes: Sequence[int]) -> Iterator[Speculation
 
 
 def _config(args: argparse.Namespace, setting: Setting) -> EngineConfig:
-    """The engine of one setting, launched as it serves. Raises ConfigError if there is no head."""
+    """The engine of one setting, launched as it serves. Raises ConfigError if nothing is drafted."""
     asked = argparse.Namespace(**vars(args))
     if setting.spec is None:
-        asked.draft = "none"
+        asked.draft, asked.spec_ngram = "none", False
     else:
         for name, value in zip(GRID, dataclasses.astuple(setting.spec), strict=False):
             setattr(asked, name, value)
     config = config_for(asked, max(args.batch_size))
-    if setting.spec is not None and config.draft is None:
+    if setting.spec is not None and not config.speculates:
         raise ConfigError("--draft: a draft head is needed", param="draft")
     *_, (_, served) = modes_of(config)
     return served

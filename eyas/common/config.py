@@ -34,18 +34,24 @@ class SpeculationConfig:
 
     `draft_tokens` counts the root; a chain needs steps + 1. `synthetic_rates`, for benchmarks: per step, the
     chance that a draft counts as accepted once those before it were, whatever the model computes; (): the
-    model decides.
+    model decides. `ngram`: drafts are also looked up in prompt and output; without a draft head, that is all.
     """
 
     steps: int = 5
     topk: int = 1
     draft_tokens: int = 6
     synthetic_rates: tuple[float, ...] = ()
+    ngram: bool = False
 
     @property
     def width(self) -> int:
         """Rows of one sequence's round: the root and every draft."""
         return self.draft_tokens if self.topk > 1 else self.steps + 1
+
+    @property
+    def deepest(self) -> int:
+        """The most drafts of one round that can be accepted."""
+        return min(self.steps, self.width - 1)
 
     @property
     def most_draft_tokens(self) -> int:
@@ -58,7 +64,7 @@ class EngineConfig:
     """One engine process: what it loads, how much it may hold, how large its steps may be."""
 
     model: str = str(NANO)
-    draft: str | None = str(NANO_HEAD)  # the draft head's folder; None: no speculation
+    draft: str | None = str(NANO_HEAD)  # the draft head's folder; None: there is none
     draft_capture_layers: tuple[int, ...] = ()  # whose input the head's feature is made of; (): as it says
     speculative_token_map: str | None = None  # a file of the ids that the head proposes; None: all
     roles: tuple[Role, ...] = (Role.PREFILL, Role.DECODE, Role.DRAFT)
@@ -88,6 +94,11 @@ class EngineConfig:
     transfer_policy: str = "recompute"  # or "fail"
     log_format: str = "text"  # or "json"; also of the front before this engine
     speculation: SpeculationConfig = SpeculationConfig()
+
+    @property
+    def speculates(self) -> bool:
+        """Whether anything is drafted: by a head, by looking it up, or both."""
+        return self.draft is not None or self.speculation.ngram
 
 
 ATTENTION_BACKENDS = ("torch", "triton", "flashinfer")
@@ -128,11 +139,12 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
     if config.speculative_token_map is not None and config.draft is None:
         flag = "speculative-token-map"
         raise ConfigError(f"--{flag}: needs a draft head (--draft DIR)", param=flag)
+    _check_lookup(config)
     _check_device(config)
     batches = tuple(sorted(set(config.cuda_graph_bs)))
     largest = min(config.cuda_graph_max_bs, config.max_running)
     if "cuda_graph_max_bs" in left and largest:
-        width = 1 if config.draft is None else config.speculation.width
+        width = config.speculation.width if config.speculates else 1
         largest = min(largest, max(GRAPH_ROWS // width, 1))
     return dataclasses.replace(
         config,
@@ -188,6 +200,13 @@ def _check_draft_tokens(spec: SpeculationConfig) -> None:
             f"has 2 to {most} nodes, its root too, not {asked}",
             param=flag,
         )
+
+
+def _check_lookup(config: EngineConfig) -> None:
+    """Raises ConfigError for trees where all drafts are looked up."""
+    if config.draft is None and config.speculation.ngram and config.speculation.topk > 1:
+        flag = "spec-topk"
+        raise ConfigError(f"--{flag}: --draft ngram proposes chains, which have 1", param=flag)
 
 
 def _check_synthetic(config: EngineConfig) -> None:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator
 from operator import mul
 
-from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, SpeculationConfig, WorkerConfig
+from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.gpus import number_of
 from eyas.common.types import Role
 from eyas.worker.placement import places
@@ -120,7 +120,7 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
         "drain-s": f"{worker.drain_s:g}",
         **_engine_flags(worker.engine),
         **_graph_flags(worker.engine),
-        **_speculation_flags(worker.engine.speculation),
+        **_speculation_flags(worker.engine),
     }
     if worker.advertise:
         flags["advertise"] = worker.advertise
@@ -130,7 +130,7 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
 def _engine_flags(engine: EngineConfig) -> dict[str, object]:
     flags: dict[str, object] = {
         "model": engine.model,
-        "draft": engine.draft or "none",
+        "draft": engine.draft or ("ngram" if engine.speculation.ngram else "none"),
         "device": engine.device,
         "tensor-parallel-size": engine.tensor_parallel_size,
         "load-format": engine.load_format,
@@ -169,12 +169,15 @@ def _graph_flags(engine: EngineConfig) -> dict[str, object]:
     return flags | {"disable-cuda-graph": True}
 
 
-def _speculation_flags(spec: SpeculationConfig) -> dict[str, object]:
+def _speculation_flags(engine: EngineConfig) -> dict[str, object]:
+    spec = engine.speculation
     flags: dict[str, object] = {
         "spec-steps": spec.steps,
         "spec-topk": spec.topk,
         "spec-draft-tokens": spec.draft_tokens,
     }
+    if spec.ngram and engine.draft:
+        flags["spec-ngram"] = True
     if spec.synthetic_rates:
         flags["rejection-sample-method"] = "synthetic"
         flags["synthetic-acceptance-rates"] = tuple(itertools.accumulate(spec.synthetic_rates, mul))

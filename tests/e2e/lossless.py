@@ -45,6 +45,8 @@ PLAIN = EngineConfig(draft=None, worker="unified", num_pages=512)
 CHAIN = EngineConfig(worker="unified", num_pages=512)
 TREE = replace(CHAIN, speculation=SpeculationConfig(steps=4, topk=4, draft_tokens=12))
 SHORT_TREE = replace(CHAIN, speculation=SpeculationConfig(steps=3, topk=4, draft_tokens=12))
+NGRAM = replace(PLAIN, speculation=SpeculationConfig(ngram=True))
+BOTH = replace(SHORT_TREE, speculation=replace(SHORT_TREE.speculation, ngram=True))
 # A decode engine whose drafter is out of sight: what stands in that place is the variant's to say.
 ADVISED = replace(SHORT_TREE, roles=(Role.DECODE,))
 
@@ -116,6 +118,14 @@ VARIANTS = [
         fault=faults.stale_features,
         harmless=True,
     ),
+    Variant("looked up, together", InProcess((NGRAM,), TOGETHER)),
+    Variant("looked up, split", InProcess(split_configs(NGRAM)[:2], TOGETHER), quick=False),
+    Variant("looked up beside a tree", InProcess((BOTH,), TOGETHER), quick=False),
+    Variant("foretold, chain", InProcess((CHAIN,), TOGETHER, foretold=True)),
+    Variant("foretold, looked up", InProcess((NGRAM,), TOGETHER, foretold=True), quick=False),
+    Variant("foretold, split tree", InProcess(split_configs(BOTH), TOGETHER, foretold=True), quick=False),
+    Variant("few pages, looked up", InProcess((few_pages(NGRAM),), TOGETHER), preempts=True, quick=False),
+    Variant("services, split, looked up", Services(ServeConfig(engine=NGRAM), TOGETHER), quick=False),
     Variant("few pages, chain", InProcess((few_pages(CHAIN),), TOGETHER), preempts=True),
     Variant("few pages, tree", InProcess((few_pages(TREE),), TOGETHER), preempts=True, quick=False),
     Variant(
@@ -134,6 +144,11 @@ VARIANTS = [
     Variant("services, unified chain", Services(ServeConfig(layout="unified"), TOGETHER), quick=False),
 ]
 BROKEN = [
+    Variant(
+        "accepts what was looked up wrongly",
+        InProcess((NGRAM,), TOGETHER, foretold=True),
+        fault=faults.accepts_a_wrong_child,
+    ),
     Variant("accepts a wrong child", InProcess((CHAIN,), TOGETHER), fault=faults.accepts_a_wrong_child),
     Variant("noise by row", InProcess((CHAIN,), TOGETHER), fault=faults.noise_by_row),
     Variant(

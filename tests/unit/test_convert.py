@@ -61,6 +61,7 @@ request = st.builds(
     choices=st.lists(st.builds(Choice, token, tokens), max_size=3).map(tuple),
     timeout_s=st.floats(2.0**-10, 2.0**20, width=32),
     speculative=st.booleans(),
+    predicted=tokens,
 )
 timings = st.builds(Timings, single, single, single, st.integers(0, 2**62), st.text(max_size=4), token)
 prompt = st.builds(

@@ -98,9 +98,10 @@ print(json.dumps({"found": told(found), "every": told(every)}))
 PLAIN = {"_gather", "_prepare", "_attend", "_attend_chunks", "_peaks", "_settle", "_draw", "_verdict"}
 PLAIN |= {"_land", "_process", "_report"}
 PLAIN |= {"_norm", "_rope_write", "_act_mul", "qkv_rope_kernel", "linear_kernel", "gated_kernel"}
-DRAFTED = PLAIN | {"_join", "_gather_path"}
+DRAFTED = PLAIN | {"_join", "_gather_path", "_look_up"}
 SPECULATION = {
     "plain": ((3, 1, 4), PLAIN),
+    "ngram": ((3, 1, 4, (), True), PLAIN | {"_look_up"}),
     "chain": ((3, 1, 4), DRAFTED | {"_propose_rows"}),
     "tree": ((3, 2, 6), DRAFTED | {"_compact", "_grow", "_select"}),
 }
@@ -116,11 +117,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("rounds", SPECULATION)
 def test_all_kernels_are_found_and_compile(tmp_path: Path, cache: Path, rounds: str) -> None:
-    """Two of them are compiled: one of the plain step, one that only this kind of round has."""
+    """Some of them are compiled: one of the plain step, and what only this kind of round has."""
     spec, kernels = SPECULATION[rounds]
-    own = {"plain": "_verdict", "chain": "_propose_rows", "tree": "_select"}[rounds]
-    compiled = ["_norm", own]
-    found = _recorded(tmp_path, spec, compiled, drafted=rounds != "plain")
+    own = {"plain": ["_verdict"], "ngram": ["_look_up"], "chain": ["_propose_rows", "_look_up"]}
+    compiled = ["_norm", *own.get(rounds, ["_select"])]
+    found = _recorded(tmp_path, spec, compiled, drafted=rounds in ("chain", "tree"))
     assert set(found) == kernels
     assert len(list(cache.rglob("*.cubin"))) == sum(found[name] for name in compiled)
 
@@ -184,7 +185,7 @@ def test_layers_left_out_launch_nothing_else(tmp_path: Path, cache: Path, family
 
 def _recorded(
     folder: Path,
-    spec: tuple[int, int, int],
+    spec: tuple[object, ...],
     compiled: list[str] | None = None,
     *,
     drafted: bool = False,

@@ -72,15 +72,19 @@ class Executor:
 
     @torch.inference_mode()
     def join(self, joined: Joined, writes: np.ndarray) -> None:
-        """Before the next step: `writes` to the tables, as a `StepInput` has them; drafts for `joined`."""
+        """Before the next step: `writes` to the tables, as a `StepInput` has them; drafts for `joined`.
+
+        Where there is no head, these are looked up alone, and have features of no width.
+        """
         self._apply(writes)
         self._join(joined)
 
     def _join(self, joined: Joined) -> None:
-        assert self.state.drafter is not None
         words = _pinned(joined.words, self.state.device).to(self.state.device, non_blocking=True)
-        features = _pinned(joined.features, self.state.device).to(self.state.device, non_blocking=True)
-        self.state.drafter.join(words, features)
+        if self.state.drafter is not None:
+            features = _pinned(joined.features, self.state.device).to(self.state.device, non_blocking=True)
+            self.state.drafter.join(words, features)
+        self.state.look_up(words[0].clone())  # on 16 bytes, as kernels like it
 
     @torch.inference_mode()
     def begin(self, step: StepInput) -> None:

@@ -22,13 +22,15 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DeviceModel
 from eyas.engine.sampling.scores import SLICE
 from eyas.engine.speculation.device import CertainChunk, DeviceDrafter
+from eyas.engine.speculation.device_lookup import DeviceLookup
 
 
 @dataclass(frozen=True)
 class DeviceState:
     """Everything on the device that steps share.
 
-    `drafter`: proposes in the same step, if there is one. `prompts`: attends the chunks that it plans, if
+    `drafter`: a head that proposes in the same step, if there is one. `lookup`: looks drafts up there, if any
+    are wanted. `prompts`: attends the chunks that it plans, if
     there is one; all others, and those of every graph, the tile kernel does.
     """
 
@@ -40,6 +42,7 @@ class DeviceState:
     synthetic: torch.Tensor | None = None  # chances of acceptance, for benchmarks
     pdl: bool = False
     prompts: PromptAttention | None = None
+    lookup: DeviceLookup | None = None
 
     @property
     def trees(self) -> bool:
@@ -54,12 +57,17 @@ class DeviceState:
     @property
     def path_rows(self) -> int:
         """Rows of the longest path that a round can accept, its root included."""
-        return 1 if self.drafter is None else self.drafter.path_rows
+        return 1 if self.lookup is None else self.lookup.path_rows
 
     @property
     def device(self) -> str:
         """Where the pool lies, as torch names it."""
         return self.pool.shape.device
+
+    def look_up(self, slots: torch.Tensor) -> None:
+        """Drafts for each of `slots` int32 [B], after those of the head."""
+        if self.lookup is not None:
+            self.lookup.look_up(slots, self.pool.page_size, pdl=self.pdl)
 
     def slice_logits(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Float32 [n, vocab] of up to SLICE of a forward's rows, which `places` int32 [n] names.
@@ -183,6 +191,10 @@ class StepProgram:
         if state.drafter is not None and shape.drafts:
             batch = self._batch("slots") if shape.batch else None
             state.drafter.follow(self._tapped, batch, verdicts, self._chunk())
+        if shape.batch:
+            state.look_up(self._part["slots"])
+        if shape.ends:
+            state.look_up(self._part["end_slots"])
 
     def _verdict(self, chosen: torch.Tensor) -> round_kernels.Verdicts:
         state, batch = self._state, self._batch("slots")

@@ -18,7 +18,7 @@ from eyas.engine.batch.tables import TableWrites
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.flight import DeviceFlight, Features, Scored
-from eyas.engine.device.special import SpecialRows, occupy_special
+from eyas.engine.device.special import SpecialRows, occupy_special, reads_text
 from eyas.engine.device.step import Joined, Layout, Placed, StepInput, StepShape, pack, tiles_for
 
 
@@ -49,6 +49,7 @@ class DeviceRunner:
         ahead: bool,
     ) -> None:
         self.drafts = executor.state.drafter is not None
+        self._lookup = executor.state.lookup
         self.ahead = ahead
         self._executor = executor
         self._buckets = buckets
@@ -134,19 +135,15 @@ class DeviceRunner:
     def _tell(self, work: Work, writes: TableWrites) -> bool:
         """What the tables do not yet know of the sequence: that it sits there, and its new pages.
 
-        True: it joins, and the head has to run its newest draft row, which is counted as there.
+        True: it joins. The head, if there is one, has to run its newest draft row, which is counted as there.
         """
         seq = work.seq
         told = self._occupants.get(seq.slot)
         joins = False
         if told is None or (told.occupancy, told.choice) != (seq.occupancy, seq.choice):
-            joins = self.drafts and _joins(work)
-            seq.draft_len += joins
-            params, speculative = seq.generation.request.params, _is_drafted_for(work)
-            writes.occupy(seq.slot, params, seq.choice, speculative=speculative)
-            if params.reads_history or params.min_tokens:
-                occupy_special(writes, seq, self._eos_ids)
-            told = self._occupants[seq.slot] = _Known(seq.occupancy, seq.choice, speculative)
+            joins = self._joins(work)
+            seq.draft_len += joins and self.drafts
+            told = self._occupants[seq.slot] = self._occupy(work, writes)
         if work.round and not told.grows:  # its prompt came from elsewhere, or all but its last row is done
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])
@@ -156,29 +153,46 @@ class DeviceRunner:
             told.pages = len(seq.pages)
         return joins
 
+    def _occupy(self, work: Work, writes: TableWrites) -> _Known:
+        """The sequence takes its slot."""
+        seq, lookup = work.seq, self._lookup
+        params, speculative = seq.generation.request.params, self._is_drafted_for(work)
+        writes.occupy(seq.slot, params, seq.choice, speculative=speculative)
+        if params.reads_history or params.min_tokens:
+            occupy_special(writes, seq, self._eos_ids)
+        if lookup is not None and speculative:
+            lookup.occupy(writes, seq)
+        if reads_text(params) or (lookup is not None and speculative and lookup.reads(seq)):
+            writes.put("text", seq.slot, seq.all_tokens())
+        return _Known(seq.occupancy, seq.choice, speculative)
+
+    def _joins(self, work: Work) -> bool:
+        """Is this its first round, after a prompt whose last feature alone came here, or nothing at all?"""
+        seq = work.seq
+        if not work.round or not seq.generation.request.speculative:
+            return False
+        if self.drafts:
+            return seq.window.end == work.start and seq.draft_len == work.start - 1
+        return self._lookup is not None and bool(seq.output)
+
+    def _is_drafted_for(self, work: Work) -> bool:
+        """Nothing is proposed for prompts that are decoded elsewhere, nor where a head's KV is missing."""
+        seq, generation = work.seq, work.seq.generation
+        if generation.kind is Kind.PREFILL or not generation.request.speculative:
+            return False
+        return not self.drafts or seq.draft_len >= work.start
+
     def _joined(self, joining: SequenceOf[Work]) -> Joined:
         size, words = self._layout.page_size, []
         for work in joining:
             row = work.start - 1
             kv_row = work.seq.pages[row // size] * size + row % size
             words.append((work.seq.slot, work.tokens[0], row, kv_row))
-        features = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
-        return Joined(np.array(words, np.int32).T.copy(), np.concatenate(features))
-
-
-def _joins(work: Work) -> bool:
-    """Is this its first round, after a prompt whose last feature alone came here?"""
-    seq = work.seq
-    below = work.start - 1
-    came = work.round and seq.window.end == work.start and seq.draft_len == below
-    return came and seq.generation.request.speculative
-
-
-def _is_drafted_for(work: Work) -> bool:
-    """Nothing is proposed for prompts that are decoded elsewhere, nor where draft KV is missing."""
-    seq, generation = work.seq, work.seq.generation
-    here = generation.kind is not Kind.PREFILL
-    return here and generation.request.speculative and seq.draft_len >= work.start
+        features = np.zeros((len(joining), 0), np.float32)
+        if self.drafts:
+            rows = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
+            features = np.concatenate(rows)
+        return Joined(np.array(words, np.int32).T.copy(), features)
 
 
 def _asked(chunks: SequenceOf[Work], first: int) -> list[tuple[Work, Asked]]:

@@ -129,10 +129,10 @@ class StepInput:
 
 @dataclass(frozen=True)
 class Joined:
-    """J sequences before their first round whose newest draft row, the one below the root, is missing.
+    """J sequences before their first round whose drafts, and newest draft row below the root, are missing.
 
     `words` int32 [4, J]: each one's slot; of that row the token after it, its position and its physical row.
-    `features` float32 [J, head width]: the row's.
+    `features` float32 [J, head width]: the row's; without a head, of width 0.
     """
 
     words: np.ndarray

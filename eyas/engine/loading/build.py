@@ -52,6 +52,7 @@ from eyas.engine.speculation.colocated import ColocatedDrafter
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_runner import DraftRunner
 from eyas.engine.speculation.drafter import Drafter
+from eyas.engine.speculation.lookup_drafter import LookupDrafter
 from eyas.engine.speculation.remote import RemoteDrafter
 from kv_transfer.backends.table import NONE, unfit
 from kv_transfer.layout import pages_for
@@ -261,11 +262,14 @@ def _tap(loaded: EngineSpec, model: Decoder) -> FeatureTap:
 
 
 def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size: int) -> Drafter | None:
+    """What drafts for this engine: a head here or far away, beside it the lookup, or that alone."""
+    spec = config.speculation
+    head: Drafter | None = None
     if draft_runner is not None:
-        return ColocatedDrafter(draft_runner, config.speculation)
-    if config.draft is not None:  # draft workers may come at any time
-        return RemoteDrafter(config.speculation, vocab_size)
-    return None
+        head = ColocatedDrafter(draft_runner, spec)
+    elif config.draft is not None:  # draft workers may come at any time
+        head = RemoteDrafter(spec, vocab_size)
+    return LookupDrafter(spec, head) if config.speculates else None
 
 
 def _ready(loaded: EngineSpec, moves: Travel, slowest: float, rates: StepRates | None = None) -> Ready:

@@ -43,6 +43,7 @@ from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.sampling.scores import SLICE, SLICE_BYTES
 from eyas.engine.speculation.device import DeviceDrafter
+from eyas.engine.speculation.device_lookup import DeviceLookup, words_predicted
 from kv_transfer.layout import pages_for
 
 BEYOND = 256
@@ -154,8 +155,19 @@ def build_state(
         spec = loaded.config.speculation
         drafter = DeviceDrafter(models[1], pools[1], tables, spec, pdl=_pdl(loaded))
     return loaded, DeviceState(
-        models[0], pools[0], tables, special, drafter, _synthetic(loaded), pdl=_pdl(loaded), prompts=prompts
+        *(models[0], pools[0], tables, special, drafter, _synthetic(loaded)),
+        pdl=_pdl(loaded),
+        prompts=prompts,
+        lookup=_lookup(loaded, tables, drafter),
     )
+
+
+def _lookup(loaded: EngineSpec, tables: Tables, drafter: DeviceDrafter | None) -> DeviceLookup | None:
+    """Wherever anything is drafted: any request may bring a prediction."""
+    if not loaded.config.speculates:
+        return None
+    trees = drafter is not None and drafter.trees
+    return DeviceLookup(tables, loaded.config.speculation, headed=drafter is not None, trees=trees)
 
 
 def _prompts(loaded: EngineSpec) -> PromptAttention | None:
@@ -224,6 +236,7 @@ def _sizes(loaded: EngineSpec) -> TableSizes:
         width=loaded.width,
         context=loaded.target.context_length,
         endings=len(loaded.target.eos_token_ids) + MAX_STOP_TOKEN_IDS,
+        predicted=words_predicted(loaded.target.context_length) if loaded.config.speculates else 1,
     )
 
 

@@ -124,15 +124,15 @@ class EngineSpec:
     @property
     def round_rows(self) -> int:
         """Rows that the widest round writes, in the target's pool or the head's."""
-        if self.head is None:
-            return 1
         spec = self.config.speculation
+        if self.head is None:
+            return self.width
         return max(spec.draft_tokens, spec.steps * spec.topk + 1)
 
     @property
     def width(self) -> int:
         """Rows of a round of one sequence: the root and every draft."""
-        return 1 if self.head is None else self.config.speculation.width
+        return self.config.speculation.width if self.config.speculates else 1
 
     @property
     def synthetic_rates(self) -> tuple[float, ...]:

@@ -55,7 +55,7 @@ class DeviceDrafter:
     @property
     def path_rows(self) -> int:
         """Rows of the longest path that a round can accept, its root included: few drafts make short ones."""
-        return min(self._spec.steps + 1, self._tables.sizes.width)
+        return self._spec.deepest + 1
 
     @property
     def trees(self) -> bool:

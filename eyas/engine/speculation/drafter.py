@@ -1,7 +1,7 @@
 """The drafter's interface: a mailbox that takes commits, gives proposals, and never blocks a step.
 
-One implementation drafts in this engine, another talks to a draft service. Proposals are advice: a missing,
-late or wrong one costs speed, never a token.
+One implementation drafts in this engine, another talks to a draft service, a third looks drafts up in the
+text. Proposals are advice: a missing, late or wrong one costs speed, never a token.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class Draft:
 class Drafter(ABC):
     """Drafts for the sequences that it follows. Used by the engine's thread only."""
 
-    late_rounds = (
-        0  # running total over all sequences: rounds that went on before the draft they had asked for
-    )
+    @property
+    def late_rounds(self) -> int:
+        """Running total over all sequences: rounds that went on before the draft they had asked for."""
+        return 0
 
     @property
     @abstractmethod
@@ -63,6 +64,9 @@ class Drafter(ABC):
     @abstractmethod
     def post(self, commits: SequenceOf[Commit]) -> None:
         """Takes the rows that became certain in this step, for the whole batch."""
+
+    def grew(self, seq: Sequence) -> None:  # noqa: B027
+        """A sequence, followed or not, has new tokens: for who needs no features to propose."""
 
     @abstractmethod
     def take(self) -> list[Draft]:
