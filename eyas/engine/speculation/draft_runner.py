@@ -53,6 +53,19 @@ class DraftRequest:
     offset: int = 0
 
 
+@dataclass(frozen=True)
+class Chain:
+    """Drafts in a row. `inputs` [len(tokens), width]: the feature that the draft row of each token joins."""
+
+    tokens: list[int]
+    inputs: torch.Tensor
+
+    @property
+    def tree(self) -> DraftTree:
+        """The proposal."""
+        return DraftTree(self.tokens, list(range(-1, len(self.tokens) - 1)))
+
+
 class DraftRunner:
     """A draft head with its KV pool and attention backend. Whole batches; one thread."""
 
@@ -70,27 +83,42 @@ class DraftRunner:
         """Writes the draft KV of the rows; returns what the head gave for each sequence's last row."""
         spans = [Span(e.pages, e.base, len(e.tokens), offset=e.offset) for e in extensions]
         tokens = [t for e in extensions for t in e.tokens]
-        drafted = self._forward(spans, tokens, torch.cat([e.features for e in extensions]))
+        drafted = self.forward(spans, tokens, torch.cat([e.features for e in extensions]))
         ends = torch.tensor([len(e.tokens) for e in extensions]).cumsum(0) - 1
         return [Drafted(*last) for last in zip(drafted.rows[ends], drafted.features[ends], strict=True)]
 
     def propose(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
         """One draft per request: a chain of spec.steps tokens, or a tree of spec.draft_tokens - 1 nodes."""
-        return self._trees(requests, spec) if spec.topk > 1 else self._chains(requests, spec.steps)
+        if spec.topk > 1:
+            return self._trees(requests, spec)
+        return [chain.tree for chain in self.chains(requests, spec.steps)]
 
-    def _chains(self, requests: SequenceOf[DraftRequest], steps: int) -> list[DraftTree]:
+    def chains(self, requests: SequenceOf[DraftRequest], steps: int) -> list[Chain]:
+        """One chain of `steps` tokens per request; its last token gets no draft row."""
         last = _stacked(requests)
-        drafted: list[list[int]] = []
+        drafted, inputs = [], []
         for step in range(steps):
-            logits = self._head.logits(last.rows)
             rows = [_row(w, w.offset + w.base + 1 + step) for w in requests]
-            best = perturbed(logits, rows, self._head.token_map).argmax(-1)
-            drafted.append(self._targets(best).tolist())
+            drafted.append([best for (best,) in self.best(last.rows, rows, 1)])
+            inputs.append(last.features)
             if step + 1 < steps:
                 spans = [Span(w.pages, w.base + step, 1, offset=w.offset) for w in requests]
-                last = self._forward(spans, drafted[-1], last.features)
-        parents = list(range(-1, steps - 1))
-        return [DraftTree(list(tokens), parents) for tokens in zip(*drafted, strict=True)]
+                last = self.forward(spans, drafted[-1], last.features)
+        found = zip(zip(*drafted, strict=True), torch.stack(inputs, 1), strict=True)
+        return [Chain(list(tokens), features) for tokens, features in found]
+
+    def best(self, rows: torch.Tensor, noise: SequenceOf[Row], count: int) -> list[list[int]]:
+        """The target's ids that are likeliest at `rows` [r, ...], of `Drafted`: `count` for each, best first.
+
+        Fewer if the head knows no more. `noise`: who samples there; who knows the seed ranks by log q + G.
+        """
+        scores = perturbed(self._head.logits(rows), noise, self._head.token_map)
+        ids = (
+            scores.argmax(-1, keepdim=True)
+            if count == 1
+            else scores.topk(min(count, scores.shape[1])).indices
+        )
+        return self._targets(ids).tolist()
 
     def _trees(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
         """EAGLE-2: every level runs the k best nodes of each sequence, so k rows per sequence."""
@@ -124,9 +152,10 @@ class DraftRunner:
             spans.append(Span(request.pages, request.base, len(frontier), paths, request.offset))
             tokens += [node.token for node in frontier]
             sources += [i * width + node.parent_slot for node in frontier]
-        return self._forward(spans, tokens, features[torch.tensor(sources)])
+        return self.forward(spans, tokens, features[torch.tensor(sources)])
 
-    def _forward(self, spans: SequenceOf[Span], tokens: SequenceOf[int], features: torch.Tensor) -> Drafted:
+    def forward(self, spans: SequenceOf[Span], tokens: SequenceOf[int], features: torch.Tensor) -> Drafted:
+        """The head over the spans' rows, in order, one token and one of `features` [R, width] per row."""
         batch = build_batch(spans, tokens, self._pool.page_size, self._backend)
         return self._head.forward(features, batch.tokens, batch, self._pool)
 
