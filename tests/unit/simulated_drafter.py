@@ -1,7 +1,7 @@
-"""One draft worker and the sequences it drafts for, in simulated time: what waits for what, and for how long.
+"""One draft worker and the sequences it drafts for, in simulated time: what waits for what, for how long.
 
-The rules are the draft engine's: what was drafted ahead is answered at once, the others in one batch; drafting
-ahead goes on one forward at a time while no commit waits.
+The rules are the draft engine's: what was drafted ahead is answered at once, the others in one batch;
+drafting ahead goes on one forward at a time while no commit waits.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from eyas.engine.speculation.turns import Rounds
 class Costs:
     """Seconds and chances. `forward_s`, `row_s`: of one forward, and of each of its rows.
 
-    `verify_s`: of a round in the verifier, which no other sequence shares. `hit`: the chance that a round's
-    outcome is among those drafted for. `tokens`, `tokens_after_hit`: per round, by what its draft was made of.
-    `contention`: how much longer a round takes while its drafter works ahead (cores that both use).
+    `verify_s`: of a round in the verifier, which no other sequence shares. `hit`: the chance that a
+    round's outcome is among those drafted for. `tokens`, `tokens_after_hit`: per round, by what its draft
+    was made of. `contention`: how much longer a round takes while its drafter works ahead (on its cores).
     """
 
     forward_s: float = 0.0004

@@ -284,7 +284,7 @@ class DraftSequences:
         return True
 
     def spare(self, followed: DraftedSequence, rows: int) -> bool:
-        """Takes pages for its certain rows, and spare ones for `rows` behind them. False: too few are free."""
+        """Takes pages for its certain rows, spare ones for `rows` behind them. False: too few are free."""
         certain, all_of_them = (self._lacking(followed, followed.end + more) for more in (0, rows))
         if all_of_them > self._pool.free:
             return False
