@@ -25,8 +25,8 @@ from eyas.evals.heldout import held_out_prompts
 from gateway.tokenizer import Tokenizer
 from tests.unit.model_rig import HeadRig, Rig
 
-STEPS, PROMPTS, MOST_TOKENS, MOST_ROWS = 5, 48, 96, 900
-OUTCOMES = (0, 2, 4, 8, 16, 32)
+STEPS, PROMPTS, MOST_TOKENS, MOST_ROWS = 5, 24, 64, 900
+OUTCOMES = (0, 2, 4, 8, 16)
 
 
 @dataclass

@@ -39,7 +39,7 @@ from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.models.base import Drafted
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
-from eyas.engine.speculation.draft_runner import Chain
+from eyas.engine.speculation.draft_runner import Chain, Proposed
 from eyas.engine.speculation.drafter import Commit
 from eyas.engine.speculation.remote import LATE_ROUNDS, RemoteDrafter
 
@@ -59,20 +59,19 @@ class CountingRunner:
         self.written = {(p, s) for p, s in self.written if p != target}
         self.written |= {(target, slot) for page, slot in self.written if page == source}
 
-    def extend(self, extensions):
-        for e in extensions:
-            for row in range(e.base):
-                assert (e.pages[row // PAGE], row % PAGE) in self.written, f"row {row} was never written"
-            rows = range(e.base, e.base + len(e.tokens))
-            self.written |= {(e.pages[row // PAGE], row % PAGE) for row in rows}
-        return [torch.tensor([e.tokens[-1]]) for e in extensions]
+    alignment = 1
 
-    def chains(self, requests, steps):
-        assert all(len(w.pages) * PAGE >= w.base + steps for w in requests)
-        return [
-            Chain([(int(w.last) + i) % VOCAB for i in range(steps)], torch.zeros(steps, WIDTH))
-            for w in requests
-        ]
+    def draft(self, asked, spec):
+        return [self._drafted(one.extension, spec.steps) for one in asked]
+
+    def _drafted(self, new, steps):
+        base, end = new.base, new.base + len(new.tokens)
+        for row in range(base):
+            assert (new.pages[row // PAGE], row % PAGE) in self.written, f"row {row} was never written"
+        self.written |= {(new.pages[row // PAGE], row % PAGE) for row in range(base, end)}
+        assert len(new.pages) * PAGE >= end + steps
+        chain = Chain([(new.tokens[-1] + i) % VOCAB for i in range(steps)], torch.zeros(steps, WIDTH))
+        return Proposed(chain.tree, chain)
 
     def forward(self, spans, tokens, features):
         """Of a causal span the first row is certain; all of it may be read later."""
@@ -103,7 +102,7 @@ class Drive:
         ready = SimpleNamespace(context_length=64, vocab_size=VOCAB, draft_width=WIDTH)
         pulls = hand_pulls(self.copier, PAGE, outbox)
         config = EngineConfig(page_size=PAGE)
-        parts = DraftParts(config, self.runner, self.pool, pulls, self.copier, outbox, ready)  # type: ignore[arg-type]
+        parts = DraftParts(config, self.runner, self.runner, self.pool, pulls, self.copier, outbox, ready)  # type: ignore[arg-type]
         self.engine = DraftEngine(parts, self)
         self.pulls = pulls
 

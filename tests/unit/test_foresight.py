@@ -168,7 +168,7 @@ class Worker:
         outbox, copier = Outbox(), HandCopier()
         ready = SimpleNamespace(context_length=512, vocab_size=VOCAB, draft_width=WIDTH)
         pulls = hand_pulls(copier, rig.pool.page_size, outbox)
-        parts = DraftParts(None, self.runner, self.pool, pulls, copier, outbox, ready)  # type: ignore[arg-type]
+        parts = DraftParts(None, self.runner, self.runner, self.pool, pulls, copier, outbox, ready)  # type: ignore[arg-type]
         self.engine = DraftEngine(parts, self)  # type: ignore[arg-type]
         self.engine._foresight._turns = SimpleNamespace(ahead=ahead, round=lambda *_: None)
         self.proposals: dict[int, list[int]] = {}

@@ -238,6 +238,7 @@ def _draft_parts(loaded: EngineSpec) -> DraftParts:
     return DraftParts(
         config=config,
         runner=runner,
+        ahead=runner,
         pool=pages,
         pulls=moves.pulls[KvKind.DRAFT],
         copier=moves.copiers[KvKind.DRAFT],

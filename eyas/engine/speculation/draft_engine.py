@@ -35,8 +35,8 @@ from eyas.engine.ipc.messages import (
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import TOLD, Pulls
-from eyas.engine.speculation.draft_runner import DraftRequest, DraftRunner
-from eyas.engine.speculation.draft_sequences import DraftedSequence, DraftSequences, Key
+from eyas.engine.speculation.draft_runner import Asked, DraftRunner
+from eyas.engine.speculation.draft_sequences import BatchRunner, DraftedSequence, DraftSequences, Key
 from eyas.engine.speculation.foresight import Foresight
 from kv_transfer.copier import Copier
 
@@ -50,10 +50,11 @@ Asking = tuple[Key, DraftedSequence]
 
 @dataclass(frozen=True)
 class DraftParts:
-    """Everything a draft engine is made of, loaded and warm."""
+    """Everything a draft engine is made of, loaded and warm. `ahead`: what drafts ahead, if anything does."""
 
     config: EngineConfig
-    runner: DraftRunner
+    runner: BatchRunner
+    ahead: DraftRunner | None
     pool: PagePool
     pulls: Pulls
     copier: Copier
@@ -67,8 +68,8 @@ class DraftEngine:
     def __init__(self, parts: DraftParts, link: EngineLink) -> None:
         self._parts = parts
         self._link = link
-        self._sequences = DraftSequences(parts.ready, parts.pool, parts.pulls, parts.runner.pool.copy_page)
-        self._foresight = Foresight(parts.runner, self._sequences)
+        self._sequences = DraftSequences(parts.ready, parts.pool, parts.pulls, parts.runner)
+        self._foresight = Foresight(parts.ahead, self._sequences)
         self._replies: dict[int, tuple[list[Proposal], list[DraftClosed]]] = defaultdict(lambda: ([], []))
         self._stopping = False
         self._progress = 0
@@ -142,23 +143,18 @@ class DraftEngine:
 
     def _draft(self, spec: SpeculationConfig, group: list[Asking]) -> None:
         """Writes the rows of their commits, and proposes below them."""
-        drafted = self._parts.runner.extend([followed.unwritten() for _, followed in group])
-        requests = []
-        for (_, followed), last in zip(group, drafted, strict=True):
+        asked = []
+        for key, followed in group:
+            opened = followed.open
+            owner, lowest = (*key, opened.generation), followed.lowest
+            asked.append(Asked(owner, followed.unwritten(), opened.params, opened.choice, lowest))
+        proposed = self._parts.runner.draft(asked, spec)
+        for (key, followed), one in zip(group, proposed, strict=True):
             followed.answered()
             followed.written()
-            params, choice = followed.open.params, followed.open.choice
-            request = DraftRequest(followed.pages, followed.rows, last, params, choice, followed.first)
-            requests.append(request)
-        if spec.topk > 1:
-            trees = self._parts.runner.propose(requests, spec)
-        else:
-            chains = self._parts.runner.chains(requests, spec.steps)
-            trees = [chain.tree for chain in chains]
-            for (_, followed), chain in zip(group, chains, strict=True):
-                self._foresight.begin(followed, chain)
-        for (key, followed), tree in zip(group, trees, strict=True):
-            self._propose(key, followed, tree)
+            self._propose(key, followed, one.tree)
+            if one.chain is not None:
+                self._foresight.begin(followed, one.chain)
 
     def _propose(self, key: Key, followed: DraftedSequence, tree: DraftTree) -> None:
         peer, seq = key

@@ -6,8 +6,10 @@ where they come from nor which kind of head it is.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -39,6 +41,21 @@ class Extension:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """Certain rows of one sequence, and the wish for a proposal below the last of them.
+
+    `owner`: the sequence, as any object that is the same whenever it asks. `params` and `choice` key the
+    noise. `lowest`: the position of its first row; what lies below it in its pages is no row of it.
+    """
+
+    owner: Hashable
+    extension: Extension
+    params: SamplingParams
+    choice: int
+    lowest: int = 0
+
+
+@dataclass(frozen=True)
 class DraftRequest:
     """Asks for a proposal below row `base`, the root token's. `last`: what row base - 1 gave.
 
@@ -66,8 +83,18 @@ class Chain:
         return DraftTree(self.tokens, list(range(-1, len(self.tokens) - 1)))
 
 
+class Proposed(NamedTuple):
+    """A proposal. `chain`: the same with what its rows were made of, where that may be drafted ahead of."""
+
+    tree: DraftTree
+    chain: Chain | None
+
+
 class DraftRunner:
     """A draft head with its KV pool and attention backend. Whole batches; one thread."""
+
+    alignment = 1
+    """Row 0 of a sequence may stand at any multiple of so many positions."""
 
     def __init__(self, head: DraftModel[ForwardBatch], pool: KvPool, backend: AttentionBackend) -> None:
         self._head = head
@@ -78,6 +105,18 @@ class DraftRunner:
     def pool(self) -> KvPool:
         """The pool of the draft KV."""
         return self._pool
+
+    def draft(self, asked: SequenceOf[Asked], spec: SpeculationConfig) -> list[Proposed]:
+        """Writes the draft KV of all their rows, and proposes for each."""
+        drafted = self.extend([one.extension for one in asked])
+        requests = []
+        for one, last in zip(asked, drafted, strict=True):
+            new = one.extension
+            base = new.base + len(new.tokens)
+            requests.append(DraftRequest(new.pages, base, last, one.params, one.choice, new.offset))
+        if spec.topk > 1:
+            return [Proposed(tree, None) for tree in self._trees(requests, spec)]
+        return [Proposed(chain.tree, chain) for chain in self.chains(requests, spec.steps)]
 
     def extend(self, extensions: SequenceOf[Extension]) -> list[Drafted]:
         """Writes the draft KV of the rows; returns what the head gave for each sequence's last row."""

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK
+from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, SpeculationConfig
 from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.types import KvHandle
 from eyas.engine.ipc.messages import DraftClosed, DraftCommit, DraftOpen, DraftUp, Ready
 from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import Arrival, Pulls
 from eyas.engine.speculation.ahead import Ahead
-from eyas.engine.speculation.draft_runner import Extension
+from eyas.engine.speculation.draft_runner import Asked, Extension, Proposed
 from eyas.engine.speculation.turns import Rounds
 from kv_transfer.layout import pages_for
 
@@ -43,7 +46,8 @@ class Prompt:
 
 @dataclass(eq=False)
 class DraftedSequence:
-    """A sequence that is followed. `first`: the position of its row 0; above 0 if it starts from a window.
+    """A sequence that is followed. `first`: the position of its row 0; above 0 if it starts from a window,
+    whose first row is row 0 or one of the next few.
 
     `rows`: written, and made of true features; counted from `first`, like every row here. `commits`: rows to
     be written and answered. `repairs`: those before them, answered already by what had been drafted ahead.
@@ -61,6 +65,11 @@ class DraftedSequence:
     ahead: Ahead | None = None
     spare: list[int] = field(default_factory=list)
     rounds: Rounds = field(default_factory=Rounds)
+
+    @property
+    def lowest(self) -> int:
+        """The position of its first row that is one: those below it in its first page are not."""
+        return self.open.base_len if self.prompt is None else 0
 
     @property
     def is_here(self) -> bool:
@@ -103,15 +112,26 @@ class DraftedSequence:
         self.rows, self.repairs = self.end, []
 
 
+class BatchRunner(Protocol):
+    """What writes and proposes, for whole batches. `alignment` as in `DraftRunner`."""
+
+    alignment: int
+
+    @property
+    def pool(self) -> KvPool:
+        """The pool of the draft KV."""
+
+    def draft(self, asked: SequenceOf[Asked], spec: SpeculationConfig) -> list[Proposed]:
+        """As `DraftRunner.draft`; a proposal may be of another shape than `spec`, but not larger."""
+
+
 class DraftSequences:
     """Follows sequences for their peers; the destination of the pulls of their prompts.
 
     Raises nothing for what peers send: a sequence that makes no sense is closed.
     """
 
-    def __init__(
-        self, ready: Ready, pool: PagePool, pulls: Pulls, copy_page: Callable[[int, int], None]
-    ) -> None:
+    def __init__(self, ready: Ready, pool: PagePool, pulls: Pulls, runner: BatchRunner) -> None:
         self.followed: dict[Key, DraftedSequence] = {}
         self._closed: list[tuple[int, DraftClosed]] = []
         self._prompts: dict[Hashable, Prompt] = {}  # by `_name`
@@ -119,7 +139,7 @@ class DraftSequences:
         self._pool = pool
         self._pulls = pulls
         self._page_size = pulls.page_size
-        self._copy_page = copy_page
+        self._runner = runner
         pulls.destination = self
 
     # --- what decode engines send ----------------------------------------------------------------------
@@ -155,7 +175,9 @@ class DraftSequences:
             if handle is not None and _name(handle) not in self._prompts:
                 self._pulls.refuse(handle, message.attempt)
         elif handle is None:
-            self.followed[key] = DraftedSequence(message, first=message.base_len, prompt=None, rows=0)
+            below = message.base_len % self._runner.alignment
+            first = message.base_len - below
+            self.followed[key] = DraftedSequence(message, first=first, prompt=None, rows=below)
         else:
             self._open_with_handle(key, message, handle)
 
@@ -254,7 +276,7 @@ class DraftSequences:
         self._pool.share(pages[:whole])
         followed.pages = [*pages[:whole], *self._pool.take(len(partial))]
         for source, target in zip(partial, followed.pages[whole:], strict=True):
-            self._copy_page(source, target)
+            self._runner.pool.copy_page(source, target)
 
     def _leave(self, owner: Hashable) -> None:
         """Drops a prompt without users: frees its pages, or ends its pull."""

@@ -19,9 +19,12 @@ FADING = 0.99  # what a round counts beside the next one, for the acceptance
 
 
 class Foresight:
-    """Drafts ahead for the sequences of one engine, one forward at a time, for as long as it pays."""
+    """Drafts ahead for the sequences of one engine, one forward at a time, for as long as it pays.
 
-    def __init__(self, runner: DraftRunner, sequences: DraftSequences) -> None:
+    `runner`: None where chains cannot be drafted ahead of; then `begin` is never called.
+    """
+
+    def __init__(self, runner: DraftRunner | None, sequences: DraftSequences) -> None:
         self._runner = runner
         self._sequences = sequences
         self._turns = Turns()
@@ -69,7 +72,7 @@ class Foresight:
     def advance(self) -> None:
         """One forward for everything that is not drafted yet. True features are written by the first."""
         unfinished = self._unfinished()
-        if not unfinished:
+        if not unfinished or self._runner is None:
             return
         advance(self._runner, [ahead for _, ahead in unfinished])
         for followed, ahead in unfinished:
