@@ -141,7 +141,7 @@ def build_state(
 ) -> tuple[EngineSpec, DeviceState]:
     """Everything that steps share, and `loaded` with as many pages as fit, if it did not say how many."""
     groups = [KvKind.TARGET] if loaded.head is None else [KvKind.TARGET, KvKind.DRAFT]
-    tables = Tables(_sizes(loaded), loaded.config.device)
+    tables = Tables(table_sizes(loaded), loaded.config.device)
     attentions = {group: _attention(loaded, group, tables, prompts) for group in groups}
     with phases("weights"):
         models = _models(loaded, ranks, attentions)
@@ -216,7 +216,8 @@ def rounds_ahead(loaded: EngineSpec) -> int:
     return 2 if loaded.head is None else 3
 
 
-def _sizes(loaded: EngineSpec) -> TableSizes:
+def table_sizes(loaded: EngineSpec) -> TableSizes:
+    """Of the tables of a target's steps, or of a draft worker's."""
     context = loaded.target.context_length + max(BEYOND, rounds_ahead(loaded) * loaded.round_rows)
     return TableSizes(
         slots=loaded.config.max_running + 1,

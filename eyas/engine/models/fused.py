@@ -7,6 +7,9 @@ business, how they attend is the attention's.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
 import torch
 
 from eyas.engine.batch.rows import Rows
@@ -26,6 +29,28 @@ from eyas.engine.models.fused_layer import (
     source_of,
 )
 from eyas.engine.parallel.shards import config_of_rank
+
+
+class TargetEnds(Protocol):
+    """What draft heads share of a target: `embedding` [vocab, hidden], `lm_head` (this rank's rows of it)."""
+
+    embedding: torch.Tensor
+    lm_head: torch.Tensor
+
+
+@dataclass
+class FusedEnds:
+    """A target's two ends alone, for a head that drafts without it."""
+
+    embedding: torch.Tensor
+    lm_head: torch.Tensor
+
+    @classmethod
+    def load(cls, config: ModelConfig, weights: Weights) -> FusedEnds:
+        """Takes both ends from `weights`; a tied head is the embedding itself."""
+        shape = (config.vocab_size, config.hidden_size)
+        embedding = weights.take("model.embed_tokens.weight", shape)
+        return cls(embedding, embedding if config.tied_head else weights.take("lm_head.weight", shape))
 
 
 class FusedDecoder:

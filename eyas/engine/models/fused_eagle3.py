@@ -14,7 +14,7 @@ from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.eagle3 import token_map
-from eyas.engine.models.fused import FusedDecoder, head_product
+from eyas.engine.models.fused import TargetEnds, head_product
 from eyas.engine.models.fused_layer import Forward, FusedLayer, LayerContext, NarrowRows
 from eyas.engine.parallel.shards import config_of_rank
 
@@ -48,7 +48,7 @@ class FusedEagle3Draft:
     """The `DraftModel`, wherever drafts are made."""
 
     def __init__(
-        self, config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
+        self, config: DraftConfig, weights: Weights, target: TargetEnds, context: LayerContext
     ) -> None:
         """A head without an embedding or an lm_head of its own uses the target's."""
         decoder = config.decoder
@@ -89,7 +89,7 @@ def load_tap(config: DraftConfig, weights: Weights, _: FinalNorm, context: Layer
 
 
 def load_draft(
-    config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
+    config: DraftConfig, weights: Weights, target: TargetEnds, context: LayerContext
 ) -> FusedEagle3Draft:
     """Takes the head's tensors from `weights`; what it lacks of embedding and lm_head is the target's."""
     return FusedEagle3Draft(config, weights, target, context)

@@ -18,7 +18,7 @@ from eyas.engine.checkpoint.folder import read_config
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.models.base import DraftModel, FeatureTap, FinalNorm
 from eyas.engine.models.decoder import EmbeddingAndHead
-from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.fused import TargetEnds
 from eyas.engine.models.fused_layer import LayerContext
 from eyas.engine.models.keys import Raw, reading
 
@@ -63,7 +63,7 @@ class DeviceHead(Protocol):
         """The half beside the target, whose `final_norm` some heads' features have passed."""
 
     def load_draft(
-        self, config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
+        self, config: DraftConfig, weights: Weights, target: TargetEnds, context: LayerContext
     ) -> DraftModel[Rows]:
         """The half that drafts. `target`: for a head without ends; `context`: of the head's own layers."""
 
