@@ -7,7 +7,6 @@ cannot work raises ConfigError, which names the flag.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -245,12 +244,12 @@ def own_config(args: argparse.Namespace) -> ServeConfig:
     """The configuration of a cluster for one command, on free ports."""
     from eyas.worker.ports import free_ports
 
-    with contextlib.closing(free_ports()) as ports:
-        gateway = GatewayConfig(
-            port=next(ports),
-            grpc_port=next(ports),
-            model=args.model,
-            served_model=served_model(args.model),
-            drain_s=0.0,  # its only client is the command
-        )
+    ports = free_ports()
+    gateway = GatewayConfig(
+        port=next(ports),
+        grpc_port=next(ports),
+        model=args.model,
+        served_model=served_model(args.model),
+        drain_s=0.0,  # its only client is the command
+    )
     return serve_config(args, gateway)

@@ -245,7 +245,7 @@ class GatewayConfig:
     registry: str = "static:"  # static:host:port,host:port or redis://host:port/db
     layout: str = "static"  # requests go by the workers' roles; or "auto": where it is predicted to be best
     ttft_target: float = 1.0  # of auto, in seconds: a good request's first token comes within
-    tpot_target: float = 0.05  # of auto, in seconds: and each later one in so long, in the mean
+    tpot_target: float = 0.05  # of auto, in seconds: its mean time per later token, at most
     model: str = str(NANO)
     served_model: str = "eyas-nano"
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # (): no key is needed

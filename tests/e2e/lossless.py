@@ -95,7 +95,7 @@ def few_pages(config: EngineConfig) -> EngineConfig:
 REFERENCE = Variant("plain, alone: the reference", InProcess((PLAIN,), 1), speculates=False)
 VARIANTS = [
     Variant("plain, together", InProcess((PLAIN,), TOGETHER), speculates=False),
-    Variant("unified chain, alone", InProcess((CHAIN,), 1)),
+    Variant("unified chain, alone", InProcess((CHAIN,), 1), quick=False),
     Variant("unified chain, together", InProcess((CHAIN,), TOGETHER)),
     Variant("unified tree, together", InProcess((TREE,), TOGETHER)),
     Variant("split chain, together", InProcess(split_configs(CHAIN), TOGETHER)),
@@ -104,6 +104,7 @@ VARIANTS = [
         "random drafts",
         InProcess((ADVISED,), TOGETHER, lambda _: RandomDrafter(VOCAB, {})),
         speculates=False,  # whether nonsense is ever accepted is luck
+        quick=False,
     ),
     Variant("drafts around the answer", InProcess((ADVISED,), TOGETHER, lambda e: RandomDrafter(VOCAB, e))),
     Variant("few pages, chain", InProcess((few_pages(CHAIN),), TOGETHER), preempts=True),
@@ -114,7 +115,7 @@ VARIANTS = [
         preempts=True,
         quick=False,
     ),
-    Variant("services, split chain", Services(ServeConfig(layout="split"), TOGETHER)),
+    Variant("services, split chain", Services(ServeConfig(layout="split"), TOGETHER), quick=False),
     Variant(
         "services, two of each, split tree",
         Services(ServeConfig(engine=SHORT_TREE, prefill=2, decode=2, draft_workers=2), TOGETHER),

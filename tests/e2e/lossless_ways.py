@@ -102,8 +102,8 @@ class Services(Way):
         return asyncio.run(self._serve(task))
 
     async def _serve(self, task: Task) -> Answers:
-        with contextlib.closing(free_ports()) as ports:
-            gateway = GatewayConfig(port=next(ports), grpc_port=next(ports))
+        ports = free_ports()
+        gateway = GatewayConfig(port=next(ports), grpc_port=next(ports))
         config = replace(self.config, gateway=gateway)
         places = asyncio.Semaphore(self.at_once)
         async with LocalCluster(config, log=lambda name, line: None) as cluster:

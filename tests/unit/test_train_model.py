@@ -131,6 +131,7 @@ def test_both_trainings_lower_their_loss(small: Nano, caplog: pytest.LogCaptureF
         assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.slow
 def test_a_tiny_run_makes_both_folders(tmp_path: Path) -> None:
     (tmp_path / "nano").mkdir()
     shutil.copy(ASSETS / "nano" / "tokenizer.json", tmp_path / "nano")
