@@ -53,17 +53,17 @@ def told(turns: Turns, rounds: Rounds, seconds: float) -> None:
 
 
 def test_a_round_between_two_ways_and_a_pause_count_for_neither() -> None:
-    turns, rounds = Turns(), Rounds(began=1.0, ways=(True, True))
+    turns, rounds = Turns(), Rounds(began=1.0, ways=(False, False))
     for _ in range(TRIAL - 1):
-        told(turns, rounds, 0.01)
-    told(turns, rounds, PAUSE_S + 1.0)
-    assert turns.ahead, "a pause is no round of the trial"
-    told(turns, rounds, 0.01)
-    assert not turns.ahead
-    for _ in range(TRIAL):  # the first was drafted for the other way
         told(turns, rounds, 0.02)
-    assert not turns.ahead and turns._trying is not None
+    told(turns, rounds, PAUSE_S + 1.0)
+    assert not turns.ahead, "a pause is no round of the trial"
     told(turns, rounds, 0.02)
+    assert turns.ahead
+    for _ in range(TRIAL):  # the first was drafted for the other way
+        told(turns, rounds, 0.01)
+    assert turns.ahead and turns._trying is not None
+    told(turns, rounds, 0.01)
     assert turns.ahead and turns._trying is None, "0.01 s per round against 0.02"
     for _ in range(KEPT + 2):
         told(turns, rounds, 0.01)

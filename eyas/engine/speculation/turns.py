@@ -57,12 +57,12 @@ class Rounds:
 class Turns:
     """`ahead`: the way of the moment. A trial of it, one without, then the better one until the next trial.
 
-    It begins with drafting ahead: then a few early rounds are not without it.
+    It begins without: a worker that is asked little does nothing that has not proved its worth.
     """
 
     def __init__(self) -> None:
-        self.ahead = True
-        self._trying: bool | None = True  # which way is on trial; None: a choice has been made
+        self.ahead = False
+        self._trying: bool | None = False  # which way is on trial; None: a choice has been made
         self._spent = {True: Spent(), False: Spent()}
         self._left = TRIAL
 
