@@ -21,14 +21,15 @@ from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DeviceModel
 from eyas.engine.sampling.scores import SLICE
-from eyas.engine.speculation.device import CertainChunk, DeviceDrafter
+from eyas.engine.speculation.device import CertainChunk, DeviceDrafter, DeviceTap
 
 
 @dataclass(frozen=True)
 class DeviceState:
     """Everything on the device that steps share.
 
-    `drafter`: proposes in the same step, if there is one. `prompts`: attends the chunks that it plans, if
+    `drafter`: proposes in the same step, if there is one. `tap`: where drafts come from elsewhere, which
+    wants features. `prompts`: attends the chunks that it plans, if
     there is one; all others, and those of every graph, the tile kernel does.
     """
 
@@ -40,11 +41,17 @@ class DeviceState:
     synthetic: torch.Tensor | None = None  # chances of acceptance, for benchmarks
     pdl: bool = False
     prompts: PromptAttention | None = None
+    tap: DeviceTap | None = None
+
+    @property
+    def head(self) -> DeviceDrafter | DeviceTap | None:
+        """As much of a draft head as runs here."""
+        return self.drafter or self.tap
 
     @property
     def trees(self) -> bool:
         """May drafts branch? Chains need neither masks nor rows moved."""
-        return self.drafter is not None and self.drafter.trees
+        return self.head is not None and self.head.trees
 
     @property
     def pools(self) -> tuple[KvPool, ...]:
@@ -54,7 +61,7 @@ class DeviceState:
     @property
     def path_rows(self) -> int:
         """Rows of the longest path that a round can accept, its root included."""
-        return 1 if self.drafter is None else self.drafter.path_rows
+        return 1 if self.head is None else self.head.path_rows
 
     @property
     def device(self) -> str:
@@ -122,7 +129,7 @@ class StepProgram:
         singles = self._decode_rows("single_slots", first, 1) if shape.singles else None
         tiles = part["tiles"].view(-1, 4) if shape.chunk else None
         rows = Rows(part["tokens"], part["positions"], part["kv_rows"], rounds, tiles, self._planned, singles)
-        taps = state.drafter.taps if state.drafter and shape.drafts else ()
+        taps = state.head.taps if state.head and (shape.drafts or state.tap) else ()
         x, self._tapped = state.model.forward(rows, state.pool, taps)
         self._rows = rows
         if shape.sampled:
@@ -152,8 +159,17 @@ class StepProgram:
 
     def features(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, head width]: of the forward's rows, int64 [n]."""
-        assert self._state.drafter is not None
-        return self._state.drafter.features(self._tapped.index_select(0, rows))
+        assert self._state.head is not None
+        return self._state.head.features(self._tapped.index_select(0, rows))
+
+    def certain(self, rows: torch.Tensor) -> torch.Tensor:
+        """[batch * path rows + n, head width]: of the rows on each round's path, then of others, int64 [n].
+
+        After `rest`. What stands behind a path's end is any row's.
+        """
+        first = torch.arange(self._shape.batch, device=rows.device)[:, None] * self._shape.width
+        accepted = self._paths.clamp(min=0) + first
+        return self.features(torch.cat((accepted.view(-1), rows)))
 
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""

@@ -127,8 +127,7 @@ def _plain_core(loaded: EngineSpec) -> _Core:
     with loaded.weights(KvKind.TARGET) as weights:
         model = Decoder(target, weights, backend)
     pool = loaded.pool(KvKind.TARGET)
-    drafts_here = loaded.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(config.roles))
-    draft_runner = plain_runner(loaded, model.ends) if drafts_here else None
+    draft_runner = plain_runner(loaded, model.ends) if loaded.drafts_here else None
     pools = (pool,) if draft_runner is None else (pool, draft_runner.pool)
     runner = PlainRunner(model, pools, backend, _tap(loaded, model) if loaded.head else None)
     drafter = _drafter(config, draft_runner, target.vocab_size)
@@ -166,7 +165,8 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
     with start.phases("rates"):
         most = Reach(config.max_running, config.chunk_tokens, loaded.target.context_length)
         rates = _rates(device.runner, config, most, GRAIN)
-    return loaded, _Core(device.runner, device.pools, None, limits, device.slowest_step_s, rates)
+    drafter = None if loaded.drafts_here else _drafter(config, None, loaded.target.vocab_size)
+    return loaded, _Core(device.runner, device.pools, drafter, limits, device.slowest_step_s, rates)
 
 
 def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:

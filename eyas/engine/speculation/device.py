@@ -112,6 +112,20 @@ class DeviceDrafter:
         return paths.PathRows(features.new_empty(count, features.shape[1]), rows, last)
 
 
+class DeviceTap:
+    """Features for a drafter elsewhere; nothing is proposed inside the step. `width`: rows of a round."""
+
+    def __init__(self, tap: FeatureTap, spec: SpeculationConfig, width: int) -> None:
+        self._tap = tap
+        self.taps = tap.layers
+        self.path_rows = min(spec.steps + 1, width)
+        self.trees = spec.topk > 1
+
+    def features(self, tapped: torch.Tensor) -> torch.Tensor:
+        """As of `DeviceDrafter`."""
+        return self._tap.features(tapped)
+
+
 class DeviceProposer:
     """The head's half that drafts, over a pool and the tables of whoever has the sequences.
 
