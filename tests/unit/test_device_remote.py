@@ -33,7 +33,7 @@ def apart(plain: EngineConfig, *, device_drafter: bool = False) -> tuple[EngineC
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interpreted step has run when it is launched: it seems to take no time, so waiting seems too dear."""
+    """An interpreted step has run when it is launched: it seems to take no time, so none bears waiting."""
     monkeypatch.setattr(Patience, "draft_wait_s", PATIENCE_S / 3)
 
 

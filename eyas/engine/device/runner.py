@@ -75,7 +75,7 @@ class DeviceRunner:
         special = rows.told(self._executor.sample(rows.array()) if rows else ())
         result, event = self._executor.finish(step)
         told = None
-        if self._executor.certain is not None:
+        if self._elsewhere and self._executor.certain is not None:
             told = Certain(self._executor.certain, self._executor.state.path_rows, ends)
         return DeviceFlight(shape, works, placed, result, event, special, scores, features, told)
 
