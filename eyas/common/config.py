@@ -264,7 +264,7 @@ class ServeConfig:
 
     `prefill`, `decode`, `draft_workers`: workers of the split layout; None: one of the last, but none on
     GPUs, which then draft where they decode. `prefill_tp`, `decode_tp`: GPUs per worker. `workers`: of the
-    other two layouts. `gpus`: numbers, worker after worker; (): as many as needed, from the engine's device on.
+    other two layouts. `gpus`: numbers, worker after worker; (): as many as needed, from the engine's on.
     """
 
     gateway: GatewayConfig = GatewayConfig(drain_s=5.0)  # short: a person at the keyboard waits
