@@ -39,13 +39,13 @@ TARGETS = ("ttft_target", "tpot_target")  # of the auto layout
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The configuration from the engine's flags. Without --draft, only the embedded model has a head."""
+    """The configuration from the engine's flags."""
     _check_transfer(args.transfer, args.tensor_parallel_size)
-    draft = args.draft or (str(NANO_HEAD) if is_nano(args.model) else "none")
     return resolve_engine(
         args.device,
         model=args.model,
-        draft=None if draft == "none" else draft,
+        draft=_draft_folder(args),
+        draft_capture_layers=args.draft_capture_layers,
         tensor_parallel_size=args.tensor_parallel_size,
         load_format=args.load_format,
         dtype=args.dtype,
@@ -67,6 +67,14 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         log_format=args.log_format,
         speculation=_speculation_config(args),
     )
+
+
+def _draft_folder(args: argparse.Namespace) -> str | None:
+    """The draft head's. Without --draft, only the embedded model has a head."""
+    if args.draft is None:
+        return str(NANO_HEAD) if is_nano(args.model) else None
+    folder: str | None = {"none": None, "mtp": args.model}.get(args.draft, args.draft)
+    return folder
 
 
 def _check_transfer(transfer: str, ranks: int) -> None:

@@ -46,7 +46,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     engine = EngineConfig()
     add = parser.add_argument_group("model and device").add_argument
     add("--model", default=engine.model, metavar="DIR", help="a Hugging Face folder (the embedded model)")
-    add("--draft", metavar="DIR|none", help="its draft head (the embedded head for the embedded model)")
+    add(
+        "--draft",
+        metavar="DIR|mtp|none",
+        help="its draft head; mtp: the one in its own folder (the embedded head for the embedded model)",
+    )
     add("--load-format", default=engine.load_format, choices=["auto", "dummy"], help="dummy: random weights")
     add("--device", default=engine.device, help=f"cpu or cuda ({engine.device})")
     add(
@@ -156,6 +160,13 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
 def _add_speculation(parser: argparse.ArgumentParser) -> None:
     spec = SpeculationConfig()
     add = parser.add_argument_group("speculation").add_argument
+    add(
+        "--draft-capture-layers",
+        type=numbers,
+        default=EngineConfig.draft_capture_layers,
+        metavar="N,...",
+        help="the layers whose input an EAGLE-3 head is fed with, from 0 (those that its config.json means)",
+    )
     add(
         "--spec-steps",
         "--speculative-num-steps",
@@ -270,13 +281,6 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     """The flags of `eyas chat`."""
     add_server(parser)
     parser.add_argument("--temperature", type=float, default=0.0, help="(0)")
-
-
-def add_train(parser: argparse.ArgumentParser) -> None:
-    """The flags of `eyas train`."""
-    parser.add_argument("what", choices=["nano"])
-    parser.add_argument("--out", required=True, metavar="DIR")
-    parser.add_argument("--seed", type=int, default=0, help="(0)")
 
 
 def add_server(parser: argparse.ArgumentParser, url: str | None = DEFAULT_URL) -> None:

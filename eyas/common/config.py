@@ -59,6 +59,7 @@ class EngineConfig:
 
     model: str = str(NANO)
     draft: str | None = str(NANO_HEAD)  # the draft head's folder; None: no speculation
+    draft_capture_layers: tuple[int, ...] = ()  # whose input the head's feature is made of; (): as it says
     roles: tuple[Role, ...] = (Role.PREFILL, Role.DECODE, Role.DRAFT)
     worker: str = "127.0.0.1:0"  # the address that handles carry
     device: str = "cpu"  # or "cuda"

@@ -151,6 +151,8 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "log-format": engine.log_format,
         "transfer": engine.transfer,
     }
+    if engine.draft_capture_layers:
+        flags["draft-capture-layers"] = ",".join(map(str, engine.draft_capture_layers))
     if engine.num_pages is not None:
         flags["num-pages"] = engine.num_pages
     if engine.context_length is not None:

@@ -217,6 +217,11 @@ def test_only_the_embedded_model_has_the_embedded_head(tmp_path: Path) -> None:
     )
 
 
+def test_a_head_may_lie_in_its_models_folder(tmp_path: Path) -> None:
+    asked = parse("serve", "--model", str(tmp_path), "--draft", "mtp")
+    assert configuration.engine_config(asked).draft == str(tmp_path)
+
+
 def test_a_gpu_serves_unified_by_default() -> None:
     assert configuration.serve_config(parse("serve", "--device", "cuda"), GatewayConfig()).layout == "unified"
     asked = parse("serve", "--device", "cuda", "--layout", "split")
@@ -338,6 +343,7 @@ def test_synthetic_acceptance_is_resolved_for_every_step() -> None:
         ["--num-pages", "9", "--mem-fraction-static", "0.5", "--dtype", "float16", "--tp", "4"],
         ["--attention-backend", "torch"],
         ["--host-cache-gb", "2.5"],
+        ["--draft-capture-layers", "2,16,29"],
         ["--prefill-attention-backend", "flashinfer"],
         ["--spec-steps", "3", "--rejection-sample-method", "synthetic", "--synthetic-acceptance-length", "3"],
     ],

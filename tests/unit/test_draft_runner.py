@@ -11,35 +11,37 @@ from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.speculation.draft_runner import DraftRequest, DraftRunner, Extension
+from tests.unit.head_equations import Eagle, Eagle3
 from tests.unit.model_rig import HeadRig, Rig
-from tests.unit.test_eagle3_head import Equations
-from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
 
 N = 70  # certain rows
 GREEDY = SamplingParams(temperature=0.0)
 
 
-@pytest.fixture(params=[None, 100], ids=["shared_head", "own_head_d2t"])
+@pytest.fixture(params=[None, 100, 0], ids=["shared_head", "own_head_d2t", "eagle_1"])
 def folders(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
     target = write_tiny_llama(tmp_path / "target")
+    if request.param == 0:
+        return target, write_tiny_eagle(tmp_path / "head", target)
     return target, write_tiny_eagle3(tmp_path / "head", target, draft_vocab=request.param)
 
 
 class Paper:
     """Section 2 of EAGLE-2 on top of the head's equations; every path is computed by itself."""
 
-    def __init__(self, equations: Equations, ids: torch.Tensor, g: torch.Tensor) -> None:
+    def __init__(self, equations: Eagle | Eagle3, ids: torch.Tensor, g: torch.Tensor) -> None:
         self._equations = equations
         self._ids = ids  # target id of each draft id
         self._g = g  # output at the last certain row
 
     def next(self, path: list[int]) -> torch.Tensor:
         """Draft probabilities after the certain rows and the tokens of `path`."""
-        certain = list(self._equations.joined)
+        certain = self._equations.count
         g = self._g
         for token in path:
             g = self._equations.row(g, token)
-        self._equations.joined = certain
+        self._equations.forget(certain)
         return self._equations.logits(g).softmax(-1)
 
     def best(self, path: list[int], k: int) -> list[tuple[int, float]]:
@@ -84,7 +86,7 @@ def _prepared(folders: tuple[Path, Path], offset: int = 0) -> tuple[DraftRunner,
             Extension(pages, 41, tokens[41:], features[41:], offset),
         ]
     )[1]
-    equations = Equations(folder, target)
+    equations = {"eagle": Eagle, "eagle3": Eagle3}[rig.config.algorithm](folder, target)
     g = [equations.row(f, t) for f, t in zip(features, tokens, strict=True)][-1]
     ids = torch.arange(256) if rig.head.token_map is None else rig.head.token_map
     return runner, DraftRequest(pages, N, hidden, GREEDY, choice=0, offset=offset), Paper(equations, ids, g)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.unit.families import write_family
-from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny_mtp import write_tiny_mimo
 
 pytest.importorskip("triton")
 
@@ -124,6 +125,16 @@ def test_all_kernels_are_found_and_compile(tmp_path: Path, cache: Path, rounds: 
     assert len(list(cache.rglob("*.cubin"))) == sum(found[name] for name in compiled)
 
 
+def test_a_head_without_norms_has_its_kernels(tmp_path: Path, cache: Path) -> None:
+    """EAGLE-2's: what joins compiles."""
+    model = write_tiny_llama(tmp_path / "model", tied=False)
+    head = write_tiny_eagle(tmp_path / "head", model, layers=2)
+    spec, kernels = SPECULATION["chain"]
+    found = _told(RECORD.replace("SPEC", str(spec)), json.dumps([str(model), str(head), ["_join"], {}]))
+    assert set(found) == kernels
+    assert len(list(cache.rglob("_join.cubin"))) == found["_join"]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_sum_over_ranks_is_found_as_it_is_launched(tmp_path: Path, cache: Path, dtype: str) -> None:
     """With a residual and sums in narrow steps, without in wide ones: the keys are those of real tensors."""
@@ -138,6 +149,15 @@ def test_the_sum_over_ranks_is_found_as_it_is_launched(tmp_path: Path, cache: Pa
 def test_float32_is_summed_by_no_kernel_of_ours(tmp_path: Path, cache: Path) -> None:
     model = write_tiny_llama(tmp_path / "model", tied=False, hidden=512)
     assert _told(SUMS, json.dumps([str(model), "float32"]))["found"] == []
+
+
+def test_an_mtp_heads_kernels_are_found_and_compile(tmp_path: Path, cache: Path) -> None:
+    """The join that looks at positions among them."""
+    spec, kernels = SPECULATION["chain"]
+    model = str(write_tiny_mimo(tmp_path / "model"))
+    found = _told(RECORD.replace("SPEC", str(spec)), json.dumps([model, model, ["_join"], {}]))
+    assert set(found) == kernels
+    assert len(list(cache.rglob("_join.cubin"))) == found["_join"]
 
 
 def test_a_batch_without_a_graph_has_its_kernels(tmp_path: Path, cache: Path) -> None:

@@ -53,7 +53,7 @@ class EngineSpec:
         target = read_model(config.model, config.load_format).limited_to(config.context_length)
         head = None
         if config.draft is not None:
-            head = read_head(config.draft, target, config.load_format)
+            head = read_head(config.draft, target, config.load_format, config.draft_capture_layers)
         for decoder in [target] if head is None else [target, head.decoder]:
             share = config_of_rank(decoder, config.tensor_parallel_size)
             if config.attention_backend != "torch":
@@ -83,7 +83,8 @@ class EngineSpec:
             yield DummyWeights(placement=self.placement, optional=head.dummy_tensors if head else frozenset())
             return
         spelling = head_family(head.algorithm).spelling if head else self.target.spelling
-        with FolderWeights(self.decoder(group).folder, spelling, self.placement) as weights:
+        folder, prefix = self.decoder(group).folder, head.prefix if head else ""
+        with FolderWeights(folder, spelling, self.placement, prefix) as weights:
             yield weights
 
     @property

@@ -42,7 +42,9 @@ class EmbeddingAndHead:
         return cls(embedding, Linear(head))
 
 
-class _Layer:
+class DecoderLayer:
+    """Attention, then the feed-forward, as `spec` says; their tensors are those below `prefix`."""
+
     def __init__(self, config: ModelConfig, spec: LayerSpec, weights: Weights, prefix: str) -> None:
         hidden, norms = config.hidden_size, spec.norms
 
@@ -71,7 +73,7 @@ class Decoder:
         self.config = config
         self.ends = EmbeddingAndHead.load(config, weights)
         self._layers = [
-            _Layer(config, spec, weights, f"model.layers.{i}") for i, spec in enumerate(config.layers)
+            DecoderLayer(config, spec, weights, f"model.layers.{i}") for i, spec in enumerate(config.layers)
         ]
         self._norm = RmsNorm.load(config, weights, "model.norm.weight", config.hidden_size)
         self._rotaries = rotaries(config, weights.placement.device)

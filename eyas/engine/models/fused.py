@@ -26,7 +26,7 @@ from eyas.engine.models.fused_layer import (
     NarrowRows,
     WideRows,
     load_gain,
-    source_of,
+    load_input_gain,
 )
 from eyas.engine.parallel.shards import config_of_rank
 
@@ -72,8 +72,7 @@ class FusedDecoder:
         self.layers = []
         for i, spec in enumerate(config.layers):
             prefix = f"model.layers.{i}"
-            name = f"{prefix}.{spec.norms.before_attention}.weight"
-            gain = load_gain(config, weights, name, config.hidden_size)
+            gain = load_input_gain(config, weights, spec, prefix)
             self.layers.append(FusedLayer(config, spec, weights, prefix, gain))
         self.narrow_rows = min(layer.narrow_rows for layer in self.layers)
         self._gain = load_gain(config, weights, "model.norm.weight", config.hidden_size)
@@ -118,20 +117,20 @@ class FusedDecoder:
     def _narrow(
         self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor
     ) -> torch.Tensor:
-        scale, eps = self.config.embedding_scale, self.config.norm_eps
+        scale = self.config.embedding_scale
         residual = NarrowRows(
             *row_kernels.embed(step.rows.tokens, self.embedding, sums=True, scale=scale, pdl=self._pdl)
         )
         for i, layer in enumerate(self.layers):
             _keep(tapped, taps, i, residual.x)
-            residual = layer.narrow(source_of(residual, eps), residual, pool.layer(i), step)
+            residual = layer.narrow(layer.source(residual), residual, pool.layer(i), step)
         return residual.x
 
     def _wide(self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor) -> torch.Tensor:
         x, _ = row_kernels.embed(step.rows.tokens, self.embedding, scale=self.config.embedding_scale)
         residual = WideRows(x, torch.zeros_like(x))
         for i, layer in enumerate(self.layers):
-            normed = residual.settle(self.config.norm_eps, self._pdl)
+            normed = layer.settle(residual, self._pdl)
             _keep(tapped, taps, i, x)
             residual = layer.wide(normed, x, pool.layer(i), step)
         return residual.settled(self.config.norm_eps, self._pdl)

@@ -5,6 +5,7 @@ Which kind a folder holds is seen by its tensors, never by what its config.json 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from pathlib import Path
 from typing import Protocol, cast
@@ -16,16 +17,23 @@ from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.folder import read_config
 from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.models import llama
 from eyas.engine.models.base import DraftModel, FeatureTap, FinalNorm
 from eyas.engine.models.decoder import EmbeddingAndHead
 from eyas.engine.models.fused import TargetEnds
 from eyas.engine.models.fused_layer import LayerContext
 from eyas.engine.models.keys import Raw, reading
 
-HEADS = {"eagle3": "fused_eagle3"}
+HEADS = {
+    "mtp": "fused_mtp",
+    "eagle": "fused_eagle",
+    "eagle3": "fused_eagle3",
+}
 """The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they are asked; and the
 `DeviceHead` of each ("": it has none, and is refused by name where there is a device).
 """
+
+MOST_LAYERS = 128
 
 
 class HeadFamily(Protocol):
@@ -68,8 +76,13 @@ class DeviceHead(Protocol):
         """The half that drafts. `target`: for a head without ends; `context`: of the head's own layers."""
 
 
-def read_head(folder: Path | str, target: ModelConfig, load_format: str = "auto") -> DraftConfig:
-    """The draft head that a folder holds. Raises ConfigError if it is none, or does not fit `target`."""
+def read_head(
+    folder: Path | str, target: ModelConfig, load_format: str = "auto", capture_layers: tuple[int, ...] = ()
+) -> DraftConfig:
+    """The draft head that a folder holds. Raises ConfigError if it is none, or does not fit `target`.
+
+    `capture_layers`: instead of those that its config.json names (--draft-capture-layers).
+    """
     folder = Path(folder)
     raw = read_config(folder)
     kinds = [head_family(name) for name in HEADS]
@@ -77,9 +90,34 @@ def read_head(folder: Path | str, target: ModelConfig, load_format: str = "auto"
         with reading(folder):
             config = family.describe_head(raw, folder, target, load_format)
         if config is not None:
-            return config
+            return _capturing(config, target, capture_layers)
     names = " nor ".join(family.NAME for family in kinds)
     raise ConfigError(f"draft head {folder}: it is not {names} (another kind: docs/adding-a-draft-head.md)")
+
+
+def target_alike(folder: Path) -> ModelConfig:
+    """A target of the sizes in a head's own config.json, with as many layers as the largest models have.
+
+    For who asks what a head is, and has no target. Raises ConfigError if config.json does not say.
+    """
+    raw = read_config(folder)
+    with reading(folder):
+        alike = llama.describe({"num_hidden_layers": 1, **raw}, folder)
+    return dataclasses.replace(alike, layers=alike.layers[:1] * MOST_LAYERS)
+
+
+def _capturing(config: DraftConfig, target: ModelConfig, asked: tuple[int, ...]) -> DraftConfig:
+    """The head with the captured layers that are `asked` for, or its own. ConfigError if there are none."""
+    flag, last = "draft-capture-layers", target.num_layers
+    if asked and config.capture_layers == (last,):
+        what = f"draft head {config.folder} is fed with what leaves the last layer, and with no other"
+        raise ConfigError(f"--{flag}: {what}", param=flag)
+    layers = asked or config.capture_layers
+    if not all(0 <= layer <= last for layer in layers):
+        named = ", ".join(map(str, layers))
+        text = f"draft head {config.folder} captures the layers {named}, and the target has 0 to {last}"
+        raise ConfigError(f"{text} (--{flag} names others)", param=flag)
+    return dataclasses.replace(config, capture_layers=layers)
 
 
 def head_family(algorithm: str) -> HeadFamily:
