@@ -286,9 +286,9 @@ class GatewayConfig:
 class ServeConfig:
     """A local cluster: one gateway and its workers.
 
-    `prefill`, `decode`, `draft_workers`: workers of the split layout, the last on CPUs only, because a GPU
-    drafts where it decodes. `prefill_tp`, `decode_tp`: GPUs per worker. `workers`: of the other two layouts.
-    `gpus`: numbers, worker after worker; (): as many as needed, from the engine's device on.
+    `prefill`, `decode`, `draft_workers`: workers of the split layout; None: one of the last, but none on
+    GPUs, which then draft where they decode. `prefill_tp`, `decode_tp`: GPUs per worker. `workers`: of the
+    other two layouts. `gpus`: numbers, worker after worker; (): as many as needed, from the engine's on.
     """
 
     gateway: GatewayConfig = GatewayConfig(drain_s=5.0)  # short: a person at the keyboard waits
@@ -296,7 +296,7 @@ class ServeConfig:
     layout: str = "split"  # or "unified", or "auto": as unified, and prompts may be computed elsewhere
     prefill: int = 1
     decode: int = 1
-    draft_workers: int = 1
+    draft_workers: int | None = None
     prefill_tp: int = 1
     decode_tp: int = 1
     workers: int = 1

@@ -69,9 +69,11 @@ def _auto(config: ServeConfig) -> dict[str, EngineConfig]:
 
 
 def _split(config: ServeConfig) -> dict[str, EngineConfig]:
-    """A GPU drafts where it decodes, a CPU leaves it to draft workers."""
-    here = (Role.DRAFT,) if config.engine.device != "cpu" and config.engine.draft else ()
-    elsewhere = config.draft_workers if config.engine.draft and not here else 0
+    """Who decodes leaves drafting to draft workers. Without any a GPU drafts where it decodes."""
+    on_gpus = config.engine.device != "cpu"
+    wanted = int(not on_gpus) if config.draft_workers is None else config.draft_workers
+    elsewhere = wanted if config.engine.draft else 0
+    here = (Role.DRAFT,) if on_gpus and config.engine.draft and not elsewhere else ()
 
     def engine(*roles: Role, ranks: int = 1) -> EngineConfig:
         return dataclasses.replace(config.engine, roles=roles, tensor_parallel_size=ranks)

@@ -20,6 +20,7 @@ from eyas.common.params import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
+from eyas.engine.batch.tree import DraftTree
 
 LOOKING = ("prompt", "predicted", "tokens", "found", "headed", "lookup", "head")
 """Words of a slot's row in the table `looking`: ids of the prompt; entries of the table `predicted` (0:
@@ -164,6 +165,24 @@ class TableWrites:
             self.put(name, slot, (word,))
         self.put("speculative", slot, (int(speculative),))
         self.put("drafts", slot, [-1] * self._tables.drafts.shape[1])
+
+    def draft(self, slot: int, tree: DraftTree, *, branching: bool) -> None:
+        """Drafts that came from elsewhere, below the slot's root; the tables' chain is as good as a `tree`'s.
+
+        `branching`: other proposals are trees, so this one's shape is written down too.
+        """
+        nodes, most = len(tree), self._tables.drafts.shape[1]
+        self.put("drafts", slot, [*tree.tokens, *[-1] * (most - nodes)])
+        if not branching:
+            return
+        depths, masks = [0], [1]
+        for node, parent in enumerate(tree.parents):
+            depths.append(depths[parent + 1] + 1)
+            masks.append(masks[parent + 1] | 1 << (node + 1))
+        self.put("parents", slot, tree.parents)
+        self.put("depth", slot, depths)
+        for node, mask in enumerate(masks):
+            self.put("mask", slot, (_signed(mask & 0xFFFFFFFF), _signed(mask >> 32)), start=2 * node)
 
     def occupy_special(self, slot: int, params: SamplingParams, endings: Iterable[int]) -> None:
         """The lists that processors read. `endings`: ids that would end the output."""

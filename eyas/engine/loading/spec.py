@@ -16,7 +16,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import number_of
 from eyas.common.pool import Geometry
-from eyas.common.types import KvKind
+from eyas.common.types import KvKind, Role
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
@@ -120,6 +120,11 @@ class EngineSpec:
             dtype=self.placement.dtype,
             device=self.placement.device,
         )
+
+    @property
+    def drafts_here(self) -> bool:
+        """Does this engine run the draft head, if there is one? Else draft workers do."""
+        return self.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(self.config.roles))
 
     @property
     def round_rows(self) -> int:

@@ -37,6 +37,13 @@ class FusedEnds:
     embedding: torch.Tensor
     lm_head: torch.Tensor
 
+    @classmethod
+    def load(cls, config: ModelConfig, weights: Weights) -> FusedEnds:
+        """Takes both ends, whole, from `weights`; a tied head is the embedding itself."""
+        shape = (config.vocab_size, config.hidden_size)
+        embedding = weights.take("model.embed_tokens.weight", shape)
+        return cls(embedding, embedding if config.tied_head else weights.take("lm_head.weight", shape))
+
     def limited_to(self, ids: tuple[int, ...]) -> FusedEnds:
         """With those rows of a whole output head alone, in this order; (): with all."""
         if not ids:
