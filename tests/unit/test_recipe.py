@@ -102,7 +102,14 @@ DRAFTED = PLAIN | {"_join", "_gather_path"}
 SPECULATION = {
     "plain": ((3, 1, 4), PLAIN),
     "chain": ((3, 1, 4), DRAFTED | {"_propose_rows"}),
-    "tree": ((3, 2, 6), DRAFTED | {"_compact", "_grow", "_select"}),
+    "tree": ((3, 2, 6), DRAFTED | {"_compact", "_couple", "_grow", "_select"}),
+    "wide tree": ((4, 30, 100), DRAFTED | {"_compact", "_couple", "_grow", "_select"}),
+}
+OWN = {
+    "plain": ["_verdict"],
+    "chain": ["_propose_rows"],
+    "tree": ["_couple", "_select"],
+    "wide tree": ["_attend", "_prepare", "_grow", "_select"],  # whose masks have several words
 }
 
 
@@ -116,10 +123,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("rounds", SPECULATION)
 def test_all_kernels_are_found_and_compile(tmp_path: Path, cache: Path, rounds: str) -> None:
-    """Two of them are compiled: one of the plain step, one that only this kind of round has."""
+    """Some of them are compiled: one of the plain step, those that only this kind of round has."""
     spec, kernels = SPECULATION[rounds]
-    own = {"plain": "_verdict", "chain": "_propose_rows", "tree": "_select"}[rounds]
-    compiled = ["_norm", own]
+    compiled = ["_norm", *OWN[rounds]]
     found = _recorded(tmp_path, spec, compiled, drafted=rounds != "plain")
     assert set(found) == kernels
     assert len(list(cache.rglob("*.cubin"))) == sum(found[name] for name in compiled)
