@@ -180,6 +180,12 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         help="nodes verified, with the root (steps + 1)",
     )
     add(
+        "--spec-adaptive",
+        "--speculative-adaptive",
+        action="store_true",
+        help="draft as deep as pays, at most --spec-steps, by measured times and acceptance",
+    )
+    add(
         "--rejection-sample-method",
         choices=["standard", "synthetic"],
         default="standard",

@@ -32,14 +32,15 @@ MOST_ROWS = 256  # steps times topk: the rows that a drafter computes for one se
 class SpeculationConfig:
     """How far a drafter looks ahead: a chain of `steps`, or (topk > 1) a tree of `draft_tokens` nodes.
 
-    `draft_tokens` counts the root; a chain needs steps + 1. `synthetic_rates`, for benchmarks: per step, the
-    chance that a draft counts as accepted once those before it were, whatever the model computes; (): the
-    model decides.
+    `draft_tokens` counts the root; a chain needs steps + 1. `adaptive`: each round goes as far as pays, and
+    at most so far. `synthetic_rates`, for benchmarks: per step, the chance that a draft counts as accepted
+    once those before it were, whatever the model computes; (): the model decides.
     """
 
     steps: int = 5
     topk: int = 1
     draft_tokens: int = 6
+    adaptive: bool = False
     synthetic_rates: tuple[float, ...] = ()
 
     @property

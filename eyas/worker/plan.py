@@ -171,6 +171,8 @@ def _speculation_flags(spec: SpeculationConfig) -> dict[str, object]:
         "spec-topk": spec.topk,
         "spec-draft-tokens": spec.draft_tokens,
     }
+    if spec.adaptive:
+        flags["spec-adaptive"] = True
     if spec.synthetic_rates:
         flags["rejection-sample-method"] = "synthetic"
         flags["synthetic-acceptance-rates"] = tuple(itertools.accumulate(spec.synthetic_rates, mul))

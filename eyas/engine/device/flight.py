@@ -39,7 +39,8 @@ class Features:
 @dataclass(frozen=True)
 class DeviceFlight:
     """`placed`: `works` in the order of their rows. `result`: int32 on the host, valid once `event` (None on
-    a CPU) has passed, as `special` is. `launched`: monotonic seconds.
+    a CPU) has passed, as `special` is. `depth`: of the drafts that it verifies and makes, if that may change.
+    `launched`: monotonic seconds.
     """
 
     shape: StepShape
@@ -50,6 +51,7 @@ class DeviceFlight:
     special: Told
     scored: SequenceOf[Scored] = ()
     features: Features | None = None
+    depth: int | None = None
     launched: float = field(default_factory=time.monotonic)
 
     @property

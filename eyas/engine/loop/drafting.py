@@ -11,20 +11,35 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 import torch
 
+from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.types import KvHandle
 from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.messages import DraftDown, DraftUp
 from eyas.engine.loop.patience import Patience
+from eyas.engine.speculation.depth import shallower
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
+from eyas.engine.speculation.pacing import Pacing
 
 
 class Drafting:
-    """`drafter`: None if there is none outside the step. `most_nodes`: of a proposal that a step verifies."""
+    """`drafter`: None if there is none outside the step. `most_nodes`: of a proposal that a step verifies.
 
-    def __init__(self, drafter: Drafter | None, width: int, most_nodes: int) -> None:
+    `spec`: what is wanted of the drafter; with `pacing` as deep as that says, and at most so.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        width: int,
+        most_nodes: int,
+        spec: SpeculationConfig = EngineConfig.speculation,
+        pacing: Pacing | None = None,
+    ) -> None:
         """`width`: of the head; 0 without one."""
         self.drafter = drafter
+        self._spec = spec
+        self._pacing = pacing
         self.patience = Patience()
         self._width = width
         self._most_nodes = most_nodes
@@ -41,13 +56,14 @@ class Drafting:
         features = one.features[: len(tokens)]
         if self.drafter.local_kv:
             if tokens and (seq.drafting or (seq.draft_len == start and self._open(seq, start))):
-                self._commits.append(Commit(seq, start, tokens, features, propose))
+                want = self._want() if propose else None
+                self._commits.append(Commit(seq, start, tokens, features, want))
             return
         seq.window.add(start, features)
         if not propose:
             return  # a drafter far away hears of a prompt by its handle, or of the window at its end
         if seq.drafting:
-            self._commits.append(Commit(seq, start, tokens, features, propose))
+            self._commits.append(Commit(seq, start, tokens, features, self._want()))
         else:
             self._open_from_window(seq)
 
@@ -79,7 +95,7 @@ class Drafting:
             return self._open_from_window(seq, handle)
         if seq.draft_len != base or not self._open(seq, base):
             return False
-        self._commits.append(Commit(seq, base, seq.output[:1], feature, propose=True))
+        self._commits.append(Commit(seq, base, seq.output[:1], feature, self._want()))
         return True
 
     def _open(self, seq: Sequence, base: int, handle: KvHandle | None = None) -> bool:
@@ -94,8 +110,14 @@ class Drafting:
         if not seq.window.chunks or not self._open(seq, base, handle):
             return False
         recent = torch.cat(tuple(seq.window.chunks))
-        self._commits.append(Commit(seq, base, seq.tokens(base + 1, len(seq)), recent, propose=True))
+        self._commits.append(Commit(seq, base, seq.tokens(base + 1, len(seq)), recent, self._want()))
         return True
+
+    def _want(self) -> SpeculationConfig | None:
+        """The proposal that the next round is to verify; None: it is plain."""
+        if self._pacing is None:
+            return self._spec
+        return shallower(self._spec, self._pacing.depth) if self._pacing.depth else None
 
     def post(self) -> None:
         """Everything since the last call, in one batch."""

@@ -151,6 +151,8 @@ class DraftEngine:
     def _draft(self, spec: SpeculationConfig, group: list[tuple[Key, _DraftedSequence]]) -> None:
         extensions = [self._extension(followed) for _, followed in group]
         drafted = self._parts.runner.extend(extensions)
+        if not spec.steps:
+            return
         requests = [
             DraftRequest(f.pages, f.rows, last, f.open.params, f.open.choice, offset=f.first)
             for (_, f), last in zip(group, drafted, strict=True)
@@ -250,8 +252,8 @@ class DraftEngine:
             and len(commit.features) == 4 * self._width * len(commit.tokens)
             and all(0 <= token < ready.vocab_size for token in commit.tokens)
             and commit.base_len + len(commit.tokens) < ready.context_length
-            and 1 <= commit.steps <= MOST_STEPS
-            and 1 <= commit.topk <= min(MOST_TOPK, MOST_ROWS // commit.steps)
+            and 0 <= commit.steps <= MOST_STEPS
+            and 1 <= commit.topk <= min(MOST_TOPK, MOST_ROWS // max(commit.steps, 1))
             and (commit.topk == 1 or 2 <= commit.draft_tokens <= MOST_NODES)
         )
 
