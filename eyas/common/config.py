@@ -128,7 +128,8 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
     batches = tuple(sorted(set(config.cuda_graph_bs)))
     largest = min(config.cuda_graph_max_bs, config.max_running)
     if "cuda_graph_max_bs" in left and largest:
-        width = 1 if config.draft is None else config.speculation.width
+        plain = config.draft is None or config.speculation.adaptive  # which may also be plain
+        width = 1 if plain else config.speculation.width
         largest = min(largest, max(GRAPH_ROWS // width, 1))
     return dataclasses.replace(
         config,

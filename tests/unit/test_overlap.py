@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import msgspec
@@ -17,6 +18,7 @@ from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import StepShape
 from eyas.engine.loop import commit
 from eyas.engine.scheduling.scheduler import Limits
+from eyas.engine.speculation.feature_ring import KEPT_ROWS
 
 TIGHT = 14  # pages: the largest request needs 13
 
@@ -44,6 +46,34 @@ def test_giving_way_to_another_call_changes_no_token(seed: int) -> None:
     world = World(seed, Setting(pages=300))
     world.run(some_requests(seed, 30, many=0.5), cancels=0.05)
     assert world.rig.scheduler.preemptions > 0, "no sequence had to give way"
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("pages", [TIGHT + 4, 60])
+def test_changing_depths_change_no_token_and_leave_no_gap_in_draft_kv(pages: int, seed: int) -> None:
+    """Of each proposal all rows before it have been there for the head, also of pages from the cache."""
+    world = World(seed, Setting(width=6, pages=pages, adaptive=True))
+    world.run(some_requests(seed, 30), cancels=0.05)
+    assert world.policy is not None and set(world.policy.chosen) == {0, 1, 3, 5}
+    assert {shape.width for shape in world.runner.shapes} == {1, 2, 4, 6}
+    assert world.device.accepted > 20 and world.device.caught_up > 1
+    assert world.runner.ahead > 15
+
+
+def test_plain_rounds_are_caught_up_once_the_ring_is_full() -> None:
+    world = World(0, Setting(width=3, adaptive=True, graphs=False))
+    assert world.policy is not None
+    world.policy.path = itertools.repeat(0)
+    params = SamplingParams(max_tokens=36, temperature=0.0, ignore_eos=True)
+    world.run([GenerationRequest("a", (1, 2, 3), params)])
+    assert {shape.width for shape in world.runner.shapes if shape.batch} == {1}
+    assert world.device.caught_up == 36 // KEPT_ROWS and not world.device.accepted
+
+
+def test_a_head_that_is_not_told_of_plain_rounds_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceRunner, "_catch_up", lambda self, works, width: None)
+    with pytest.raises(AssertionError, match="a row that the head was never given"):
+        World(0, Setting(width=3, adaptive=True)).run(some_requests(0, 20))
 
 
 def test_one_step_at_a_time_gives_the_same() -> None:

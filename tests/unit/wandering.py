@@ -9,19 +9,21 @@ from typing import Any
 
 import pytest
 
-from eyas.common.config import EngineConfig
+from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.engine.loading import build, device_build
 from eyas.engine.speculation.depth import AdaptiveDepth, Batch
 from eyas.engine.speculation.pacing import Pacing
+
+SPEC = SpeculationConfig(adaptive=True)
 
 
 class Wandering(AdaptiveDepth):
     """Follows `path`, if it has one; else it goes anywhere. `chosen`: where it was."""
 
-    def __init__(self, config: EngineConfig, path: Iterator[int] | None) -> None:
-        super().__init__(config.speculation, config.max_running)
-        self._random = random.Random(4)
-        self._path = path
+    def __init__(self, spec: SpeculationConfig, slots: int, seed: int = 4) -> None:
+        super().__init__(spec, slots)
+        self._random = random.Random(seed)
+        self.path: Iterator[int] | None = None
         self.chosen: list[int] = []
 
     @property
@@ -31,7 +33,7 @@ class Wandering(AdaptiveDepth):
     def choose(self, batch: Batch) -> int:
         super().choose(batch)  # and forgets what it says
         if len(batch):
-            self.chosen.append(self._random.choice(self.depths) if self._path is None else next(self._path))
+            self.chosen.append(self._random.choice(self.depths) if self.path is None else next(self.path))
         return self.current
 
 
@@ -42,9 +44,11 @@ def wander(patch: pytest.MonkeyPatch, path: list[int] | None = None) -> list[Wan
     def pacing_of(config: EngineConfig) -> Any:
         if not config.speculation.adaptive:
             return None
-        found.append(Wandering(config, None if path is None else itertools.cycle(path)))
+        found.append(Wandering(config.speculation, config.max_running))
+        if path is not None:
+            found[-1].path = itertools.cycle(path)
         return Pacing(found[-1])
 
     for module in (build, device_build):
-        patch.setattr(module, "pacing_of", pacing_of, raising=False)
+        patch.setattr(module, "pacing_of", pacing_of)
     return found

@@ -170,7 +170,8 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
     with start.phases("rates"):
         most = Reach(config.max_running, config.chunk_tokens, loaded.target.context_length)
         rates = _rates(device.runner, config, most, GRAIN)
-    return loaded, _Core(device.runner, device.pools, None, None, limits, device.slowest_step_s, rates)
+    slowest = device.slowest_step_s
+    return loaded, _Core(device.runner, device.pools, None, device.pacing, limits, slowest, rates)
 
 
 def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:

@@ -80,17 +80,21 @@ class StepLoop:
         flight = self.runner.launch(works)
         self.scheduler.pool.launched()
         for work in works:
-            self._note(work, now)
+            drafted = self.runner.drafts and work.followed and not work.waits(flight.depth)
+            self._note(work, now, drafted=drafted)
         return flight
 
-    def _note(self, work: Work, now: float) -> None:
-        """The lower bounds that hold once this has run; a prompt for elsewhere is offered as it begins."""
+    def _note(self, work: Work, now: float, *, drafted: bool) -> None:
+        """The lower bounds that hold once this has run; a prompt for elsewhere is offered as it begins.
+
+        `drafted`: a head in the step takes its rows.
+        """
         seq, generation = work.seq, work.seq.generation
         generation.began = generation.began or now
         if generation.kind is Kind.PREFILL and not self.committer.leases.is_offered(generation):
             handles = self.committer.leases.offer(generation, seq.pages)
             self.committer.outbox.add(PrefillStarted(generation.id, generation.attempt, handles))
-        seq.grow(1 if work.round else len(work.tokens), drafted=self.runner.drafts and work.followed)
+        seq.grow(1 if work.round else len(work.tokens), drafted=drafted)
         seq.in_flight += work.sample
         seq.tree = None
 

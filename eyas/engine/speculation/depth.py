@@ -26,8 +26,15 @@ LEAST_PRICE = 0.04  # of a round: what trying a depth counts at least, also wher
 
 
 def ladder(spec: SpeculationConfig) -> tuple[int, ...]:
-    """The depths between which a drafter of `spec` changes: 0 (plain), a few, and the whole."""
-    return (0, *(depth for depth in DEPTHS if depth < spec.steps), spec.steps)
+    """The depths between which a drafter of `spec` changes: 0 (plain), a few, and the whole.
+
+    Rounds of each have more rows than those before it.
+    """
+    found = [spec.steps]
+    for depth in reversed(DEPTHS):
+        if depth < spec.steps and shallower(spec, depth).width < shallower(spec, found[0]).width:
+            found.insert(0, depth)
+    return (0, *found)
 
 
 def shallower(spec: SpeculationConfig, steps: int) -> SpeculationConfig:

@@ -7,7 +7,6 @@ is verified by the step after.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -31,7 +30,7 @@ class Pacing:
         """How deep rounds are drafted now; 0: they are plain."""
         return self.depths.current
 
-    def choose(self, sequences: Iterable[Sequence], followed: Iterable[bool]) -> None:
+    def choose(self, sequences: SequenceOf[Sequence], followed: SequenceOf[bool]) -> None:
         """Sets `depth` for the next round of these sequences; `followed`: those for which a head drafts."""
         most = self.depths.spec.steps
         told = [(s.slot, s.occupancy, most * f) for s, f in zip(sequences, followed, strict=True)]
@@ -60,6 +59,8 @@ class Pacing:
             for one in rounds
             if one.work.seq.occupancy == one.work.occupancy
         ]
+        if not told:
+            return
         slots, occupancies, accepted, offered = _columns(told, 4)
         limits = np.full(len(told), self.depths.spec.steps)
         self.depths.landed(Batch(slots, occupancies, limits), depth, accepted, offered)
