@@ -268,8 +268,8 @@ class PaperDevice:
 
     def _propose(self, slot: int, width: int) -> None:
         """Chance says how many drafts are right. All rows before them have been there for the head."""
-        drafts = width - 1
-        if not self.tables.speculative[slot] or not drafts:
+        drafts = min(width - 1, int(self.tables.speculative[slot]))
+        if not drafts:
             return
         length = int(self.tables.length[slot])
         ids = [*self._read(slot, length), int(self.tables.root[slot])]

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from eyas.common.config import SpeculationConfig
+from eyas.common.types import DraftLimits
 from eyas.engine.speculation import depth as depth_module
 from eyas.engine.speculation.acceptance import Acceptance
-from eyas.engine.speculation.depth import AdaptiveDepth, Batch, best, ladder, prices, shallower
+from eyas.engine.speculation.depth import AdaptiveDepth, Batch, best, ladder, narrowed, prices, shallower
 from eyas.engine.speculation.round_times import RoundTimes
 
 SPEC = SpeculationConfig(steps=7, topk=1, draft_tokens=8)
@@ -189,6 +190,18 @@ def test_ladders() -> None:
         found = [shallower(spec, depth) for depth in ladder(spec)[1:]]
         assert all(2 <= one.draft_tokens <= one.most_draft_tokens for one in found)
         assert [one.draft_tokens for one in found] == sorted(one.draft_tokens for one in found)
+
+
+def test_a_requests_limits_narrow_what_is_drafted() -> None:
+    tree = SpeculationConfig(5, 8, 31)
+    assert narrowed(tree, DraftLimits()) == tree
+    assert narrowed(tree, DraftLimits(topk=1)) == SpeculationConfig(5, 1, 6)
+    assert narrowed(tree, DraftLimits(steps=1)) == SpeculationConfig(1, 8, 9)
+    assert narrowed(tree, DraftLimits(draft_tokens=3)) == SpeculationConfig(2, 8, 3)
+    assert narrowed(SPEC, DraftLimits(draft_tokens=4)) == SpeculationConfig(3, 1, 4)
+    assert narrowed(shallower(SPEC, 1), DraftLimits(steps=5)) == shallower(SPEC, 1)
+    deepest = [limits.deepest for limits in (DraftLimits(), DraftLimits(4), DraftLimits(4, 0, 3))]
+    assert deepest == [0, 4, 2]
 
 
 # --- acceptance ------------------------------------------------------------------------------------------

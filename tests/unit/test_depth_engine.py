@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from loopback import Loopback, Result, split_configs, wait_all
 from tiny import write_tiny_eagle3, write_tiny_llama
@@ -14,7 +15,7 @@ from wandering import wander
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import Choice, DraftLimits, GenerationRequest
 from eyas.engine.models.base import Drafted
 from eyas.engine.speculation import colocated
 from eyas.engine.speculation.colocated import ColocatedDrafter
@@ -67,10 +68,10 @@ def requests() -> list[GenerationRequest]:
     return [*made, GenerationRequest("undrafted", prompts[0], some[0], speculative=False)]
 
 
-def answers(*configs: EngineConfig) -> list[Result]:
+def answers(*configs: EngineConfig, wanted: SequenceOf[GenerationRequest] = ()) -> list[Result]:
     cluster = Loopback(*configs)
     try:
-        results = [cluster.submit(request, split=len(configs) > 1) for request in requests()]
+        results = [cluster.submit(request, split=len(configs) > 1) for request in wanted or requests()]
         wait_all(results, 60)
     finally:
         cluster.close()
@@ -101,6 +102,32 @@ def test_whatever_the_depth_the_tokens_are_plain_decodings(
     assert offered >= ({0, 1, 3, 5} if spec is CHAIN else {0, 1, 3}) or split
     assert sum(entry.accepted for result in found for entry in result.entries)
     assert not any(entry.offered for entry in found[-1].entries)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["unified", "split"])
+def test_a_request_says_how_far_its_own_drafts_reach(
+    base: EngineConfig, expected: list[dict[int, list[int]]], split: bool
+) -> None:
+    """Chains and smaller trees on a server of trees; the others' reach as far as ever."""
+    config = replace(base, speculation=replace(TREE, adaptive=False))
+    limits = [DraftLimits(), DraftLimits(steps=1), DraftLimits(topk=1), DraftLimits(draft_tokens=3)]
+    wanted = [msgspec.structs.replace(r, draft_limits=limits[i % 4]) for i, r in enumerate(requests())]
+    found = answers(*(split_configs(config) if split else (config,)), wanted=wanted)
+    assert [result.tokens for result in found] == expected
+    deepest = [max(entry.offered for entry in result.entries) for result in found[:4]]
+    assert all(depth <= most for depth, most in zip(deepest, (3, 1, 3, 2), strict=True))
+    assert split or deepest == [3, 1, 3, 2], "far away some come late"
+
+
+@pytest.mark.parametrize("field", ["steps", "topk", "draft_tokens"])
+def test_limits_beyond_the_servers_are_refused_by_name(base: EngineConfig, field: str) -> None:
+    most = getattr(CHAIN, field)
+    request = msgspec.structs.replace(requests()[0], draft_limits=DraftLimits(**{field: most + 1}))
+    with pytest.raises(AssertionError, match=rf"speculative\.{field} is {most + 1}, and .* is {most}"):
+        answers(replace(base, speculation=CHAIN), wanted=[request])
+    undrafted = msgspec.structs.replace(request, speculative=False)
+    assert answers(replace(base, speculation=CHAIN), wanted=[undrafted])
+    assert answers(replace(base, draft=None), wanted=[request])
 
 
 def test_adaptive_depth_by_itself(base: EngineConfig, expected: list[dict[int, list[int]]]) -> None:

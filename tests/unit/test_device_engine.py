@@ -20,7 +20,7 @@ from eyas.common.step_times import StepRates
 from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.device import executor
 from eyas.engine.device import runner as device_runner
-from eyas.engine.loading import build
+from eyas.engine.loading import build, device_build
 from eyas.engine.loading.step_rates import Reach, measure
 from eyas.engine.speculation import device as device_drafter
 from eyas.engine.speculation import feature_ring
@@ -279,7 +279,7 @@ def test_whatever_the_depth_the_tokens_are_the_plain_engines(
     assert tokens(found) == tokens(expected)
     assert logprobs(found[2]) == pytest.approx(logprobs(expected[2]), abs=1e-4)
     assert set(policies[0].chosen) == {0, 1, 3}
-    assert any(entry.accepted for result in found for entry in result.entries)
+    assert {entry.offered for result in found for entry in result.entries} >= {0, 1, 3}
     assert not any(entry.offered for entry in found[-1].entries)
 
 
@@ -295,8 +295,8 @@ def proposals(config: EngineConfig, patch: pytest.MonkeyPatch) -> tuple[list[dic
 
     with patch.context() as within:
         within.setattr(DeviceDrafter, "_propose", heard)
-        params = SamplingParams(temperature=0.0, max_tokens=15, ignore_eos=True)
-        found, _ = answers(on_device(config), [GenerationRequest("one", PROMPT[:9], params)])
+        params = SamplingParams(temperature=0.0, max_tokens=11, ignore_eos=True)
+        found, _ = answers(on_device(config), [GenerationRequest("one", PROMPT[:5], params)])
     return tokens(found), told
 
 
@@ -309,12 +309,12 @@ def test_after_plain_rounds_the_drafts_are_as_ever(
     same, always = proposals(
         replace(chain, speculation=replace(chain.speculation, adaptive=False)), monkeypatch
     )
-    for module in (feature_ring, device_drafter, device_runner):
-        monkeypatch.setattr(module, "KEPT_ROWS", 3)
-    wander(monkeypatch, [0, 0, 0, 0, 3, 0, 1])
+    for module in (feature_ring, device_drafter, device_runner, device_build):
+        monkeypatch.setattr(module, "KEPT_ROWS", 2)
+    wander(monkeypatch, [0, 0, 0, 3, 0, 1])
     again, found = proposals(chain, monkeypatch)
     both = found.keys() & always.keys()
-    assert again == same and len(both) > 3
+    assert again == same and len(both) > 2
     assert all(found[at] == always[at][: len(found[at])] for at in both)
     monkeypatch.setattr(FeatureRing, "keep", lambda self, tapped, slots: None)
     again, found = proposals(chain, monkeypatch)

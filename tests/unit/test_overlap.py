@@ -10,7 +10,7 @@ import pytest
 from overlap_world import Setting, World, some_requests
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import Choice, DraftLimits, Entry, GenerationRequest
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.device import runner as device_runner
@@ -104,6 +104,25 @@ def test_a_special_request_costs_its_own_rows_and_no_wait() -> None:
     assert set(world.device.special_rows) == {1, 3}, "of a prompt's end, and of a round"
 
 
+def test_a_request_drafts_as_deep_as_it_allows() -> None:
+    """Beside one that allows all, and narrows no row of that one."""
+    world = World(0, Setting(width=6, graphs=False))
+    params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    limits = {"all": DraftLimits(), "steps": DraftLimits(steps=2), "nodes": DraftLimits(draft_tokens=2)}
+    offered: dict[str, set[int]] = {name: set() for name in limits}
+    told = world._told
+
+    def heard(entry: Entry) -> None:
+        offered[entry.id].add(entry.offered)
+        told(entry)
+
+    world._told = heard  # type: ignore[method-assign]
+    world.run(
+        [GenerationRequest(name, (1, 2, 3), params, draft_limits=most) for name, most in limits.items()]
+    )
+    assert {name: max(depths) for name, depths in offered.items()} == {"all": 5, "steps": 2, "nodes": 1}
+
+
 def test_a_request_without_drafts_has_one_row() -> None:
     """Beside one that is drafted for, and alone: the other ends first."""
     world = World(0, Setting(width=6, graphs=False))
@@ -195,7 +214,7 @@ def _choices_sound_alike(patch: pytest.MonkeyPatch) -> None:
     occupy = TableWrites.occupy
 
     def first(
-        writes: TableWrites, slot: int, params: SamplingParams, choice: int, *, speculative: bool
+        writes: TableWrites, slot: int, params: SamplingParams, choice: int, *, speculative: int
     ) -> None:
         occupy(writes, slot, params, 0, speculative=speculative)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eyas.common.config import MOST_STEPS
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Kind, Work
 from eyas.engine.batch.spans import Span
@@ -175,11 +176,12 @@ class DeviceRunner:
         if told is None or (told.occupancy, told.choice) != (seq.occupancy, seq.choice):
             joins = self.drafts and _joins(work)
             seq.draft_len += joins
-            params, speculative = seq.generation.request.params, _is_drafted_for(work)
-            writes.occupy(seq.slot, params, seq.choice, speculative=speculative)
+            params, drafted = seq.generation.request.params, _is_drafted_for(work)
+            deepest = seq.generation.request.draft_limits.deepest or MOST_STEPS
+            writes.occupy(seq.slot, params, seq.choice, speculative=deepest if drafted else 0)
             if params.reads_history or params.min_tokens:
                 occupy_special(writes, seq, self._eos_ids)
-            told = self._occupants[seq.slot] = _Known(seq.occupancy, seq.choice, speculative)
+            told = self._occupants[seq.slot] = _Known(seq.occupancy, seq.choice, drafted)
         if work.round and not told.grows:  # its prompt came from elsewhere, or all but its last row is done
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])

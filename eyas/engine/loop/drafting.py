@@ -12,14 +12,16 @@ import numpy as np
 import torch
 
 from eyas.common.config import EngineConfig, SpeculationConfig
-from eyas.common.types import KvHandle
+from eyas.common.types import DraftLimits, KvHandle
 from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.messages import DraftDown, DraftUp
 from eyas.engine.loop.patience import Patience
-from eyas.engine.speculation.depth import shallower
+from eyas.engine.speculation.depth import narrowed, shallower
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 from eyas.engine.speculation.pacing import Pacing
+
+NO_LIMITS = DraftLimits()
 
 
 class Drafting:
@@ -56,14 +58,14 @@ class Drafting:
         features = one.features[: len(tokens)]
         if self.drafter.local_kv:
             if tokens and (seq.drafting or (seq.draft_len == start and self._open(seq, start))):
-                want = self._want() if propose else None
+                want = self._want(seq) if propose else None
                 self._commits.append(Commit(seq, start, tokens, features, want))
             return
         seq.window.add(start, features)
         if not propose:
             return  # a drafter far away hears of a prompt by its handle, or of the window at its end
         if seq.drafting:
-            self._commits.append(Commit(seq, start, tokens, features, self._want()))
+            self._commits.append(Commit(seq, start, tokens, features, self._want(seq)))
         else:
             self._open_from_window(seq)
 
@@ -95,7 +97,7 @@ class Drafting:
             return self._open_from_window(seq, handle)
         if seq.draft_len != base or not self._open(seq, base):
             return False
-        self._commits.append(Commit(seq, base, seq.output[:1], feature, self._want()))
+        self._commits.append(Commit(seq, base, seq.output[:1], feature, self._want(seq)))
         return True
 
     def _open(self, seq: Sequence, base: int, handle: KvHandle | None = None) -> bool:
@@ -110,14 +112,17 @@ class Drafting:
         if not seq.window.chunks or not self._open(seq, base, handle):
             return False
         recent = torch.cat(tuple(seq.window.chunks))
-        self._commits.append(Commit(seq, base, seq.tokens(base + 1, len(seq)), recent, self._want()))
+        self._commits.append(Commit(seq, base, seq.tokens(base + 1, len(seq)), recent, self._want(seq)))
         return True
 
-    def _want(self) -> SpeculationConfig | None:
-        """The proposal that the next round is to verify; None: it is plain."""
-        if self._pacing is None:
-            return self._spec
-        return shallower(self._spec, self._pacing.depth) if self._pacing.depth else None
+    def _want(self, seq: Sequence) -> SpeculationConfig | None:
+        """The proposal that the sequence's next round is to verify; None: it is plain."""
+        spec, limits = self._spec, seq.generation.request.draft_limits
+        if self._pacing is not None:
+            if not self._pacing.depth:
+                return None
+            spec = shallower(spec, self._pacing.depth)
+        return spec if limits == NO_LIMITS else narrowed(spec, limits)
 
     def post(self) -> None:
         """Everything since the last call, in one batch."""

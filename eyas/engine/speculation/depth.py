@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from eyas.common.config import SpeculationConfig
+from eyas.common.types import DraftLimits
 from eyas.engine.speculation.acceptance import Acceptance, Floats, Ints
 from eyas.engine.speculation.round_times import RoundTimes
 
@@ -45,6 +46,14 @@ def shallower(spec: SpeculationConfig, steps: int) -> SpeculationConfig:
     less = replace(spec, steps=steps, synthetic_rates=spec.synthetic_rates[:steps])
     nodes = min(1 + max(steps, share), less.most_draft_tokens, spec.draft_tokens)
     return replace(less, draft_tokens=nodes)
+
+
+def narrowed(spec: SpeculationConfig, limits: DraftLimits) -> SpeculationConfig:
+    """`spec` within a request's own limits."""
+    topk, nodes = limits.topk or spec.topk, limits.draft_tokens or spec.draft_tokens
+    steps = min(spec.steps, limits.deepest or spec.steps)
+    less = replace(spec, steps=steps, topk=min(topk, spec.topk), synthetic_rates=spec.synthetic_rates[:steps])
+    return replace(less, draft_tokens=min(nodes, spec.draft_tokens, less.most_draft_tokens))
 
 
 def best(tokens: Floats, seconds: Floats, current: int) -> int:

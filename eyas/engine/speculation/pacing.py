@@ -32,9 +32,13 @@ class Pacing:
 
     def choose(self, sequences: SequenceOf[Sequence], followed: SequenceOf[bool]) -> None:
         """Sets `depth` for the next round of these sequences; `followed`: those for which a head drafts."""
-        most = self.depths.spec.steps
-        told = [(s.slot, s.occupancy, most * f) for s, f in zip(sequences, followed, strict=True)]
+        both = zip(sequences, followed, strict=True)
+        told = [(seq.slot, seq.occupancy, self._limit(seq) if drafted else 0) for seq, drafted in both]
         self.depths.choose(Batch(*_columns(told)))
+
+    def _limit(self, seq: Sequence) -> int:
+        most, own = self.depths.spec.steps, seq.generation.request.draft_limits.deepest
+        return min(own, most) if own else most
 
     def landed(self, landed: SequenceOf[Landed], depth: int | None, seconds: float | None) -> None:
         """A step has landed. `depth`: of its rounds; None: as was chosen when the last one landed, and
