@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 import eyas
 from eyas import flags, layout_flags
 from eyas.bench.flags import add_bench
-from eyas.commands import INTERRUPTED, USAGE_ERROR, Parser
+from eyas.commands import INTERRUPTED, USAGE_ERROR, Command, Parser
 from eyas.common.errors import ConfigError, EyasError
 from eyas.configuration import (
     client_key,
@@ -27,6 +26,7 @@ from eyas.configuration import (
 )
 from eyas.evals.flags import add_eval
 from eyas.planning.flags import add_plan
+from eyas.train.flags import add_train
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -70,13 +70,16 @@ def _parser() -> Parser:
     layout_flags.add_targets(gateway)
     flags.add_chat(command("chat", _chat, "talk to a running gateway"))
     doctor = "look at a running cluster through its gateway: 0 if all is well"
-    flags.add_server(command("doctor", _doctor, doctor))
+    examined = command("doctor", _doctor, doctor)
+    flags.add_server(examined)
+    examined.add_commands({"head": Command("look at a draft head, and at how it fits", "eyas.train.doctor")})
+    examined.set_defaults(run=_doctor)
     add_plan(command("plan", _plan, "how many workers a load needs, and whether splitting them pays"))
     demo = command("demo", _demo, "start split services, stream one answer, show figures, stop")
     layout_flags.add_layout(demo)
     flags.add_engine(demo)
     add_bench(command("bench", None, "measure a server, an engine or its kernels"))
-    flags.add_train(command("train", _train, "train a model"))
+    add_train(command("train", None, "train a draft head, or the embedded model"))
     add_eval(command("eval", None, "score a running server, or compare two"))
     return parser
 
@@ -157,18 +160,6 @@ def _demo(args: argparse.Namespace) -> int:
     from eyas.worker.demo import demo
 
     return demo(own_config(args))
-
-
-def _train(args: argparse.Namespace) -> int:
-    import logging
-
-    import torch
-
-    from eyas.train.nano import train_nano
-
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    train_nano(Path(args.out), device="cuda" if torch.cuda.is_available() else "cpu", seed=args.seed)
-    return 0
 
 
 if __name__ == "__main__":

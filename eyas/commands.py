@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 USAGE_ERROR = 2  # exit codes
@@ -18,10 +18,14 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Command:
-    """One command: its help text, and the module that has its `add_flags(parser)` and `run(args) -> int`."""
+    """One command: its help text, and the module that has its `add_flags(parser)` and `run(args) -> int`.
+
+    `given`: values that `args` has, and the parser as defaults, where several commands share a module.
+    """
 
     text: str
     module: str
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         choices = self.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
         for name, command in commands.items():
             added = choices.add_parser(name, help=command.text, description=command.text)
-            added.set_defaults(parser=added)
+            added.set_defaults(parser=added, **command.given)
             added._module = command.module
 
     def complete(self) -> None:

@@ -7,7 +7,6 @@ cannot work raises ConfigError, which names the flag.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -40,13 +39,14 @@ TARGETS = ("ttft_target", "tpot_target")  # of the auto layout
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The configuration from the engine's flags. Without --draft, only the embedded model has a head."""
+    """The configuration from the engine's flags. Raises ConfigError for flags that do not go together."""
     _check_transfer(args.transfer, args.tensor_parallel_size)
-    draft = args.draft or (str(NANO_HEAD) if is_nano(args.model) else "none")
     return resolve_engine(
         args.device,
         model=args.model,
-        draft=None if draft == "none" else draft,
+        draft=_draft_folder(args),
+        draft_capture_layers=args.draft_capture_layers,
+        speculative_token_map=args.speculative_token_map,
         tensor_parallel_size=args.tensor_parallel_size,
         load_format=args.load_format,
         dtype=args.dtype,
@@ -70,12 +70,24 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     )
 
 
+def _draft_folder(args: argparse.Namespace) -> str | None:
+    """The draft head's. Without --draft, only the embedded model has a head."""
+    if args.draft is None:
+        return str(NANO_HEAD) if is_nano(args.model) else None
+    folder: str | None = {"none": None, "ngram": None, "mtp": args.model}.get(args.draft, args.draft)
+    return folder
+
+
 def _check_transfer(transfer: str, ranks: int) -> None:
     if reason := table.missing(transfer) or table.unfit(transfer, ranks):
         raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
 def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
+    ngram = args.spec_ngram or args.draft == "ngram"
+    if args.spec_ngram and args.draft != "ngram" and _draft_folder(args) is None:
+        flag = "spec-ngram"
+        raise ConfigError(f"--{flag}: there is no draft head; take --draft ngram", param=flag)
     rates, length = args.synthetic_acceptance_rates, args.synthetic_acceptance_length
     if args.rejection_sample_method == "synthetic":
         from eyas.engine.speculation.synthetic import resolve
@@ -90,6 +102,7 @@ def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
         draft_tokens=args.spec_draft_tokens or args.spec_steps + 1,
         adaptive=args.spec_adaptive,
         synthetic_rates=tuple(rates),
+        ngram=ngram,
     )
 
 
@@ -189,8 +202,6 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     _check_layout(args, layout)
     _check_targets(args, layout)
     _check_gpus(args, engine.device)
-    if layout == "split":
-        _check_split(args, engine)
     if layout == "auto" and engine.transfer == table.NONE:
         raise ConfigError("--transfer: none keeps pages where --layout auto moves them", param="transfer")
     ranks = engine.tensor_parallel_size
@@ -235,23 +246,16 @@ def _check_gpus(args: argparse.Namespace, device: str) -> None:
     raise ConfigError(f"--gpus: {why}", param="gpus")
 
 
-def _check_split(args: argparse.Namespace, engine: EngineConfig) -> None:
-    """Raises ConfigError for workers of one role that an engine cannot be."""
-    if args.draft_workers is not None and engine.device != "cpu":
-        flag = "draft-workers"
-        raise ConfigError(f"--{flag}: they need CPUs, and a GPU drafts where it decodes", param=flag)
-
-
 def own_config(args: argparse.Namespace) -> ServeConfig:
     """The configuration of a cluster for one command, on free ports."""
     from eyas.worker.ports import free_ports
 
-    with contextlib.closing(free_ports()) as ports:
-        gateway = GatewayConfig(
-            port=next(ports),
-            grpc_port=next(ports),
-            model=args.model,
-            served_model=served_model(args.model),
-            drain_s=0.0,  # its only client is the command
-        )
+    ports = free_ports()
+    gateway = GatewayConfig(
+        port=next(ports),
+        grpc_port=next(ports),
+        model=args.model,
+        served_model=served_model(args.model),
+        drain_s=0.0,  # its only client is the command
+    )
     return serve_config(args, gateway)

@@ -46,7 +46,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     engine = EngineConfig()
     add = parser.add_argument_group("model and device").add_argument
     add("--model", default=engine.model, metavar="DIR", help="a Hugging Face folder (the embedded model)")
-    add("--draft", metavar="DIR|none", help="its draft head (the embedded head for the embedded model)")
+    text = "its draft head; mtp: the one in its own folder; ngram: none, drafts are looked up in the text"
+    text += " (the embedded head for the embedded model)"
+    add("--draft", metavar="DIR|mtp|ngram|none", help=text)
     add("--load-format", default=engine.load_format, choices=["auto", "dummy"], help="dummy: random weights")
     add("--device", default=engine.device, help=f"cpu or cuda ({engine.device})")
     add(
@@ -157,6 +159,13 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
     spec = SpeculationConfig()
     add = parser.add_argument_group("speculation").add_argument
     add(
+        "--draft-capture-layers",
+        type=numbers,
+        default=EngineConfig.draft_capture_layers,
+        metavar="N,...",
+        help="the layers whose input an EAGLE-3 head is fed with, from 0 (those that its config.json means)",
+    )
+    add(
         "--spec-steps",
         "--speculative-num-steps",
         type=positive,
@@ -184,6 +193,16 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         "--speculative-adaptive",
         action="store_true",
         help="draft as deep as pays, at most --spec-steps, by measured times and acceptance",
+    )
+    add(
+        "--speculative-token-map",
+        metavar="FILE",
+        help="the target's ids that the draft head proposes: .pt, a JSON list, or one per line (all)",
+    )
+    add(
+        "--spec-ngram",
+        action="store_true",
+        help="beside a draft head: drafts are also looked up in prompt and answer",
     )
     add(
         "--rejection-sample-method",
@@ -276,13 +295,6 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     """The flags of `eyas chat`."""
     add_server(parser)
     parser.add_argument("--temperature", type=float, default=0.0, help="(0)")
-
-
-def add_train(parser: argparse.ArgumentParser) -> None:
-    """The flags of `eyas train`."""
-    parser.add_argument("what", choices=["nano"])
-    parser.add_argument("--out", required=True, metavar="DIR")
-    parser.add_argument("--seed", type=int, default=0, help="(0)")
 
 
 def add_server(parser: argparse.ArgumentParser, url: str | None = DEFAULT_URL) -> None:

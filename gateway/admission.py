@@ -30,7 +30,8 @@ class GenerationOptions:
     `max_tokens` None: as many as fit, at most the model's own default or, if it has none,
     `default_max_tokens`. `params.max_tokens` is not read; a `params.top_k` of -1 means all, as 0 does. `seed`
     None: a random one. `truncate_prompt`: how many of the prompt's last tokens are kept; -1: as many as leave
-    space for `max_tokens`. Prompts with the same `call` share one call's part of a worker.
+    space for `max_tokens`. `predicted`: ids of what the answer is expected to be. Prompts with the same
+    `call` share one call's part of a worker.
     """
 
     params: SamplingParams = SamplingParams()
@@ -41,6 +42,7 @@ class GenerationOptions:
     speculative: bool = True
     draft_limits: DraftLimits = DraftLimits()
     truncate_prompt: int | None = None
+    predicted: tuple[int, ...] = ()
     call: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def with_params(self, **changes: Any) -> GenerationOptions:
@@ -137,6 +139,7 @@ def admit(
         speculative=options.speculative,
         draft_limits=options.draft_limits,
         call=options.call,
+        predicted=_predicted(model, options, len(prompt_ids)),
     )
 
 
@@ -149,6 +152,21 @@ def _refuse_synthetic(options: GenerationOptions) -> None:
                 "(--rejection-sample-method synthetic); leave it out, or turn speculative off",
                 param=name,
             )
+
+
+def _predicted(model: ServedModel, options: GenerationOptions, prompt: int) -> tuple[int, ...]:
+    """As much of the prediction as an answer to `prompt` tokens can have.
+
+    Raises InvalidRequest for ids that the model does not have.
+    """
+    if not options.speculative:
+        return ()
+    predicted = options.predicted[: model.context_length - prompt]
+    if predicted and not 0 <= min(predicted) <= max(predicted) < model.vocab_size:
+        raise InvalidRequest(
+            f"the prediction holds a token id outside 0 .. {model.vocab_size - 1}", param="prediction"
+        )
+    return predicted
 
 
 def _check_prompt_logprobs(params: SamplingParams, prompt: int) -> None:

@@ -42,7 +42,7 @@ class AutoLayout(RequestLayout):
         metrics: PlacementMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`workers`: those that may get requests now. `clock`: seconds."""
+        """`workers`: the ones that may get requests now. `clock`: seconds."""
         self._workers = workers
         self._targets = targets
         self._metrics = metrics

@@ -15,10 +15,10 @@ TAIL = 0.1
 """The part of the requests that may miss a target."""
 
 LONG = 1.28
-"""So many standard deviations above the mean is the TAIL of a normal distribution."""
+"""Standard deviations from the mean of a normal distribution to its TAIL."""
 
 UNBOUNDED = 1e5
-"""No worker decodes so many sequences."""
+"""More sequences than any worker decodes."""
 
 HALVINGS = 24
 """Of the gap between a rate that is borne and one that is not."""
@@ -104,7 +104,7 @@ def _first(mix: Mix, service_s: float, rate: float, servers: int) -> float:
     busy = rate * service_s / servers
     if busy >= 1.0:
         return math.inf
-    wait = service_s * mix.spread * mix.burst / (2 * servers * (1 - busy))  # of those that wait, in the mean
+    wait = service_s * mix.spread * mix.burst / (2 * servers * (1 - busy))  # the mean of requests that wait
     waiters = busy ** (math.sqrt(2 * (servers + 1)) - 1)
     waiting = wait * math.log(waiters / TAIL) if waiters > TAIL else 0.0
     longest = service_s * (1 + LONG * math.sqrt(mix.spread - 1))
@@ -116,7 +116,7 @@ def _decoding(mix: Mix, all_rate: float, workers: int, prompts: float, rates: Ra
     """Seconds per output token on `workers` that share the rate and compute `prompts` tokens of each request.
 
     While a request decodes, a Poisson number of prompts comes, and each makes some of its steps longer; so do
-    those that came with it. What comes in bunches is computed in large steps, and decodes side by side.
+    the prompts that came with it. What comes in bunches is computed in large steps, and decodes side by side.
     """
     rate, burst = all_rate / workers, 1.0 + (mix.burst - 1.0) / workers
     plain = mean = rates.times.step_s(1, _context(mix))

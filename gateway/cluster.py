@@ -88,7 +88,7 @@ class Cluster:
         return [Candidate(msgspec.structs.replace(info, serving=True)) for info in infos]
 
     def sends(self, worker: str, prompt: int, prefix: Prefix) -> int:
-        """Notes that `worker` gets a prompt of so many tokens, and its cache this prefix.
+        """Notes that `worker` gets a prompt of `prompt` tokens, and its cache this prefix.
 
         Returns how many of the tokens it should not have yet.
         """
@@ -128,7 +128,7 @@ class Cluster:
         return not difference
 
     def _difference(self, info: WorkerInfo) -> str:
-        """How a target worker differs from those that get requests; empty if it does not."""
+        """How a target worker differs from the ones that get requests; empty if it does not."""
         if info.fingerprint != self._fingerprint:
             return f"serves another model ({info.model})"
         if Role.DECODE not in info.roles:

@@ -17,7 +17,7 @@ ENOUGH = 20
 """Requests, and answers, before there is a mix."""
 
 COUNTING_S = 1.0
-"""Requests are counted over so long to see how evenly they come."""
+"""Requests are counted over this time to see how evenly they come."""
 
 KEPT = 0.98
 """What is left of a count's weight after the next one."""

@@ -222,6 +222,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         offer_draft = self._request.speculative and router.wants_draft(self._cluster.candidates())
         self._prefill = PrefillLeg(self._cluster, worker, self)
         rest, missing = self._rest_of_request(self._delivery.unfinished()), self._sends(worker)
+        rest = msgspec.structs.replace(rest, predicted=())  # where prompts are computed, nothing is drafted
         self._prefill.submit(rest, self._attempt, offer_draft, missing)
         return missing
 

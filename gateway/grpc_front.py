@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -132,6 +132,9 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         words = grpc_messages.bad_words(asked.options)
         spellings = await self._tokenizer.spellings(words) if words else ()
         options = grpc_messages.generation_options(model, asked.options, spellings)
+        if asked.options.prediction:
+            told = await self._tokenizer.encode_prompt(asked.options.prediction, add_special_tokens=False)
+            options = replace(options, predicted=told)
         timeout_s = min(self._config.request_timeout_s, asked.context.time_remaining() or float("inf"))
         request = admit(model, asked.prompt, options, timeout_s)
         return msgspec.structs.replace(request, caller=grpc_door.caller_of(asked.context, self.keys))

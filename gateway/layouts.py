@@ -17,7 +17,7 @@ class RequestLayout(Protocol):
     """Chooses the workers of new requests. No method waits."""
 
     def route(self, prompt: int, workers: Sequence[Candidate]) -> RequestRoute | None:
-        """The workers for a new prompt of so many tokens; None while no worker, and no pair, can serve it."""
+        """The workers for a new prompt of `prompt` tokens; None while no worker and no pair can serve it."""
         ...
 
     def placed(self, route: RequestRoute, prompt: int, missing: int) -> None:

@@ -111,6 +111,9 @@ async def chat_call(
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     options = await _options(model, tokenizer, body, limit)
     options = options.with_params(logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    if body.prediction is not None:
+        predicted = await tokenizer.encode_prompt(body.prediction.text, add_special_tokens=False)
+        options = dataclasses.replace(options, predicted=predicted)
     names = {} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
     with named(names, "messages"):
         request = admit(model, prompt, options, timeout_s(config, body.timeout))

@@ -19,10 +19,10 @@ FINE = 0.9
 """A prediction within this part of its target is good enough: beyond it, other places are looked for."""
 
 FEW = 8
-"""So many workers are looked at for a request."""
+"""Workers that are looked at for a part of a request, beside the one with the longest cached prefix."""
 
 SHORT = 64
-"""So few missing tokens are computed where the request decodes: a transfer would take longer."""
+"""Up to this number, missing tokens may be computed where the request decodes: a transfer takes longer."""
 
 
 class Preference(enum.Enum):
@@ -30,7 +30,7 @@ class Preference(enum.Enum):
 
     ANY = "any"
     PREFILL = "prefill"  # no new decodes, while another worker can take them
-    DECODE = "decode"  # prompts only where those that prefer them are too busy
+    DECODE = "decode"  # prompts only where the workers that prefer them are too busy
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Targets:
 class Rates:
     """What was measured of the workers, which are alike, and what is asked of them.
 
-    `answer`: the mean tokens of an answer; over so many steps the harm of a prompt is spread.
+    `answer`: the mean tokens of an answer; the harm of a prompt is spread over as many steps.
     """
 
     times: StepTimes
@@ -57,8 +57,8 @@ class Rates:
 class Place(NamedTuple):
     """A worker as the policy sees it, for one prompt.
 
-    `sequences` and `context`: those that decode there or will, and their tokens. `queued`: prompt tokens that
-    are still to be computed there. `prompt_share`: the part of its recent time that went to steps with
+    `sequences` and `context`: the ones that decode there or will, and their tokens. `queued`: prompt tokens
+    that are still to be computed there. `prompt_share`: the part of its recent time that went to steps with
     prompts. `prefill_room`, `decode_room`: requests that it can still take; 0: it is full, or has not the
     role. `cached`: tokens at the start of the prompt that it holds.
     """
@@ -85,9 +85,9 @@ class RequestPlacement:
 
 
 def place(prompt: int, places: Sequence[Place], rates: Rates, apart: bool = True) -> RequestPlacement | None:
-    """Where a prompt of so many tokens is computed and decoded; None: every worker or pair of them is full.
+    """Where a prompt of `prompt` tokens is computed and decoded; None: every worker or pair of them is full.
 
-    Placements that keep both targets come first; among them those that move no pages, unless some worker
+    Placements that keep both targets come first; among them the ones that move no pages, unless some worker
     prefers prompts; then the one that is furthest from its targets. Where no placement keeps them, no prompt
     is moved to sequences that it would slow down. `apart` False: never two workers.
     """
@@ -107,12 +107,12 @@ _Option = tuple[_Key, RequestPlacement]
 
 
 def _decoders(able: list[Place]) -> list[Place]:
-    """Of workers that can take one more sequence those that prefer prompts only where there is no other."""
+    """Workers of `able`; the ones that prefer prompts only if there are no others."""
     return [p for p in able if p.preference is not Preference.PREFILL] or able
 
 
 def _queue(p: Place) -> tuple[bool, int, int, str]:
-    """Those that prefer prompts first, then the shortest queue of prompts that are not cached."""
+    """Workers that prefer prompts first, then the shortest queue of prompts that are not cached."""
     return p.preference is not Preference.PREFILL, p.queued - p.cached, p.sequences, p.worker
 
 

@@ -122,6 +122,27 @@ Content = Annotated[
 ]
 
 
+def _only_content(kind: Any) -> Any:
+    if kind != "content":
+        raise ValueError(f"only content can be predicted, not {kind!r:.40}")
+    return kind
+
+
+class Prediction(Body):
+    """What a chat's answer is expected to be. Drafts are taken from it; it changes no token."""
+
+    type: Annotated[str, BeforeValidator(_only_content, json_schema_input_type=Literal["content"])]
+    """What is predicted."""
+    content: Content
+    """Text, or parts of text, which follow one another."""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        content: str | list[TextPart] = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class ChatMessage(Body):
     """One message of a chat."""
 
@@ -308,6 +329,8 @@ class ChatBody(TemplateFields, GenerationBody):
     """The chat so far."""
     max_completion_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
     """The newer name of `max_tokens`; it wins."""
+    prediction: Prediction | None = None
+    """What the answer is expected to be: it comes sooner the more of it is right, and is the same."""
     logprobs: bool = False
     """The answer also tells the log-probability of each token."""
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)

@@ -79,7 +79,6 @@ CHAT = OPENAI | {
     "functions": Unsupported(_TOOLS, ([],)),
     "mm_processor_kwargs": Unsupported(_TEXT_ONLY, ({},)),
     "modalities": Unsupported(_TEXT_ONLY, ([], ["text"])),
-    "prediction": Unsupported("drafts are the server's own"),
     "reasoning_effort": Unsupported("the model's effort cannot be set"),
     "tool_choice": Unsupported(_TOOLS, ("none", "auto")),
     "tools": Unsupported(_TOOLS, ([],)),

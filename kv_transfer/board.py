@@ -13,9 +13,10 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from eyas.common.errors import ConfigError
 from eyas.common.pool import Export, PoolInfo
 from kv_transfer.area import create_file
-from kv_transfer.backends.shm import file_identity
+from kv_transfer.host_file import HostFile
 
 PLACES = 8192
 """Of words: more leases than a worker ever has."""
@@ -29,7 +30,7 @@ class LeaseBoard:
         self._words = memoryview(create_file(path, 8 * PLACES)).cast("Q")
 
     def new_id(self) -> int:
-        """An id below 2**63 that nobody can guess, with a place of its own on the board."""
+        """An id below 2**63 that no peer can guess, with a place of its own on the board."""
         while True:
             lease = secrets.randbits(63)
             if lease and not self._words[lease % PLACES]:
@@ -45,11 +46,10 @@ class LeaseBoard:
 
     def export(self) -> Export:
         """What pullers are told of it."""
-        path = str(self._path)
-        return {"path": path.encode(), "identity": file_identity(path).encode()}
+        return HostFile.at(str(self._path)).export()
 
     def close(self) -> None:
-        """No puller finds it any more; those that have it open still do."""
+        """No puller finds it any more; a puller that has it open still reads it."""
         self._path.unlink(missing_ok=True)
 
 
@@ -84,11 +84,9 @@ class Boards:
         return view
 
     def _open(self, export: Export) -> BoardView | None:
-        path, identity = (os.fsdecode(export.get(field, b"")) for field in ("path", "identity"))
-        here = os.path.dirname(path) == self.pool_dir and identity != ""
-        if not here or file_identity(path) != identity:
-            return None
         try:
-            return BoardView(path)
+            return BoardView(HostFile.find(export, self.pool_dir).path)
+        except ConfigError:
+            return None
         except (OSError, ValueError):  # it ends at this moment, or is too small
             return None

@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 
 Job = TypeVar("Job", bound=Hashable)
+Then: TypeAlias = Callable[[EyasError | None], None]
+"""What follows a copy: called once it has stopped, with what it failed of."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from kv_transfer.layout import window_pages
 
 AT_ONCE = 2  # windows of one stream: while one is sent, the next one is copied
 STAGED_S = 5.0  # an engine that has not copied a window by then has too much to do
-TAKEN_S = 3.0  # a puller that takes no chunk for so long gives its slots back: others wait for them
+TAKEN_S = 3.0  # a puller that takes no chunk in this time gives its slots back: others wait for them
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ COMMANDS = {
         "the named cases, and a report of them (without --url: on clusters of its own)", "eyas.bench.suite"
     ),
     "one-batch": Command("run static batches through an engine, without a server", "eyas.bench.one_batch"),
+    "speculative": Command("which drafts pay at which batch size", "eyas.bench.speculative"),
     "kernels": Command("time kernels beside what memory and arithmetic allow", "eyas.bench.kernels.command"),
 }
 

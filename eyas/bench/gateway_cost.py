@@ -9,7 +9,6 @@ included.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import sys
 from collections.abc import AsyncIterator
@@ -83,8 +82,8 @@ class InstantStream(GenerationStream):
 
 async def measure_gateway() -> dict[str, Any]:
     """CPU microseconds per request and per token, as one row of figures."""
-    with contextlib.closing(free_ports()) as ports:
-        port, grpc_port = next(ports), next(ports)
+    ports = free_ports()
+    port, grpc_port = next(ports), next(ports)
     server = Server(f"http://127.0.0.1:{port}")
     async with child_server("eyas.bench.gateway_cost", (port, grpc_port), server, "/health") as child:
         target = Target(server, COMPLETIONS, RequestTemplate(GatewayConfig.served_model))

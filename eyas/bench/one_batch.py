@@ -201,10 +201,10 @@ def about(config: EngineConfig) -> dict[str, Any]:
         "load_format": config.load_format,
         "draft": Path(config.draft).name if config.draft else None,
     }
-    if config.draft:
+    if config.speculates:
         spec = config.speculation
         found |= {"spec_steps": spec.steps, "spec_topk": spec.topk, "spec_draft_tokens": spec.width}
-        found["synthetic"] = bool(spec.synthetic_rates)
+        found |= {"spec_ngram": spec.ngram, "synthetic": bool(spec.synthetic_rates)}
     return found
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import json
 import sys
@@ -58,8 +57,7 @@ class Pace:
 
 async def measure_client(pace: Pace) -> dict[str, Any]:
     """Figures of the client at this pace, against a stub server that is started for it. Raises EyasError."""
-    with contextlib.closing(free_ports()) as ports:
-        address = next(ports)
+    address = next(free_ports())
     words = ("--stub", address, "--streams", pace.streams, "--tokens-per-second", pace.tokens_per_s)
     server = Server(f"http://127.0.0.1:{address}")
     async with child_server("eyas.bench.overhead", words, server, "/"):

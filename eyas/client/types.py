@@ -48,6 +48,7 @@ class Options(TypedDict, total=False):
     bad_words: Sequence[str]  # texts that no answer may hold
     truncate_prompt_tokens: int  # keeps this many of the prompt's last tokens; -1: what leaves room
     skip_special_tokens: bool  # False shows them in the text
+    prediction: str  # what the answer is expected to be: it comes sooner if that is right, and is the same
     include_stop_str_in_output: bool  # True shows what stopped an answer as its end
 
 

@@ -32,21 +32,28 @@ MOST_ROWS = 256  # steps times topk: the rows that a drafter computes for one se
 class SpeculationConfig:
     """How far a drafter looks ahead: a chain of `steps`, or (topk > 1) a tree of `draft_tokens` nodes.
 
-    `draft_tokens` counts the root; a chain needs steps + 1. `adaptive`: each round goes as far as pays, and
-    at most so far. `synthetic_rates`, for benchmarks: per step, the chance that a draft counts as accepted
-    once those before it were, whatever the model computes; (): the model decides.
+    `draft_tokens` counts the root; a chain needs steps + 1. `synthetic_rates`, for benchmarks: per step, the
+    chance that a draft counts as accepted once those before it were, whatever the model computes; (): the
+    model decides. `ngram`: drafts are also looked up in prompt and output; without a draft head, that is all.
+    `adaptive`: each round goes as far as pays, and at most so far.
     """
 
     steps: int = 5
     topk: int = 1
     draft_tokens: int = 6
-    adaptive: bool = False
     synthetic_rates: tuple[float, ...] = ()
+    ngram: bool = False
+    adaptive: bool = False
 
     @property
     def width(self) -> int:
         """Rows of one sequence's round: the root and every draft."""
         return self.draft_tokens if self.topk > 1 else self.steps + 1
+
+    @property
+    def deepest(self) -> int:
+        """The most drafts of one round that can be accepted."""
+        return min(self.steps, self.width - 1)
 
     @property
     def most_draft_tokens(self) -> int:
@@ -59,7 +66,9 @@ class EngineConfig:
     """One engine process: what it loads, how much it may hold, how large its steps may be."""
 
     model: str = str(NANO)
-    draft: str | None = str(NANO_HEAD)  # the draft head's folder; None: no speculation
+    draft: str | None = str(NANO_HEAD)  # the draft head's folder; None: there is none
+    draft_capture_layers: tuple[int, ...] = ()  # whose input the head's feature is made of; (): as it says
+    speculative_token_map: str | None = None  # a file of the ids that the head proposes; None: all
     roles: tuple[Role, ...] = (Role.PREFILL, Role.DECODE, Role.DRAFT)
     worker: str = "127.0.0.1:0"  # the address that handles carry
     device: str = "cpu"  # or "cuda"
@@ -87,6 +96,11 @@ class EngineConfig:
     transfer_policy: str = "recompute"  # or "fail"
     log_format: str = "text"  # or "json"; also of the front before this engine
     speculation: SpeculationConfig = SpeculationConfig()
+
+    @property
+    def speculates(self) -> bool:
+        """Whether anything is drafted: by a head, by looking it up, or both."""
+        return self.draft is not None or self.speculation.ngram
 
 
 ATTENTION_BACKENDS = ("torch", "triton", "flashinfer")
@@ -124,12 +138,16 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
     chosen = {name: value for name, value in asked.items() if name not in left}
     config = dataclasses.replace(defaults, device=device, **chosen)
     _check_draft_tokens(config.speculation)
+    if config.speculative_token_map is not None and config.draft is None:
+        flag = "speculative-token-map"
+        raise ConfigError(f"--{flag}: needs a draft head (--draft DIR)", param=flag)
+    _check_lookup(config)
     _check_device(config)
     batches = tuple(sorted(set(config.cuda_graph_bs)))
     largest = min(config.cuda_graph_max_bs, config.max_running)
     if "cuda_graph_max_bs" in left and largest:
-        plain = config.draft is None or config.speculation.adaptive  # which may also be plain
-        width = 1 if plain else config.speculation.width
+        wide = config.speculates and not config.speculation.adaptive  # else they may also be plain
+        width = config.speculation.width if wide else 1
         largest = min(largest, max(GRAPH_ROWS // width, 1))
     return dataclasses.replace(
         config,
@@ -185,6 +203,13 @@ def _check_draft_tokens(spec: SpeculationConfig) -> None:
             f"has 2 to {most} nodes, its root too, not {asked}",
             param=flag,
         )
+
+
+def _check_lookup(config: EngineConfig) -> None:
+    """Raises ConfigError for trees where all drafts are looked up."""
+    if config.draft is None and config.speculation.ngram and config.speculation.topk > 1:
+        flag = "spec-topk"
+        raise ConfigError(f"--{flag}: --draft ngram proposes chains, which have 1", param=flag)
 
 
 def _check_synthetic(config: EngineConfig) -> None:
@@ -247,7 +272,7 @@ class GatewayConfig:
     registry: str = "static:"  # static:host:port,host:port or redis://host:port/db
     layout: str = "static"  # requests go by the workers' roles; or "auto": where it is predicted to be best
     ttft_target: float = 1.0  # of auto, in seconds: a good request's first token comes within
-    tpot_target: float = 0.05  # of auto, in seconds: and each later one in so long, in the mean
+    tpot_target: float = 0.05  # of auto, in seconds: its mean time per later token, at most
     model: str = str(NANO)
     served_model: str = "eyas-nano"
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # (): no key is needed
@@ -264,9 +289,9 @@ class GatewayConfig:
 class ServeConfig:
     """A local cluster: one gateway and its workers.
 
-    `prefill`, `decode`, `draft_workers`: workers of the split layout, the last on CPUs only, because a GPU
-    drafts where it decodes. `prefill_tp`, `decode_tp`: GPUs per worker. `workers`: of the other two layouts.
-    `gpus`: numbers, worker after worker; (): as many as needed, from the engine's device on.
+    `prefill`, `decode`, `draft_workers`: workers of the split layout; None: one of the last, but none on
+    GPUs, which then draft where they decode. `prefill_tp`, `decode_tp`: GPUs per worker. `workers`: of the
+    other two layouts. `gpus`: numbers, worker after worker; (): as many as needed, from the engine's on.
     """
 
     gateway: GatewayConfig = GatewayConfig(drain_s=5.0)  # short: a person at the keyboard waits
@@ -274,7 +299,7 @@ class ServeConfig:
     layout: str = "split"  # or "unified", or "auto": as unified, and prompts may be computed elsewhere
     prefill: int = 1
     decode: int = 1
-    draft_workers: int = 1
+    draft_workers: int | None = None
     prefill_tp: int = 1
     decode_tp: int = 1
     workers: int = 1

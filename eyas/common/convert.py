@@ -114,6 +114,7 @@ def request_to_pb(request: GenerationRequest) -> common_pb2.GenerationRequest:
         caller=request.caller,
         call=request.call,
         begun=request.begun,
+        predicted_ids=request.predicted,
     )
 
 
@@ -121,7 +122,8 @@ def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> Ge
     """Raises ContextLengthExceeded for more than `context_length` ids, before any of them is looked at, and
     InvalidRequest for a time that no clock can wait for.
     """
-    longest = max([len(pb.prompt_ids), *(len(choice.output_ids) for choice in pb.choices)])
+    outputs = (len(choice.output_ids) for choice in pb.choices)
+    longest = max(len(pb.prompt_ids), len(pb.predicted_ids), *outputs)
     if longest > context_length:
         message = f"the request has {longest} ids, more than the context length of {context_length}"
         raise ContextLengthExceeded(message, param="prompt")
@@ -138,6 +140,7 @@ def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> Ge
         caller=pb.caller,
         call=pb.call,
         begun=pb.begun,
+        predicted=tuple(pb.predicted_ids),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 WINDOW_S = 4.0
-"""After so long, what was measured has lost all but 1/e of its weight."""
+"""After this time, what was measured has lost all but 1/e of its weight."""
 
 
 class PromptShare:

@@ -47,8 +47,8 @@ class StepTimes:
 
     `rows_ms`: by all its rows. `context_ms`: by the tokens that all decode rows together attend to.
     `pairs_ms`: per million pairs of a prompt row and a token that it attends to. `mixed_ms`: what a step with
-    prompt rows and decode rows takes beyond the sum of its parts. `grain`: steps with prompts are padded to
-    multiples of so many rows.
+    prompt rows and decode rows takes beyond the sum of its parts. `grain`: rows; a step with prompts is
+    padded to a multiple of it.
     """
 
     rows_ms: Curve

@@ -49,6 +49,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     `choices` lists unfinished choices only. `timeout_s`: seconds left until the caller's deadline. A worker
     is shared fairly between `caller`s (names of API keys), then between `call`s (an id that all prompts of
     one HTTP or gRPC call have). `begun`: its client has a token already, so it is never refused for load.
+    `predicted`: what the caller expects the answer to be, which is drafted from and changes no token.
     """
 
     id: str
@@ -61,6 +62,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     caller: str = ""
     call: str = ""  # "": a call of its own
     begun: bool = False
+    predicted: tuple[int, ...] = ()
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

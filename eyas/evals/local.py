@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 
 from eyas.evals.heldout import QuestionSet, held_out_prompts, question_sets
 from eyas.evals.table import Score, score_table, unbroken
-from eyas.train.eagle import EagleHead
 from eyas.train.export import STOP, load_head, load_target
 from eyas.train.generate import Acceptance, SamplingOptions, generate, speculate
+from eyas.train.heads.base import DraftHead
 from eyas.train.model import Nano
 from eyas.train.text.core import Message
 from eyas.train.tokenizer import load_tokenizer, render
@@ -55,7 +55,7 @@ class Scorer:
                 wrong.append(f"{question.prompt!r} -> {answer!r}, expected {question.expected!r}")
         return score, wrong
 
-    def acceptance(self, head: EagleHead, chats: list[list[Message]]) -> Acceptance:
+    def acceptance(self, head: DraftHead, chats: list[list[Message]]) -> Acceptance:
         """Greedy chains over these chats."""
         counts = Acceptance()
         for chat in track(chats, description="acceptance"):

@@ -17,7 +17,7 @@ STEP = 1 / 32
 """By this part of all workers, or by one, a split beside the estimated best has more or fewer for prompts."""
 
 LARGE = 16
-"""From so many workers on a simulation takes long."""
+"""A simulation of this number of workers, or of more, takes long."""
 
 ROUGH = 1.05
 """To this factor the knee of a large cluster is searched."""
@@ -27,7 +27,7 @@ MOST_WORKERS = 4096
 
 @dataclass(frozen=True)
 class Option:
-    """A layout of so many workers, `prefill` of them for prompts (of a split one), and the rate it bears."""
+    """A layout of `workers`, `prefill` of them for prompts (if it is split), and the rate it bears."""
 
     layout: ClusterLayout
     workers: int

@@ -10,16 +10,21 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
-from eyas.train.eagle import EagleHead, head_config
-from eyas.train.model import Nano, NanoConfig
+from eyas.train.heads.base import DraftHead
+from eyas.train.heads.eagle3 import Eagle3Head
+from eyas.train.model import LlamaShape, Nano
+from eyas.train.nano_head import head_of, head_shape
 from eyas.train.tokenizer import END_OF_TEXT_ID, IM_END_ID
 
 STOP = (IM_END_ID, END_OF_TEXT_ID)
+ENDS = {"bos_token_id": END_OF_TEXT_ID, "eos_token_id": list(STOP), "pad_token_id": END_OF_TEXT_ID}
+DTYPE = {"torch_dtype": "bfloat16"}
 
 
-def _shape(config: NanoConfig) -> dict[str, object]:
+def sizes_of(config: LlamaShape) -> dict[str, object]:
+    """The sizes as config.json has them."""
     return {
         "hidden_size": config.hidden,
         "intermediate_size": config.intermediate,
@@ -32,51 +37,61 @@ def _shape(config: NanoConfig) -> dict[str, object]:
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
         "hidden_act": "silu",
-        "attention_bias": False,
+        "attention_bias": config.qkv_bias,
         "mlp_bias": False,
-        "bos_token_id": END_OF_TEXT_ID,
-        "eos_token_id": list(STOP),
-        "pad_token_id": END_OF_TEXT_ID,
-        "torch_dtype": "bfloat16",
     }
 
 
-def _write_json(path: Path, content: dict[str, object]) -> None:
+def write_json(path: Path, content: dict[str, object]) -> None:
+    """One JSON object, for people and programs."""
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _save(module: nn.Module, prefix: str, folder: Path) -> None:
-    tensors = {prefix + k: v.detach().to("cpu", torch.bfloat16) for k, v in module.state_dict().items()}
+def save_tensors(module: nn.Module, prefix: str, folder: Path) -> None:
+    """Writes what a module keeps, real numbers in bfloat16."""
+    tensors = {prefix + name: _stored(tensor) for name, tensor in module.state_dict().items()}
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.bfloat16 if tensor.is_floating_point() else tensor.dtype)
 
 
 def save_target(model: Nano, folder: Path) -> None:
     """Writes config.json, generation_config.json and the weights in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     architecture = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True}
-    _write_json(folder / "config.json", {**architecture, **_shape(model.config)})
-    ends = {"bos_token_id": END_OF_TEXT_ID, "eos_token_id": list(STOP), "pad_token_id": END_OF_TEXT_ID}
-    _write_json(folder / "generation_config.json", ends)
-    _save(model, "model.", folder)
+    write_json(folder / "config.json", {**architecture, **sizes_of(model.config), **ENDS, **DTYPE})
+    write_json(folder / "generation_config.json", ENDS)
+    save_tensors(model, "model.", folder)
 
 
-def save_head(head: EagleHead, folder: Path) -> None:
-    """Writes the draft head's config.json and its weights in bfloat16."""
+def save_head(head: Eagle3Head, folder: Path) -> None:
+    """Writes the embedded model's draft head: its config.json and its weights in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     architecture = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "tie_word_embeddings": False,
-        "draft_vocab_size": head.config.vocab,
+        "draft_vocab_size": head.shape.vocab,
     }
-    _write_json(folder / "config.json", {**architecture, **_shape(head.config)})
-    _save(head, "", folder)
+    write_json(folder / "config.json", {**architecture, **sizes_of(head.shape), **ENDS, **DTYPE})
+    save_tensors(head, "", folder)
 
 
-def read_config(folder: Path) -> NanoConfig:
+def save_trained(head: DraftHead, described: dict[str, object], folder: Path) -> None:
+    """Writes a head of any kind; `described`: what config.json says beside its sizes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(
+        folder / "config.json", {**described, "tie_word_embeddings": False, **sizes_of(head.shape), **DTYPE}
+    )
+    save_tensors(head, "", folder)
+
+
+def read_config(folder: Path) -> LlamaShape:
     """The shape that config.json describes."""
     raw = json.loads((folder / "config.json").read_text())
-    return NanoConfig(
+    return LlamaShape(
         hidden=raw["hidden_size"],
         layers=raw["num_hidden_layers"],
         heads=raw["num_attention_heads"],
@@ -98,13 +113,13 @@ def load_target(folder: Path, device: str) -> Nano:
     return model.to(device)
 
 
-def load_head(folder: Path, target: Nano) -> EagleHead:
+def load_head(folder: Path, target: Nano) -> Eagle3Head:
     """The head of a target, with float32 weights on the target's device.
 
     Raises ValueError if it does not fit the target.
     """
-    head = EagleHead(target)
+    head = head_of(target)
     head.load_state_dict(load_file(str(folder / "model.safetensors")))
-    if read_config(folder) != head_config(target.config):
+    if read_config(folder) != head_shape(target.config):
         raise ValueError(f"the head in {folder} does not fit this target")
     return head.to(target.embed_tokens.weight.device)

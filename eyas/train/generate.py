@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from eyas.train.eagle import EagleHead
+from eyas.train.heads.base import DraftHead
 from eyas.train.model import Cache, CacheView, Nano, grouped_attention
 
 CHAIN = 5
@@ -123,13 +123,13 @@ class HeadRows:
 
 
 def draft_chain(
-    head: EagleHead, target: Nano, rows: HeadRows, features: Tensor, tokens: list[int], base: int
+    head: DraftHead, target: Nano, rows: HeadRows, features: Tensor, tokens: list[int], base: int
 ) -> list[int]:
     """Extends the head over the true pairs from position `base` on, then drafts a chain of CHAIN tokens."""
     device = features.device
     position = torch.arange(base, base + len(tokens), device=device)[None]
     embeds = target.embed_tokens(torch.tensor([tokens], device=device))
-    state = head(embeds, head.fc(features), position, rows)[:, -1:]
+    state = head(embeds, head.enter(features), position, rows)[:, -1:]
     kept, drafts = base + len(tokens), []
     for step in range(CHAIN):
         drafts.append(int(head.logits(state)[0, -1].argmax()))
@@ -142,7 +142,7 @@ def draft_chain(
 
 @torch.inference_mode()
 def speculate(
-    target: Nano, head: EagleHead, prompt: list[int], sampling: SamplingOptions, counts: Acceptance
+    target: Nano, head: DraftHead, prompt: list[int], sampling: SamplingOptions, counts: Acceptance
 ) -> list[int]:
     """Greedy chain speculation for one chat; every round recomputes the target in full."""
     device = target.embed_tokens.weight.device

@@ -14,8 +14,11 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class NanoConfig:
-    """The shape of the model; the defaults are those of the embedded one."""
+class LlamaShape:
+    """The shape of a Llama, or of a draft head's one layer; the defaults are those of the embedded model.
+
+    `qkv_bias`: queries, keys and values have biases.
+    """
 
     hidden: int = 256
     layers: int = 8
@@ -27,6 +30,7 @@ class NanoConfig:
     context: int = 2048
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
+    qkv_bias: bool = False
 
     @property
     def captured(self) -> tuple[int, int, int]:
@@ -34,7 +38,7 @@ class NanoConfig:
         return 2, self.layers // 2, self.layers - 3
 
 
-def rope_table(config: NanoConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+def rope_table(config: LlamaShape, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines for these positions: float32 [..., head_dim]."""
     half = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32)
     angles = positions[..., None].float() / config.rope_theta ** (half / config.head_dim)
@@ -63,7 +67,7 @@ class Norm(nn.Module):
 class Cache:
     """Keys and values of every layer: [layers, batch, kv_heads, length, head_dim]."""
 
-    def __init__(self, config: NanoConfig, batch: int, length: int, like: Tensor) -> None:
+    def __init__(self, config: LlamaShape, batch: int, length: int, like: Tensor) -> None:
         shape = (config.layers, batch, config.kv_heads, length, config.head_dim)
         self.keys = torch.zeros(shape, device=like.device, dtype=like.dtype)
         self.values = torch.zeros_like(self.keys)
@@ -107,12 +111,12 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 class GroupedAttention(nn.Module):
     """Grouped-query attention. `width`: the width of the input, which is doubled in a draft head."""
 
-    def __init__(self, config: NanoConfig, width: int) -> None:
+    def __init__(self, config: LlamaShape, width: int) -> None:
         super().__init__()
         self.config = config
-        self.q_proj = nn.Linear(width, config.heads * config.head_dim, bias=False)
-        self.k_proj = nn.Linear(width, config.kv_heads * config.head_dim, bias=False)
-        self.v_proj = nn.Linear(width, config.kv_heads * config.head_dim, bias=False)
+        self.q_proj = nn.Linear(width, config.heads * config.head_dim, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(width, config.kv_heads * config.head_dim, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(width, config.kv_heads * config.head_dim, bias=config.qkv_bias)
         self.o_proj = nn.Linear(config.heads * config.head_dim, config.hidden, bias=False)
 
     def project(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -156,7 +160,7 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """One decoder layer."""
 
-    def __init__(self, config: NanoConfig) -> None:
+    def __init__(self, config: LlamaShape) -> None:
         super().__init__()
         self.input_layernorm = Norm(config.hidden, config.norm_eps)
         self.self_attn = GroupedAttention(config, config.hidden)
@@ -173,7 +177,7 @@ class Block(nn.Module):
 class Nano(nn.Module):
     """The target model. Its output matrix is the embedding."""
 
-    def __init__(self, config: NanoConfig) -> None:
+    def __init__(self, config: LlamaShape) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab, config.hidden)

@@ -10,22 +10,23 @@ import argparse
 import logging
 import os
 import random
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from rich.progress import track
 from tokenizers import Tokenizer
 
+from eyas.train.checkpoint import Checkpoint
 from eyas.train.data import IDS, Packing, batches, make_prompts, make_shard, shards
-from eyas.train.eagle import UNROLL, EagleHead, train_head
 from eyas.train.export import STOP, load_target, save_head, save_target
 from eyas.train.generate import SamplingOptions, generate
-from eyas.train.model import Nano, NanoConfig
-from eyas.train.target import Recipe, train_target
+from eyas.train.model import LlamaShape, Nano
+from eyas.train.nano_head import UNROLL, head_of, train_head
+from eyas.train.target import Recipe, TargetRun
 from eyas.train.tokenizer import (
     ANSWER_BIT,
     load_tokenizer,
@@ -46,7 +47,7 @@ class Scale:
 
     target: Recipe
     head: Recipe
-    model: NanoConfig = NanoConfig()
+    model: LlamaShape = LlamaShape()
     tokenizer_dialogues: int = 60_000
     regenerated: int = 48_000
     generation_batch: int = 4096
@@ -60,7 +61,7 @@ FULL = Scale(
 TINY = Scale(
     target=Recipe(steps=12, rows=4, length=128),
     head=Recipe(steps=6, rows=2, length=64 + UNROLL),
-    model=NanoConfig(hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96),
+    model=LlamaShape(hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96),
     tokenizer_dialogues=20_000,
     regenerated=16,
     generation_batch=8,
@@ -98,14 +99,22 @@ class Run:
         return packing, int(share * recipe.tokens / (packing.dialogues * TOKENS_PER_DIALOGUE)) + 1
 
 
-def make_target(run: Run) -> None:
-    """Trains and saves the target."""
+def make_target(run: Run) -> list[dict[str, Any]]:
+    """Trains and saves the target, from where a killed run left it; gives a line for each report.
+
+    What a killed run had read after its last checkpoint is not read again.
+    """
     recipe = run.scale.target
     model = Nano(run.scale.model).to(run.device)
     packing, count = run.shards_for(recipe)
-    with shards(make_shard, packing, range(count), run.processes) as stream:
-        train_target(model, batches(stream, recipe.rows, recipe.length), recipe)
+    checkpoint = Checkpoint(run.out / "target.pt", {"seed": run.seed, "steps": recipe.steps})
+    training = TargetRun(model, recipe, checkpoint)
+    numbers = range(count * training.step // recipe.steps, count)
+    with shards(make_shard, packing, numbers, run.processes) as stream:
+        training.train(batches(stream, recipe.rows, recipe.length))
     save_target(model, run.nano)
+    checkpoint.path.unlink(missing_ok=True)
+    return training.history
 
 
 def regenerate(run: Run, target: Nano, tokenizer: Tokenizer) -> list[np.ndarray]:
@@ -149,7 +158,7 @@ def make_head(run: Run) -> None:
     target = load_target(run.nano, run.device)
     own = regenerate(run, load_target(run.nano, run.device).to(torch.bfloat16), load_tokenizer(run.nano))
     logger.info("the target wrote %d answers, %d tokens in all", len(own), sum(map(len, own)))
-    head = EagleHead(target).to(run.device)
+    head = head_of(target).to(run.device)
     packing, count = run.shards_for(recipe, 1 / 3)
     with shards(make_shard, packing, range(count), run.processes) as stream:
         train_head(head, target, batches(_mixed(own, stream), recipe.rows, recipe.length), recipe)
@@ -168,17 +177,17 @@ def train_nano(out: Path, *, scale: Scale = FULL, device: str = "cuda", seed: in
     make_head(run)
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m eyas.train.nano", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for nano/ and nano-eagle3/")
-    parser.add_argument("--tiny", action="store_true", help="a smoke test of every stage")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
-    train_nano(given.out, scale=TINY if given.tiny else FULL, device=given.device, seed=given.seed)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `eyas train nano`."""
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="DIR", help="folder for nano/ and nano-eagle3/")
+    add("--tiny", action="store_true", help="a smoke test of every stage")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(a GPU if there is one)")
+    add("--seed", type=int, default=0, metavar="N", help="(0)")
 
 
-if __name__ == "__main__":
-    main()
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    train_nano(args.out, scale=TINY if args.tiny else FULL, device=args.device, seed=args.seed)
+    return 0

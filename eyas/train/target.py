@@ -9,17 +9,20 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from eyas.train.checkpoint import Checkpoint
 from eyas.train.data import split_bits
 from eyas.train.model import Nano
 
 logger = logging.getLogger(__name__)
 REPORT_EVERY = 50
+SAVE_EVERY = 250
 USER_WEIGHT = 0.1  # the weight of tokens that users type; those of answers have weight 1
 
 
@@ -100,17 +103,50 @@ def next_token_loss(model: Nano, packed: Tensor) -> Tensor:
     return (loss * weight).sum() / weight.sum()
 
 
-def train_target(model: Nano, stream: Iterator[Tensor], recipe: Recipe) -> None:
-    """Trains in place until the recipe's steps are done or the stream ends."""
-    device = model.embed_tokens.weight.device
-    opts = optimisers(model, recipe, frozenset({"embed_tokens.weight"}))
-    objective = torch.compile(next_token_loss) if device.type == "cuda" else next_token_loss
-    begun = time.time()
-    with progress("target") as bar:
-        task = bar.add_task("", total=recipe.steps, note="")
-        for step, packed in zip(range(recipe.steps), stream, strict=False):
-            with torch.autocast(device.type, torch.bfloat16):
-                loss = objective(model, packed.to(device, non_blocking=True))
-            descend(model, loss, opts, recipe, step)
-            if step % REPORT_EVERY == 0 or step == recipe.steps - 1:
-                bar.update(task, completed=step + 1, note=report("target", step, loss, begun, recipe))
+class TargetRun:
+    """A target on its way, in place. With a checkpoint that exists it goes on from there.
+
+    `step`: how many are done. `history`: a line for each report.
+    """
+
+    def __init__(self, model: Nano, recipe: Recipe, checkpoint: Checkpoint | None = None) -> None:
+        """Raises ConfigError for a checkpoint of another run."""
+        self.model, self._recipe, self._checkpoint = model, recipe, checkpoint
+        self._device = model.embed_tokens.weight.device
+        self._optimisers = optimisers(model, recipe, frozenset({"embed_tokens.weight"}))
+        self.step, self._seconds = 0, 0.0
+        self.history: list[dict[str, Any]] = []
+        if checkpoint is not None and checkpoint.path.exists():
+            state = checkpoint.load(str(self._device))
+            model.load_state_dict(state["model"])
+            for optimiser, kept in zip(self._optimisers, state["optimisers"], strict=True):
+                optimiser.load_state_dict(kept)
+            self.step, self._seconds, self.history = state["step"], state["seconds"], state["history"]
+
+    def train(self, stream: Iterator[Tensor]) -> None:
+        """Goes on until the recipe's steps are done or the stream ends."""
+        recipe, device = self._recipe, self._device
+        objective = torch.compile(next_token_loss) if device.type == "cuda" else next_token_loss
+        begun, first = time.time() - self._seconds, self.step
+        with progress("target") as bar:
+            task = bar.add_task("", total=recipe.steps, note="", completed=first)
+            for step, packed in zip(range(first, recipe.steps), stream, strict=False):
+                with torch.autocast(device.type, torch.bfloat16):
+                    loss = objective(self.model, packed.to(device, non_blocking=True))
+                descend(self.model, loss, self._optimisers, recipe, step)
+                self.step = step + 1
+                if step % REPORT_EVERY == 0 or self.step == recipe.steps:
+                    bar.update(task, completed=self.step, note=report("target", step, loss, begun, recipe))
+                    self.history.append({"step": self.step, "loss": round(loss.item(), 5)})
+                if self._checkpoint is not None and self.step % SAVE_EVERY == 0:
+                    self._seconds = time.time() - begun
+                    self._checkpoint.save(self._state())
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
+            "step": self.step,
+            "seconds": self._seconds,
+            "history": self.history,
+        }

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.folder import pickles
 from gateway.sampling_defaults import sampling_defaults
 from gateway.tokenizer_files import load_chat_template
 
@@ -39,7 +40,8 @@ def _check(folder: str, flag: str, patterns: list[str]) -> None:
         raise ConfigError(f"--{flag}: {folder} is not a folder", param=flag)
     missing = [pattern for pattern in patterns if not any(path.glob(pattern))]
     if missing:
-        raise ConfigError(f"--{flag}: {folder} has no {' and no '.join(missing)}", param=flag)
+        hint = pickles(path) if "*.safetensors" in missing else ""
+        raise ConfigError(f"--{flag}: {folder} has no {' and no '.join(missing)}{hint}", param=flag)
     try:
         config = json.loads((path / "config.json").read_text())
     except (OSError, ValueError) as error:

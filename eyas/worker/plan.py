@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator
 from operator import mul
 
-from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, SpeculationConfig, WorkerConfig
+from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.gpus import number_of
 from eyas.common.types import Role
 from eyas.worker.placement import places
@@ -69,9 +69,11 @@ def _auto(config: ServeConfig) -> dict[str, EngineConfig]:
 
 
 def _split(config: ServeConfig) -> dict[str, EngineConfig]:
-    """A GPU drafts where it decodes, a CPU leaves it to draft workers."""
-    here = (Role.DRAFT,) if config.engine.device != "cpu" and config.engine.draft else ()
-    elsewhere = config.draft_workers if config.engine.draft and not here else 0
+    """Who decodes leaves drafting to draft workers. Without any a GPU drafts where it decodes."""
+    on_gpus = config.engine.device != "cpu"
+    wanted = int(not on_gpus) if config.draft_workers is None else config.draft_workers
+    elsewhere = wanted if config.engine.draft else 0
+    here = (Role.DRAFT,) if on_gpus and config.engine.draft and not elsewhere else ()
 
     def engine(*roles: Role, ranks: int = 1) -> EngineConfig:
         return dataclasses.replace(config.engine, roles=roles, tensor_parallel_size=ranks)
@@ -120,7 +122,7 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
         "drain-s": f"{worker.drain_s:g}",
         **_engine_flags(worker.engine),
         **_graph_flags(worker.engine),
-        **_speculation_flags(worker.engine.speculation),
+        **_speculation_flags(worker.engine),
     }
     if worker.advertise:
         flags["advertise"] = worker.advertise
@@ -130,7 +132,7 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
 def _engine_flags(engine: EngineConfig) -> dict[str, object]:
     flags: dict[str, object] = {
         "model": engine.model,
-        "draft": engine.draft or "none",
+        "draft": engine.draft or ("ngram" if engine.speculation.ngram else "none"),
         "device": engine.device,
         "tensor-parallel-size": engine.tensor_parallel_size,
         "load-format": engine.load_format,
@@ -149,6 +151,10 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "log-format": engine.log_format,
         "transfer": engine.transfer,
     }
+    if engine.draft_capture_layers:
+        flags["draft-capture-layers"] = ",".join(map(str, engine.draft_capture_layers))
+    if engine.speculative_token_map is not None:
+        flags["speculative-token-map"] = engine.speculative_token_map
     if engine.num_pages is not None:
         flags["num-pages"] = engine.num_pages
     if engine.context_length is not None:
@@ -165,7 +171,8 @@ def _graph_flags(engine: EngineConfig) -> dict[str, object]:
     return flags | {"disable-cuda-graph": True}
 
 
-def _speculation_flags(spec: SpeculationConfig) -> dict[str, object]:
+def _speculation_flags(engine: EngineConfig) -> dict[str, object]:
+    spec = engine.speculation
     flags: dict[str, object] = {
         "spec-steps": spec.steps,
         "spec-topk": spec.topk,
@@ -173,6 +180,8 @@ def _speculation_flags(spec: SpeculationConfig) -> dict[str, object]:
     }
     if spec.adaptive:
         flags["spec-adaptive"] = True
+    if spec.ngram and engine.draft:
+        flags["spec-ngram"] = True
     if spec.synthetic_rates:
         flags["rejection-sample-method"] = "synthetic"
         flags["synthetic-acceptance-rates"] = tuple(itertools.accumulate(spec.synthetic_rates, mul))

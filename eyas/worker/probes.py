@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from eyas.common import rpc
 from eyas.common.buffer import StreamBuffer
@@ -23,6 +24,9 @@ from eyas.worker.fetches import Fetches
 from kv_transfer.layout import check_compatible
 
 ANSWER_S = 8.0  # an engine answers within 5 s, and what it is in the middle of
+
+ProbeNumber: TypeAlias = int
+"""Copies of a probe have it where others have the number of a pull; it is negative."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,7 @@ class Probes:
         self._engine = engine
         self._find = find
         self._fetches = fetches
-        self._owners: dict[
-            int, _Owner
-        ] = {}  # by the number that their copies have where others have a pull's
+        self._owners: dict[ProbeNumber, _Owner] = {}
         self._turn = asyncio.Lock()  # links that are measured together share what they have
 
     async def probe(self, name: str) -> list[Link]:

@@ -7,7 +7,6 @@ not know what a worker does: `plan` describes the processes, and `child` runs ea
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import signal
@@ -58,8 +57,7 @@ class LocalCluster:
         self._progress = progress
         self._pool_dir = config.engine.pool_dir
         gpus = () if config.engine.device == "cpu" else memory()
-        with contextlib.closing(free_ports()) as ports:
-            self._plan = plan(config, ports, Machine(len(os.sched_getaffinity(0)), gpus))
+        self._plan = plan(config, free_ports(), Machine(len(os.sched_getaffinity(0)), gpus))
         self._children: dict[str, Child] = {}
         self._loading: list[str] = []  # the names of the processes that are not ready yet
         self._keepers: list[asyncio.Task[None]] = []

@@ -1,17 +1,15 @@
 """`cuda_ipc`: the peer's pool is memory of GPUs of this host, which this process maps and reads.
 
 An owner's death does not disturb a copy: only the lease decides what its bytes are worth. Ranks may differ in
-number: each of ours takes its heads from those that have them.
+number: each of ours takes its heads from the peer's ranks that have them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -20,15 +18,15 @@ from eyas.common.pool import Export
 from kv_transfer.area import DeviceArea
 from kv_transfer.backends.base import Copy, Site, Source, check_pages, runs
 from kv_transfer.backends.blocking import BlockingBackend
-from kv_transfer.backends.shm import file_identity
 from kv_transfer.gpu.driver import Block, DriverError, Memory
 from kv_transfer.gpu.mapping import PeerMemory
+from kv_transfer.host_file import HostFile
 from kv_transfer.shares import Share, shares
 
 
 @dataclass(frozen=True)
 class _View:
-    """A peer's rank as one of ours sees it. `heads`: how many the peer has; `share`: those that come."""
+    """A peer's rank as one of ours sees it. `heads`: how many the peer has; `share`: the ones that come."""
 
     ours: DeviceArea
     peer: PeerMemory
@@ -95,17 +93,16 @@ class CudaIpcBackend(BlockingBackend):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.area)
-        self._pool_dir = Path(site.pool_dir)
+        self._pool_dir = site.pool_dir
         self._devices = site.devices
-        self._peers: dict[tuple[str, str, int], PeerMemory] = {}  # by path, identity and our rank
+        self._peers: dict[tuple[HostFile, int], PeerMemory] = {}  # by its socket and our rank
 
     def export(self, rank: int = 0) -> Export | None:
         """Where a rank's pool is handed over, on which GPU it is, and which heads it has."""
         if not self._devices or (area := self._devices[rank]).allocation is None:
             return None
         return {
-            "path": area.giver.encode(),
-            "identity": file_identity(area.giver).encode(),
+            **HostFile.at(area.giver).export(),
             "gpu": area.allocation.driver.uuid,
             "rank": str(rank).encode(),
             "heads": str(area.geometry.kv_heads).encode(),
@@ -113,14 +110,11 @@ class CudaIpcBackend(BlockingBackend):
 
     def open(self, export: Export) -> Source:
         """Raises ConfigError if the peer is on another host, or on a GPU that ours cannot read."""
-        path, identity = (os.fsdecode(export.get(field, b"")) for field in ("path", "identity"))
-        there = Path(path).parent == self._pool_dir and identity != ""
-        if not there or file_identity(path) != identity:
-            raise ConfigError(f"the peer's KV pool {path} is not one of {self._pool_dir} of this host")
+        giver = HostFile.find(export, self._pool_dir)
         rank, heads = (_number(export, field) for field in ("rank", "heads"))
         ours = self._devices[0].geometry.kv_heads if self._devices else 0
         views = tuple(
-            self._view(share, (path, identity), export.get("gpu", b""), heads)
+            self._view(share, giver, export.get("gpu", b""), heads)
             for share in shares(rank, heads, ours, len(self._devices))
         )
         if not views:
@@ -147,8 +141,8 @@ class CudaIpcBackend(BlockingBackend):
         found = [_checksum(view, proof) for view in source.views]
         return next((one for one in found if one != proof.proof), found[0])
 
-    def _view(self, share: Share, place: tuple[str, str], gpu: bytes, heads: int) -> _View:
-        """`place`: the path and the identity of the peer's socket."""
+    def _view(self, share: Share, giver: HostFile, gpu: bytes, heads: int) -> _View:
+        """`giver`: the peer's socket."""
         ours = self._devices[share.rank]
         if ours.allocation is None:
             raise ConfigError("this worker's KV pool is in memory that takes no peer's pages")
@@ -158,7 +152,7 @@ class CudaIpcBackend(BlockingBackend):
         if obstacle:
             raise ConfigError(f"the peer's KV pool cannot be read: {obstacle}")
         self._peers = {name: peer for name, peer in self._peers.items() if not peer.gone}
-        peer = self._peers.setdefault((*place, share.rank), PeerMemory(place[0], driver))
+        peer = self._peers.setdefault((giver, share.rank), PeerMemory(giver.path, driver))
         return _View(ours, peer, heads, share)
 
     def close(self, deadline: float) -> bool:

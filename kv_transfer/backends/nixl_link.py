@@ -3,8 +3,8 @@
     GREETING ──one page, then a probe, came──> OPEN ──a READ failed or was late──> BROKEN
         └────────────────failed, late─────────────────────────────────────────────────^
 
-A greeting that hangs costs no page of the pool, so whoever waits for it is told at its deadline. The library
-does not say which path UCX took: the log gives the rate of the probe instead.
+A greeting that hangs costs no page of the pool, so a copy that waits for it is told at its deadline. The
+library does not say which path UCX took: the log gives the rate of the probe instead.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Phase(enum.Enum):
 
 @dataclass(eq=False)
 class Peer(Source):
-    """An opened peer. Its link lives as long as somebody keeps this, or reads over it."""
+    """An opened peer. Its link lives as long as this object, or a READ over it."""
 
     remote: Remote
     gone: bool = False

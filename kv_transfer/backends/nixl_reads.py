@@ -72,7 +72,7 @@ class Reads:
 
     @property
     def urgent(self) -> bool:
-        """Whether somebody waits for what runs: all but READs that were given up."""
+        """Whether a copy waits for what runs; none waits for READs that were given up."""
         greeting = any(link.phase is Phase.GREETING for link in self._links.values())
         return greeting or any(reading.error is None for reading in self._readings)
 

@@ -10,7 +10,6 @@ import mmap
 import os
 import stat
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -19,8 +18,7 @@ from eyas.common.pool import Export
 from kv_transfer.area import Pages
 from kv_transfer.backends.base import Copy, Site, Source, copy_pages
 from kv_transfer.backends.blocking import BlockingBackend
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+from kv_transfer.host_file import HostFile
 
 
 @dataclass(frozen=True)
@@ -46,19 +44,15 @@ class ShmBackend(BlockingBackend):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.area)
-        self._pool_dir = Path(site.pool_dir)
+        self._pool_dir = site.pool_dir
         self._path = "" if site.devices else site.area.path  # no peer reads staging
 
     def export(self, rank: int = 0) -> Export | None:
-        path = self._path
-        return {"path": path.encode(), "identity": file_identity(path).encode()} if path else None
+        return HostFile.at(self._path).export() if self._path else None
 
     def open(self, export: Export) -> Source:
         """Only if the name leads to the very file that the peer has (containers share names, not files)."""
-        path, identity = (os.fsdecode(export.get(field, b"")) for field in ("path", "identity"))
-        there = Path(path).parent == self._pool_dir and identity != ""
-        if not there or file_identity(path) != identity:
-            raise ConfigError(f"the peer's KV pool {path} is not a file in {self._pool_dir} of this host")
+        path = HostFile.find(export, self._pool_dir).path
         try:
             return map_file(path, self.area.pages.shape[1])
         except TransferFailed as error:
@@ -69,18 +63,6 @@ class ShmBackend(BlockingBackend):
         if not source.current:
             raise TransferFailed(f"the pool {source.path} is gone")
         return copy_pages(job, source.pages, self.area.pages)
-
-
-def file_identity(path: str) -> str:
-    """Names one file among those of all hosts; empty if there is none. Equal identities: the same memory.
-
-    (A boot id is of one running kernel; a device and an inode, of one file of its.)
-    """
-    try:
-        info = os.stat(path)
-    except (OSError, ValueError):  # (a name that no file can have)
-        return ""
-    return f"{_BOOT_ID.read_text().strip()}/{info.st_dev}/{info.st_ino}"
 
 
 def map_file(path: str, page_bytes: int, *, writable: bool = False) -> Mapping:

@@ -56,7 +56,7 @@ class Driver(Protocol):
         ...
 
     def map(self, descriptor: int, size: int) -> Memory:
-        """Another process's memory, mapped here. It lives as long as anybody has it mapped."""
+        """Another process's memory, mapped here. It lives as long as any process has it mapped."""
         ...
 
     def unmap(self, memory: Memory) -> None:

@@ -23,7 +23,7 @@ _SIZE = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _WAITING = 64  # connections that are not accepted yet
 PAUSE_S = 0.1  # before the next try to accept, where a process may have no descriptor left
-TAKE_S = 2.0  # a giver that does not answer for so long is stopped, or gone
+TAKE_S = 2.0  # a giver that does not answer in this time is stopped, or gone
 
 
 class Giver:
@@ -51,7 +51,7 @@ class Giver:
         self._thread.start()
 
     def close(self) -> None:
-        """No process gets the memory any more, and those that have it are told that we are leaving."""
+        """No process gets the memory any more, and the ones that have it are told that we are leaving."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread

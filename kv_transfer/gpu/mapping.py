@@ -44,7 +44,7 @@ class PeerMemory:
             yield self._map()
 
     def close(self) -> None:
-        """Unmaps, once nobody holds it."""
+        """Unmaps, once no copy holds it."""
         with self._using:
             self._gone = True
             if self._giver is not None:

@@ -172,8 +172,8 @@ async def _info(address: str) -> WorkerInfo | None:
 @contextlib.asynccontextmanager
 async def rig(lease_s: float, log: Callable[[str, str], None], site: Site = ON_CPU) -> AsyncIterator[Rig]:
     """A cluster from ready to gone; `log` gets (process, line) for all that its processes say."""
-    with contextlib.closing(free_ports()) as ports:
-        outer = dataclasses.replace(site.config.gateway, port=next(ports), grpc_port=next(ports))
+    ports = free_ports()
+    outer = dataclasses.replace(site.config.gateway, port=next(ports), grpc_port=next(ports))
     config = replace_engine(dataclasses.replace(site.config, gateway=outer), lease_s=lease_s)
     async with Processes(config, log) as processes, AsyncClient(processes.grpc_address) as client:
         gateway = Cluster(registry("static:" + ",".join(processes.addresses.values())))

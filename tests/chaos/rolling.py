@@ -215,9 +215,9 @@ async def by_hand(config: ServeConfig) -> AsyncIterator[ByHand]:
     """A cluster that serves; afterwards nothing of it is left, or AssertionError."""
     with tempfile.TemporaryDirectory(prefix="eyas-rolling-", dir=config.engine.pool_dir) as pools:
         engine = dataclasses.replace(config.engine, pool_dir=pools)
-        with contextlib.closing(free_ports()) as ports:
-            gateway = GatewayConfig(port=next(ports), grpc_port=next(ports), drain_s=GATEWAY_DRAIN_S)
-            made = plan(dataclasses.replace(config, gateway=gateway, engine=engine), ports, Machine(cores=1))
+        ports = free_ports()
+        gateway = GatewayConfig(port=next(ports), grpc_port=next(ports), drain_s=GATEWAY_DRAIN_S)
+        made = plan(dataclasses.replace(config, gateway=gateway, engine=engine), ports, Machine(cores=1))
         cluster = ByHand(dataclasses.replace(made, workers=_draining(made.workers)))
         try:
             await cluster.start()

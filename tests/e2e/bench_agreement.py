@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import closing
 
 from eyas.bench.asking import Target
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
@@ -101,8 +100,7 @@ def main() -> int:
     args = parser.parse_args()
     if not args.stub:
         return 0 if compare(args, args.url) else 1
-    with closing(free_ports()) as ports:
-        port = str(next(ports))
+    port = str(next(free_ports()))
     stub = (sys.executable, "-m", "eyas.bench.overhead", "--stub", port, "--streams", "2")
     with subprocess.Popen((*stub, "--tokens-per-second", "100"), stdin=subprocess.PIPE) as server:
         try:

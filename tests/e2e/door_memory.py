@@ -90,8 +90,8 @@ class Cost:
 @contextlib.asynccontextmanager
 async def gateway() -> AsyncIterator[Gateway]:
     """A gateway process that answers."""
-    with contextlib.closing(free_ports()) as ports:
-        port, grpc_port = next(ports), next(ports)
+    ports = free_ports()
+    port, grpc_port = next(ports), next(ports)
     worker = await ScriptedWorker((Role.PREFILL, Role.DECODE)).start()
     command = f"-m eyas.cli gateway --registry static:{worker.address} --port {port} --grpc-port {grpc_port}"
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -59,16 +59,22 @@ class Way(ABC):
 
 @dataclass(frozen=True)
 class InProcess(Way):
-    """Engines on threads: one that does everything, or a prefill, a decode and a draft engine."""
+    """Engines on threads: one that does everything, or a prefill, a decode and a draft engine.
+
+    `foretold`: every request predicts its answer, but for a few tokens of it.
+    """
 
     configs: tuple[EngineConfig, ...]
     at_once: int
     drafter: Callable[[Tokens], Drafter] | None = None  # takes the place of the engine's own
+    foretold: bool = False
 
     def serve(self, task: Task) -> Answers:
         with self._drafting(task), contextlib.closing(Loopback(*self.configs)) as cluster:
 
             def ask(request: GenerationRequest) -> Result:
+                if self.foretold:
+                    request = _foretold(request, task.expected[request.id])
                 result = cluster.submit(request, split=len(self.configs) > 1)
                 wait_all([result], ANSWER_S)
                 task.done()
@@ -91,6 +97,12 @@ class InProcess(Way):
         return mock.patch("eyas.engine.loading.build._drafter", lambda *_: drafter)
 
 
+def _foretold(request: GenerationRequest, answer: tuple[int, ...]) -> GenerationRequest:
+    """Some tokens into the answer two are wrong, later one is missing."""
+    told = (*answer[:5], 0, 0, *answer[7:15], *answer[16:])
+    return msgspec.structs.replace(request, predicted=told)
+
+
 @dataclass(frozen=True)
 class Services(Way):
     """`eyas serve`: every service a process of its own, asked through the gateway's gRPC front."""
@@ -102,8 +114,8 @@ class Services(Way):
         return asyncio.run(self._serve(task))
 
     async def _serve(self, task: Task) -> Answers:
-        with contextlib.closing(free_ports()) as ports:
-            gateway = GatewayConfig(port=next(ports), grpc_port=next(ports))
+        ports = free_ports()
+        gateway = GatewayConfig(port=next(ports), grpc_port=next(ports))
         config = replace(self.config, gateway=gateway)
         places = asyncio.Semaphore(self.at_once)
         async with LocalCluster(config, log=lambda name, line: None) as cluster:

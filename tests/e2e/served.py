@@ -86,8 +86,8 @@ class Served:
 @contextlib.contextmanager
 def serving(folders: Folders, *flags: str) -> Iterator[Served]:
     """`eyas serve` from ready to gone."""
-    with contextlib.closing(free_ports()) as ports:
-        port, grpc_port = next(ports), next(ports)
+    ports = free_ports()
+    port, grpc_port = next(ports), next(ports)
     command = [sys.executable, "-m", "eyas.cli", "serve", "--model", folders.model, "--draft", folders.draft]
     command += [f"--port={port}", f"--grpc-port={grpc_port}", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 
 from tests.e2e.served import Served, make_folders, serving, wait_until
 
@@ -51,6 +52,7 @@ def predicted(served: Served) -> float:
     return sum(float(line.split()[1]) for line in lines if "by_roles" not in line)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_changes_no_answer(tmp_path: Path) -> None:
     folders = make_folders(tmp_path)
     with serving(folders, "--layout", "auto", "--ttft-target", "0.5", "--tpot-target", "0.02") as served:

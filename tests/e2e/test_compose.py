@@ -47,10 +47,9 @@ class Hosts:
 
     def __init__(self, services: Services) -> None:
         self._here: dict[tuple[str, str], str] = {}
-        with contextlib.closing(free_ports()) as ports:
-            for name in services:
-                for port in PORTS.get(name, ("7000",)):
-                    self._here[name, port] = str(next(ports))
+        for name in services:
+            for port in PORTS.get(name, ("7000",)):
+                self._here[name, port] = str(next(free_ports()))
 
     def port(self, name: str, port: str) -> str:
         return self._here[name, port]

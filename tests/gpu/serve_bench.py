@@ -133,8 +133,8 @@ def _half(process: psutil.Process) -> str | None:
 @contextlib.asynccontextmanager
 async def _served(plan: Plan, report: Report) -> AsyncIterator[Server]:
     """A healthy server. Raises RuntimeError if it ends instead; at the end all of its processes are gone."""
-    with contextlib.closing(free_ports()) as ports:
-        port, grpc_port = next(ports), next(ports)
+    ports = free_ports()
+    port, grpc_port = next(ports), next(ports)
     flags = ("--port", str(port), "--grpc-port", str(grpc_port), *SERVE, *plan.flags)
     began = time.monotonic()
     with (plan.out / "serve.log").open("wb") as log:

@@ -140,8 +140,8 @@ def test_answers_are_those_of_one_worker(by: str, kernels: str, alone: dict[str,
     pools = Path("/dev/shm") / f"eyas-test-{os.getpid()}-{by}-{kernels}"
     backends = {"attention_backend": kernels, "prefill_attention_backend": kernels}
     requests = chats(CHATS)
-    with contextlib.closing(free_ports()) as ports:
-        first, second = next(ports), next(ports)
+    ports = free_ports()
+    first, second = next(ports), next(ports)
     pools.mkdir()
 
     async def run(prefill: str, decode: str) -> tuple[dict[str, list[int]], set[str]]:

@@ -18,7 +18,7 @@ from eyas.common.types import KvHandle, KvKind, Shard
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Command, Ready, WatchOpened, WatchUpdate
 from kv_transfer.area import Pages
-from kv_transfer.backends.shm import file_identity
+from kv_transfer.host_file import HostFile
 from prefill_svc.transfer import TransferServicer
 
 GEOMETRY = Geometry(pages=1024, page_size=16, layers=8, kv_heads=2, head_dim=32, dtype="float32")  # 64 MiB
@@ -27,8 +27,7 @@ EPOCH = 5
 
 def ready(pool: str) -> Ready:
     """The description of an engine whose target pool is the file `pool`, its last page the proof page."""
-    shm = {"path": pool.encode(), "identity": file_identity(pool).encode()}
-    rank = RankPool(0, checksum(), {"shm": shm, "grpc": {}})
+    rank = RankPool(0, checksum(), {"shm": HostFile.at(pool).export(), "grpc": {}})
     return Ready(
         epoch=EPOCH,
         model="m",

@@ -138,3 +138,13 @@ async def decoding(worker: RealWorker) -> AsyncIterator[Decode]:
         decode = Decode(worker, channel)
         yield decode
         decode.session.close()
+
+
+async def alone(config: EngineConfig, pools: Path, *requests: GenerationRequest) -> list[list[int]]:
+    """What a worker answers that computes everything itself, one request after the other."""
+    async with real_worker(config, *Role, pool_dir=str(pools)) as worker, decoding(worker) as decode:
+        answers = []
+        for request in requests:
+            decode.session.submit(request, attempt=1, attach=False)
+            answers.append((await decode.tokens())[0])
+        return answers

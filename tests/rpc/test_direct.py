@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_worker import RealWorker, decoding, prefill, real_worker, tiny_config
-from staged_rig import PROMPT, SLOTS, pair, pretend, request, slots_free
+from real_worker import RealWorker, alone, decoding, prefill, real_worker, tiny_config
+from staged_rig import SLOTS, pair, pretend, request, same_pages, slots_free
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import Role
@@ -26,14 +24,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 @pytest.fixture(scope="module")
 def expected(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> list[int]:
     """What a worker says that computes everything itself."""
-
-    async def alone() -> list[int]:
-        pools = str(tmp_path_factory.mktemp("pools"))
-        async with real_worker(config, *Role, pool_dir=pools) as w, decoding(w) as decode:
-            decode.session.submit(request(), attempt=1, attach=False)
-            return (await decode.tokens())[0]
-
-    return asyncio.run(alone())
+    (answer,) = asyncio.run(alone(config, tmp_path_factory.mktemp("pools"), request()))
+    return answer
 
 
 def add(patch: pytest.MonkeyPatch, name: str) -> None:
@@ -72,11 +64,8 @@ async def test_a_direct_way_goes_from_pool_to_pool(
     async with pair(config, tmp_path, by) as (a, b), decoding(b) as decode:
         decode.attach(request(), await prefill(a, request()))
         assert await decode.tokens() == (expected, "memory")
-        await b.idle()
-        await a.idle()
+        assert await same_pages(a, b)
         assert copies == [] and slots_free(b) == SLOTS
-        digests = {hashlib.sha256(w.pages(PROMPT)).digest() for w in (a, b)}
-        assert len(digests) == 1 and len(a.pages(PROMPT)) > 0
 
 
 async def test_a_direct_way_that_brings_other_bytes_proves_nothing(
@@ -99,13 +88,8 @@ async def test_draft_pages_come_the_same_way(
 ) -> None:
     pretend(monkeypatch)
     add(monkeypatch, "MemoryBackend")
-    async with contextlib.AsyncExitStack() as stack:
-        start = stack.enter_async_context
-        a = await start(real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)))
-        known = f"static:{a.address}"
-        both = real_worker(config, Role.DECODE, Role.DRAFT, registry=known, pool_dir=str(tmp_path))
-        b = await start(both)
-        decode = await start(decoding(b))
+    roles = (Role.DECODE, Role.DRAFT)
+    async with pair(config, tmp_path, "auto", *roles) as (a, b), decoding(b) as decode:
         decode.attach(request(), await prefill(a, request(), draft=True))
         assert await decode.tokens() == (expected, "memory")
         await b.idle()

@@ -35,8 +35,8 @@ async def leaving(
     pause_s: float,
 ) -> AsyncIterator[tuple[DrainableBackend, ScriptedBackend, httpx.AsyncClient, str]]:
     """Both fronts of a slow backend: (the way out, the backend, an HTTP client, gRPC's address)."""
-    with contextlib.closing(free_ports()) as ports:
-        config = GatewayConfig(port=next(ports), grpc_port=next(ports))
+    ports = free_ports()
+    config = GatewayConfig(port=next(ports), grpc_port=next(ports))
     backend = ScriptedBackend(nano_tokenizer(), says=lambda *_: "word " * 20, pause_s=pause_s)
     exit = DrainableBackend(backend)
     url = f"http://127.0.0.1:{config.port}"
@@ -162,8 +162,7 @@ async def line_with(said: asyncio.StreamReader, text: str) -> str:
 
 
 async def test_a_gateway_says_where_it_listens_and_for_whom_it_waits() -> None:
-    with contextlib.closing(free_ports()) as ports:
-        absent = f"127.0.0.1:{next(ports)}"
+    absent = f"127.0.0.1:{next(free_ports())}"
     async with gateway_process(f"--registry=static:{absent}") as (process, said):
         listening = await line_with(said, "gateway listening")
         pattern = r".*: model=eyas-nano http=(http://127\.0\.0\.1:[1-9]\d*)/v1 grpc=127\.0\.0\.1:[1-9]\d*\n"

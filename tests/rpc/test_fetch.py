@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from real_worker import decoding, prefill, real_worker, tiny_config
+from real_worker import alone, decoding, prefill, real_worker, tiny_config
 
 from eyas.common import convert, replies, rpc
 from eyas.common.config import EngineConfig
@@ -39,14 +39,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 @pytest.fixture(scope="module")
 def expected(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> list[int]:
     """What a worker says that computes everything itself."""
-
-    async def alone() -> list[int]:
-        pools = str(tmp_path_factory.mktemp("pools"))
-        async with real_worker(config, Role.DECODE, pool_dir=pools) as w, decoding(w) as decode:
-            decode.session.submit(request(), attempt=1, attach=False)
-            return (await decode.tokens())[0]
-
-    return asyncio.run(alone())
+    (answer,) = asyncio.run(alone(config, tmp_path_factory.mktemp("pools"), request()))
+    return answer
 
 
 @pytest.fixture

@@ -97,8 +97,7 @@ class Door:
 
 @contextlib.asynccontextmanager
 async def door(limits: HttpLimits = LIMITS) -> AsyncIterator[Door]:
-    with contextlib.closing(free_ports()) as ports:
-        port = next(ports)
+    port = next(free_ports())
     app = App()
     server = HttpServer(app, "127.0.0.1", port, limits)
     await server.start()

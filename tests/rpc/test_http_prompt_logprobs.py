@@ -220,6 +220,7 @@ async def test_every_generate_event_repeats_them(client: httpx.AsyncClient) -> N
     assert len(told) > 1 and all(each == told[0] and len(each) > 1 for each in told)
 
 
+@pytest.mark.slow
 async def test_a_prefill_that_dies_is_asked_again_elsewhere(
     engine: EngineConfig, tokenizer: Tokenizer
 ) -> None:

@@ -35,8 +35,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 @contextlib.asynccontextmanager
 async def gateway(*workers: RealWorker) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway that routes to `workers`."""
-    with contextlib.closing(free_ports()) as ports:
-        port = next(ports)
+    port = next(free_ports())
     cluster = Cluster(registry("static:" + ",".join(worker.address for worker in workers)))
     app = create_app(
         GatewayConfig(),
@@ -104,8 +103,8 @@ async def test_a_stream_that_has_begun_goes_on_where_the_queue_is_full(config: E
         leaving = RealWorker(dataclasses.replace(config, roles=(Role.DECODE,)), f"static:{prefill.address}")
         await leaving.start()
         async with gateway(prefill, leaving, full) as client:
-            alone = (await complete(client, 40, 600)).json()["choices"][0]["text"]
-            asking = asyncio.create_task(complete(client, 40, 600))
+            alone = (await complete(client, 40, 300)).json()["choices"][0]["text"]
+            asking = asyncio.create_task(complete(client, 40, 300))
             async with asyncio.timeout(10):
                 while not leaving.load.running:
                     await asyncio.sleep(0.005)

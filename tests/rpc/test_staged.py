@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_worker import RealWorker, decoding, prefill, real_worker, tiny_config
-from staged_rig import PROMPT, SLOTS, pair, pretend, request, slots_free, slots_left
+from real_worker import RealWorker, alone, decoding, prefill, real_worker, tiny_config
+from staged_rig import PROMPT, SLOTS, pair, pretend, request, same_pages, slots_free, slots_left
 
 from eyas.common import clients, replies, rpc
 from eyas.common.config import EngineConfig
@@ -29,17 +28,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 @pytest.fixture(scope="module")
 def expected(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[int]]:
     """What a worker says of each prompt that computes everything itself."""
-
-    async def alone() -> dict[int, list[int]]:
-        pools = str(tmp_path_factory.mktemp("pools"))
-        async with real_worker(config, *Role, pool_dir=pools) as w, decoding(w) as decode:
-            answers = {}
-            for i in range(12):
-                decode.session.submit(request(i), attempt=1, attach=False)
-                answers[i] = (await decode.tokens())[0]
-            return answers
-
-    return asyncio.run(alone())
+    pools = tmp_path_factory.mktemp("pools")
+    return dict(enumerate(asyncio.run(alone(config, pools, *map(request, range(12))))))
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +45,7 @@ async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
         assert isinstance(b.engine._parts.copiers[0], StagedCopier)
         decode.attach(request(0), await prefill(a, request(0)))
         assert await decode.tokens() == (expected[0], "grpc")
-        await b.idle()
-        await a.idle()
-        digests = {hashlib.sha256(w.pages(PROMPT)).digest() for w in (a, b)}
-        assert len(digests) == 1 and len(a.pages(PROMPT)) > 0
+        assert await same_pages(a, b)
     assert list(tmp_path.iterdir()) == [], "staging files outlived their workers"
 
 
@@ -138,13 +125,8 @@ async def test_a_worker_that_decodes_and_drafts_goes_on_with_the_drafts_of_prefi
     config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path
 ) -> None:
     """The roles of a GPU in the split layout: draft KV comes into the same page numbers."""
-    async with contextlib.AsyncExitStack() as stack:
-        start = stack.enter_async_context
-        a = await start(real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)))
-        known = f"static:{a.address}"
-        both = real_worker(config, Role.DECODE, Role.DRAFT, registry=known, pool_dir=str(tmp_path))
-        b = await start(both)
-        decode = await start(decoding(b))
+    roles = (Role.DECODE, Role.DRAFT)
+    async with pair(config, tmp_path, "auto", *roles) as (a, b), decoding(b) as decode:
         decode.attach(request(0), await prefill(a, request(0), draft=True))
         assert await decode.tokens() == (expected[0], "grpc")
         await b.idle()

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from real_worker import decoding, prefill, real_worker, tiny_config
+from real_worker import RealWorker, decoding, prefill, real_worker, tiny_config
 from staged_rig import PROMPT, SLOTS, pair, pretend, request, slots_free, slots_left, until
 
 from eyas.common import replies, rpc
 from eyas.common.config import EngineConfig
 from eyas.common.errors import InvalidRequest, TransferFailed
-from eyas.common.types import Role
+from eyas.common.types import KvHandle, Role
 from eyas.common.watch import TransferClient, WatchReady
 from eyas.engine.kv.staging import Staging
 
@@ -56,17 +58,25 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return state
 
 
+@contextlib.asynccontextmanager
+async def watching(a: RealWorker) -> AsyncIterator[tuple[TransferClient, KvHandle]]:
+    """The owner of a prompt as one puller meets it, and its handle, whose Watch is open."""
+    (handle,) = await prefill(a, request())
+    async with rpc.channel(a.address) as channel:
+        owner = TransferClient(channel, a.address)
+        updates = owner.watch(handle, 1)
+        assert await anext(updates) == WatchReady(len(PROMPT))
+        yield owner, handle
+        await updates.aclose()
+
+
 async def test_a_fetch_of_all_pages_brings_their_bytes_and_no_others(
     config: EngineConfig, tmp_path: Path
 ) -> None:
     async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:
-        (handle,) = await prefill(a, request())
-        (secret,) = await prefill(a, request(1))
-        pages = handle.shards[0].pages
-        async with rpc.channel(a.address) as channel:
-            owner = TransferClient(channel, a.address)
-            updates = owner.watch(handle, 1)
-            assert await anext(updates) == WatchReady(len(PROMPT))
+        async with watching(a) as (owner, handle):
+            (secret,) = await prefill(a, request(1))
+            pages = handle.shards[0].pages
             found = b"".join([chunk async for chunk in owner.fetch(handle, 1, pages)])
             assert found == a.engine._parts.pools[0].tensor[list(pages)].numpy().tobytes()
             foreign = next(page for page in secret.shards[0].pages if page not in pages)
@@ -74,7 +84,6 @@ async def test_a_fetch_of_all_pages_brings_their_bytes_and_no_others(
                 await anext(owner.fetch(handle, 1, (foreign,)))
             proof = b"".join([chunk async for chunk in owner.fetch_proof(handle.group, handle.epoch, [128])])
             assert proof == a.engine._parts.pools[0].pages[128].numpy().tobytes()
-            await updates.aclose()
         await until(lambda: slots_left(a) == SLOTS)
 
 
@@ -83,11 +92,7 @@ async def test_a_fetch_that_ends_early_gives_its_slots_back(
 ) -> None:
     """In the middle of its bytes, and before its first window is copied."""
     async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:
-        (handle,) = await prefill(a, request())
-        async with rpc.channel(a.address) as channel:
-            owner = TransferClient(channel, a.address)
-            updates = owner.watch(handle, 1)
-            await anext(updates)
+        async with watching(a) as (owner, handle):
             reading = owner.fetch(handle, 1, handle.shards[0].pages)
             await anext(reading)
             await reading.aclose()
@@ -104,18 +109,13 @@ async def test_a_fetch_that_ends_early_gives_its_slots_back(
             gate.shut = False
             await until(lambda: slots_left(a) == SLOTS)
             assert not a.engine._parts.stager._held and not a.engine._parts.stager._waiting
-            await updates.aclose()
 
 
 async def test_pages_that_were_released_while_they_were_copied_are_not_sent(
     config: EngineConfig, tmp_path: Path, gate: SimpleNamespace
 ) -> None:
     async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:
-        (handle,) = await prefill(a, request())
-        async with rpc.channel(a.address) as channel:
-            owner = TransferClient(channel, a.address)
-            updates = owner.watch(handle, 1)
-            await anext(updates)
+        async with watching(a) as (owner, handle):
             gate.shut, begun = True, gate.begun
             waiting = asyncio.ensure_future(anext(owner.fetch(handle, 1, handle.shards[0].pages)))
             await until(lambda: gate.begun > begun)
@@ -124,7 +124,6 @@ async def test_pages_that_were_released_while_they_were_copied_are_not_sent(
             with pytest.raises(TransferFailed, match="no Watch of handle"):
                 await waiting
             await until(lambda: slots_left(a) == SLOTS)
-            await updates.aclose()
 
 
 async def test_a_cancelled_request_frees_the_slots_of_both_ends(

@@ -32,6 +32,7 @@ from eyas.engine.scheduling.admission import Admission
 from eyas.engine.scheduling.requests import Requests
 from eyas.engine.scheduling.scheduler import Limits, Scheduler
 from kv_transfer.backends.base import Copy, CopyResult, Source
+from kv_transfer.board import Boards
 from kv_transfer.owner import Owner
 from kv_transfer.route import Peer, Route, Routes
 
@@ -81,7 +82,8 @@ class MetPulls(Pulls):
 
 
 def hand_pulls(copier: HandCopier, page_size: int, outbox: Outbox) -> Pulls:
-    return MetPulls(copier, KnownRoutes({}, "auto"), FrontWire(outbox), page_size, outbox, itertools.count(1))  # type: ignore[arg-type]
+    routes, wire, numbers = KnownRoutes({}, "auto"), FrontWire(outbox), itertools.count(1)
+    return MetPulls(copier, routes, wire, page_size, outbox, numbers, Boards(""))  # type: ignore[arg-type]
 
 
 class Rig:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from eyas.common.errors import EyasError
-from eyas.engine.kv.host_tier import Then
+from kv_transfer.copy_thread import Then
 
 
 @dataclass(eq=False)

@@ -57,8 +57,8 @@ class Rig:
 class HeadRig:
     """A draft head, of any kind, for a rig's target, with a pool of its own."""
 
-    def __init__(self, folder: Path, target: Rig) -> None:
-        self.config = read_head(folder, target.config)
+    def __init__(self, folder: Path, target: Rig, capture_layers: tuple[int, ...] = ()) -> None:
+        self.config = read_head(folder, target.config, capture_layers=capture_layers)
         shape = pool_shape(self.config.decoder, 256, 16)
         self.pool = KvPool(shape)
         self.backend = TorchAttention.of(self.config.decoder, shape)

@@ -156,6 +156,7 @@ WORLDS = {  # and what is to be seen in each
         {"pull drained", "preempted", "computed again"},
     ),
 }
+LARGE = {"one cancelled", "three"}  # their runs take the longest to walk
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +169,9 @@ def still(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     logging.getLogger("eyas.engine").setLevel(logging.NOTSET)
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in WORLDS]
+)
 def test_every_run_ends(name: str) -> None:
     parts, sights = WORLDS[name]
     graph = explore(World(*parts))

@@ -76,6 +76,12 @@ def test_parameters_are_few() -> None:
     assert {name: count for name, count in counts.items() if count > MAX_PARAMETERS} == {}
 
 
+def test_no_two_test_files_have_one_name() -> None:
+    """Pytest collects all of them into one process, where each is a module of its bare name."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert names and [name for name, count in names.items() if count > 1] == []
+
+
 def test_every_file_says_what_it_knows() -> None:
     silent = [name for name, tree, _ in sources(*PACKAGES) if tree.body and not ast.get_docstring(tree)]
     assert silent == []

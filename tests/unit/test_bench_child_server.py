@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 
 from eyas.bench import child_server as module
@@ -15,8 +13,7 @@ from eyas.worker.ports import free_ports
 
 @pytest.fixture
 def port() -> int:
-    with contextlib.closing(free_ports()) as ports:
-        return next(ports)
+    return next(free_ports())
 
 
 async def test_a_server_answers_within_the_context_and_ends_with_it(port: int) -> None:

@@ -204,6 +204,7 @@ def test_skinny_products_run(setting: Setting, monkeypatch: pytest.MonkeyPatch) 
 # --- the command ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_line_per_case(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_profile_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_line_per_batch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.jsonl"
     flags = ["--batch-size", "1", "2", "--input-len", "8", "--output-len", "4", "--draft", "none"]

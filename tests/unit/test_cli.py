@@ -94,6 +94,10 @@ def test_help_is_quick() -> None:
         (["serve", "--rejection-sample-method", "synthetic"], "synthetic_acceptance_rates or"),
         (["serve", *SYNTHETIC], "--rejection-sample-method: synthetic needs a GPU"),
         ([*ON_GPU, *SYNTHETIC, "--attention-backend", "torch"], "--rejection-sample-method: synthetic needs"),
+        (
+            ["serve", "--speculative-token-map", "f", "--draft", "none"],
+            "--speculative-token-map: needs a draft",
+        ),
         ([*ON_GPU, *SYNTHETIC, "--draft", "none"], "--rejection-sample-method: synthetic needs a draft head"),
         ([], "COMMAND"),
     ],
@@ -124,6 +128,7 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
     engine = EngineConfig(
         model="/models/m",
         draft="/models/h",
+        speculative_token_map="/models/hot.pt",
         roles=(Role.DECODE,),
         worker="127.0.0.1:7001",
         load_format="dummy",
@@ -140,7 +145,9 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
     worker = WorkerConfig(engine=engine, port=7001, metrics_port=7004, registry="redis://h:6379/1")
     args = parse(*worker_argv(worker))
     assert configuration.worker_config(args) == worker and args.supervised
-    plain = dataclasses.replace(worker, engine=dataclasses.replace(engine, draft=None))
+    plain = dataclasses.replace(
+        worker, engine=dataclasses.replace(engine, draft=None, speculative_token_map=None)
+    )
     assert configuration.worker_config(parse(*worker_argv(plain))) == plain
 
 
@@ -215,6 +222,11 @@ def test_only_the_embedded_model_has_the_embedded_head(tmp_path: Path) -> None:
     assert (
         configuration.gateway_config(parse("serve", "--model", str(tmp_path))).served_model == tmp_path.name
     )
+
+
+def test_a_head_may_lie_in_its_models_folder(tmp_path: Path) -> None:
+    asked = parse("serve", "--model", str(tmp_path), "--draft", "mtp")
+    assert configuration.engine_config(asked).draft == str(tmp_path)
 
 
 def test_a_gpu_serves_unified_by_default() -> None:
@@ -343,6 +355,7 @@ def test_synthetic_acceptance_is_resolved_for_every_step() -> None:
         ["--attention-backend", "torch"],
         ["--host-cache-gb", "2.5"],
         ["--spec-adaptive", "--spec-steps", "7"],
+        ["--draft-capture-layers", "2,16,29"],
         ["--prefill-attention-backend", "flashinfer"],
         ["--spec-steps", "3", "--rejection-sample-method", "synthetic", "--synthetic-acceptance-length", "3"],
     ],

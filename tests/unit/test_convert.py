@@ -63,6 +63,7 @@ request = st.builds(
     timeout_s=st.floats(2.0**-10, 2.0**20, width=32),
     speculative=st.booleans(),
     draft_limits=st.builds(DraftLimits, token, token, token),
+    predicted=tokens,
 )
 timings = st.builds(Timings, single, single, single, st.integers(0, 2**62), st.text(max_size=4), token)
 prompt = st.builds(

@@ -350,10 +350,10 @@ def test_only_our_own_user_is_given_memory(tmp_path: Path) -> None:
         ({"heads": b"x"}, "which is no number"),
         ({"rank": b"9"}, "needs nothing"),
         ({"gpu": b"gpu-z"}, "does not see"),
-        ({"path": b"/etc/passwd"}, "is not one of"),
-        ({"identity": b"another"}, "is not one of"),
-        ({"path": b""}, "is not one of"),
-        ({"path": b"a\0b"}, "is not one of"),
+        ({"path": b"/etc/passwd"}, "is not a file in"),
+        ({"identity": b"another"}, "is not a file in"),
+        ({"path": b""}, "is not a file in"),
+        ({"path": b"a\0b"}, "is not a file in"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, change: Export, says: str) -> None:

@@ -110,7 +110,7 @@ def requests() -> list[GenerationRequest]:
 @pytest.mark.parametrize(
     "drafts",
     [
-        pytest.param(DRAFTS[name], id=name, marks=pytest.mark.slow if name == "tree" else ())
+        pytest.param(DRAFTS[name], id=name, marks=() if name == "chain" else pytest.mark.slow)
         for name in DRAFTS
     ],
 )
@@ -212,6 +212,7 @@ def prompt_logprobs(result: Result) -> tuple[list[float], list[int]]:
     return numbers, [id for row in rows for id, _ in row.top]
 
 
+@pytest.mark.slow
 def test_preemption_changes_no_token(config: EngineConfig) -> None:
     """Two sequences that grow over a page's end, and pages for one of them."""
     plain = replace(config, draft=None)

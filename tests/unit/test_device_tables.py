@@ -9,6 +9,7 @@ import torch
 
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
+from eyas.engine.batch.tree import DraftTree
 
 SIZES = TableSizes(slots=5, max_pages=7, width=4)
 NAMES = tuple(Tables(SIZES, "cpu")._places)
@@ -86,3 +87,33 @@ def test_tables_begin_with_a_chain_and_no_drafts() -> None:
 
 def test_no_pokes_are_an_empty_array() -> None:
     assert TableWrites(Tables(SIZES, "cpu")).array().shape == (2, 0)
+
+
+def test_drafts_from_elsewhere_are_a_tree_whose_nodes_see_their_path() -> None:
+    tables = Tables(TableSizes(slots=3, max_pages=2, width=6), "cpu")
+    writes = TableWrites(tables)
+    writes.draft(1, DraftTree((7, 8, 9, 6), (-1, -1, 0, 2)), branching=True)
+    before = {name: getattr(tables, name).clone() for name in NAMES}
+    apply(tables, writes)
+    assert tables.drafts[1].tolist() == [7, 8, 9, 6, -1]
+    assert tables.parents[1, :4].tolist() == [-1, -1, 0, 2] and tables.depth[1, :5].tolist() == [
+        0,
+        1,
+        1,
+        2,
+        3,
+    ]
+    assert tables.mask[1, :5].tolist() == [0b1, 0b11, 0b101, 0b1011, 0b11011]
+    for name in NAMES:
+        for slot in (0, 2):
+            assert torch.equal(getattr(tables, name)[slot], before[name][slot]), name
+
+
+def test_where_all_drafts_are_chains_only_their_ids_are_written() -> None:
+    tables = Tables(SIZES, "cpu")
+    tables.drafts.fill_(5)
+    writes = TableWrites(tables)
+    writes.draft(2, DraftTree((7, 8), (-1, 0)), branching=False)
+    assert writes.array().shape[1] == 3
+    apply(tables, writes)
+    assert tables.drafts[2].tolist() == [7, 8, -1]

@@ -1,4 +1,4 @@
-"""The EAGLE-3 head against its equations, written out here in plain PyTorch: dense, unpaged, row by row."""
+"""The EAGLE-3 head against its equations, as the official code has them. Variants: `test_eagle3_variants`."""
 
 from __future__ import annotations
 
@@ -13,52 +13,12 @@ from safetensors.torch import load_file, save_file
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import Span
 from eyas.engine.models.heads import read_head
+from tests.unit.head_equations import Eagle3
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
 N = 70  # certain rows: more than one block of keys
 STEPS = 5
-
-
-class Equations:
-    """f: features, e: embeddings. a = [norm(e) ; norm(f)]; h = f + attn(a); g = h + mlp(norm(h))."""
-
-    def __init__(self, folder: Path, target: Path, theta: float = 10000.0) -> None:
-        self.w = load_file(folder / "model.safetensors")
-        ends = load_file(target / "model.safetensors")
-        self.embedding = ends["model.embed_tokens.weight"]
-        self.head = self.w.get("lm_head.weight", ends.get("lm_head.weight", self.embedding))
-        self.theta = theta
-        self.joined: list[torch.Tensor] = []
-
-    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * self.w[name]
-
-    def rope(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, heads, 16], row i at position i: complex multiplication of (x_j, x_{j + 8})."""
-        inverse = self.theta ** (-torch.arange(8) / 8)
-        turn = torch.polar(torch.ones(1), torch.arange(x.shape[0])[:, None] * inverse)[:, None]
-        turned = torch.complex(x[..., :8], x[..., 8:]) * turn
-        return torch.cat((turned.real, turned.imag), -1)
-
-    def row(self, feature: torch.Tensor, token: int) -> torch.Tensor:
-        """g of one more row after all rows so far."""
-        w = {k.removeprefix("midlayer."): v for k, v in self.w.items()}
-        e = self.norm(self.embedding[token], "midlayer.input_layernorm.weight")
-        self.joined.append(torch.cat((e, self.norm(feature, "midlayer.hidden_norm.weight"))))
-        a = torch.stack(self.joined)
-        q = self.rope((a @ w["self_attn.q_proj.weight"].T).view(-1, 4, 16))[-1]
-        k = self.rope((a @ w["self_attn.k_proj.weight"].T).view(-1, 2, 16)).repeat_interleave(2, 1)
-        v = (a @ w["self_attn.v_proj.weight"].T).view(-1, 2, 16).repeat_interleave(2, 1)
-        scores = torch.einsum("hd,khd->hk", q, k) / 4.0
-        mixed = torch.einsum("hk,khd->hd", scores.softmax(-1), v).reshape(-1)
-        h = feature + w["self_attn.o_proj.weight"] @ mixed
-        m = self.norm(h, "midlayer.post_attention_layernorm.weight")
-        gated = F.silu(w["mlp.gate_proj.weight"] @ m) * (w["mlp.up_proj.weight"] @ m)
-        return h + w["mlp.down_proj.weight"] @ gated
-
-    def logits(self, g: torch.Tensor) -> torch.Tensor:
-        return self.head @ self.norm(g, "norm.weight")
 
 
 @pytest.fixture(params=[None, 100], ids=["shared_head", "own_head_d2t"])
@@ -82,7 +42,7 @@ def test_extend_rows_then_a_recurrent_chain(folders: tuple[Path, Path], tokens: 
     draft = HeadRig(folder, rig)
     _, captured = rig.forward([Span(rig.table(N), 0, N)], tokens[:N], draft.capture.layers)
     features = draft.capture.features(captured)
-    paper = Equations(folder, target)
+    paper = Eagle3(folder, target)
     assert close(features, captured @ paper.w["fc.weight"].T)
 
     table = rig.table(N + STEPS)
@@ -116,7 +76,7 @@ def test_the_comparison_notices_the_targets_theta(folders: tuple[Path, Path], to
     rig = Rig(target)
     draft = HeadRig(folder, rig)
     hidden = draft.forward(features, [Span(rig.table(N), 0, N)], tokens[1:])
-    wrong = Equations(folder, target, theta=500000.0)
+    wrong = Eagle3(folder, target, wrong="the target's rope_theta")
     assert not close(hidden[-1], [wrong.row(f, t) for f, t in zip(features, tokens[1:], strict=True)][-1])
 
 
@@ -182,7 +142,10 @@ def test_fc_norm_scales_each_captured_state(tmp_path: Path) -> None:
     [
         ({"d2t": torch.full((100,), 200)}, "d2t .* maps outside"),
         ({"d2t": None}, "no d2t"),
-        ({"fc.weight": torch.zeros(64, 128)}, "not an EAGLE-3 head"),
+        (
+            {"fc.weight": torch.zeros(64, 128)},
+            "fc.weight of .*head is \\(64, 128\\), .* \\(64, 192\\)",
+        ),
         ({"norm.weight": None}, "no tensor norm.weight"),
     ],
 )

@@ -91,6 +91,7 @@ def _assert_nothing_held(cluster: Loopback) -> None:
     raise AssertionError(f"still held: {loads}")
 
 
+@pytest.mark.slow
 def test_unified_speculation_changes_no_token(base: EngineConfig) -> None:
     requests = _requests(18)
     expected = _plain(base, requests)
@@ -160,7 +161,7 @@ def test_preemption_changes_no_token(base: EngineConfig) -> None:
         cluster.close()
 
 
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_giving_way_to_another_call_changes_no_token(base: EngineConfig, split: bool) -> None:
     """One call has all slots and more in the queue when a short one comes: it ends first."""
     params = SamplingParams(temperature=0.7, seed=3, max_tokens=60, ignore_eos=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -9,9 +10,12 @@ import torch
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
+from eyas.common.params import SamplingParams
 from eyas.engine.batch.tree import DraftTree
+from eyas.engine.kernels.couple import couple
 from eyas.engine.kernels.rounds import verdict
 from eyas.engine.kernels.trees import Frontier, Growth, grow, new_growth, select
+from eyas.engine.sampling.sampler import Row, draft_probabilities
 from eyas.engine.speculation.expansion import TreeExpansion
 from eyas.engine.speculation.verify import walk
 from tests.unit.rounds_rig import DEVICE, Case, ints, new_rows, new_verdicts, random_case, visible
@@ -110,6 +114,36 @@ def check_tables(case: Case, slot: int, tree: DraftTree, width: int) -> None:
     for node in range(len(tree) + 1):
         assert int(tables.mask[slot, node]) == visible(tree, node)
         assert int(tables.depth[slot, node]) == (tree.depth(node - 1) if node else 0)
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_noise_for_a_level(level: int, mapped: bool) -> None:
+    """As the specification adds it; rows of temperature 0 keep every bit."""
+    case, rng = random_case(level, 4), random.Random(level)
+    tables, width, vocab = case.tables, 3 if level else 1, 2100  # more than one program
+    temperatures = [0.0, 0.7, 1.0, 1.6, 0.0]
+    for slot, t in zip(case.slots, temperatures, strict=True):
+        tables.temperature[slot], tables.choice[slot] = t, rng.randrange(4)
+    token_map = torch.randperm(9000, generator=torch.Generator().manual_seed(1))[:vocab] if mapped else None
+    logits = torch.randn(5 * width, vocab, generator=torch.Generator().manual_seed(2))
+    rows = [
+        Row(
+            SamplingParams(temperature=t, seed=int(tables.seed[slot]) % (1 << 64)),
+            int(tables.choice[slot]),
+            int(tables.length[slot]) + 1 + level,
+            *((), (), ()),
+        )
+        for slot, t in zip(case.slots, temperatures, strict=True)
+        for _ in range(width)
+    ]
+    found = logits.clone().to(DEVICE)
+    couple(case.batch, level, found, None if token_map is None else token_map.to(DEVICE))
+    assert torch.equal(found.cpu()[:width], logits[:width])
+    expected = draft_probabilities(logits, rows, token_map)
+    assert torch.allclose(found.softmax(-1).cpu(), expected, rtol=1e-5)
+    later = [dataclasses.replace(row, position=row.position + 1) for row in rows]
+    assert not torch.allclose(draft_probabilities(logits, later, token_map), expected, rtol=0.1)
 
 
 def test_a_grown_tree_is_verified() -> None:

@@ -19,9 +19,10 @@ from eyas.common.pool import Export
 from eyas.common.types import Shard
 from kv_transfer.area import Area, Pages
 from kv_transfer.backends.base import Copy, CopyResult, Site
-from kv_transfer.backends.shm import Mapping, ShmBackend, file_identity
+from kv_transfer.backends.shm import Mapping, ShmBackend
 from kv_transfer.copier import Copier
 from kv_transfer.copy_thread import CopyThread
+from kv_transfer.host_file import HostFile, file_identity
 from kv_transfer.route import Route
 
 PAGES, PAGE = 32, 2048
@@ -48,7 +49,7 @@ def puller(pages: int = PAGES, page_bytes: int = PAGE) -> tuple[ShmBackend, Page
 
 
 def export(path: str) -> Export:
-    return {"path": path.encode(), "identity": file_identity(path).encode()}
+    return HostFile.at(path).export()
 
 
 def random_pages(seed: int, pages: int = PAGES) -> Pages:

@@ -90,7 +90,7 @@ SHORT_OF = {"pages": {"num_pages": 16}, "slots": {"max_running": 4, "num_pages":
 
 
 ALL = list(itertools.product(SHORT_OF, [False, True]))
-QUICK = [("pages", True), ("slots", False)]
+QUICK = [("slots", False)]
 
 
 @pytest.mark.parametrize(

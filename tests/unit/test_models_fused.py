@@ -171,6 +171,19 @@ def test_every_family(tmp_path: Path, way: str, family: str) -> None:
     assert model.narrow_rows == (0 if family == "llama_biases" else skinny.MAX_ROWS)
 
 
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST.keys())
+@pytest.mark.parametrize("bare", [0, 1])
+def test_a_layer_without_a_norm_before_it(target: Path, first: int, bare: int) -> None:
+    """As draft heads have it; and it is another model."""
+    usual = read_model(target)
+    layers = list(usual.layers)
+    layers[bare] = replace(layers[bare], norms=Norms(before_attention=""))
+    config = replace(usual, layers=tuple(layers))
+    same_forwards(target, first, config, Rig(target, config))
+    with pytest.raises(AssertionError):
+        same_forwards(target, first, config)
+
+
 SPECIALS: dict[str, dict[str, Any]] = {
     "window": {"attention": {"window": 0}},
     "cap of scores": {"attention": {"soft_cap": 0.0}},
@@ -223,7 +236,7 @@ class Experts:
         ({}, ""),
         ({"feed_forward": Experts(96)}, "layers whose feed-forward is a Experts"),
         ({"feed_forward": FeedForwardSpec(90)}, "intermediate_size 90 (a multiple of 16 is needed)"),
-        ({"norms": Norms(before_attention="")}, "layers that read rows without a norm"),
+        ({"norms": Norms(before_feed_forward="")}, "layers whose feed-forward reads rows without a norm"),
         ({"norms": Norms(after_attention="n")}, "layers with a norm after one of their halves"),
     ],
 )
@@ -241,9 +254,11 @@ def test_sizes_that_no_kernel_has_are_refused_by_name(target: Path) -> None:
     assert refusal(replace(config, layers=(wide,)), 128) == f"heads of 80 ({dims} are served)"
 
 
-def same_forwards(target: Path, first: int, config: ModelConfig | None = None) -> FusedDecoder:
+def same_forwards(
+    target: Path, first: int, config: ModelConfig | None = None, rig: Rig | None = None
+) -> FusedDecoder:
     """The plain model's are the fused one's, whose configuration `config` is, if it is given."""
-    rig = Rig(target)
+    rig = rig or Rig(target)
     config = config or rig.config
     tables = torch.zeros(SLOTS, 16, dtype=torch.int32)
     twin = Twin(config, rig.pool, tables)
@@ -274,7 +289,7 @@ def test_a_head_is_a_head(target: Path, tmp_path: Path, first: int, draft_vocab:
         model = FusedDecoder(rig.config, weights, twin.context)
     with FolderWeights(folder, spelling) as weights:
         tap = FusedEagle3Tap(plain.config, weights, twin.context)
-        head = FusedEagle3Draft(plain.config, weights, model, twin.context)
+        head = FusedEagle3Draft(plain.config, weights, model.ends, twin.context)
     assert tap.layers == CAPTURE
     for rounds, chunks, spans, tokens in Steps(rig, first):
         captured = torch.randn(len(tokens), len(CAPTURE) * rig.config.hidden_size)

@@ -114,6 +114,7 @@ def test_a_copy_writes_where_no_step_does() -> None:
     play()
 
 
+@pytest.mark.slow
 def test_freeing_at_once_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PagePool, "_release", lambda pool, page: pool._settled.append(page))
     with pytest.raises(AssertionError, match="may still write there"):

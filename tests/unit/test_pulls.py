@@ -39,6 +39,7 @@ from kv_transfer.area import Area
 from kv_transfer.backends.base import Site
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import StreamBackend
+from kv_transfer.board import Boards
 from kv_transfer.copier import Copier
 from kv_transfer.route import Peer, Routes
 
@@ -63,7 +64,7 @@ class FrontRig(Rig):
         site = Site(self.area, "/dev/shm", wire)
         backends = {"shm": ShmBackend(site), "grpc": StreamBackend(site)}
         copier, routes = Copier(backends), Routes(backends, self.transfer)
-        return Pulls(copier, routes, wire, PAGE, self.outbox, itertools.count(1))
+        return Pulls(copier, routes, wire, PAGE, self.outbox, itertools.count(1), Boards(""))
 
     def tell(self, *commands: object) -> list[Event]:
         """What the engine says after it has heard `commands`, and looked after its pulls once."""

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.unit.families import write_family
-from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny_mtp import write_tiny_mimo
 
 pytest.importorskip("triton")
 
@@ -97,9 +98,10 @@ print(json.dumps({"found": told(found), "every": told(every)}))
 PLAIN = {"_gather", "_prepare", "_attend", "_attend_chunks", "_peaks", "_settle", "_draw", "_verdict"}
 PLAIN |= {"_land", "_process", "_report"}
 PLAIN |= {"_norm", "_rope_write", "_act_mul", "qkv_rope_kernel", "linear_kernel", "gated_kernel"}
-DRAFTED = PLAIN | {"_join", "_gather_path"}
+DRAFTED = PLAIN | {"_join", "_gather_path", "_look_up"}
 SPECULATION = {
     "plain": ((3, 1, 4), PLAIN),
+    "ngram": ((3, 1, 4, (), True), PLAIN | {"_look_up"}),
     "chain": ((3, 1, 4), DRAFTED | {"_propose_rows"}),
     "tree": ((3, 2, 6), DRAFTED | {"_compact", "_grow", "_select"}),
 }
@@ -115,13 +117,23 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("rounds", SPECULATION)
 def test_all_kernels_are_found_and_compile(tmp_path: Path, cache: Path, rounds: str) -> None:
-    """Two of them are compiled: one of the plain step, one that only this kind of round has."""
+    """Some of them are compiled: one of the plain step, and what only this kind of round has."""
     spec, kernels = SPECULATION[rounds]
-    own = {"plain": "_verdict", "chain": "_propose_rows", "tree": "_select"}[rounds]
-    compiled = ["_norm", own]
-    found = _recorded(tmp_path, spec, compiled, drafted=rounds != "plain")
+    own = {"plain": ["_verdict"], "ngram": ["_look_up"], "chain": ["_propose_rows", "_look_up"]}
+    compiled = ["_norm", *own.get(rounds, ["_select"])]
+    found = _recorded(tmp_path, spec, compiled, drafted=rounds in ("chain", "tree"))
     assert set(found) == kernels
     assert len(list(cache.rglob("*.cubin"))) == sum(found[name] for name in compiled)
+
+
+def test_a_head_without_norms_has_its_kernels(tmp_path: Path, cache: Path) -> None:
+    """EAGLE-2's: what joins compiles."""
+    model = write_tiny_llama(tmp_path / "model", tied=False)
+    head = write_tiny_eagle(tmp_path / "head", model, layers=2)
+    spec, kernels = SPECULATION["chain"]
+    found = _told(RECORD.replace("SPEC", str(spec)), json.dumps([str(model), str(head), ["_join"], {}]))
+    assert set(found) == kernels
+    assert len(list(cache.rglob("_join.cubin"))) == found["_join"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -138,6 +150,15 @@ def test_the_sum_over_ranks_is_found_as_it_is_launched(tmp_path: Path, cache: Pa
 def test_float32_is_summed_by_no_kernel_of_ours(tmp_path: Path, cache: Path) -> None:
     model = write_tiny_llama(tmp_path / "model", tied=False, hidden=512)
     assert _told(SUMS, json.dumps([str(model), "float32"]))["found"] == []
+
+
+def test_an_mtp_heads_kernels_are_found_and_compile(tmp_path: Path, cache: Path) -> None:
+    """The join that looks at positions among them."""
+    spec, kernels = SPECULATION["chain"]
+    model = str(write_tiny_mimo(tmp_path / "model"))
+    found = _told(RECORD.replace("SPEC", str(spec)), json.dumps([model, model, ["_join"], {}]))
+    assert set(found) == kernels
+    assert len(list(cache.rglob("_join.cubin"))) == found["_join"]
 
 
 def test_a_batch_without_a_graph_has_its_kernels(tmp_path: Path, cache: Path) -> None:
@@ -164,7 +185,7 @@ def test_layers_left_out_launch_nothing_else(tmp_path: Path, cache: Path, family
 
 def _recorded(
     folder: Path,
-    spec: tuple[int, int, int],
+    spec: tuple[object, ...],
     compiled: list[str] | None = None,
     *,
     drafted: bool = False,

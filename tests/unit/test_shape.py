@@ -94,6 +94,7 @@ def test_what_is_public_and_undocumented_is_found(planted: list[shape.Module]) -
     assert "Thing.said" not in [d.name for d in found if d.module == "pack.two"]  # its base documents it
 
 
+@pytest.mark.slow
 def test_the_page_has_every_package_and_every_section() -> None:
     text, fresh = PAGE.read_text(), shape.page()
     labels = re.compile(r"^\| ([\w. ]+) \||^\*\*([\w ]+):", re.MULTILINE)

@@ -32,7 +32,8 @@ from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import Channel, RankCall, RankInfo, follow
 from tests.unit.families import write_family
 from tests.unit.loopback import Loopback, Result, wait_all
-from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny_mtp import write_tiny_mimo
 
 pytestmark = pytest.mark.slow
 
@@ -126,16 +127,22 @@ def test_two_ranks_give_what_one_gives(tmp_path: Path, path: str, followers_inte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draft_vocab", [None, 128])
-def test_two_ranks_draft_what_one_drafts(
-    tmp_path: Path, draft_vocab: int | None, followers_interpret: None
-) -> None:
-    """With the target's lm_head, tied to its embedding, and with one of the head's own.
+@pytest.mark.parametrize("kind", ["shared_head", "own_head", "eagle_2", "mtp"])
+def test_two_ranks_draft_what_one_drafts(tmp_path: Path, kind: str, followers_interpret: None) -> None:
+    """With the target's lm_head, tied to its embedding, with one of the head's own; and other kinds of heads.
 
     Head and target see the same noise at a temperature, so even a random head is right now and then.
     """
-    model = write_tiny_llama(tmp_path / "model", layers=4)
-    head = write_tiny_eagle3(tmp_path / "head", model, draft_vocab=draft_vocab)
+    model = head = tmp_path / "model"
+    if kind == "mtp":
+        write_tiny_mimo(model, layers=4)
+    else:
+        write_tiny_llama(model, layers=4)
+        head = tmp_path / "head"
+        if kind == "eagle_2":
+            write_tiny_eagle(head, model)
+        else:
+            write_tiny_eagle3(head, model, draft_vocab=128 if kind == "own_head" else None)
     changes = {"model": str(model), "draft": str(head), "speculation": SpeculationConfig(2, 1, 3)}
     requests = [_request("drafted", 12, temperature=1.5, seed=0)]
     (ours,), (wanted,) = (_answers(replace(config, **changes), requests) for config in (SHARED, SMALL))

@@ -11,24 +11,19 @@ import torch
 from torch import Tensor
 
 import eyas
-from eyas.train.eagle import (
-    UNROLL,
-    EagleHead,
-    Lesson,
-    Unrolled,
-    train_head,
-    unrolled_attention,
-    unrolled_step,
-)
+from eyas.train.checkpoint import Checkpoint
 from eyas.train.export import STOP, load_head, load_target, read_config, save_head, save_target
 from eyas.train.generate import Acceptance, HeadRows, SamplingOptions, draft_chain, generate, speculate
-from eyas.train.model import Nano, NanoConfig
+from eyas.train.heads.base import Lesson
+from eyas.train.model import LlamaShape, Nano
 from eyas.train.nano import TINY, train_nano
-from eyas.train.target import Recipe, train_target
+from eyas.train.nano_head import UNROLL, head_of, train_head
+from eyas.train.target import Recipe, TargetRun
 from eyas.train.tokenizer import ANSWER_BIT, load_tokenizer, render
+from eyas.train.unroll import Unrolled, unrolled_attention, unrolled_step
 
 ASSETS = Path(eyas.__file__).parent / "assets"
-SMALL = NanoConfig(
+SMALL = LlamaShape(
     hidden=64, layers=8, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=128, context=256
 )
 GREEDY = SamplingOptions(stop=(), max_new=12)
@@ -75,7 +70,7 @@ def test_cached_batched_generation_is_plain_recomputation(small: Nano) -> None:
 
 
 def test_speculation_gives_the_greedy_tokens(small: Nano) -> None:
-    head, counts = EagleHead(small), Acceptance()
+    head, counts = head_of(small), Acceptance()
     prompt = [3, 1, 4, 1, 5]
     answer = speculate(small, head, prompt, GREEDY, counts)
     assert answer[: GREEDY.max_new] == generate(small, [prompt], GREEDY)[0]
@@ -94,14 +89,14 @@ def test_unrolled_attention_is_the_naive_loop(self_fed: int) -> None:
     torch.manual_seed(self_fed)
     steps = [(torch.randn(2, 2, 6, 4), torch.randn(2, 2, 6, 4)) for _ in range(self_fed + 1)]
     q = torch.randn(2, 2, 6, 4)
-    made = unrolled_attention(q, *steps[-1], Unrolled.of(steps[:-1]))
+    made = unrolled_attention(q, *steps[-1], Unrolled.of(steps[:-1], UNROLL - 2), None)
     for t in range(6):
         torch.testing.assert_close(made[:, :, t], _naive(q, steps, t))
 
 
 def test_unrolled_steps_are_the_chain_of_the_serving_loop(small: Nano) -> None:
     """Feeding the head its own greedy tokens in the unroll drafts what the speculative loop drafts."""
-    head = EagleHead(small)
+    head = head_of(small)
     ids = torch.randint(0, SMALL.vocab, (1, 12))
     with torch.no_grad():
         _, features = small(ids)
@@ -109,9 +104,16 @@ def test_unrolled_steps_are_the_chain_of_the_serving_loop(small: Nano) -> None:
         state, tokens, steps = head.fc(features[:, :11]), ids[:, 1:], []
         for step, drafted in enumerate(drafts):
             positions = torch.arange(step, step + 11)[None]
-            learnt = torch.ones(1, 11, dtype=torch.bool)
-            lesson = Lesson(small.embed_tokens(tokens), positions, torch.zeros(1, 11, SMALL.vocab), learnt)
-            state, made, _ = unrolled_step(head, state, lesson, Unrolled.of(steps) if steps else None)
+            lesson = Lesson(
+                embeds=small.embed_tokens(tokens),
+                positions=positions,
+                mask=None,
+                wanted=torch.zeros(1, 11, SMALL.vocab),
+                hidden=state,
+                learnt=torch.ones(1, 11, dtype=torch.bool),
+            )
+            past = Unrolled.of(steps, UNROLL - 2) if steps else None
+            state, made, _ = unrolled_step(head, state, lesson, past)
             steps.append(made)
             tokens = head.logits(state).argmax(-1)
             assert int(tokens[0, -1]) == drafted
@@ -122,8 +124,8 @@ def test_both_trainings_lower_their_loss(small: Nano, caplog: pytest.LogCaptureF
     caplog.set_level("INFO")
     rows = (torch.arange(49) % 7 + 3).repeat(4, 1).int() | ANSWER_BIT
     for train in (
-        lambda recipe: train_target(small, iter([rows] * recipe.steps), recipe),
-        lambda recipe: train_head(EagleHead(small), small, iter([rows] * recipe.steps), recipe),
+        lambda recipe: TargetRun(small, recipe).train(iter([rows] * recipe.steps)),
+        lambda recipe: train_head(head_of(small), small, iter([rows] * recipe.steps), recipe),
     ):
         caplog.clear()
         train(Recipe(steps=25, rows=4, length=48))
@@ -131,6 +133,27 @@ def test_both_trainings_lower_their_loss(small: Nano, caplog: pytest.LogCaptureF
         assert losses[-1] < 0.5 * losses[0]
 
 
+def test_a_target_goes_on_where_it_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, of the same batches."""
+    monkeypatch.setattr("eyas.train.target.SAVE_EVERY", 2)
+    recipe, checkpoint = Recipe(steps=3, rows=1, length=16), Checkpoint(tmp_path / "target.pt", {"steps": 3})
+    rows = [torch.randint(0, SMALL.vocab, (1, 17)).int() | ANSWER_BIT for _ in range(3)]
+
+    def run() -> TargetRun:
+        torch.manual_seed(0)
+        return TargetRun(Nano(SMALL), recipe, checkpoint)
+
+    whole = run()
+    whole.train(iter(rows))
+    again = run()
+    assert (whole.step, again.step) == (3, 2)
+    again.train(iter(rows[2:]))
+    states = [one.model.state_dict() for one in (whole, again)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert whole.history == again.history
+
+
+@pytest.mark.slow
 def test_a_tiny_run_makes_both_folders(tmp_path: Path) -> None:
     (tmp_path / "nano").mkdir()
     shutil.copy(ASSETS / "nano" / "tokenizer.json", tmp_path / "nano")
@@ -142,7 +165,7 @@ def test_a_tiny_run_makes_both_folders(tmp_path: Path) -> None:
 
 
 def test_a_head_of_another_shape_is_refused(small: Nano, tmp_path: Path) -> None:
-    save_head(EagleHead(Nano(replace(SMALL, rope_theta=5e5))), tmp_path)
+    save_head(head_of(Nano(replace(SMALL, rope_theta=5e5))), tmp_path)
     with pytest.raises(ValueError, match="does not fit"):
         load_head(tmp_path, small)
 

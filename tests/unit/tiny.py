@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 EOS_TOKEN_ID = 2
 
@@ -145,6 +146,61 @@ def write_tiny_eagle3(
         "torch_dtype": "float32",
     }
     return _write(folder, config, weights)
+
+
+def write_tiny_eagle(
+    folder: Path, target_folder: Path, *, layers: int = 1, bias: bool = True, seed: int = 0
+) -> Path:
+    """An EAGLE-1/2 head for the target in `target_folder`, in the layout of the official checkpoints."""
+    target = json.loads((Path(target_folder) / "config.json").read_text())
+    hidden, ffn = target["hidden_size"], target["intermediate_size"]
+    queries = target["num_attention_heads"] * target["head_dim"]
+    keys = target["num_key_value_heads"] * target["head_dim"]
+    random = _Random(seed + 3000)
+    weights = {"fc.weight": random.matrix(hidden, 2 * hidden)}
+    if bias:
+        weights["fc.bias"] = random.gain(hidden) - 1.0
+    for i in range(layers):
+        block = {
+            "self_attn.q_proj": random.matrix(queries, hidden),
+            "self_attn.k_proj": random.matrix(keys, hidden),
+            "self_attn.v_proj": random.matrix(keys, hidden),
+            "self_attn.o_proj": random.matrix(hidden, queries),
+            "post_attention_layernorm": random.gain(hidden),
+            "mlp.gate_proj": random.matrix(ffn, hidden),
+            "mlp.up_proj": random.matrix(ffn, hidden),
+            "mlp.down_proj": random.matrix(hidden, ffn),
+        }
+        if i > 0:
+            block["input_layernorm"] = random.gain(hidden)
+        weights |= {f"layers.{i}.{name}.weight": tensor for name, tensor in block.items()}
+    taken = ("vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    config = {name: target[name] for name in taken} | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "bias": bias,
+        "torch_dtype": "float32",
+    }
+    return _write(folder, config, weights)
+
+
+def edit(
+    folder: Path,
+    tensors: dict[str, torch.Tensor | None] | None = None,
+    rename: Callable[[str], str] = str,
+    **config: Any,
+) -> Path:
+    """The folder with other tensors (None: without them), under other names, and with other keys."""
+    told = json.loads((folder / "config.json").read_text()) | config
+    weights = load_file(folder / "model.safetensors") | (tensors or {})
+    return _write(folder, told, {rename(name): t for name, t in weights.items() if t is not None})
 
 
 def _write(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> Path:

@@ -20,6 +20,13 @@ from eyas.common.params import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
+from eyas.engine.batch.tree import DraftTree
+
+LOOKING = ("prompt", "predicted", "tokens", "found", "headed", "lookup", "head")
+"""Words of a slot's row in the table `looking`: ids of the prompt; entries of the table `predicted` (0:
+nothing was predicted); ids of the text when drafts were last proposed (0: never), the first one that was
+looked up then (-1: none) and whether a head proposed; then how well both sources do (`speculation.lookup`).
+"""
 
 _WORDS_OF = {torch.int32: 1, torch.float32: 1, torch.int64: 2}
 
@@ -28,7 +35,8 @@ _WORDS_OF = {torch.int32: 1, torch.float32: 1, torch.int64: 2}
 class TableSizes:
     """`slots`: with the padding slot. `max_pages`: per sequence. `width`: rows of the widest round.
 
-    `context`: ids of a text that are kept. `endings`: ids that may end one output.
+    `context`: ids of a text that are kept. `endings`: ids that may end one output. `predicted`: ids that are
+    kept of a prediction and of the prompt's end before it.
     """
 
     slots: int
@@ -36,6 +44,7 @@ class TableSizes:
     width: int = 1
     context: int = 1
     endings: int = MAX_STOP_TOKEN_IDS
+    predicted: int = 1
 
 
 class Tables:
@@ -59,7 +68,10 @@ class Tables:
             "temperature": (torch.float32, 1),
             "top_p": (torch.float32, 1),
             "min_p": (torch.float32, 1),
-            # What only special rows read; entries that their step does not count mean nothing.
+            # Where drafts are looked up; no other sequence's entries mean anything.
+            "looking": (torch.int32, len(LOOKING)),
+            "predicted": (torch.int32, sizes.predicted),  # ids, as `speculation.lookup.told` has them
+            # What only special rows read, and the lookup; entries that neither counts mean nothing.
             "text": (torch.int32, sizes.context),  # ids by position, up to the root
             "bias_ids": (torch.int32, MAX_BIASED_TOKENS),
             "bias": (torch.float32, MAX_BIASED_TOKENS),
@@ -98,6 +110,8 @@ class Tables:
     temperature: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
+    looking: torch.Tensor
+    predicted: torch.Tensor
     text: torch.Tensor
     bias_ids: torch.Tensor
     bias: torch.Tensor
@@ -120,7 +134,10 @@ class Tables:
         self.memory.index_copy_(0, writes[0].long(), writes[1])
 
 
-_WIDE = {"mask", "pages", "drafts", "parents", "depth", "text", "bias_ids", "bias", "endings", "bad_words"}
+_WIDE = {
+    *("mask", "pages", "drafts", "parents", "depth", "looking", "predicted", "text"),
+    *("bias_ids", "bias", "endings", "bad_words"),
+}
 
 
 class TableWrites:
@@ -148,6 +165,24 @@ class TableWrites:
             self.put(name, slot, (word,))
         self.put("speculative", slot, (speculative,))
         self.put("drafts", slot, [-1] * self._tables.drafts.shape[1])
+
+    def draft(self, slot: int, tree: DraftTree, *, branching: bool) -> None:
+        """Drafts that came from elsewhere, below the slot's root; the tables' chain is as good as a `tree`'s.
+
+        `branching`: other proposals are trees, so this one's shape is written down too.
+        """
+        nodes, most = len(tree), self._tables.drafts.shape[1]
+        self.put("drafts", slot, [*tree.tokens, *[-1] * (most - nodes)])
+        if not branching:
+            return
+        depths, masks = [0], [1]
+        for node, parent in enumerate(tree.parents):
+            depths.append(depths[parent + 1] + 1)
+            masks.append(masks[parent + 1] | 1 << (node + 1))
+        self.put("parents", slot, tree.parents)
+        self.put("depth", slot, depths)
+        for node, mask in enumerate(masks):
+            self.put("mask", slot, (_signed(mask & 0xFFFFFFFF), _signed(mask >> 32)), start=2 * node)
 
     def occupy_special(self, slot: int, params: SamplingParams, endings: Iterable[int]) -> None:
         """The lists that processors read. `endings`: ids that would end the output."""

@@ -230,8 +230,13 @@ def _without_idle_window(layer: LayerSpec, context_length: int) -> LayerSpec:
 class DraftConfig:
     """A draft head for a given target. `decoder` holds its own layers' sizes and its own RoPE.
 
-    `capture_layers`: the residual stream *entering* these target layers makes the feature.
+    `capture_layers`: the residual stream *entering* these target layers makes the feature (the number of
+    layers: leaving the last). `variants`: how its equations differ from its kind's usual ones, in the words
+    of its kind's file. `target_hidden_size`: the width of the captured streams (None: the head's own).
     `dummy_tensors`: of the tensors that only some heads have, those that a dummy head of these sizes needs.
+    `prefix`: the names of its tensors begin with it, in a folder that may hold the target's too.
+    `draft_vocab_size`: rows of its output head, which is the target's unless `own_outputs`. `token_ids`: of
+    the target's head it takes the rows of these ids alone (empty: all).
     """
 
     folder: Path
@@ -239,12 +244,27 @@ class DraftConfig:
     decoder: ModelConfig
     draft_vocab_size: int
     capture_layers: tuple[int, ...]
+    variants: frozenset[str] = frozenset()
+    target_hidden_size: int | None = None
     dummy_tensors: frozenset[str] = frozenset()
+    prefix: str = ""
+    own_outputs: bool = False
+    token_ids: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """How many ids its logits are about."""
+        return len(self.token_ids) or self.draft_vocab_size
 
     @property
     def kv_format(self) -> KvFormat:
         """Of the head's own pool."""
         return self.decoder.kv_format
+
+    @property
+    def captured_width(self) -> int:
+        """Elements of the captured streams of one position, side by side."""
+        return len(self.capture_layers) * (self.target_hidden_size or self.decoder.hidden_size)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -252,8 +272,11 @@ class DraftConfig:
         meaning = {
             "algorithm": self.algorithm,
             "decoder": self.decoder.meaning,
-            "outputs": self.draft_vocab_size,
+            "outputs": self.outputs,
             "taps": self.capture_layers,
+            "variants": sorted(self.variants),
+            "prefix": self.prefix,
+            "ids": self.token_ids,
         }
         files = [] if self.decoder.load_format == "dummy" else weight_files(self.folder)
         return fingerprint(meaning, files)

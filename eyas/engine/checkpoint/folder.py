@@ -57,11 +57,18 @@ def weight_files(folder: Path) -> list[Path]:
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ConfigError(f"model folder {folder} has no .safetensors files")
+        raise ConfigError(f"model folder {folder} has no .safetensors files{pickles(folder)}")
     for file in files:
         if not file.is_file():
             raise ConfigError(f"weight file {file} is named by the index but does not exist")
     return files
+
+
+def pickles(folder: Path) -> str:
+    """The end of a sentence about missing safetensors, if there is a file of an older export instead."""
+    if not (names := sorted(path.name for path in folder.glob("*.bin"))):
+        return ""
+    return f", and {names[0]} is not read: save its tensors with safetensors.torch.save_file"
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -93,12 +93,16 @@ CPU = Placement()
 class FolderWeights(Weights):
     """Reads a folder's safetensors files. A context manager: it holds the files and a progress bar open.
 
-    `spelling` maps a stored name to the name by which models ask for the tensor. Raises ConfigError if a file
-    cannot be read.
+    `spelling` maps a stored name to the name by which models ask for the tensor; `prefix`: only tensors whose
+    stored names begin with it are there. Raises ConfigError if a file cannot be read.
     """
 
     def __init__(
-        self, folder: Path, spelling: Callable[[str], str] = str, placement: Placement = CPU
+        self,
+        folder: Path,
+        spelling: Callable[[str], str] = str,
+        placement: Placement = CPU,
+        prefix: str = "",
     ) -> None:
         super().__init__(placement)
         self._folder = folder
@@ -109,7 +113,8 @@ class FolderWeights(Weights):
                 file = self._open.enter_context(safe_open(path, framework="pt"))
             except (OSError, SafetensorError) as error:
                 raise ConfigError(f"{path} is not a readable safetensors file: {error}") from None
-            self._home |= {spelling(name): (file, name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 (not a dict)
+            self._home |= {spelling(name): (file, name) for name in names}
         screen = Console(stderr=True)
         progress = Progress(console=screen, disable=not sys.stderr.isatty(), transient=True)
         self._progress = self._open.enter_context(progress)

@@ -57,6 +57,7 @@ class Executor:
         self._captured: dict[StepShape, Captured] = {}
         self._program: StepProgram | None = None
         self._rows: torch.Tensor | None = None  # of the step that was begun, if they are to be scored
+        self.certain: torch.Tensor | None = None  # of the step that was finished, as `StepProgram.certain`
         self._inputs = torch.zeros(WORDS, dtype=torch.int32, device=state.device)
         self._results = torch.zeros(WORDS, dtype=torch.int32, device=state.device)
         self._outgoing = [_host(WORDS, state.device) for _ in range(IN_FLIGHT)]
@@ -72,15 +73,19 @@ class Executor:
 
     @torch.inference_mode()
     def join(self, joined: Joined, writes: np.ndarray) -> None:
-        """Before the next step: `writes` to the tables, as a `StepInput` has them; drafts for `joined`."""
+        """Before the next step: `writes` to the tables, as a `StepInput` has them; drafts for `joined`.
+
+        Where there is no head, these are looked up alone, and have features of no width.
+        """
         self._apply(writes)
         self._join(joined)
 
     def _join(self, joined: Joined) -> None:
-        assert self.state.drafter is not None
         words = _pinned(joined.words, self.state.device).to(self.state.device, non_blocking=True)
-        features = _pinned(joined.features, self.state.device).to(self.state.device, non_blocking=True)
-        self.state.drafter.join(words, features, joined.width)
+        if self.state.drafter is not None:
+            features = _pinned(joined.features, self.state.device).to(self.state.device, non_blocking=True)
+            self.state.drafter.join(words, features, joined.width)
+        self.state.look_up(words[0].clone())  # on 16 bytes, as kernels like it
 
     @torch.inference_mode()
     def catch_up(self, late: Late) -> None:
@@ -91,6 +96,8 @@ class Executor:
         assert self.state.drafter is not None
         words = _pinned(late.words, self.state.device).to(self.state.device, non_blocking=True)
         self.state.drafter.catch_up(words, late.width)
+        if late.width > 1:
+            self.state.look_up(words[0].clone())
 
     @torch.inference_mode()
     def begin(self, step: StepInput) -> None:
@@ -125,13 +132,14 @@ class Executor:
 
     @torch.inference_mode()
     def finish(self, step: StepInput) -> tuple[torch.Tensor, Event | None]:
-        """The rest. Returns the result's copy on the host, and its event."""
+        """The rest. Returns the result's copy on the host, and its event, which also covers `certain`."""
         assert self._program is not None
         captured = self._graphs(step)
         if captured is None:
             self._program.rest(self._program.choose())
         else:
             captured.rest.replay()
+        self.certain = None if step.certain is None else self._certain(self._program, step.certain)
         return self._fetch(self._program.result_words)
 
     def _graphs(self, step: StepInput) -> Captured | None:
@@ -160,6 +168,11 @@ class Executor:
     def _features(self, program: StepProgram, rows: SequenceOf[int]) -> torch.Tensor:
         places = _pinned(np.array(rows, np.int64), self.state.device)
         found = program.features(places.to(self.state.device, non_blocking=True))
+        return found.float().to("cpu", non_blocking=True)
+
+    def _certain(self, program: StepProgram, rows: SequenceOf[int]) -> torch.Tensor:
+        places = _pinned(np.array(rows, np.int64), self.state.device)
+        found = program.certain(places.to(self.state.device, non_blocking=True))
         return found.float().to("cpu", non_blocking=True)
 
     def copy_page(self, source: int, target: int) -> None:
@@ -203,6 +216,8 @@ class Executor:
             special = padding_rows(min(shape.sampled, SLICE), self.tables.padding_slot)
             program.sample_special(_pinned(special, self.state.device))
         program.rest(program.choose())
+        if self.state.tap is not None:
+            self._certain(program, [0])
         self.wait()
         return program
 

@@ -21,15 +21,18 @@ from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DeviceModel
 from eyas.engine.sampling.scores import SLICE
-from eyas.engine.speculation.device import CertainChunk, DeviceDrafter
+from eyas.engine.speculation.device import CertainChunk, DeviceDrafter, DeviceTap
+from eyas.engine.speculation.device_lookup import DeviceLookup
 
 
 @dataclass(frozen=True)
 class DeviceState:
     """Everything on the device that steps share.
 
-    `drafter`: proposes in the same step, if there is one. `prompts`: attends the chunks that it plans, if
-    there is one; all others, and those of every graph, the tile kernel does.
+    `drafter`: a head that proposes in the same step, if there is one. `tap`: where drafts come from
+    elsewhere, which wants features. `lookup`: looks drafts up in the step, if any are wanted. `prompts`:
+    attends the chunks that it plans, if there is one; all others, and those of every graph, the tile kernel
+    does.
     """
 
     model: DeviceModel
@@ -40,11 +43,18 @@ class DeviceState:
     synthetic: torch.Tensor | None = None  # chances of acceptance, for benchmarks
     pdl: bool = False
     prompts: PromptAttention | None = None
+    lookup: DeviceLookup | None = None
+    tap: DeviceTap | None = None
+
+    @property
+    def head(self) -> DeviceDrafter | DeviceTap | None:
+        """As much of a draft head as runs here."""
+        return self.drafter or self.tap
 
     @property
     def trees(self) -> bool:
         """May drafts branch? Chains need neither masks nor rows moved."""
-        return self.drafter is not None and self.drafter.trees
+        return self.head is not None and self.head.trees
 
     @property
     def pools(self) -> tuple[KvPool, ...]:
@@ -53,12 +63,18 @@ class DeviceState:
 
     def path_rows(self, width: int) -> int:
         """Rows of the longest path that a round of `width` rows can accept, its root included."""
-        return 1 if self.drafter is None else self.drafter.path_rows(width)
+        parts = (part.path_rows for part in (self.head, self.lookup) if part is not None)
+        return min(max(parts, default=1), width)
 
     @property
     def device(self) -> str:
         """Where the pool lies, as torch names it."""
         return self.pool.shape.device
+
+    def look_up(self, slots: torch.Tensor) -> None:
+        """Drafts for each of `slots` int32 [B], after those of the head."""
+        if self.lookup is not None:
+            self.lookup.look_up(slots, self.pool.page_size, pdl=self.pdl)
 
     def slice_logits(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Float32 [n, vocab] of up to SLICE of a forward's rows, which `places` int32 [n] names.
@@ -122,7 +138,7 @@ class StepProgram:
         singles = self._decode_rows("single_slots", first, 1) if shape.singles else None
         tiles = part["tiles"].view(-1, 4) if shape.chunk else None
         rows = Rows(part["tokens"], part["positions"], part["kv_rows"], rounds, tiles, self._planned, singles)
-        taps = state.drafter.taps if state.drafter and shape.drafts else ()
+        taps = state.head.taps if state.head and (shape.drafts or state.tap) else ()
         x, self._tapped = state.model.forward(rows, state.pool, taps)
         self._rows = rows
         if shape.sampled:
@@ -152,8 +168,17 @@ class StepProgram:
 
     def features(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, head width]: of the forward's rows, int64 [n]."""
-        assert self._state.drafter is not None
-        return self._state.drafter.features(self._tapped.index_select(0, rows))
+        assert self._state.head is not None
+        return self._state.head.features(self._tapped.index_select(0, rows))
+
+    def certain(self, rows: torch.Tensor) -> torch.Tensor:
+        """[batch * path rows + n, head width]: of the rows on each round's path, then of others, int64 [n].
+
+        After `rest`. What stands behind a path's end is any row's.
+        """
+        first = torch.arange(self._shape.batch, device=rows.device)[:, None] * self._shape.width
+        accepted = self._paths.clamp(min=0) + first
+        return self.features(torch.cat((accepted.view(-1), rows)))
 
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""
@@ -183,6 +208,10 @@ class StepProgram:
         if state.drafter is not None and shape.drafts:
             batch = self._batch("slots") if shape.batch else None
             state.drafter.follow(self._tapped, batch, verdicts, self._chunk(), shape.width)
+        if shape.batch:
+            state.look_up(self._part["slots"])
+        if shape.ends:
+            state.look_up(self._part["end_slots"])
 
     def _verdict(self, chosen: torch.Tensor) -> round_kernels.Verdicts:
         state, batch = self._state, self._batch("slots")

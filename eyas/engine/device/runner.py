@@ -16,11 +16,13 @@ from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Kind, Work
 from eyas.engine.batch.spans import Span
 from eyas.engine.batch.tables import TableWrites
+from eyas.engine.batch.tree import DraftTree
+from eyas.engine.batch.window import ROWS
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import Executor
-from eyas.engine.device.flight import DeviceFlight, Features, Scored
-from eyas.engine.device.special import SpecialRows, occupy_special
+from eyas.engine.device.flight import Certain, DeviceFlight, Features, Scored
+from eyas.engine.device.special import SpecialRows, occupy_special, reads_text
 from eyas.engine.device.step import Joined, Late, Layout, Placed, StepInput, StepShape, pack, tiles_for
 from eyas.engine.speculation.feature_ring import KEPT_ROWS
 
@@ -32,7 +34,8 @@ LATE_AT_ONCE = 64
 class _Known:
     """What the tables know of who sits in a slot: how many pages, and whether they follow its growth.
 
-    `drafted`: the head proposes for it. `waiting`: rows that plain rounds have left to the head.
+    `drafted`: something is proposed for it inside the step. `waiting`: rows that plain rounds have left to
+    the head.
     """
 
     occupancy: int
@@ -57,7 +60,9 @@ class DeviceRunner:
         depths: Depths | None = None,
     ) -> None:
         self.drafts = executor.state.drafter is not None
+        self._lookup = executor.state.lookup
         self.ahead = ahead
+        self._elsewhere = executor.state.tap is not None
         self._executor = executor
         self._buckets = buckets
         self._depths = depths
@@ -79,14 +84,19 @@ class DeviceRunner:
         shape, placed = self._place(works, buckets)
         data, spans = pack(placed, shape, self._layout), self._spans(placed.chunks)
         asked = _asked(placed.chunks, shape.round_rows)
-        step = StepInput(shape, data, writes.array(), spans, scored=bool(asked))
+        ends = self._chunk_ends(placed.chunks) if self._elsewhere else []
+        certain = self._certain_rows(placed, shape, ends) if self._elsewhere else None
+        step = StepInput(shape, data, writes.array(), spans, scored=bool(asked), certain=certain)
         self._executor.begin(step)
         scores = [Scored(work, one, self._executor.score(one)) for work, one in asked]
         features = self._features(placed.chunks, shape)
         rows = SpecialRows.of(shape, placed, self._eos_ids)
         special = rows.told(self._executor.sample(rows.array()) if rows else ())
         result, event = self._executor.finish(step)
-        return DeviceFlight(shape, works, placed, result, event, special, scores, features, depth)
+        told = None
+        if self._elsewhere and self._executor.certain is not None:
+            told = Certain(self._executor.certain, self._executor.state.path_rows(shape.width), ends)
+        return DeviceFlight(shape, works, placed, result, event, special, scores, features, told, depth)
 
     def _depth(self, works: SequenceOf[Work]) -> tuple[int | None, Buckets]:
         """How deep the step drafts, if that may change, and its graphs."""
@@ -98,7 +108,7 @@ class DeviceRunner:
 
     def _catch_up(self, works: SequenceOf[Work], width: int) -> None:
         """The head takes what plain rounds left to it: before a step that drafts, or once it is too much."""
-        if self._depths is None:
+        if self._depths is None or not self.drafts:
             return
         followed = [work for work in works if work.round and self._occupants[work.seq.slot].drafted]
         late = []
@@ -131,7 +141,42 @@ class DeviceRunner:
         return shape, placed if shape.singles else Placed(longest, (), placed.chunks)
 
     def _is_wide(self, work: Work, buckets: Buckets) -> bool:
+        if self._elsewhere:
+            return bool(self._drafts_of(work))
         return buckets.width == 1 or self._occupants[work.seq.slot].drafted
+
+    def _drafts_of(self, work: Work) -> DraftTree | None:
+        """What this step can verify of the drafts that came from elsewhere.
+
+        They hang below the newest token that is known. If a step is in flight, it is a plain one, and gives
+        one more: if that is the first draft, as it may well be, the others follow it.
+        """
+        tree = work.tree
+        if tree and work.seq.in_flight:
+            tree = tree.trim(tree.tokens[:1])
+        if not tree or not (self._executor.state.trees or tree.is_chain):
+            return None
+        return tree.narrow(self._buckets.width - 1)
+
+    @staticmethod
+    def _chunk_ends(chunks: SequenceOf[Work]) -> list[int]:
+        """Of how many rows at the end of each chunk a drafter may want to hear."""
+        return [
+            max(0, min(len(work.tokens), work.start + len(work.tokens) + ROWS - len(work.seq)))
+            if work.seq.generation.request.speculative
+            else 0
+            for work in chunks
+        ]
+
+    @staticmethod
+    def _certain_rows(placed: Placed, shape: StepShape, ends: SequenceOf[int]) -> list[int]:
+        """Rows of the step that will be certain, whatever the verdicts: those of singles and of chunks."""
+        first = shape.batch * shape.width
+        rows, end = [*range(first, first + len(placed.singles))], shape.round_rows
+        for work, count in zip(placed.chunks, ends, strict=True):
+            end += len(work.tokens)
+            rows += range(end - count, end)
+        return rows
 
     def _features(self, chunks: SequenceOf[Work], shape: StepShape) -> Features | None:
         """Of the last rows of prompts that others start from, here or elsewhere."""
@@ -168,28 +213,55 @@ class DeviceRunner:
     def _tell(self, work: Work, writes: TableWrites) -> bool:
         """What the tables do not yet know of the sequence: that it sits there, and its new pages.
 
-        True: it joins, and the head has to run its newest draft row, which is counted as there.
+        True: it joins. The head, if there is one, has to run its newest draft row, which is counted as there.
         """
         seq = work.seq
         told = self._occupants.get(seq.slot)
         joins = False
         if told is None or (told.occupancy, told.choice) != (seq.occupancy, seq.choice):
-            joins = self.drafts and _joins(work)
-            seq.draft_len += joins
-            params, drafted = seq.generation.request.params, _is_drafted_for(work)
-            deepest = seq.generation.request.draft_limits.deepest or MOST_STEPS
-            writes.occupy(seq.slot, params, seq.choice, speculative=deepest if drafted else 0)
-            if params.reads_history or params.min_tokens:
-                occupy_special(writes, seq, self._eos_ids)
-            told = self._occupants[seq.slot] = _Known(seq.occupancy, seq.choice, drafted)
+            joins = self._joins(work)
+            seq.draft_len += joins and self.drafts
+            told = self._occupants[seq.slot] = self._occupy(work, writes)
         if work.round and not told.grows:  # its prompt came from elsewhere, or all but its last row is done
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])
         told.grows = told.grows or work.sample
+        if self._elsewhere and (tree := self._drafts_of(work)) is not None:
+            writes.draft(seq.slot, tree, branching=self._executor.state.trees)
         if told.pages < len(seq.pages):
             writes.put("pages", seq.slot, seq.pages[told.pages :], start=told.pages)
             told.pages = len(seq.pages)
         return joins
+
+    def _occupy(self, work: Work, writes: TableWrites) -> _Known:
+        """The sequence takes its slot."""
+        seq, lookup = work.seq, self._lookup
+        params, drafted = seq.generation.request.params, self._is_drafted_for(work)
+        deepest = seq.generation.request.draft_limits.deepest or MOST_STEPS
+        writes.occupy(seq.slot, params, seq.choice, speculative=deepest if drafted else 0)
+        if params.reads_history or params.min_tokens:
+            occupy_special(writes, seq, self._eos_ids)
+        if lookup is not None and drafted:
+            lookup.occupy(writes, seq)
+        if reads_text(params) or (lookup is not None and drafted and lookup.reads(seq)):
+            writes.put("text", seq.slot, seq.all_tokens())
+        return _Known(seq.occupancy, seq.choice, drafted)
+
+    def _joins(self, work: Work) -> bool:
+        """Is this its first round, after a prompt whose last feature alone came here, or nothing at all?"""
+        seq = work.seq
+        if not work.round or not seq.generation.request.speculative:
+            return False
+        if self.drafts:
+            return seq.window.end == work.start and seq.draft_len == work.start - 1
+        return self._lookup is not None and bool(seq.output)
+
+    def _is_drafted_for(self, work: Work) -> bool:
+        """Nothing is proposed for prompts that are decoded elsewhere, nor where a head's KV is missing."""
+        seq, generation = work.seq, work.seq.generation
+        if generation.kind is Kind.PREFILL or not generation.request.speculative:
+            return False
+        return not self.drafts or seq.draft_len >= work.start
 
     def _joined(self, joining: SequenceOf[Work], width: int) -> Joined:
         size, words = self._layout.page_size, []
@@ -197,28 +269,16 @@ class DeviceRunner:
             row = work.start - 1
             kv_row = work.seq.pages[row // size] * size + row % size
             words.append((work.seq.slot, work.tokens[0], row, kv_row))
-        features = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
-        return Joined(np.array(words, np.int32).T.copy(), np.concatenate(features), width)
+        features = np.zeros((len(joining), 0), np.float32)
+        if self.drafts:
+            rows = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
+            features = np.concatenate(rows)
+        return Joined(np.array(words, np.int32).T.copy(), features, width)
 
 
 def late_sizes(running: int) -> tuple[int, ...]:
     """How many sequences may be told to catch up at once, if so many run; those of padding included."""
     return tuple(1 << power for power in range((min(running, LATE_AT_ONCE) - 1).bit_length() + 1))
-
-
-def _joins(work: Work) -> bool:
-    """Is this its first round, after a prompt whose last feature alone came here?"""
-    seq = work.seq
-    below = work.start - 1
-    came = work.round and seq.window.end == work.start and seq.draft_len == below
-    return came and seq.generation.request.speculative
-
-
-def _is_drafted_for(work: Work) -> bool:
-    """Nothing is proposed for prompts that are decoded elsewhere, nor where draft KV is missing."""
-    seq, generation = work.seq, work.seq.generation
-    here = generation.kind is not Kind.PREFILL
-    return here and generation.request.speculative and seq.draft_len >= work.start
 
 
 def _asked(chunks: SequenceOf[Work], first: int) -> list[tuple[Work, Asked]]:

@@ -117,7 +117,8 @@ class StepInput:
     """`data`: int32, the parts of `shape.sections`. `writes`: int32 [2, n] for `Tables.apply`.
 
     `spans`: the chunks, in the order of their rows, where their attention may be planned on the host.
-    `scored`: more of its rows will be asked for than those that give a token.
+    `scored`: more of its rows will be asked for than those that give a token. `certain`: a drafter elsewhere
+    wants the features of its rounds' certain rows, and of these; None: nobody does.
     """
 
     shape: StepShape
@@ -125,14 +126,16 @@ class StepInput:
     writes: np.ndarray
     spans: SequenceOf[Span] = ()
     scored: bool = False
+    certain: SequenceOf[int] | None = None
 
 
 @dataclass(frozen=True)
 class Joined:
-    """J sequences before their first round whose newest draft row, the one below the root, is missing.
+    """J sequences before their first round whose drafts, and newest draft row below the root, are missing.
 
     `words` int32 [4, J]: each one's slot; of that row the token after it, its position and its physical row.
-    `features` float32 [J, head width]: the row's. `width`: rows of the rounds in the step that follows.
+    `features` float32 [J, head width]: the row's; without a head, of width 0. `width`: rows of the rounds in
+    the step that follows.
     """
 
     words: np.ndarray

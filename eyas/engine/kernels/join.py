@@ -1,7 +1,7 @@
-"""The input of an EAGLE-3 head's layer: [normalised token embedding ; normalised feature].
+"""What a draft head joins: [token embedding ; feature], both normalised or both as they are.
 
-The gains of both norms are folded into the projection that follows. Source: EAGLE-3 (arXiv 2503.01840),
-section 3.1.
+The gains of both norms are folded into the projection that follows. Sources: EAGLE-3 (arXiv 2503.01840),
+section 3.1; DeepSeek-V3 (arXiv 2412.19437), section 2.2; without norms EAGLE (arXiv 2401.15077), section 4.1.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ from eyas.engine.kernels.skinny import empty_padded
 
 
 def join(
-    tokens: torch.Tensor, embedding: torch.Tensor, features: torch.Tensor, eps: float, pdl: bool
+    tokens: torch.Tensor,
+    embedding: torch.Tensor,
+    features: torch.Tensor,
+    eps: float | None,
+    pdl: bool,
+    positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """tokens int32 [m], embedding [vocab, hidden], features [m, hidden] -> [m, 2 * hidden].
 
-    `eps`: of both norms. `pdl`: use programmatic dependent launch.
+    `eps`: of both norms (None: there are none). `pdl`: use programmatic dependent launch. `positions` int32
+    [m]: of the rows, if the embedding of the one at position 0 counts as zeros.
     """
     rows, hidden = features.shape
     out = empty_padded(rows, 2 * hidden, like=features)
@@ -26,8 +32,10 @@ def join(
         tokens,
         embedding,
         features,
+        positions,
         out,
-        eps,
+        eps or 0.0,
+        NORMS=eps is not None,
         HIDDEN=hidden,
         BLOCK=triton.next_power_of_2(hidden),
         PDL=pdl,
@@ -37,13 +45,15 @@ def join(
     return out
 
 
-@triton.jit(do_not_specialize=["eps"])
+@triton.jit(do_not_specialize=["eps"], do_not_specialize_on_alignment=["positions"])
 def _join(
     tokens,
     embedding,
     features,
+    positions,
     out,
     eps,
+    NORMS: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -57,6 +67,10 @@ def _join(
     source = features + row * HIDDEN
     if half == 0:
         source = embedding + tl.load(tokens + row).to(tl.int64) * HIDDEN
-    x = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x) / HIDDEN + eps)
-    tl.store(out + (row * 2 + half) * HIDDEN + column, (x * scale).to(out.dtype.element_ty), mask=inside)
+    kept = inside
+    if positions is not None:
+        kept = inside & ((half == 1) | (tl.load(positions + row) > 0))
+    x = tl.load(source + column, mask=kept, other=0.0).to(tl.float32)
+    if NORMS:
+        x *= tl.rsqrt(tl.sum(x * x) / HIDDEN + eps)
+    tl.store(out + (row * 2 + half) * HIDDEN + column, x.to(out.dtype.element_ty), mask=inside)

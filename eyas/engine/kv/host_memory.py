@@ -2,12 +2,11 @@
 
 It is taken in pieces, page-locked where a pool is a GPU's, by a thread of its own: slots become usable one
 piece after the other while the engine serves. Pages leave and come back on a thread and a stream each, so
-that neither waits for the other and a step for none. What a slot holds is the business of those who ask.
+that neither waits for the other and a step for none. What a slot holds is the business of its callers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import mmap
@@ -15,11 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from eyas.engine.kv.host_tier import Then
-from eyas.engine.kv.pinned import pin, unpin
+from eyas.engine.kv.pinned import copying_on, pin, unpin
 from eyas.engine.kv.pool import KvPool
 from kv_transfer.backends.base import runs
-from kv_transfer.copy_thread import CopyThread
+from kv_transfer.copy_thread import CopyThread, Then
 
 PIECE_BYTES = 2**27  # locked at a time: the driver stops launches of kernels meanwhile
 _log = logging.getLogger("eyas.engine")
@@ -101,17 +99,13 @@ class HostMemory:
         self, pages: Sequence[int], slots: Sequence[int], stream: torch.cuda.Stream | None, *, out: bool
     ) -> int:
         """The bytes moved; when it returns they are there. On a thread."""
-        with _on(stream):
+        with copying_on(stream):
             for page, slot, count in self._runs(pages, slots):
                 piece, at = divmod(slot, self._piece_slots)
                 for pool, host in zip(self._pools, self._pieces[piece], strict=True):
                     there, here = pool[page : page + count], host[at : at + count]
                     source, target = (there, here) if out else (here, there)
                     target.copy_(source, non_blocking=True)
-        if stream is not None:
-            event = torch.cuda.Event()
-            event.record(stream)
-            event.synchronize()
         return len(pages) * self.page_bytes
 
     def _runs(self, pages: Sequence[int], slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -141,16 +135,6 @@ class HostMemory:
         piece = torch.frombuffer(mmap.mmap(-1, size), dtype=pool.dtype).view(slots, -1)
         if self._streams[0] is not None:
             piece.zero_()
-            with _on(self._streams[0]):
+            with torch.cuda.device(pool.device):  # or a context on GPU 0 would be left
                 pin(piece)
         return piece
-
-
-@contextlib.contextmanager
-def _on(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Copies run on `stream`, if there is one; without its device, a context on GPU 0 would be left."""
-    if stream is None:
-        yield
-        return
-    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
-        yield

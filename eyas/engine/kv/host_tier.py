@@ -8,21 +8,19 @@ left, or was wanted, longest ago. It knows the names that the cache gives to pag
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from eyas.common.errors import EyasError
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import Node, PrefixCache
+from kv_transfer.copy_thread import Then
 
-AHEAD = 1024  # pages: of those that are evicted next, so many are copied in advance
+AHEAD = 1024  # pages that are copied in advance: the ones that are evicted next
 BATCH = 64  # pages per copy: one that stopped early is no great loss
-
-Then: TypeAlias = Callable[[EyasError | None], None]
-"""Told once a copy has stopped, with what it failed of."""
 
 
 class Memory(Protocol):
@@ -98,7 +96,7 @@ class HostTier:
         self.memory.copy_in(slots, pages, partial(self._was_loaded, names, then))
 
     def load_s(self, pages: int) -> float:
-        """How long it takes to load so many, as copies went so far; 0.0 before the first."""
+        """Seconds that loading `pages` takes, as copies went until now; 0.0 before the first."""
         memory = self.memory
         return pages * memory.page_bytes * memory.copy_s / max(memory.bytes_out + memory.bytes_in, 1)
 

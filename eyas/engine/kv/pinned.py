@@ -1,10 +1,12 @@
 """Page-locked host memory: what copies between a GPU and the host need to run at the link's speed.
 
-It knows the driver's call and its limits; what the memory holds is the business of those who ask.
+It knows the driver's call and its limits, and when a copy is done; what the memory holds is the business of
+its owners.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import torch
@@ -26,6 +28,19 @@ def unpin(host: torch.Tensor) -> None:
     """Undoes `pin`; no copy of the memory may be under way."""
     for address, _ in _pieces(host):
         torch.cuda.cudart().cudaHostUnregister(address)
+
+
+@contextlib.contextmanager
+def copying_on(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """The copies in this block run on `stream`, and are done when it ends. None: there is no GPU."""
+    if stream is None:
+        yield
+        return
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):  # or a context on GPU 0 would be left
+        yield
+    event = torch.cuda.Event()
+    event.record(stream)
+    event.synchronize()
 
 
 def _pieces(host: torch.Tensor) -> Iterator[tuple[int, int]]:

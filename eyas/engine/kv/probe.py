@@ -161,7 +161,7 @@ class Prober:
 
 
 def spare(pool: PagePool, cache: PrefixCache | None, wanted: int) -> list[int]:
-    """At most `wanted` pages, and at most half of those that are free, so that a request finds some too."""
+    """At most `wanted` pages, and at most half of the free ones, so that a request finds some too."""
     wanted = max(1, min(wanted, pool.num_pages // _POOL_PART))
     if cache is not None and pool.free < 2 * wanted:
         cache.evict(2 * wanted - pool.free)

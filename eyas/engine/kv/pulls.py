@@ -114,7 +114,7 @@ class Pulls:
     page_size: int
     outbox: Outbox
     numbers: Iterator[int]
-    boards: Boards = field(default_factory=lambda: Boards(""))
+    boards: Boards
     destination: Destination | None = None
     moved: dict[str, Moved] = field(default_factory=dict)  # running totals by path
     pulled: dict[str, Moved] = field(default_factory=dict)  # the same by owner

@@ -1,7 +1,7 @@
 """Copies of a device's pages for the front, which sends them: made when it asks, kept until it has sent them.
 
 It knows slots and calls. How many windows a stream has, and what becomes of their bytes, is the front's
-business; whether pages may be read, that of whoever grants the leases.
+business; whether pages may be read, that of the leases.
 """
 
 from __future__ import annotations

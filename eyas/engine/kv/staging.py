@@ -1,32 +1,26 @@
 """Host memory beside a device's pool, in a file that other processes map: pages pass through it.
 
 Its thread copies between the two, on a stream of its own, and waits for the copies itself: the step loop
-never does. Whose pages they are, and which slots are free, is the business of those who ask.
+never does. Whose pages they are, and which slots are free, is the business of its callers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from eyas.common.errors import EyasError
-from eyas.engine.kv.pinned import pin, unpin
+from eyas.engine.kv.pinned import copying_on, pin, unpin
 from eyas.engine.kv.pool import KvPool
 from kv_transfer.area import Area, create_file
 from kv_transfer.backends.base import runs
-from kv_transfer.copy_thread import CopyThread
+from kv_transfer.copy_thread import CopyThread, Then
 
-STOP_S = 5.0  # a copy that still runs at the end is waited for so long
-
-Then: TypeAlias = Callable[[EyasError | None], None]
-"""Called by `Staging.poll` once a copy has stopped, with what it failed of."""
+STOP_S = 5.0  # the end waits this long for a copy that still runs
 
 
 class Staging:
@@ -94,15 +88,7 @@ class Staging:
         self, source: torch.Tensor, src: Sequence[int], target: torch.Tensor, dst: Sequence[int]
     ) -> int:
         """The bytes moved; when it returns they are there. On the thread."""
-        stream = self._stream
-        with contextlib.ExitStack() as there:
-            if stream is not None:
-                there.enter_context(torch.cuda.device(stream.device))  # or a context on GPU 0 would be left
-                there.enter_context(torch.cuda.stream(stream))
+        with copying_on(self._stream):
             for first, to, count in runs(tuple(src), tuple(dst)):
                 target[to : to + count].copy_(source[first : first + count], non_blocking=True)
-        if stream is not None:
-            event = torch.cuda.Event()
-            event.record(stream)
-            event.synchronize()
         return len(src) * source.shape[1] * source.itemsize

@@ -41,12 +41,13 @@ from eyas.engine.loading.startup import Phases, Start
 from eyas.engine.models.base import DraftModel, FeatureTap
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.fused_layer import LayerContext
-from eyas.engine.models.heads import device_head
+from eyas.engine.models.heads import device_head, load_device_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.sampling.scores import SLICE, SLICE_BYTES
 from eyas.engine.speculation.depth import ladder, shallower
-from eyas.engine.speculation.device import DeviceDrafter
+from eyas.engine.speculation.device import DeviceDrafter, DeviceTap
+from eyas.engine.speculation.device_lookup import DeviceLookup, words_predicted
 from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
 from eyas.engine.speculation.pacing import Pacing, pacing_of
 from kv_transfer.layout import pages_for
@@ -86,7 +87,7 @@ def build_device(loaded: EngineSpec, start: Start, lead: Lead | None = None) -> 
     loaded, executor, state = rank.loaded, rank.executor, rank.executor.state
     layout = Layout(loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
     eos_ids = loaded.target.eos_token_ids
-    pacing = None if loaded.head is None else pacing_of(loaded.config)
+    pacing = pacing_of(loaded.config) if by_depth(loaded) else None
     depths = None if pacing is None else Depths(pacing, by_depth(loaded))
     ahead = loaded.config.overlap_schedule
     runner = DeviceRunner(executor, rank.buckets, layout, eos_ids, ahead=ahead, depths=depths)
@@ -154,23 +155,36 @@ def build_state(
     loaded: EngineSpec, ranks: ProcessGroup, phases: Phases, prompts: PromptAttention | None = None
 ) -> tuple[EngineSpec, DeviceState]:
     """Everything that steps share, and `loaded` with as many pages as fit, if it did not say how many."""
-    groups = [KvKind.TARGET] if loaded.head is None else [KvKind.TARGET, KvKind.DRAFT]
-    tables = Tables(_sizes(loaded), loaded.config.device)
+    groups = [KvKind.TARGET, KvKind.DRAFT] if loaded.drafts_here else [KvKind.TARGET]
+    tables = Tables(table_sizes(loaded), loaded.config.device)
     attentions = {group: _attention(loaded, group, tables, prompts) for group in groups}
     with phases("weights"):
-        models = _models(loaded, ranks, attentions)
-    ring = None if models[1] is None else _ring(loaded, tables, models[1][0])
+        model, tap, head = _models(loaded, ranks, attentions)
+    ring = None if tap is None or head is None else _ring(loaded, tables, tap)
     special = SpecialSampler(tables, loaded.target.vocab_size, pdl=_pdl(loaded))
     if loaded.config.num_pages is None:
         loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
     pools = tuple(loaded.pool(group) for group in groups)
-    drafter = None
-    if models[1] is not None:
-        spec = loaded.config.speculation
-        drafter = DeviceDrafter(models[1], pools[1], tables, spec, pdl=_pdl(loaded), ring=ring)
+    drafter, elsewhere, spec = None, None, loaded.config.speculation
+    if tap is not None and head is not None:
+        drafter = DeviceDrafter((tap, head), pools[1], tables, spec, pdl=_pdl(loaded), ring=ring)
+    elif tap is not None:
+        elsewhere = DeviceTap(tap, spec, loaded.width)
     return loaded, DeviceState(
-        models[0], pools[0], tables, special, drafter, _synthetic(loaded), pdl=_pdl(loaded), prompts=prompts
+        *(model, pools[0], tables, special, drafter, _synthetic(loaded)),
+        pdl=_pdl(loaded),
+        prompts=prompts,
+        lookup=None if elsewhere else _lookup(loaded, tables, drafter),
+        tap=elsewhere,
     )
+
+
+def _lookup(loaded: EngineSpec, tables: Tables, drafter: DeviceDrafter | None) -> DeviceLookup | None:
+    """Wherever anything is drafted in the step: any request may bring a prediction."""
+    if not loaded.config.speculates:
+        return None
+    trees = drafter is not None and drafter.trees
+    return DeviceLookup(tables, loaded.config.speculation, headed=drafter is not None, trees=trees)
 
 
 def _prompts(loaded: EngineSpec) -> PromptAttention | None:
@@ -231,7 +245,8 @@ def rounds_ahead(loaded: EngineSpec) -> int:
     return 2 if loaded.head is None else 3
 
 
-def _sizes(loaded: EngineSpec) -> TableSizes:
+def table_sizes(loaded: EngineSpec) -> TableSizes:
+    """Of the tables of a target's steps, or of a draft worker's."""
     context = loaded.target.context_length + max(BEYOND, rounds_ahead(loaded) * loaded.round_rows)
     return TableSizes(
         slots=loaded.config.max_running + 1,
@@ -239,6 +254,7 @@ def _sizes(loaded: EngineSpec) -> TableSizes:
         width=loaded.width,
         context=loaded.target.context_length,
         endings=len(loaded.target.eos_token_ids) + MAX_STOP_TOKEN_IDS,
+        predicted=words_predicted(loaded.target.context_length) if loaded.config.speculates else 1,
     )
 
 
@@ -265,12 +281,10 @@ def _pdl(loaded: EngineSpec) -> bool:
     return loaded.config.device != "cpu"
 
 
-Head = tuple[FeatureTap, DraftModel[Rows]]
-
-
 def _models(
     loaded: EngineSpec, ranks: ProcessGroup, attentions: dict[KvKind, PagedAttention]
-) -> tuple[FusedDecoder, Head | None]:
+) -> tuple[FusedDecoder, FeatureTap | None, DraftModel[Rows] | None]:
+    """The target, and as much of the head as runs here."""
     launch = skinny.Launch.on(loaded.config.device, pdl=_pdl(loaded))
 
     def context(group: KvKind) -> LayerContext:
@@ -282,11 +296,13 @@ def _models(
         text = "steps of few rows are slower than they could be: no kernel adds this model's output biases"
         logging.getLogger("eyas.engine").warning(text)
     if loaded.head is None:
-        return model, None
-    kind, here = device_head(loaded.head.algorithm), context(KvKind.DRAFT)
+        return model, None, None
+    kind, group = device_head(loaded.head.algorithm), KvKind.DRAFT if loaded.drafts_here else KvKind.TARGET
     with loaded.weights(KvKind.DRAFT) as weights:
-        tap = kind.load_tap(loaded.head, weights, model.final_norm, here)
-        return model, (tap, kind.load_draft(loaded.head, weights, model, here))
+        tap = kind.load_tap(loaded.head, weights, model.final_norm, context(group))
+        if not loaded.drafts_here:
+            return model, tap, None
+        return model, tap, load_device_draft(loaded.head, weights, model.ends, context(group))
 
 
 def _synthetic(loaded: EngineSpec) -> torch.Tensor | None:
@@ -315,9 +331,10 @@ def by_depth(loaded: EngineSpec) -> dict[int, Buckets]:
     """The same for every depth, if these are adaptive: each has graphs of up to `GRAPH_ROWS` rows.
 
     Beside chunks only plain rounds and the deepest have any; sequences without drafts alone are plain rounds.
+    Where drafts come from elsewhere the steps' graphs do not change: a sequence without drafts has one row.
     """
     whole, spec = buckets_of(loaded), loaded.config.speculation
-    if loaded.head is None or not spec.adaptive:
+    if whole.width == 1 or not spec.adaptive or (loaded.head is not None and not loaded.drafts_here):
         return {}
     found = {}
     for depth in ladder(spec):

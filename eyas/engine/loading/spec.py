@@ -16,13 +16,13 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import number_of
 from eyas.common.pool import Geometry
-from eyas.common.types import KvKind
+from eyas.common.types import KvKind, Role
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
 from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path
-from eyas.engine.models.heads import head_family, read_head
+from eyas.engine.models.heads import head_family, read_head, with_token_map
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
@@ -53,11 +53,13 @@ class EngineSpec:
         target = read_model(config.model, config.load_format).limited_to(config.context_length)
         head = None
         if config.draft is not None:
-            head = read_head(config.draft, target, config.load_format)
-        for decoder in [target] if head is None else [target, head.decoder]:
+            head = read_head(config.draft, target, config.load_format, config.draft_capture_layers)
+            head = with_token_map(head, target, config)
+        heads = [] if head is None else [(head.decoder, head.outputs)]
+        for decoder, outputs in [(target, target.vocab_size), *heads]:
             share = config_of_rank(decoder, config.tensor_parallel_size)
             if config.attention_backend != "torch":
-                _check_implemented(share, decoder.vocab_size // config.tensor_parallel_size)
+                _check_implemented(share, outputs // config.tensor_parallel_size)
         return cls(config, target, head, epoch)
 
     def with_pages(self, num_pages: int) -> Self:
@@ -83,7 +85,8 @@ class EngineSpec:
             yield DummyWeights(placement=self.placement, optional=head.dummy_tensors if head else frozenset())
             return
         spelling = head_family(head.algorithm).spelling if head else self.target.spelling
-        with FolderWeights(self.decoder(group).folder, spelling, self.placement) as weights:
+        folder, prefix = self.decoder(group).folder, head.prefix if head else ""
+        with FolderWeights(folder, spelling, self.placement, prefix) as weights:
             yield weights
 
     @property
@@ -119,17 +122,22 @@ class EngineSpec:
         )
 
     @property
+    def drafts_here(self) -> bool:
+        """Does this engine run the draft head, if there is one? Else draft workers do."""
+        return self.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(self.config.roles))
+
+    @property
     def round_rows(self) -> int:
         """Rows that the widest round writes, in the target's pool or the head's."""
-        if self.head is None:
-            return 1
         spec = self.config.speculation
+        if self.head is None:
+            return self.width
         return max(spec.draft_tokens, spec.steps * spec.topk + 1)
 
     @property
     def width(self) -> int:
         """Rows of a round of one sequence: the root and every draft."""
-        return 1 if self.head is None else self.config.speculation.width
+        return self.config.speculation.width if self.config.speculates else 1
 
     @property
     def synthetic_rates(self) -> tuple[float, ...]:

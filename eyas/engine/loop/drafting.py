@@ -52,9 +52,13 @@ class Drafting:
     def certain(self, one: Landed, *, propose: bool) -> None:
         """The rows of `one` whose next token is known: all of them where draft KV lives here."""
         seq, start = one.work.seq, one.work.start
+        if propose:
+            self._grew(seq)
         if self.drafter is None or one.features is None or not seq.generation.request.speculative:
             return
-        tokens = seq.tokens(start + 1, min(start + one.rows + 1, len(seq)))
+        end = start + one.rows
+        start = end - len(one.features)  # those before are of no use to a drafter far away
+        tokens = seq.tokens(start + 1, min(end + 1, len(seq)))
         features = one.features[: len(tokens)]
         if self.drafter.local_kv:
             if tokens and (seq.drafting or (seq.draft_len == start and self._open(seq, start))):
@@ -71,6 +75,7 @@ class Drafting:
 
     def fork(self, leader: Sequence, follower: Sequence, features: torch.Tensor | None) -> None:
         """`follower` begins with the prompt that `leader` led; `features` end with the prompt's last row."""
+        self._grew(follower)
         if features is None:
             return
         follower.window = leader.window.copy()
@@ -78,6 +83,7 @@ class Drafting:
 
     def join(self, seq: Sequence, feature: bytes) -> None:
         """A sequence begins whose prompt was computed elsewhere: `feature` is its last row's, as it came."""
+        self._grew(seq)
         if not self._width or len(feature) != 4 * self._width:
             return
         generation = seq.generation
@@ -85,6 +91,10 @@ class Drafting:
         if self._begin(seq, row, generation.draft_handle) and generation.draft_handle is not None:
             generation.draft_claimed = True
         self.post()
+
+    def _grew(self, seq: Sequence) -> None:
+        if self.drafter is not None and seq.generation.request.speculative:
+            self.drafter.grew(seq)
 
     def _begin(self, seq: Sequence, feature: torch.Tensor, handle: KvHandle | None = None) -> bool:
         """The first commit of a sequence is (last feature, token 0). True: a drafter has it."""
@@ -132,7 +142,7 @@ class Drafting:
 
     def stop(self, seq: Sequence) -> None:
         """It has ended, or lost its place."""
-        if self.drafter is not None and seq.drafting:
+        if self.drafter is not None:
             self.drafter.close(seq)
         seq.drafting = False
 
@@ -141,6 +151,10 @@ class Drafting:
     def owed(self) -> bool:
         """Is a proposal outstanding that is worth waiting for, for `wait_s`?"""
         return self.drafter is not None and self.drafter.owed()
+
+    def awaits(self) -> bool:
+        """Is a drafter to hear of a step before the next one is composed? Its drafts come in time."""
+        return self.drafter is not None and self.drafter.in_time()
 
     @property
     def wait_s(self) -> float:
@@ -155,13 +169,15 @@ class Drafting:
     def _adopt(self, draft: Draft) -> None:
         """What follows the tokens committed since, within what may be emitted."""
         seq = draft.seq
-        if not seq.pages or not seq.drafting or draft.base >= len(seq):
+        if not seq.pages or draft.base >= len(seq):
             return
-        tree = draft.tree.trim(seq.tokens(draft.base + 1, len(seq)))
+        tree, want = draft.tree.trim(seq.tokens(draft.base + 1, len(seq))), self._want(seq)
         left = seq.generation.request.params.max_tokens - len(seq.output) - 1
-        if tree:
-            tree = tree.narrow(self._most_nodes).truncate_depth(left)
-        seq.tree = tree or None
+        if tree and want is not None:
+            nodes = min(self._most_nodes, want.width - 1)
+            seq.tree = tree.narrow(nodes).truncate_depth(min(left, want.steps)) or None
+        else:
+            seq.tree = None
 
     def stepped(self, landed: SequenceOf[Landed], seconds: float) -> None:
         """A step took so long: how long is a proposal worth waiting for?"""

@@ -120,7 +120,7 @@ class Engine:
             max_waiting=parts.config.max_waiting,
             transfer_policy=parts.config.transfer_policy,
             travels=parts.travels,
-            drafts=None if parts.config.draft is None else parts.config.speculation,
+            drafts=parts.config.speculation if parts.config.speculates else None,
         )
         draft_kv = None
         if parts.draft_pulls is not None:

@@ -41,8 +41,16 @@ class EmbeddingAndHead:
         head = embedding if config.tied_head else weights.take("lm_head.weight", shape)
         return cls(embedding, Linear(head))
 
+    def limited_to(self, ids: tuple[int, ...]) -> EmbeddingAndHead:
+        """With those rows of the output head alone, in this order; (): with all."""
+        if not ids:
+            return self
+        return EmbeddingAndHead(self.embedding, self.lm_head.rows(torch.tensor(ids)))
 
-class _Layer:
+
+class DecoderLayer:
+    """Attention, then the feed-forward, as `spec` says; their tensors are those below `prefix`."""
+
     def __init__(self, config: ModelConfig, spec: LayerSpec, weights: Weights, prefix: str) -> None:
         hidden, norms = config.hidden_size, spec.norms
 
@@ -71,7 +79,7 @@ class Decoder:
         self.config = config
         self.ends = EmbeddingAndHead.load(config, weights)
         self._layers = [
-            _Layer(config, spec, weights, f"model.layers.{i}") for i, spec in enumerate(config.layers)
+            DecoderLayer(config, spec, weights, f"model.layers.{i}") for i, spec in enumerate(config.layers)
         ]
         self._norm = RmsNorm.load(config, weights, "model.norm.weight", config.hidden_size)
         self._rotaries = rotaries(config, weights.placement.device)

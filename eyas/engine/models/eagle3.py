@@ -1,13 +1,15 @@
-"""EAGLE-3 heads: recognised by their tensors, tapped beside the target, one decoder layer that drafts.
+"""EAGLE-3 heads: recognised by their tensors, tapped beside the target, decoder layers that draft.
 
 The feature is made of three of the target's residual streams; the draft model joins it with the embedding of
-the next token (EAGLE-3, section 3.1).
+the next token (EAGLE-3, arXiv 2503.01840, section 3.1). `DraftConfig.variants`: `norm_before_residual`, the
+first layer adds to the normed feature; `norm_output` (EAGLE-3.1), what comes back as a feature is the normed
+output; `last_hidden`, the feature is what the target's output head reads. Norms before fc are told by their
+tensors.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -17,7 +19,6 @@ from eyas.common.errors import ConfigError
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
-from eyas.engine.checkpoint.folder import tensor_shapes
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
@@ -25,14 +26,27 @@ from eyas.engine.layers.attention import Attention
 from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.mlp import GatedMlp
 from eyas.engine.layers.norm import RmsNorm
-from eyas.engine.models import llama
-from eyas.engine.models.base import Drafted, FinalNorm
-from eyas.engine.models.decoder import EmbeddingAndHead, rotaries, step_of
-from eyas.engine.models.keys import Raw
+from eyas.engine.models.base import Drafted, FeatureTap, FinalNorm
+from eyas.engine.models.decoder import DecoderLayer, EmbeddingAndHead, rotaries, step_of
+from eyas.engine.models.head_parts import (
+    NO_SHAPE,
+    LastHiddenTap,
+    Shapes,
+    own_decoder,
+    stored_layers,
+    stored_shapes,
+    token_embedding,
+)
+from eyas.engine.models.keys import Fit, Raw
 
 NAME = "an EAGLE-3 head"
 OWN_HEAD = frozenset({"lm_head.weight", "d2t"})
 """The tensors of a head with a vocabulary of its own."""
+OWN_ENDS = frozenset({"lm_head.weight", "embed_tokens.weight"})
+"""What a head of another width than the target's cannot share with it."""
+
+_FEATURE_NORM = "layers.0.hidden_norm.weight"
+_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str) -> DraftConfig | None:
@@ -40,61 +54,53 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
 
     A "dummy" one has no tensors yet: it is an EAGLE-3 head of the sizes in its config.json.
     """
-    captured = _capture_layers(raw, target.num_layers)
-    outputs = raw.get("draft_vocab_size")
-    if load_format != "dummy":
-        shapes = {spelling(name): shape for name, shape in tensor_shapes(folder).items()}
-        outputs = shapes.get("lm_head.weight", (None,))[0]
-        if not _is_eagle3(shapes, int(raw["hidden_size"]), len(captured)):
-            return None
-    decoder = llama.describe(raw, folder)
-    # Some heads state their target's depth; and rows go as far as the target's, whatever the head saw.
-    context = max(decoder.context_length, target.context_length)
-    window = int(raw.get("sliding_window") or 0) if raw.get("use_sliding_window", True) else 0
-    rules = [
-        (not raw.get("norm_before_residual"), "norm_before_residual is not supported"),
-        (decoder.hidden_size == target.hidden_size, "its hidden_size is not the target's"),
-        (decoder.vocab_size == target.vocab_size, "its vocab_size is not the target's"),
-        (not 0 < window < context, "its sliding_window is shorter than the context"),
-        (all(0 <= i <= target.num_layers for i in captured), f"the target has no layers {captured}"),
-    ]
-    for holds, complaint in rules:
-        if not holds:
-            raise ConfigError(f"draft head {folder}: {complaint}")
-    layers = decoder.layers[:1]
-    decoder = dataclasses.replace(decoder, layers=layers, context_length=context, load_format=load_format)
-    outputs = int(outputs or target.vocab_size)
-    return DraftConfig(
+    raw, dummy = _flat(raw), load_format == "dummy"
+    shapes: Shapes = {} if dummy else stored_shapes(folder, spelling)
+    if not (dummy or _is_eagle3(shapes)):
+        return None
+    fit = Fit(folder)
+    decoder = own_decoder(raw, folder, target, fit)
+    outputs = int(raw.get("draft_vocab_size") or target.vocab_size)
+    layers = decoder.layers
+    if not dummy:
+        outputs = shapes.get("lm_head.weight", (target.vocab_size,))[0]
+        layers = stored_layers(layers[0], shapes, fit, frozenset({_FEATURE_NORM}))
+    config = DraftConfig(
         folder=folder,
         algorithm="eagle3",
-        decoder=decoder,
+        decoder=dataclasses.replace(decoder, layers=layers, load_format=load_format),
         draft_vocab_size=outputs,
-        capture_layers=captured,
+        capture_layers=_capture_layers(raw, target.num_layers),
+        variants=_variants(raw),
+        target_hidden_size=target.hidden_size,
         dummy_tensors=frozenset() if outputs == target.vocab_size else OWN_HEAD,
+        own_outputs="lm_head.weight" in shapes or outputs != target.vocab_size,
     )
+    _check_widths(raw, config, shapes, fit)
+    fit.settle()
+    return config
 
 
 def spelling(name: str) -> str:
-    """A stored tensor's name in the official spelling: no `model.` prefix, `midlayer.` for layer 0."""
+    """The name under which the classes here ask for what is stored as `name`: the official `midlayer.` is
+    `layers.0.`, and no name begins with `model.`.
+    """
     name = name.removeprefix("model.")
-    return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
+    return "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
 
 
 class Eagle3Tap:
     """Which layers' inputs are tapped, and how they become one feature."""
 
     def __init__(self, config: DraftConfig, weights: Weights) -> None:
-        hidden, count = config.decoder.hidden_size, len(config.capture_layers)
+        names, width = fc_norms(config, weights), config.captured_width
         self.layers = config.capture_layers
-        self._fc = Linear(weights.take("fc.weight", (hidden, count * hidden)))
-        self._norms = []
-        if "fc_norm.0.weight" in weights:
-            names = [f"fc_norm.{i}.weight" for i in range(count)]
-            self._norms = [RmsNorm.load(config.decoder, weights, name, hidden) for name in names]
+        self._fc = Linear(weights.take("fc.weight", (config.decoder.hidden_size, width)))
+        self._norms = [RmsNorm.load(config.decoder, weights, name, width // len(names)) for name in names]
 
     @torch.inference_mode()
     def features(self, tapped: torch.Tensor) -> torch.Tensor:
-        """tapped [R, layers * hidden], low to high -> features [R, hidden]."""
+        """tapped [R, layers * target's hidden], low to high -> features [R, hidden]."""
         if self._norms:
             chunks = tapped.chunk(len(self._norms), dim=-1)
             tapped = torch.cat([norm(c) for norm, c in zip(self._norms, chunks, strict=True)], dim=-1)
@@ -102,13 +108,13 @@ class Eagle3Tap:
 
 
 class Eagle3Draft:
-    """One decoder layer over [token embedding ; feature]."""
+    """Decoder layers, of which the first reads [token embedding ; feature]."""
 
     def __init__(
         self, config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
     ) -> None:
         """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
-        decoder, spec = config.decoder, config.decoder.layers[0]
+        decoder, (first, *others) = config.decoder, config.decoder.layers
         hidden = decoder.hidden_size
 
         def norm(name: str) -> RmsNorm:
@@ -116,17 +122,19 @@ class Eagle3Draft:
 
         self.kv_format: KvFormat = config.kv_format
         self.token_map = token_map(config, weights)
-        self._embedding = ends.embedding
-        if "embed_tokens.weight" in weights:
-            self._embedding = weights.take("embed_tokens.weight", (decoder.vocab_size, hidden))
+        self._variants = config.variants
+        self._embedding = token_embedding(config, weights, ends.embedding)
         self._lm_head = ends.lm_head
         if "lm_head.weight" in weights:
             self._lm_head = Linear(weights.take("lm_head.weight", (config.draft_vocab_size, hidden)))
-        self._token_norm = norm("midlayer.input_layernorm.weight")
-        self._feature_norm = norm("midlayer.hidden_norm.weight")
-        self._attention = Attention(decoder, spec.attention, weights, "midlayer.self_attn", 2 * hidden)
-        self._mlp_norm = norm("midlayer.post_attention_layernorm.weight")
-        self._mlp = GatedMlp(spec.feed_forward, weights, "midlayer.mlp", hidden)
+        self._token_norm = norm("layers.0.input_layernorm.weight")
+        self._feature_norm = norm(_FEATURE_NORM)
+        self._attention = Attention(decoder, first.attention, weights, "layers.0.self_attn", 2 * hidden)
+        self._mlp_norm = norm("layers.0.post_attention_layernorm.weight")
+        self._mlp = GatedMlp(first.feed_forward, weights, "layers.0.mlp", hidden)
+        self._others = [
+            DecoderLayer(decoder, spec, weights, f"layers.{i}") for i, spec in enumerate(others, 1)
+        ]
         self._norm = norm("norm.weight")
         self._rotaries = rotaries(decoder, weights.placement.device)
         self._backend = backend
@@ -135,27 +143,37 @@ class Eagle3Draft:
     def forward(
         self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardBatch, pool: KvPool
     ) -> Drafted:
-        """features [R, hidden] joined with tokens int64 [R] -> hidden [R, hidden], before the head's norm.
+        """features [R, hidden] joined with tokens int64 [R] -> hidden [R, hidden].
 
-        That is both what `logits` takes and the feature of the next, recurrent row.
+        That is both what `logits` takes and the feature of the next, recurrent row: before the head's norm,
+        or with `norm_output` after it.
         """
         count = tokens.shape[0]
         x = pad_rows(features)
         embedded = F.embedding(pad_rows(tokens), self._embedding)
-        joined = torch.cat((self._token_norm(embedded), self._feature_norm(x)), dim=-1)
+        normed = self._feature_norm(x)
+        joined = torch.cat((self._token_norm(embedded), normed), dim=-1)
         step = step_of(rows, pool, self._rotaries, self._backend)
-        x = x + self._attention(joined, 0, step)
+        residual = normed if "norm_before_residual" in self._variants else x
+        x = residual + self._attention(joined, 0, step)
         x += self._mlp(self._mlp_norm(x))
+        for i, layer in enumerate(self._others, 1):
+            x = layer(x, i, step)
+        if "norm_output" in self._variants:
+            x = self._norm(x)
         return Drafted(x[:count], x[:count])
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [r, hidden] as `forward` gave them -> float32 [r, draft vocab]."""
-        return self._lm_head(self._norm(rows)).float()
+        normed = rows if "norm_output" in self._variants else self._norm(rows)
+        return self._lm_head(normed).float()
 
 
-def load_tap(config: DraftConfig, weights: Weights, _: FinalNorm) -> Eagle3Tap:
-    """The half beside the target; it taps before any norm."""
+def load_tap(config: DraftConfig, weights: Weights, final_norm: FinalNorm) -> FeatureTap:
+    """The half beside the target. Captured layers are tapped before any norm, the last hidden state after."""
+    if "last_hidden" in config.variants:
+        return LastHiddenTap(config, final_norm)
     return Eagle3Tap(config, weights)
 
 
@@ -164,6 +182,13 @@ def load_draft(
 ) -> Eagle3Draft:
     """The half that drafts. `ends`: the target's."""
     return Eagle3Draft(config, weights, ends, backend)
+
+
+def fc_norms(config: DraftConfig, weights: Weights) -> list[str]:
+    """The names of the norms before fc, each over an equal part of what is captured; mostly there is none."""
+    if "fc_norm.0.weight" in weights:  # EAGLE-3.1
+        return [f"fc_norm.{i}.weight" for i in range(len(config.capture_layers))]
+    return ["input_norm.weight"] if "input_norm.weight" in weights else []  # speculators
 
 
 def token_map(config: DraftConfig, weights: Weights) -> torch.Tensor | None:
@@ -179,12 +204,48 @@ def token_map(config: DraftConfig, weights: Weights) -> torch.Tensor | None:
     return token_map.to(weights.placement.device)
 
 
-def _is_eagle3(shapes: Mapping[str, tuple[int, ...]], hidden: int, captured: int) -> bool:
-    queries = shapes.get("midlayer.self_attn.q_proj.weight", (0, 0))
-    return shapes.get("fc.weight") == (hidden, captured * hidden) and queries[1] == 2 * hidden
+def _flat(raw: Raw) -> Raw:
+    """One level of keys: speculators nests the layers' sizes; RoPE may be told within or outside."""
+    nested = raw.get("transformer_layer_config") or {}
+    return {**raw, **{key: value for key, value in nested.items() if value is not None}}
+
+
+def _is_eagle3(shapes: Shapes) -> bool:
+    """Attention reads twice what it writes."""
+    hidden = shapes.get("layers.0.self_attn.o_proj.weight", NO_SHAPE)[0]
+    return hidden > 0 and shapes.get("layers.0.self_attn.q_proj.weight", NO_SHAPE)[1] == 2 * hidden
+
+
+def _variants(raw: Raw) -> frozenset[str]:
+    found = {name for name in ("norm_before_residual", "norm_output") if raw.get(name)}
+    return frozenset(found | ({"last_hidden"} if _is_last_hidden(raw) else set()))
+
+
+def _is_last_hidden(raw: Raw) -> bool:
+    return not (raw.get("eagle_config") or {}).get("use_aux_hidden_state", True)
 
 
 def _capture_layers(raw: Raw, layers: int) -> tuple[int, ...]:
-    """Without a field the paper's three; the field names layers whose *output* is captured, hence + 1."""
-    ids = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    return tuple(int(i) + 1 for i in ids) if ids else (2, layers // 2, layers - 3)
+    """Without a field the paper's three.
+
+    Two fields of one name mean different things: within "eagle_config" (SpecForge, SGLang, NVIDIA) it counts
+    the layers whose *output* is captured, hence + 1; outside (speculators, vLLM) those whose input is.
+    """
+    if _is_last_hidden(raw):
+        return (layers,)
+    if ids := (raw.get("eagle_config") or {}).get(_IDS):
+        return tuple(int(i) + 1 for i in ids)
+    return tuple(map(int, raw.get(_IDS) or (2, layers // 2, layers - 3)))
+
+
+def _check_widths(raw: Raw, config: DraftConfig, shapes: Shapes, fit: Fit) -> None:
+    """Was the head made for rows of the target's width?"""
+    target = config.target_hidden_size
+    same = config.decoder.hidden_size == target
+    needed = " and ".join(sorted(OWN_ENDS))
+    fit.wants(raw.get("target_hidden_size") in (None, target), "its target_hidden_size is not the target's")
+    fit.wants(same or OWN_ENDS <= set(shapes), f"its hidden_size is not the target's, and it lacks {needed}")
+    fit.wants(
+        same or "last_hidden" not in config.variants,
+        "its hidden_size is not the target's, whose rows it reads",
+    )

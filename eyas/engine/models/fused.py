@@ -7,6 +7,8 @@ business, how they attend is the attention's.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from eyas.engine.batch.rows import Rows
@@ -23,9 +25,30 @@ from eyas.engine.models.fused_layer import (
     NarrowRows,
     WideRows,
     load_gain,
-    source_of,
+    load_input_gain,
 )
 from eyas.engine.parallel.shards import config_of_rank
+
+
+@dataclass(frozen=True)
+class FusedEnds:
+    """A model's embedding [vocab, hidden] and a rank's rows of its output head; draft heads share them."""
+
+    embedding: torch.Tensor
+    lm_head: torch.Tensor
+
+    @classmethod
+    def load(cls, config: ModelConfig, weights: Weights) -> FusedEnds:
+        """Takes both ends, whole, from `weights`; a tied head is the embedding itself."""
+        shape = (config.vocab_size, config.hidden_size)
+        embedding = weights.take("model.embed_tokens.weight", shape)
+        return cls(embedding, embedding if config.tied_head else weights.take("lm_head.weight", shape))
+
+    def limited_to(self, ids: tuple[int, ...]) -> FusedEnds:
+        """With those rows of a whole output head alone, in this order; (): with all."""
+        if not ids:
+            return self
+        return FusedEnds(self.embedding, self.lm_head[torch.tensor(ids, device=self.lm_head.device)])
 
 
 class FusedDecoder:
@@ -47,8 +70,7 @@ class FusedDecoder:
         self.layers = []
         for i, spec in enumerate(config.layers):
             prefix = f"model.layers.{i}"
-            name = f"{prefix}.{spec.norms.before_attention}.weight"
-            gain = load_gain(config, weights, name, config.hidden_size)
+            gain = load_input_gain(config, weights, spec, prefix)
             self.layers.append(FusedLayer(config, spec, weights, prefix, gain))
         self.narrow_rows = min(layer.narrow_rows for layer in self.layers)
         self._gain = load_gain(config, weights, "model.norm.weight", config.hidden_size)
@@ -67,6 +89,11 @@ class FusedDecoder:
         x = run(step, pool, taps, tapped)
         _keep(tapped, taps, len(self.layers), x)
         return x, tapped.view(rows.count, -1)
+
+    @property
+    def ends(self) -> FusedEnds:
+        """What draft heads without their own draft with."""
+        return FusedEnds(self.embedding, self.lm_head)
 
     def final_norm(self, residual: torch.Tensor) -> torch.Tensor:
         """Residual rows [m, hidden] that left the last layer -> what the output head reads."""
@@ -93,20 +120,20 @@ class FusedDecoder:
     def _narrow(
         self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor
     ) -> torch.Tensor:
-        scale, eps = self.config.embedding_scale, self.config.norm_eps
+        scale = self.config.embedding_scale
         residual = NarrowRows(
             *row_kernels.embed(step.rows.tokens, self.embedding, sums=True, scale=scale, pdl=self._pdl)
         )
         for i, layer in enumerate(self.layers):
             _keep(tapped, taps, i, residual.x)
-            residual = layer.narrow(source_of(residual, eps), residual, pool.layer(i), step)
+            residual = layer.narrow(layer.source(residual), residual, pool.layer(i), step)
         return residual.x
 
     def _wide(self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor) -> torch.Tensor:
         x, _ = row_kernels.embed(step.rows.tokens, self.embedding, scale=self.config.embedding_scale)
         residual = WideRows(x, torch.zeros_like(x))
         for i, layer in enumerate(self.layers):
-            normed = residual.settle(self.config.norm_eps, self._pdl)
+            normed = layer.settle(residual, self._pdl)
             _keep(tapped, taps, i, x)
             residual = layer.wide(normed, x, pool.layer(i), step)
         return residual.settled(self.config.norm_eps, self._pdl)

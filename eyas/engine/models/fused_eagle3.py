@@ -12,10 +12,12 @@ from eyas.engine.kernels import skinny
 from eyas.engine.kernels.join import join
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.base import Drafted, FinalNorm
-from eyas.engine.models.eagle3 import token_map
-from eyas.engine.models.fused import FusedDecoder, head_product
-from eyas.engine.models.fused_layer import Forward, FusedLayer, LayerContext, NarrowRows
+from eyas.engine.models.base import Drafted, FeatureTap, FinalNorm
+from eyas.engine.models.eagle3 import fc_norms, token_map
+from eyas.engine.models.fused import FusedEnds, head_product
+from eyas.engine.models.fused_head import HeadLayers, product
+from eyas.engine.models.fused_layer import Forward, LayerContext
+from eyas.engine.models.head_parts import LastHiddenTap, token_embedding
 from eyas.engine.parallel.shards import config_of_rank
 
 
@@ -23,73 +25,77 @@ class FusedEagle3Tap:
     """The `FeatureTap` beside the target."""
 
     def __init__(self, config: DraftConfig, weights: Weights, context: LayerContext) -> None:
-        hidden, count = config.decoder.hidden_size, len(config.capture_layers)
+        names, width = fc_norms(config, weights), config.captured_width
         self.layers = config.capture_layers
         self._eps, self._launch = config.decoder.norm_eps, context.launch
-        self._fc = weights.take("fc.weight", (hidden, count * hidden))
-        self._gains = None
-        if "fc_norm.0.weight" in weights:
-            self._gains = [weights.take(f"fc_norm.{i}.weight", (hidden,)) for i in range(count)]
+        self._fc = weights.take("fc.weight", (config.decoder.hidden_size, width))
+        self._gains = [weights.take(name, (width // len(names),)) for name in names]
 
     def features(self, tapped: torch.Tensor) -> torch.Tensor:
-        """tapped [m, layers * hidden], low to high -> features [m, hidden]."""
-        if self._gains is not None:
+        """tapped [m, layers * target's hidden], low to high -> features [m, hidden]."""
+        if self._gains:
             pairs = zip(tapped.chunk(len(self._gains), dim=-1), self._gains, strict=True)
             normed = [row_kernels.norm(chunk.contiguous(), self._eps, gain) for chunk, gain in pairs]
             tapped = torch.cat(normed, dim=-1, out=skinny.empty_padded(*tapped.shape, like=tapped))
-        if tapped.shape[0] > skinny.MAX_ROWS:
-            return torch.mm(tapped, self._fc.t())
-        out = skinny.empty_padded(tapped.shape[0], self._fc.shape[0], like=tapped)
-        skinny.linear(skinny.Source(tapped), self._fc, out, self._launch)
-        return out
+        return product(tapped, self._fc, self._launch)
 
 
 class FusedEagle3Draft:
     """The `DraftModel`, wherever drafts are made."""
 
-    def __init__(
-        self, config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
-    ) -> None:
-        """A head without an embedding or an lm_head of its own uses the target's."""
+    def __init__(self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext) -> None:
+        """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
         decoder = config.decoder
         hidden = decoder.hidden_size
         self.kv_format: KvFormat = config_of_rank(decoder, context.group.ranks).kv_format
         self.token_map = token_map(config, weights)
-        self._eps = decoder.norm_eps
+        self._eps, self._variants = decoder.norm_eps, config.variants
         self._context = context
-        self._embedding, self._lm_head = target.embedding, target.lm_head
-        if "embed_tokens.weight" in weights:
-            self._embedding = weights.take("embed_tokens.weight", (decoder.vocab_size, hidden))
+        self._embedding = token_embedding(config, weights, ends.embedding)
+        self._lm_head = ends.lm_head
         if "lm_head.weight" in weights:
             self._lm_head = weights.take_rows("lm_head.weight", (config.draft_vocab_size, hidden))
-        names = [f"midlayer.{name}.weight" for name in ("input_layernorm", "hidden_norm")]
-        gain = torch.cat([weights.take(name, (hidden,)) for name in names])
-        self._layer = FusedLayer(decoder, decoder.layers[0], weights, "midlayer", gain)
+        names = [f"layers.0.{name}.weight" for name in ("input_layernorm", "hidden_norm")]
+        gains = [weights.take(name, (hidden,)) for name in names]
+        self._feature_gain = gains[1]
+        self._layers = HeadLayers(decoder, weights, torch.cat(gains))
         self._gain = weights.take("norm.weight", (hidden,))
 
     def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> Drafted:
-        """features [m, hidden] joined with tokens int32 [m]; rows are [m, hidden], before the head's norm."""
-        step, pdl = Forward(rows, self._context), self._context.launch.pdl
+        """features [m, hidden] joined with tokens int32 [m]; rows are [m, hidden], before the head's norm, or
+        with `norm_output` after it.
+        """
+        pdl, residual = self._context.launch.pdl, features
         joined = join(tokens, self._embedding, features, self._eps, pdl)
-        if rows.count <= self._layer.narrow_rows:
-            x = self._layer.narrow(skinny.Source(joined), NarrowRows(features), pool.layer(0), step).x
-        else:
-            x = self._layer.wide(joined, features.clone(), pool.layer(0), step).settled(self._eps, pdl)
+        if "norm_before_residual" in self._variants:
+            residual = row_kernels.norm(features, self._eps, self._feature_gain, pdl=pdl)
+        x = self._layers(joined, residual, pool, Forward(rows, self._context))
+        if "norm_output" in self._variants:
+            x = self._normed(x)
         return Drafted(x, x)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """`Drafted.rows`, all or some [n, hidden] -> float32 [n, draft vocab]."""
-        normed = row_kernels.norm(rows, self._eps, self._gain, pdl=self._context.launch.pdl)
+        normed = rows if "norm_output" in self._variants else self._normed(rows)
         return head_product(normed, self._lm_head, self._context)
 
+    def _normed(self, rows: torch.Tensor) -> torch.Tensor:
+        return row_kernels.norm(rows, self._eps, self._gain, pdl=self._context.launch.pdl)
 
-def load_tap(config: DraftConfig, weights: Weights, _: FinalNorm, context: LayerContext) -> FusedEagle3Tap:
-    """Takes the tap's tensors from `weights`; it taps before any norm."""
+
+def load_tap(
+    config: DraftConfig, weights: Weights, final_norm: FinalNorm, context: LayerContext
+) -> FeatureTap:
+    """Takes the tap's tensors from `weights`. Captured layers are tapped before any norm, the last hidden
+    state after `final_norm`.
+    """
+    if "last_hidden" in config.variants:
+        return LastHiddenTap(config, final_norm)
     return FusedEagle3Tap(config, weights, context)
 
 
 def load_draft(
-    config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
+    config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
 ) -> FusedEagle3Draft:
-    """Takes the head's tensors from `weights`; what it lacks of embedding and lm_head is the target's."""
-    return FusedEagle3Draft(config, weights, target, context)
+    """Takes the head's tensors from `weights`; what it lacks of embedding and lm_head is in `ends`."""
+    return FusedEagle3Draft(config, weights, ends, context)

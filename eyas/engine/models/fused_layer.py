@@ -108,11 +108,12 @@ class FusedLayer:
     """One decoder layer, or a rank's share of it, as `spec` says of the whole.
 
     `gain`: of the norm that what its attention reads has passed without one; its width is that of the input
-    (a draft head joins two rows). `narrow_rows`: of how many rows, at most, `narrow` is the way.
+    (a draft head joins two rows). None: there is no norm. `narrow_rows`: of how many rows, at most, `narrow`
+    is the way.
     """
 
     def __init__(
-        self, config: ModelConfig, spec: LayerSpec, weights: Weights, prefix: str, gain: torch.Tensor
+        self, config: ModelConfig, spec: LayerSpec, weights: Weights, prefix: str, gain: torch.Tensor | None
     ) -> None:
         norms = spec.norms
 
@@ -120,12 +121,21 @@ class FusedLayer:
             return load_gain(config, weights, f"{prefix}.{name}.weight", config.hidden_size)
 
         self._eps = config.norm_eps
+        self._normed = gain is not None
         self._attention = _Attention(config, spec.attention, weights, f"{prefix}.self_attn", gain)
         before = gain_of(norms.before_feed_forward)
         self._mlp = _FeedForward(config, spec.feed_forward, weights, f"{prefix}.mlp", before)
         self._post_attention = gain_of(norms.after_attention) if norms.around else None
         self._post_mlp = gain_of(norms.after_feed_forward) if norms.around else None
         self.narrow_rows = 0 if spec.attention.output_bias else skinny.MAX_ROWS
+
+    def source(self, residual: NarrowRows) -> skinny.Source:
+        """What attention reads of the residual, for `narrow`."""
+        return source_of(residual, self._eps) if self._normed else skinny.Source(residual.x)
+
+    def settle(self, residual: WideRows, pdl: bool) -> torch.Tensor:
+        """What attention reads of the residual, for `wide`, once what was to be added is added in place."""
+        return (residual.settle if self._normed else residual.settled)(self._eps, pdl)
 
     def narrow(
         self, source: skinny.Source, residual: NarrowRows, layer: torch.Tensor, step: Forward
@@ -137,8 +147,8 @@ class FusedLayer:
         return _added(inner, self._mlp.down, residual, self._post_mlp, self._eps, step)
 
     def wide(self, normed: torch.Tensor, x: torch.Tensor, layer: torch.Tensor, step: Forward) -> WideRows:
-        """Attention reads `normed`; its result is added to the residual x [m, hidden] in place, the
-        feed-forward's not yet.
+        """Attention reads `normed`, which may be x; its result is added to the residual x [m, hidden] in
+        place, the feed-forward's not yet.
         """
         group, pdl = step.context.group, step.context.launch.pdl
         added = self._attention.wide(normed, layer, step)
@@ -153,12 +163,18 @@ class _Attention:
     """Queries, keys and values, rotated; and the way back. What a query sees is the attention's business."""
 
     def __init__(
-        self, config: ModelConfig, spec: AttentionSpec, weights: Weights, prefix: str, gain: torch.Tensor
+        self,
+        config: ModelConfig,
+        spec: AttentionSpec,
+        weights: Weights,
+        prefix: str,
+        gain: torch.Tensor | None,
     ) -> None:
         hidden, dim, ranks = config.hidden_size, spec.head_dim, weights.placement.ranks
         counts = [spec.num_heads * dim, spec.num_kv_heads * dim, spec.num_kv_heads * dim]
         names = [f"{prefix}.{p}_proj" for p in "qkv"]
-        weight = weights.stack_rows([f"{n}.weight" for n in names], counts, gain.shape[0])
+        width = hidden if gain is None else gain.shape[0]
+        weight = weights.stack_rows([f"{n}.weight" for n in names], counts, width)
         bias = norms = self._out_bias = None
         if spec.qkv_bias:
             pairs = zip(names, counts, strict=True)
@@ -166,7 +182,7 @@ class _Attention:
         if spec.head_norms:
             gains = [load_gain(config, weights, f"{prefix}.{p}_norm.weight", dim) for p in "qk"]
             norms = skinny.HeadNorms(torch.stack(gains), config.norm_eps)
-        self._qkv = skinny.QkvWeights(weight.mul_(gain), bias, norms)
+        self._qkv = skinny.QkvWeights(weight if gain is None else weight.mul_(gain), bias, norms)
         self._heads = row_kernels.Heads(spec.num_heads // ranks, spec.num_kv_heads // ranks, dim, norms)
         self._rope = spec.rope
         self._scores = Scores.of(spec)
@@ -223,6 +239,15 @@ def load_gain(config: ModelConfig, weights: Weights, name: str, size: int) -> to
     if config.norm_offset == 0.0:
         return weights.take(name, (size,))
     return weights.take(name, (size,), torch.float32).add_(config.norm_offset)
+
+
+def load_input_gain(
+    config: ModelConfig, weights: Weights, spec: LayerSpec, prefix: str
+) -> torch.Tensor | None:
+    """Of the norm before a layer's attention, if it has one."""
+    if not (name := spec.norms.before_attention):
+        return None
+    return load_gain(config, weights, f"{prefix}.{name}.weight", config.hidden_size)
 
 
 def source_of(residual: NarrowRows, eps: float) -> skinny.Source:

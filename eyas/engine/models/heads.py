@@ -5,27 +5,39 @@ Which kind a folder holds is seen by its tensors, never by what its config.json 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
+import torch
+
+from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.folder import read_config
+from eyas.engine.checkpoint.token_map import read_token_map, refused
 from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.models import llama
 from eyas.engine.models.base import DraftModel, FeatureTap, FinalNorm
 from eyas.engine.models.decoder import EmbeddingAndHead
-from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.fused import FusedEnds
 from eyas.engine.models.fused_layer import LayerContext
 from eyas.engine.models.keys import Raw, reading
 
-HEADS = {"eagle3": "fused_eagle3"}
+HEADS = {
+    "mtp": "fused_mtp",
+    "eagle": "fused_eagle",
+    "eagle3": "fused_eagle3",
+}
 """The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they are asked; and the
 `DeviceHead` of each ("": it has none, and is refused by name where there is a device).
 """
+
+MOST_LAYERS = 128
 
 
 class HeadFamily(Protocol):
@@ -63,13 +75,20 @@ class DeviceHead(Protocol):
         """The half beside the target, whose `final_norm` some heads' features have passed."""
 
     def load_draft(
-        self, config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
+        self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
     ) -> DraftModel[Rows]:
-        """The half that drafts. `target`: for a head without ends; `context`: of the head's own layers."""
+        """The half that drafts. `ends`: the target's, for a head without its own; `context`: of the head's
+        own layers.
+        """
 
 
-def read_head(folder: Path | str, target: ModelConfig, load_format: str = "auto") -> DraftConfig:
-    """The draft head that a folder holds. Raises ConfigError if it is none, or does not fit `target`."""
+def read_head(
+    folder: Path | str, target: ModelConfig, load_format: str = "auto", capture_layers: tuple[int, ...] = ()
+) -> DraftConfig:
+    """The draft head that a folder holds. Raises ConfigError if it is none, or does not fit `target`.
+
+    `capture_layers`: instead of those that its config.json names (--draft-capture-layers).
+    """
     folder = Path(folder)
     raw = read_config(folder)
     kinds = [head_family(name) for name in HEADS]
@@ -77,9 +96,53 @@ def read_head(folder: Path | str, target: ModelConfig, load_format: str = "auto"
         with reading(folder):
             config = family.describe_head(raw, folder, target, load_format)
         if config is not None:
-            return config
+            return _capturing(config, target, capture_layers)
     names = " nor ".join(family.NAME for family in kinds)
     raise ConfigError(f"draft head {folder}: it is not {names} (another kind: docs/adding-a-draft-head.md)")
+
+
+def target_alike(folder: Path) -> ModelConfig:
+    """A target of the sizes in a head's own config.json, with as many layers as the largest models have.
+
+    For who asks what a head is, and has no target. Raises ConfigError if config.json does not say.
+    """
+    raw = read_config(folder)
+    with reading(folder):
+        alike = llama.describe({"num_hidden_layers": 1, **raw}, folder)
+    return dataclasses.replace(alike, layers=alike.layers[:1] * MOST_LAYERS)
+
+
+def _capturing(config: DraftConfig, target: ModelConfig, asked: tuple[int, ...]) -> DraftConfig:
+    """The head with the captured layers that are `asked` for, or its own. ConfigError if there are none."""
+    flag, last = "draft-capture-layers", target.num_layers
+    if asked and config.capture_layers == (last,):
+        what = f"draft head {config.folder} is fed with what leaves the last layer, and with no other"
+        raise ConfigError(f"--{flag}: {what}", param=flag)
+    layers = asked or config.capture_layers
+    if not all(0 <= layer <= last for layer in layers):
+        named = ", ".join(map(str, layers))
+        text = f"draft head {config.folder} captures the layers {named}, and the target has 0 to {last}"
+        raise ConfigError(f"{text} (--{flag} names others)", param=flag)
+    return dataclasses.replace(config, capture_layers=layers)
+
+
+def with_token_map(head: DraftConfig, target: ModelConfig, config: EngineConfig) -> DraftConfig:
+    """The head that proposes the ids in the file of --speculative-token-map alone; `head`, if there is none.
+
+    Raises ConfigError, which names the flag, for a head whose outputs are not the target's, and for a file
+    that does not fit.
+    """
+    if config.speculative_token_map is None:
+        return head
+    if head.own_outputs:
+        name = head_family(head.algorithm).NAME
+        raise refused(f"{name} with an output head of its own ({head.folder}) proposes what that knows")
+    if config.tensor_parallel_size > 1:
+        raise refused("its rows of the target's output head lie on one GPU (--tensor-parallel-size 1)")
+    ids = read_token_map(Path(config.speculative_token_map), target.vocab_size)
+    if len(ids) < config.speculation.topk:
+        raise refused(f"{config.speculative_token_map} has {len(ids)} ids, fewer than --spec-topk")
+    return dataclasses.replace(head, token_ids=ids)
 
 
 def head_family(algorithm: str) -> HeadFamily:
@@ -96,3 +159,33 @@ def device_head(algorithm: str) -> DeviceHead:
             f"{name} has no implementation for a GPU (docs/adding-a-draft-head.md)", param="draft"
         )
     return cast(DeviceHead, importlib.import_module(f"eyas.engine.models.{module}"))
+
+
+def load_draft(
+    config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
+) -> DraftModel[ForwardBatch]:
+    """The half that drafts, of any kind of head. `ends`: the target's, for a head without its own."""
+    kind = head_family(config.algorithm)
+    return _mapped(
+        kind.load_draft(config, weights, ends.limited_to(config.token_ids), backend), config, weights
+    )
+
+
+def load_device_draft(
+    config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
+) -> DraftModel[Rows]:
+    """The same on a device. `context`: of the head's own layers."""
+    kind = device_head(config.algorithm)
+    return _mapped(
+        kind.load_draft(config, weights, ends.limited_to(config.token_ids), context), config, weights
+    )
+
+
+Draft = TypeVar("Draft", bound=DraftModel[ForwardBatch] | DraftModel[Rows])
+
+
+def _mapped(draft: Draft, config: DraftConfig, weights: Weights) -> Draft:
+    """A head that drafts with some rows of the target's output head has their ids for its map."""
+    if config.token_ids:
+        draft.token_map = torch.tensor(config.token_ids, device=weights.placement.device)
+    return draft

@@ -28,6 +28,33 @@ Raw = Mapping[str, Any]
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
+class Misfit(ConfigError):
+    """A draft head and a target do not go together; `complaints`: why not, a sentence each."""
+
+    def __init__(self, folder: Path, complaints: Sequence[str]) -> None:
+        super().__init__(f"draft head {folder}: {'; '.join(complaints)}")
+        self.complaints = tuple(complaints)
+
+
+class Fit:
+    """What a draft head must have for its target: everything that it lacks is told at once."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: the head's."""
+        self._folder = folder
+        self._complaints: list[str] = []
+
+    def wants(self, holds: bool, complaint: str) -> None:
+        """Notes the complaint, unless it holds."""
+        if not holds:
+            self._complaints.append(complaint)
+
+    def settle(self) -> None:
+        """Raises Misfit with all complaints, if there are any."""
+        if self._complaints:
+            raise Misfit(self._folder, self._complaints)
+
+
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
     """Around what reads a config.json: a key that is missing or unusable is a ConfigError."""

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5, dense: Llama's layers with biases of q, k and v; upper layers may have windows."""
+"""Qwen2, Qwen2.5 and MiMo-7B: Llama's layers with biases of q, k and v; upper layers may have windows."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def _layer_refusal(layer: LayerSpec) -> str:
         return f"heads of {attention.head_dim} ({', '.join(map(str, HEAD_DIMS))} are served)"
     if mlp.activation not in ("silu", "gelu_tanh"):
         return f"the activation {mlp.activation}"
-    if not (norms.before_attention and norms.before_feed_forward):
-        return "layers that read rows without a norm"
+    if not norms.before_feed_forward:
+        return "layers whose feed-forward reads rows without a norm"
     if bool(norms.after_attention) != bool(norms.after_feed_forward):
         return "layers with a norm after one of their halves"
     return ""

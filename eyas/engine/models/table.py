@@ -20,6 +20,7 @@ MODELS = {
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
     "LlamaForCausalLM": "llama",
+    "MiMoForCausalLM": "qwen2",  # its MTP layer is a draft head's
     "MinistralForCausalLM": "ministral",
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",

@@ -39,6 +39,9 @@ class Admission:
         ids = itertools.chain(request.prompt_ids, *(choice.output_ids for choice in request.choices))
         if not all(map(self.is_token, ids)):
             raise InvalidRequest(f"prompt has a token id outside 0 .. {self.vocab_size - 1}", param="prompt")
+        if not all(map(self.is_token, request.predicted)):
+            message = f"prediction has a token id outside 0 .. {self.vocab_size - 1}"
+            raise InvalidRequest(message, param="prediction")
         most = max(params.max_tokens, 1) if kind is Kind.LOCAL else 1
         self._check_choices(request.choices, most, scheduler.limits.max_running)
         if not 0.0 < request.timeout_s < math.inf:

@@ -92,7 +92,7 @@ class HostLoads:
         return answer
 
     def _judge(self, count: int, wanted: int) -> Answer:
-        """Of a sequence that wants so many pages, `count` of which could be loaded."""
+        """Of a sequence that wants `wanted` pages; `count` of them could be loaded."""
         tokens = count * self._size
         if tokens < LEAST_TOKENS or self.tier.load_s(count) >= tokens / self._rate:
             return Answer.COMPUTE

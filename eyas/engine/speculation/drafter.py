@@ -1,7 +1,7 @@
 """The drafter's interface: a mailbox that takes commits, gives proposals, and never blocks a step.
 
-One implementation drafts in this engine, another talks to a draft service. Proposals are advice: a missing,
-late or wrong one costs speed, never a token.
+One implementation drafts in this engine, another talks to a draft service, a third looks drafts up in the
+text. Proposals are advice: a missing, late or wrong one costs speed, never a token.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ class Draft:
 class Drafter(ABC):
     """Drafts for the sequences that it follows. Used by the engine's thread only."""
 
-    late_rounds = (
-        0  # running total over all sequences: rounds that went on before the draft they had asked for
-    )
+    @property
+    def late_rounds(self) -> int:
+        """Running total over all sequences: rounds that went on before the draft they had asked for."""
+        return 0
 
     @property
     @abstractmethod
@@ -76,6 +77,9 @@ class Drafter(ABC):
     def post(self, commits: SequenceOf[Commit]) -> None:
         """Takes the rows that became certain in this step, for the whole batch."""
 
+    def grew(self, seq: Sequence) -> None:  # noqa: B027
+        """A sequence, followed or not, has new tokens: for who needs no features to propose."""
+
     @abstractmethod
     def take(self) -> list[Draft]:
         """The proposals that arrived since the last call."""
@@ -83,6 +87,10 @@ class Drafter(ABC):
     @abstractmethod
     def owed(self) -> bool:
         """Whether a proposal is outstanding that is worth waiting for."""
+
+    def in_time(self) -> bool:
+        """Is there a sequence whose proposals come from far away, and are waited for?"""
+        return False
 
     @abstractmethod
     def close(self, seq: Sequence) -> None:

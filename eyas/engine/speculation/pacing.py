@@ -54,7 +54,7 @@ class Pacing:
         self._before = asked if alone else None
         if depth is None:
             here = [one.work.seq for one in rounds if one.work.seq.occupancy == one.work.occupancy]
-            self.choose(here, [seq.drafting for seq in here])
+            self.choose(here, [seq.generation.request.speculative for seq in here])
 
     def _learn(self, rounds: SequenceOf[Landed], depth: int) -> None:
         """Only from those whose slot is still theirs."""

@@ -66,10 +66,15 @@ class RemoteDrafter(Drafter):
         self._drafts: list[Draft] = []
         self._down_until: dict[str, float] = defaultdict(float)  # monotonic seconds
         self._generations = 0
+        self._late_rounds = 0
 
     @property
     def local_kv(self) -> bool:
         return False
+
+    @property
+    def late_rounds(self) -> int:
+        return self._late_rounds
 
     def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> bool:
         now = time.monotonic()
@@ -103,7 +108,7 @@ class RemoteDrafter(Drafter):
                 continue
             if followed.asked > followed.answered:
                 followed.late += 1
-                self.late_rounds += 1
+                self._late_rounds += 1
             followed.asked = commit.base + len(commit.tokens) if commit.want else followed.answered
             self._outbox[followed.worker].commits.append(self._message(commit, followed.generation))
 
@@ -177,6 +182,9 @@ class RemoteDrafter(Drafter):
 
     def owed(self) -> bool:
         return any(f.asked > f.answered and f.late < LATE_ROUNDS for f in self._followed.values())
+
+    def in_time(self) -> bool:
+        return any(f.late < LATE_ROUNDS for f in self._followed.values())
 
     def close(self, seq: Sequence) -> None:
         followed = self._followed.pop(seq.uid, None)

@@ -1,0 +1,116 @@
+"""An engine of this process that answers prompts: the serving one, without a server.
+
+It keeps the engine's queue full and gathers what it says. It knows requests and entries; it knows no model,
+no text, and refuses to know what answers are for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from eyas.common.config import EngineConfig
+from eyas.common.errors import EyasError
+from eyas.common.params import SamplingParams
+from eyas.common.types import Choice, Entry, GenerationRequest
+from eyas.engine.ipc.messages import Command, Event, Failed, Rejected, Shutdown, Step, Stopped, Submit
+
+TIMEOUT_S = 3600.0  # of a request: the queue is long
+
+
+@dataclass
+class Answer:
+    """What an engine said to prompt `number`. `rounds`: (accepted, offered) of every step with drafts."""
+
+    number: int
+    tokens: list[int] = field(default_factory=list)
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Ids to be continued by at most `longest`, and the number by which the answer is told."""
+
+    number: int
+    ids: Sequence[int]
+    longest: int
+
+
+class AnswerLink:
+    """The engine's link to a list of prompts, `ahead` of which it has at a time; it ends with the last one.
+
+    `tell` is called with each answer when it is complete, `saw` with the entries of each step while as many
+    prompts are open as may be. Every prompt has a seed of its own, from that of `params` on. A prompt that
+    the engine refuses raises EyasError.
+    """
+
+    def __init__(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams,
+        ahead: int,
+        tell: Callable[[Answer], None],
+        saw: Callable[[Sequence[Entry]], None] = lambda entries: None,
+    ) -> None:
+        self._prompts = iter(prompts)
+        self._params = params
+        self._ahead = ahead
+        self._tell = tell
+        self._saw = saw
+        self._open: dict[str, Answer] = {}
+
+    def recv(self, timeout_s: float) -> list[Command]:
+        """As many prompts as there is room for; when all are answered, the end."""
+        new = list(itertools.islice(self._prompts, self._ahead - len(self._open)))
+        self._open |= {str(prompt.number): Answer(prompt.number) for prompt in new}
+        if not self._open:
+            return [Shutdown()]
+        if not new:
+            time.sleep(timeout_s)
+        return [Submit(self._request(prompt), attempt=1, attach=False) for prompt in new]
+
+    def send(self, events: Sequence[Event]) -> None:
+        """Gathers tokens; raises EyasError for what is not an answer."""
+        for event in events:
+            if isinstance(event, Step):
+                if len(self._open) == self._ahead:
+                    self._saw(event.entries)
+                for entry in event.entries:
+                    self._add(entry)
+            elif isinstance(event, Rejected | Failed):
+                raise EyasError(f"prompt {event.id} was not answered: {event.failure.message}")
+            elif isinstance(event, Stopped) and event.failure is not None:
+                raise EyasError(f"the engine ended: {event.failure.message}")
+
+    def _request(self, prompt: Prompt) -> GenerationRequest:
+        seed = self._params.seed + prompt.number
+        params = msgspec.structs.replace(self._params, max_tokens=prompt.longest, seed=seed)
+        return GenerationRequest(
+            str(prompt.number), tuple(prompt.ids), params, (Choice(0),), timeout_s=TIMEOUT_S
+        )
+
+    def _add(self, entry: Entry) -> None:
+        answer = self._open[entry.id]
+        answer.tokens += entry.tokens
+        if entry.offered:
+            answer.rounds.append((entry.accepted, entry.offered))
+        if entry.finish is not None:
+            self._tell(self._open.pop(entry.id))
+
+
+def answer(
+    config: EngineConfig,
+    prompts: Iterable[Prompt],
+    params: SamplingParams,
+    tell: Callable[[Answer], None],
+) -> None:
+    """Loads the engine, answers all prompts and ends it. `tell` is called in the order of completion."""
+    from eyas.engine.loading.build import build_engine
+    from eyas.engine.loading.startup import Start
+
+    link = AnswerLink(prompts, params, 2 * config.max_running, tell)
+    build_engine(config, link, Start.of(config)).run()

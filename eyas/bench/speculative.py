@@ -1,0 +1,231 @@
+"""`eyas bench speculative`: which speculation pays at which batch, for a model and its draft head.
+
+A grid of chains and trees, and the model without drafts: each in an engine of its own, which answers real
+prompts with a constant number of them at a time. It knows the grid, its lines and which setting is best; how
+an engine is kept busy, `eyas.bench.busy` knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eyas.bench.files import check_writable
+from eyas.bench.lines import Lines
+from eyas.bench.one_batch import config_for, modes_of
+from eyas.bench.plots.speculative import plot_speculative
+from eyas.bench.plots.style import check_plot
+from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, EngineConfig, SpeculationConfig
+from eyas.common.errors import ConfigError
+from eyas.flags import add_engine, positive
+
+if TYPE_CHECKING:
+    from eyas.bench.answering import Prompt
+
+Line = dict[str, Any]
+PLAIN = "no drafts"
+GRID = {"spec_steps": "steps", "spec_topk": "topk", "spec_draft_tokens": "draft-tokens"}
+COLUMNS = {
+    "drafts": "setting",
+    "batch": "batch_size",
+    "step p50 ms": "median_step_ms",
+    "tok/step": "accept_length",
+    "tok/s": "output_throughput",
+    "x plain": "speedup",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of the grid; None: no drafts."""
+
+    spec: SpeculationConfig | None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        spec = self.spec
+        if spec is None:
+            return PLAIN
+        if spec.topk == 1:
+            return f"chain of {spec.steps}"
+        return f"tree {spec.steps} x {spec.topk}, {spec.draft_tokens} nodes"
+
+    @property
+    def flags(self) -> str:
+        """Of an engine."""
+        spec = self.spec
+        if spec is None:
+            return "--draft none"
+        found = f"--spec-steps {spec.steps} --spec-topk {spec.topk}"
+        return found if spec.topk == 1 else f"{found} --spec-draft-tokens {spec.draft_tokens}"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `eyas bench speculative`."""
+    add = parser.add_argument_group("grid").add_argument
+    add("--batch-size", type=positive, nargs="+", default=[1, 8, 32], metavar="N", help="(1 8 32)")
+    add("--steps", type=positive, nargs="+", default=[2, 4, 6], metavar="N", help="drafts in depth (2 4 6)")
+    add("--topk", type=positive, nargs="+", default=[1, 4], metavar="N", help="1: chains, else trees (1 4)")
+    nodes = "nodes of trees, with the root (8 16 32)"
+    add("--draft-tokens", type=positive, nargs="+", default=[8, 16, 32], metavar="N", help=nodes)
+    add = parser.add_argument_group("prompts").add_argument
+    lines = "JSON lines as `eyas train eagle3` takes them (the embedded model has its own)"
+    add("--prompts", type=Path, metavar="FILE", help=lines)
+    add("--num-prompts", type=positive, default=64, metavar="N", help="answered for each batch size (64)")
+    add("--max-answer", type=positive, default=128, metavar="N", help="tokens per answer at most (128)")
+    add = parser.add_argument_group("results").add_argument
+    add("--output-file", type=Path, metavar="FILE", help="append a JSON line per batch and setting")
+    add("--plot", type=Path, metavar="FILE", help="draw throughput and acceptance (.svg, .png)")
+    add_engine(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures the grid, prints it and the best of it; 1 if anything failed."""
+    from eyas.bench.fits import check
+    from eyas.bench.parts import Part, run_parts
+
+    _check(args)
+    batches = sorted(set(args.batch_size))
+    configs = [(setting, _config(args, setting)) for setting in settings(args)]
+    check(configs[-1][1])
+    prompts = prompts_of(args)
+    lines: list[Line] = []
+    table = Lines(COLUMNS, args.output_file, show=_shown, first=max(len(s.name) for s, _ in configs))
+
+    def tell(line: Line) -> None:
+        if "error" not in line:
+            line = with_speedup(line, lines)
+            lines.append(line)
+        table.tell(line)
+
+    parts = [
+        Part(setting.name, functools.partial(measure, config, setting, batches, prompts))
+        for setting, config in configs
+    ]
+    failed = run_parts(parts, tell)
+    for line in best(lines):
+        gain = f"{line['setting']}, {line['speedup']:.2f} x plain"
+        print(f"batch {line['batch_size']}: {line['flags']} ({gain})")
+    if args.plot and lines:
+        plot_speculative(lines, args.plot, f"Speculation for {Path(args.model).name}")
+    return int(bool(failed or table.failed))
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises ConfigError for flags that cannot work, before anything is measured."""
+    for name, flag in GRID.items():
+        if getattr(args, name) != args.parser.get_default(name):
+            text = f"--{name.replace('_', '-')}: a grid has many: give --{flag}"
+            raise ConfigError(text, param=flag)
+    check_writable("output-file", args.output_file)
+    if args.plot:
+        check_writable("plot", args.plot)
+        check_plot(args.plot)
+    if max(args.batch_size) > args.num_prompts:
+        text = f"--num-prompts: {args.num_prompts} cannot fill a batch of {max(args.batch_size)}"
+        raise ConfigError(text, param="num-prompts")
+
+
+def settings(args: argparse.Namespace) -> list[Setting]:
+    """The model without drafts, all chains, and all trees that there can be.
+
+    Raises ConfigError if no draft is among them.
+    """
+    found = [
+        Setting(spec)
+        for steps, topk in itertools.product(sorted(set(args.steps)), sorted(set(args.topk)))
+        for spec in _shapes(steps, topk, args.draft_tokens)
+    ]
+    if not found:
+        raise ConfigError("--draft-tokens: no tree of --steps and --topk has as many", param="draft-tokens")
+    return [Setting(None), *found]
+
+
+def _shapes(steps: int, topk: int, nodes: Sequence[int]) -> Iterator[SpeculationConfig]:
+    if steps > MOST_STEPS or topk > min(MOST_TOPK, MOST_ROWS // steps):
+        return
+    if topk == 1:
+        yield SpeculationConfig(steps, 1, steps + 1)
+        return
+    most = min(SpeculationConfig(steps, topk).most_draft_tokens, MOST_NODES)
+    for count in sorted(set(nodes)):
+        if steps < count <= most:
+            yield SpeculationConfig(steps, topk, count)
+
+
+def _config(args: argparse.Namespace, setting: Setting) -> EngineConfig:
+    """The engine of one setting, launched as it serves. Raises ConfigError if nothing is drafted."""
+    asked = argparse.Namespace(**vars(args))
+    if setting.spec is None:
+        asked.draft, asked.spec_ngram = "none", False
+    else:
+        for name, value in zip(GRID, dataclasses.astuple(setting.spec), strict=False):
+            setattr(asked, name, value)
+    config = config_for(asked, max(args.batch_size))
+    if setting.spec is not None and not config.speculates:
+        raise ConfigError("--draft: a draft head is needed", param="draft")
+    *_, (_, served) = modes_of(config)
+    return served
+
+
+def prompts_of(args: argparse.Namespace) -> list[Prompt]:
+    """The questions of a file, or held-out ones of the embedded model: as many as are wanted, then again."""
+    from eyas.bench.answering import Prompt
+    from eyas.configuration import is_nano
+    from eyas.train.conversations import Speech, as_chats, read_lines
+
+    if args.prompts is not None:
+        lines = read_lines(args.prompts, "prompts")
+    elif is_nano(args.model):
+        from eyas.evals.heldout import held_out_prompts
+
+        lines = as_chats(held_out_prompts(args.num_prompts, seed=1))
+    else:
+        raise ConfigError("--prompts: a model needs questions of its kind", param="prompts")
+    speech = Speech(Path(args.model))
+    questions = [ids for line in lines if (ids := speech.question(line))]
+    if not questions:
+        raise ConfigError(f"--prompts: {args.prompts} asks nothing", param="prompts")
+    endless = itertools.islice(itertools.cycle(questions), args.num_prompts)
+    return [Prompt(i, ids, args.max_answer) for i, ids in enumerate(endless)]
+
+
+def measure(
+    config: EngineConfig, setting: Setting, batches: Sequence[int], prompts: Sequence[Prompt], tell: Any
+) -> None:
+    """Runs every batch size in one engine, and tells a line for each. In the process of a part."""
+    from eyas.bench.busy import busy
+    from eyas.bench.one_batch import about
+
+    constant = about(config) | {"setting": setting.name, "flags": setting.flags}
+    for size, figures in busy(config, batches, prompts):
+        tell(constant | {"batch_size": size} | figures)
+
+
+def with_speedup(line: Line, before: Sequence[Line]) -> Line:
+    """The line with its throughput as a multiple of that without drafts, which was measured first."""
+    plain = [one for one in before if one["setting"] == PLAIN and one["batch_size"] == line["batch_size"]]
+    reference = plain[0] if plain else line
+    return line | {"speedup": line["output_throughput"] / reference["output_throughput"]}
+
+
+def best(lines: Sequence[Line]) -> list[Line]:
+    """The fastest setting of each batch size."""
+    sizes = sorted({line["batch_size"] for line in lines})
+    return [
+        max((line for line in lines if line["batch_size"] == size), key=lambda one: one["output_throughput"])
+        for size in sizes
+    ]
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "output_throughput":
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,78 @@
+"""The target on a GPU beside a head in training: the fast decoder, whose prompt rows are a batch's texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eyas.engine.attention.rows import Most, PagedAttention
+from eyas.engine.batch.rows import Rows
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.weights import FolderWeights, Placement
+from eyas.engine.kernels import skinny
+from eyas.engine.kernels.prefill import tile_rows
+from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.fused_layer import LayerContext
+from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.ranks import RankInfo
+from eyas.train.heads.base import Ends
+from eyas.train.packing import Batch, upload
+from eyas.train.teacher import PAGE, Room, Teacher, final_gain, first_pages
+from kv_transfer.layout import pages_for
+
+
+class DeviceTeacher(Teacher):
+    """One slot per text, all rows in one forward."""
+
+    def __init__(self, config: ModelConfig, placement: Placement, room: Room) -> None:
+        device = placement.device
+        self._last = room.pages - 1
+        self._pages = torch.zeros(room.texts, pages_for(room.length, PAGE), dtype=torch.int32, device=device)
+        self._tile = tile_rows(config.num_heads, config.num_kv_heads)
+        shape = PoolShape(config.kv_format, room.pages, PAGE, placement.dtype, device)
+        self._pool = KvPool(shape)
+        attention = PagedAttention(self._pages, config.num_heads, shape, Most(1, 1), pdl=False)
+        launch = skinny.Launch.on(device, pdl=False)  # other kernels than the engine's stand between
+        context = LayerContext.on(device, config, ProcessGroup(RankInfo(), device), launch, attention)
+        with FolderWeights(config.folder, config.spelling, placement) as weights:
+            self._model = FusedDecoder(config, weights, context)
+            gain = final_gain(config, weights)
+        super().__init__(config, Ends(self._model.embedding, self._model.lm_head, gain), placement)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    @torch.inference_mode()
+    def _run(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        residual, tapped = self._model.forward(self._rows(batch), self._pool, taps)
+        return tapped, self._model.final_norm(residual)
+
+    def _rows(self, batch: Batch) -> Rows:
+        """Every text a chunk of prompt rows, cut into the attention's tiles; the host waits for nothing."""
+        lengths, pages = np.array(batch.lengths), np.array(first_pages(batch.lengths))
+        tables = pages[:, None] + np.arange(self._pages.shape[1])  # beyond a text's end: of the next ones
+        self._pages[: len(lengths)].copy_(self._int32(np.minimum(tables, self._last)))
+        positions = batch.positions.flatten()[batch.places].int()
+        return Rows(
+            tokens=batch.ids.flatten()[batch.places].int(),
+            positions=positions,
+            kv_rows=self._int32(np.repeat(pages * PAGE, lengths)) + positions,
+            tiles=self._int32(self._tiles(batch.lengths)),
+        )
+
+    def _tiles(self, lengths: Sequence[int]) -> np.ndarray:
+        """(slot, first row of all, first row of the text, rows) of each: the longest one bounds the rest."""
+        found, first = [], 0
+        for slot, length in enumerate(lengths):
+            for i in range(0, length, self._tile):
+                found.append((slot, first + i, i, min(self._tile, length - i)))
+            first += length
+        found.sort(key=lambda tile: -(tile[2] + tile[3]))
+        return np.array(found)
+
+    def _int32(self, values: np.ndarray) -> Tensor:
+        return upload(torch.from_numpy(values.astype(np.int32)), self._pages.device)

@@ -1,0 +1,172 @@
+"""`eyas doctor head`: what a draft head is, whether it fits a target, and how well it drafts for it.
+
+Everything that does not fit is told at once. It knows heads by their descriptions and their tensors; it knows
+no kind's equations.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from eyas.bench.answering import Prompt
+from eyas.common.errors import ConfigError
+from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
+from eyas.engine.checkpoint.inspection import Inspection
+from eyas.engine.checkpoint.weights import FolderWeights
+from eyas.engine.kv.pool import PoolShape
+from eyas.engine.models.decoder import EmbeddingAndHead
+from eyas.engine.models.heads import head_family, read_head, target_alike
+from eyas.engine.models.keys import Misfit
+from eyas.engine.models.table import read_model
+from eyas.flags import positive
+from eyas.train.acceptance import ByDepth
+from eyas.train.conversations import Line, Speech, as_chats, read_lines
+from eyas.train.served import CHAIN, served_acceptance
+
+SAMPLES = (
+    "What is the capital of France?",
+    "Count from one to twenty.",
+    "Anna has 12 apples and gives 5 of them away. How many are left?",
+    "Write a Python function that adds two numbers.",
+    "List the planets of the solar system.",
+    "Tell me a short story about a lighthouse.",
+)
+LEAST = 0.05  # of first drafts that must be right, or the head is hardly the target's
+CAPTURED = "eagle_aux_hidden_state_layer_ids"  # of config.json
+SHOWN = 6  # unread tensors by name
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `eyas doctor head`."""
+    add = parser.add_argument
+    add("head", type=Path, metavar="DIR", help="the head's folder")
+    add("--target", type=Path, metavar="DIR", help="the model that it is to draft for")
+    add("--device", default="cpu", metavar="D", help="where acceptance is measured: cpu or cuda (cpu)")
+    add("--prompts", type=Path, metavar="FILE", help="JSON lines as `eyas train eagle3` takes them (samples)")
+    add("--num-prompts", type=positive, default=6, metavar="N", help="answered at most (6)")
+    add("--max-answer", type=positive, default=64, metavar="N", help="tokens per answer at most (64)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints a report; returns the exit code: 0 without problems, else 1."""
+    target = None if args.target is None else read_model(args.target)
+    try:
+        head = read_head(args.head, target or target_alike(args.head))
+    except Misfit as misfit:
+        return _end([f"it does not fit {args.target or 'any target'}: {text}" for text in misfit.complaints])
+    except ConfigError as error:
+        return _end([error.message])
+    print(f"{args.head}: {about(head)}")
+    if target is None:
+        print("--target DIR says whether it fits a model, and how well it drafts for it")
+        return _end([])
+    problems = check_tensors(head, target)
+    if not problems:
+        print(f"it fits {args.target}")
+        problems = _measured(args, head)
+    return _end(problems)
+
+
+def about(head: DraftConfig) -> str:
+    """What a head is, in a few words."""
+    decoder = head.decoder
+    attention = decoder.layers[0].attention
+    words = [
+        head_family(head.algorithm).NAME,
+        f"{decoder.num_layers} layer{'s' * (decoder.num_layers != 1)} of {decoder.hidden_size}",
+        f"{attention.num_heads} query and {attention.num_kv_heads} key heads",
+        f"{head.draft_vocab_size} of {decoder.vocab_size} ids",
+    ]
+    return ", ".join(words)
+
+
+def check_tensors(head: DraftConfig, target: ModelConfig) -> list[str]:
+    """Prints what the head is made of; every tensor that does not fit is a sentence."""
+    problems = []
+    inspected, error = _built(head, target, blank=False)
+    if error is not None:  # what no shape tells, as a map to ids that the target lacks; there may be more
+        problems.append(error.message)
+        inspected, _ = _built(head, target, blank=True)
+    parameters = f"{inspected.parameters / 1e6:.1f} M parameters"
+    print(f"it reads {parameters}; the feature: {_feature(head, target)}")
+    if (unread := inspected.unread) and head.folder.resolve() != target.folder.resolve():
+        more = f" and {len(unread) - SHOWN} more" * (len(unread) > SHOWN)
+        print(f"tensors that it has and nothing reads: {', '.join(unread[:SHOWN])}{more}")
+    return problems + inspected.complaints
+
+
+def _built(head: DraftConfig, target: ModelConfig, *, blank: bool) -> tuple[Inspection, ConfigError | None]:
+    """Builds the head of its tensors, and says what that was not possible for."""
+    family = head_family(head.algorithm)
+    backend = TorchAttention.of(head.decoder, PoolShape(head.kv_format, pages=1, page_size=16))
+    with FolderWeights(target.folder, target.spelling) as weights:
+        ends = EmbeddingAndHead.load(target, weights)
+    with Inspection(head.folder, family.spelling, blank=blank) as inspected:
+        try:
+            family.load_tap(head, inspected, lambda rows: rows)
+            family.load_draft(head, inspected, ends, backend)
+        except ConfigError as error:
+            return inspected, error
+        return inspected, None
+
+
+def _feature(head: DraftConfig, target: ModelConfig) -> str:
+    if head.capture_layers == (target.num_layers,):
+        return "what leaves the target's last layer"
+    return f"what enters the target's layers {', '.join(map(str, head.capture_layers))}"
+
+
+# --- acceptance ------------------------------------------------------------------------------------------
+
+
+def _measured(args: argparse.Namespace, head: DraftConfig) -> list[str]:
+    """Prints the acceptance of chains; a head that is hardly ever right is a problem."""
+    prompts = _prompts(args)
+    counts = served_acceptance(args.device, args.target, args.head, prompts)
+    print(f"chains of {CHAIN.steps} on {len(prompts)} prompts: {_said(counts)}")
+    for layers in _other_readings(head):
+        other = served_acceptance(args.device, args.target, args.head, prompts, layers)
+        print(f"with --draft-capture-layers {','.join(map(str, layers))}: {_said(other)}")
+    if counts.shares and counts.shares[0] >= LEAST:
+        return []
+    return [f"fewer than {LEAST:.0%} of first drafts are right: was it trained for another target?"]
+
+
+def _other_readings(head: DraftConfig) -> list[tuple[int, ...]]:
+    """What the layers that config.json names would be if they were counted from another one.
+
+    Some name layers whose input is captured, some those whose output is, under the same name.
+    """
+    if CAPTURED not in (head.folder / "config.json").read_text():
+        return []
+    shifted = [tuple(layer + by for layer in head.capture_layers) for by in (-1, 1)]
+    return [layers for layers in shifted if min(layers) >= 0]
+
+
+def _prompts(args: argparse.Namespace) -> Sequence[Prompt]:
+    speech = Speech(args.target)
+    if args.prompts is not None:
+        lines = read_lines(args.prompts, "prompts")
+    elif speech.chats:
+        lines = as_chats([[{"role": "user", "content": text}] for text in SAMPLES])
+    else:
+        lines = [Line(text, prompt=text) for text in SAMPLES]
+    questions = [ids for line in lines if (ids := speech.question(line))][: args.num_prompts]
+    if not questions:
+        raise ConfigError(f"--prompts: {args.prompts} asks nothing", param="prompts")
+    return [Prompt(i, ids, args.max_answer) for i, ids in enumerate(questions)]
+
+
+def _said(counts: ByDepth) -> str:
+    shares = ", ".join(f"{share:.2f}" for share in counts.shares)
+    return f"acceptance length {counts.length:.2f}; by depth {shares}"
+
+
+def _end(problems: Sequence[str]) -> int:
+    for problem in problems:
+        print(f"problem: {problem}")
+    print("all is well" if not problems else f"{len(problems)} found")
+    return 1 if problems else 0

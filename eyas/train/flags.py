@@ -1,0 +1,18 @@
+"""The commands of `eyas train`: a table of names. The module of each has its flags and its work."""
+
+from __future__ import annotations
+
+from eyas.commands import Command, Parser
+
+HEADS = "eyas.train.head_command"
+COMMANDS = {
+    "nano": Command("the embedded model and its EAGLE-3 head, from text made here", "eyas.train.nano"),
+    "eagle3": Command("an EAGLE-3 head for any target", HEADS, {"kind": "eagle3"}),
+    "eagle": Command("an EAGLE-1/2 head for any target", HEADS, {"kind": "eagle"}),
+    "mtp": Command("an MTP head for any target, with MiMo's names", HEADS, {"kind": "mtp"}),
+}
+
+
+def add_train(parser: Parser) -> None:
+    """The commands of `eyas train`."""
+    parser.add_commands(COMMANDS)

@@ -1,0 +1,237 @@
+"""`eyas train eagle3`, `eagle`, `mtp`: texts, the target's answers, training, a folder, its acceptance.
+
+The composition root of heads for any target. Under `--out` stand the head and, in `training/`, what a killed
+run goes on from. It knows the order of things and the flags; it knows no layer, no loss and no kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from eyas.bench.answering import Prompt
+from eyas.bench.files import append_line, check_writable
+from eyas.bench.plots.style import check_plot
+from eyas.common.errors import ConfigError
+from eyas.engine.models.table import read_model
+from eyas.flags import amount, positive, whole
+from eyas.train.answers import Asking, answers
+from eyas.train.checkpoint import Checkpoint
+from eyas.train.conversations import Line, Speech, answered, read_lines
+from eyas.train.export import save_trained
+from eyas.train.head_run import HeadRun, Pace, Settings, Texts
+from eyas.train.heads.table import head_kind
+from eyas.train.packing import MOST_TEXTS, Example
+from eyas.train.plot import plot_training
+from eyas.train.served import served_acceptance
+from eyas.train.target import Recipe
+from eyas.train.teacher import Room, Teacher
+from eyas.train.teachers import load_teacher
+
+DRAFT_VOCAB = 32_000  # of an EAGLE-3 head, unless the target has fewer ids
+SHORTEST_ANSWER = 8  # tokens that a question must leave room for
+SERVED = 16  # held-out questions that are answered through the engine
+VOCABULARY_STEP = 16  # outputs of a head come in multiples: kernels want it
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What a run writes."""
+
+    out: Path
+
+    @property
+    def answers(self) -> Path:
+        """Tokens of the target's answers, a JSON line each."""
+        return self.out / "training" / "answers.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The state that a killed run goes on from."""
+        return self.out / "training" / "checkpoint.pt"
+
+    @property
+    def log(self) -> Path:
+        """Every measurement, a JSON line each."""
+        return self.out / "training" / "log.jsonl"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of all three commands; which one it is, the parser knows."""
+    kind = parser.get_default("kind")
+    add = parser.add_argument
+    add("--target", type=Path, required=True, metavar="DIR", help="the model that the head drafts for")
+    add("--data", type=Path, required=True, metavar="FILE", help="JSON lines: messages, prompt or text")
+    add("--out", type=Path, required=True, metavar="DIR", help="the head's folder")
+    add("--device", default="cpu", metavar="D", help="cpu or cuda (cpu)")
+    add("--resume", action="store_true", help="go on where a killed run ended")
+    add("--plot", type=Path, metavar="FILE", help="draw loss and acceptance (.svg, .png)")
+    add("--seed", type=whole, default=0, metavar="N", help="(0)")
+    add = parser.add_argument_group("texts").add_argument
+    add("--keep-answers", action="store_true", help="learn the data's answers, not the target's own")
+    add("--temperature", type=amount, default=0.0, metavar="T", help="of the target's own answers (0)")
+    add("--max-answer", type=positive, default=512, metavar="N", help="their longest, in tokens (512)")
+    add("--max-length", type=positive, default=1024, metavar="N", help="tokens of a text and of a row (1024)")
+    add("--held-out", type=whole, default=64, metavar="N", help="lines kept for measurements (64)")
+    if kind == "eagle3":
+        add(
+            "--draft-vocab", type=positive, metavar="N",
+            help=f"the head's outputs: the ids that answers use most ({DRAFT_VOCAB}, or the target's)",
+        )  # fmt: skip
+    add = parser.add_argument_group("training").add_argument
+    add("--steps", type=positive, default=2000, metavar="N", help="(2000)")
+    add("--batch-size", type=positive, default=8, metavar="N", help="rows of --max-length tokens (8)")
+    add("--learning-rate", type=amount, default=1e-3, metavar="R", help="the highest (0.001)")
+    add("--unroll", type=positive, metavar="N", help="steps of the training-time test (the kind's own)")
+    add("--measure-every", type=positive, default=200, metavar="N", help="steps (200)")
+    add("--save-every", type=positive, default=200, metavar="N", help="steps between checkpoints (200)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    folder = Folder(args.out)
+    _check(args, folder)
+    lines, speech = read_lines(args.data), Speech(args.target)
+    held, learnt = _split(lines, args.held_out, args.seed)
+    examples = _examples(args, speech, lines, folder)
+    texts = Texts(*([examples[i] for i in some if i in examples] for some in (learnt, held)))
+    if not texts.learnt:
+        raise ConfigError(f"--data: {args.data} has no text to learn", param="data")
+    history = _trained(args, texts, folder)
+    if args.plot:
+        plot_training(history, args.plot, f"{args.kind} for {args.target.name}")
+    console = Console()
+    console.print(f"{folder.out}: {_summary(history[-1])}", soft_wrap=True)
+    prompts = [Prompt(i, q, args.max_answer) for i in held[:SERVED] if (q := speech.question(lines[i]))]
+    if prompts:
+        console.print(_served(args, prompts), soft_wrap=True)
+    return 0
+
+
+def _check(args: argparse.Namespace, folder: Folder) -> None:
+    """Raises ConfigError for flags that cannot work, before anything is loaded."""
+    if args.plot:
+        check_plot(args.plot)
+        check_writable("plot", args.plot)
+    if folder.checkpoint.exists() and not args.resume:
+        raise ConfigError(f"--out: {folder.out} has a checkpoint: --resume goes on with it", param="out")
+    read_model(args.target)
+    if (size := vars(args).get("draft_vocab")) and size % VOCABULARY_STEP:
+        text = f"--draft-vocab: {size} is not a multiple of {VOCABULARY_STEP}"
+        raise ConfigError(text, param="draft-vocab")
+
+
+# --- texts -----------------------------------------------------------------------------------------------
+
+
+def _split(lines: Sequence[Line], held: int, seed: int) -> tuple[list[int], list[int]]:
+    """Numbers of the lines that are held out, a tenth at most, and of the others."""
+    order = list(range(len(lines)))
+    random.Random(seed).shuffle(order)
+    held = min(held, len(lines) // 10)
+    return sorted(order[:held]), sorted(order[held:])
+
+
+def _examples(
+    args: argparse.Namespace, speech: Speech, lines: Sequence[Line], folder: Folder
+) -> dict[int, Example]:
+    """The text of each line that has one which fits, by the line's number."""
+    given = {
+        i: speech.as_given(line) for i, line in enumerate(lines) if args.keep_answers or line.text is not None
+    }
+    questions = {i: speech.question(line) for i, line in enumerate(lines) if i not in given}
+    room = args.max_length - SHORTEST_ANSWER
+    fitting = {i: ids for i, ids in questions.items() if len(ids) <= room}
+    if left := len(questions) - len(fitting):
+        Console(stderr=True).print(f"{left} questions are longer than {room} tokens and are left out")
+    said: Mapping[int, Sequence[int]] = {}
+    if fitting:
+        asking = Asking(
+            target=str(args.target),
+            device=args.device,
+            temperature=args.temperature,
+            longest=args.max_answer,
+            length=args.max_length,
+            seed=args.seed,
+        )
+        said = answers(asking, fitting, folder.answers)
+    return given | {i: answered(fitting[i], answer) for i, answer in said.items()}
+
+
+# --- training --------------------------------------------------------------------------------------------
+
+
+def _trained(args: argparse.Namespace, texts: Texts, folder: Folder) -> list[dict[str, Any]]:
+    """Trains the head and writes its folder; its measurements. Nothing is left on the device."""
+    room = Room(args.batch_size * args.max_length, args.batch_size * MOST_TEXTS, args.max_length)
+    teacher = load_teacher(args.target, args.device, room)
+    try:
+        training = _run_of(args, teacher, texts, folder)
+        training.train(Pace(args.measure_every, args.save_every), lambda line: append_line(folder.log, line))
+        save_trained(training.head, head_kind(args.kind).described(training.head), folder.out)
+        return training.progress.history
+    finally:
+        teacher.close()
+
+
+def _run_of(args: argparse.Namespace, teacher: Teacher, texts: Texts, folder: Folder) -> HeadRun:
+    """The run, at its start or where its checkpoint is."""
+    unroll = args.unroll or head_kind(args.kind).UNROLL
+    recipe = Recipe(args.steps, args.batch_size, args.max_length, rate=args.learning_rate)
+    vocab = vars(args).get("draft_vocab") or min(DRAFT_VOCAB, teacher.config.vocab_size)
+    settings = Settings(args.kind, recipe, unroll, args.seed, vocab if args.kind == "eagle3" else None)
+    shared = {
+        "kind": args.kind,
+        "target": str(args.target.resolve()),
+        "data": str(args.data.resolve()),
+        "steps": args.steps,
+        "batch-size": args.batch_size,
+        "max-length": args.max_length,
+        "learning-rate": args.learning_rate,
+        "unroll": unroll,
+        "draft-vocab": settings.draft_vocab,
+        "keep-answers": args.keep_answers,
+        "held-out": args.held_out,
+        "seed": args.seed,
+    }
+    training = HeadRun(settings, teacher, texts, Checkpoint(folder.checkpoint, shared))
+    folder.log.parent.mkdir(parents=True, exist_ok=True)
+    if args.resume and folder.checkpoint.exists():
+        training.resume()
+    folder.log.write_text("".join(json.dumps(line) + "\n" for line in training.progress.history))
+    return training
+
+
+# --- what is told ----------------------------------------------------------------------------------------
+
+
+def _summary(line: Mapping[str, Any]) -> str:
+    text = f"{line['step']} steps in {line['seconds']:.0f} s, loss {line['loss']:.4f}"
+    if "acceptance_length" in line:
+        text += f"; held-out texts: {_said(line['acceptance_length'], line['acceptance_by_depth'])}"
+    return text
+
+
+def _served(args: argparse.Namespace, prompts: Sequence[Prompt]) -> str:
+    """Measures chains through an engine, with the memory that training had."""
+    if args.device != "cpu":
+        gc.collect()
+        torch.cuda.empty_cache()
+    counts = served_acceptance(args.device, args.target, args.out, prompts)
+    return f"served, {len(prompts)} held-out questions: {_said(counts.length, counts.shares)}"
+
+
+def _said(length: float, by_depth: Sequence[float]) -> str:
+    shares = ", ".join(f"{share:.2f}" for share in by_depth)
+    return f"acceptance length {length:.2f}; by depth {shares}"

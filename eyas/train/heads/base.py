@@ -1,0 +1,138 @@
+"""What training knows of a draft head, whatever its kind, and what kinds share.
+
+The pair at position i is (feature of token i, embedding of token i + 1). Its rotary position is i, and the
+next step receives what the pair became instead of a feature. Nothing here knows a loss's sum over steps, the
+target, or a file.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.train.model import LlamaShape, rope_table
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q, k, v) [batch, its heads, rows, dim] -> [batch, heads, rows, dim]: which rows each query sees."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What a head may share with its target, or begin as: all of it stays as it is.
+
+    `embedding`, `lm_head`: [vocab, hidden]. `gain`: of the norm before the output head, [hidden].
+    """
+
+    embedding: Tensor
+    lm_head: Tensor
+    gain: Tensor
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """The inputs of one step and what it must learn. B rows of the batch, T pairs in each.
+
+    `embeds` [B, T, hidden]; `positions` [B or 1, T]; `mask` bool [B, 1, T, T]: which pairs see which, None:
+    all earlier ones; `wanted` [B, T, outputs]: the target's scores of the head's outputs; `hidden`
+    [B, T, hidden]: the target's rows behind these scores, after its final norm; `learnt` bool [B, T]: which
+    pairs count.
+    """
+
+    embeds: Tensor
+    positions: Tensor
+    mask: Tensor | None
+    wanted: Tensor
+    hidden: Tensor
+    learnt: Tensor
+
+
+class DraftHead(nn.Module, ABC):
+    """A head in training. `state_dict` holds the tensors of the public format under their names.
+
+    `token_map` int64 [outputs]: the target's id of each output; None: they are the same.
+    """
+
+    token_map: Tensor | None
+
+    def __init__(self, shape: LlamaShape, token_map: Tensor | None = None) -> None:
+        super().__init__()
+        self.shape = shape
+        self.register_buffer("token_map", token_map, persistent=False)
+
+    @abstractmethod
+    def enter(self, features: Tensor) -> Tensor:
+        """The target's features [B, T, width] -> the states of the first step [B, T, hidden]."""
+
+    @abstractmethod
+    def forward(self, embeds: Tensor, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """One step: the next states [B, T, hidden], which `logits` reads and the next step receives."""
+
+    @abstractmethod
+    def logits(self, state: Tensor) -> Tensor:
+        """The scores of the head's outputs: float32 [..., outputs]."""
+
+    @abstractmethod
+    def loss(self, state: Tensor, lesson: Lesson) -> Tensor:
+        """What each pair's next state missed, [B * T]."""
+
+
+def shape_for(target: ModelConfig) -> LlamaShape:
+    """One layer with the sizes of the target's last one, and a plain rotary embedding of its base."""
+    layer = target.layers[-1]
+    return LlamaShape(
+        hidden=target.hidden_size,
+        layers=1,
+        heads=layer.attention.num_heads,
+        kv_heads=layer.attention.num_kv_heads,
+        head_dim=layer.attention.head_dim,
+        intermediate=layer.feed_forward.width,
+        vocab=target.vocab_size,
+        context=target.context_length,
+        rope_theta=layer.attention.rope.theta,
+        norm_eps=target.norm_eps,
+    )
+
+
+def soft_cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Minus the target's mean of the head's log-probabilities: both are scores [B, T, outputs]; [B * T]."""
+    return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(0, 1).softmax(-1), reduction="none")
+
+
+def initialise(head: nn.Module) -> None:
+    """Draws all matrices anew, and sets biases to 0."""
+    for module in head.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def rotation(shape: LlamaShape, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines as attention takes them: [B or 1, 1, T, head_dim]."""
+    cos, sin = rope_table(shape, positions)
+    return cos[:, None], sin[:, None]
+
+
+class SharedOutput(nn.Module):
+    """The target's output head, which a head uses, does not train and does not store."""
+
+    weight: Tensor
+
+    def __init__(self, ends: Ends) -> None:
+        super().__init__()
+        self.register_buffer("weight", ends.lm_head, persistent=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """rows [..., hidden] -> float32 [..., vocab]."""
+        return F.linear(rows, self.weight.to(rows.dtype)).float()
+
+
+def joined(first: Tensor, second: Tensor) -> Tensor:
+    """Two rows side by side."""
+    return torch.cat((first, second), -1)

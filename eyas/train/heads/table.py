@@ -1,0 +1,34 @@
+"""The kinds of draft heads that can be trained, and the file of each."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.train.heads.base import DraftHead, Ends
+
+KINDS = ("eagle3", "eagle", "mtp")
+"""Modules of `eyas.train.heads` that are a `HeadKind`."""
+
+
+class HeadKind(Protocol):
+    """What the module of a kind holds. `UNROLL`: the usual number of steps in training."""
+
+    UNROLL: int
+
+    def taps(self, target: ModelConfig) -> tuple[int, ...]:
+        """The target's layers whose inputs make the feature; (): its rows after the final norm do."""
+
+    def head_for(self, target: ModelConfig, ends: Ends, token_map: Tensor | None) -> DraftHead:
+        """A new head for a target. `token_map`: the ids of its vocabulary, where a kind has one."""
+
+    def described(self, head: DraftHead) -> dict[str, object]:
+        """What its config.json says beside its sizes."""
+
+
+def head_kind(name: str) -> HeadKind:
+    """The module of a kind."""
+    return cast(HeadKind, importlib.import_module(f"eyas.train.heads.{name}"))

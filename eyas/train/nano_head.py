@@ -1,0 +1,69 @@
+"""The embedded model's EAGLE-3 head, trained on packed rows beside the model as it was trained itself.
+
+Heads for other targets, other kinds, checkpoints and measurements are the business of
+`eyas.train.head_run`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from eyas.train.data import split_bits
+from eyas.train.heads.base import Ends
+from eyas.train.heads.eagle3 import Eagle3Head
+from eyas.train.model import LlamaShape, Nano
+from eyas.train.target import REPORT_EVERY, Recipe, descend, optimisers, progress, report
+from eyas.train.unroll import Course, unrolled_loss, unrolled_step
+
+UNROLL = 7
+HEAD_INTERMEDIATE = 624
+
+
+def head_shape(target: LlamaShape) -> LlamaShape:
+    """The shape of the head for a target."""
+    return replace(target, layers=1, intermediate=HEAD_INTERMEDIATE * target.hidden // 256)
+
+
+def head_of(target: Nano) -> Eagle3Head:
+    """A new head, with the target's whole vocabulary."""
+    head = Eagle3Head(head_shape(target.config), len(target.config.captured))
+    head.begin_as(Ends(target.embed_tokens.weight, target.embed_tokens.weight, target.norm.weight))
+    return head
+
+
+@torch.no_grad()
+def course_of(target: Nano, packed: Tensor) -> Course:
+    """What a head learns of a packed batch [rows, length + 1]. Texts that share a row see each other."""
+    ids, answer = split_bits(packed)
+    hidden, features = target(ids)
+    return Course(
+        features=features,
+        hidden=hidden,
+        embeds=target.embed_tokens(ids),
+        wanted=target.logits(hidden),
+        learnt=answer,
+        positions=torch.arange(ids.shape[1], device=ids.device)[None],
+    )
+
+
+def train_head(head: Eagle3Head, target: Nano, stream: Iterator[Tensor], recipe: Recipe) -> None:
+    """Trains the head in place; freezes the target."""
+    device = head.fc.weight.device
+    target.requires_grad_(False)
+    opts = optimisers(head, recipe, frozenset({"lm_head.weight"}))
+    step_of = torch.compile(unrolled_step, dynamic=False) if device.type == "cuda" else unrolled_step
+    begun = time.time()
+    with progress("head") as bar:
+        task = bar.add_task("", total=recipe.steps, note="")
+        for step, packed in zip(range(recipe.steps), stream, strict=False):
+            with torch.autocast(device.type, torch.bfloat16):
+                course = course_of(target, packed.to(device, non_blocking=True))
+                loss = unrolled_loss(head, course, UNROLL, step_of)
+            descend(head, loss, opts, recipe, step)
+            if step % REPORT_EVERY == 0 or step == recipe.steps - 1:
+                bar.update(task, completed=step + 1, note=report("head", step, loss, begun, recipe))

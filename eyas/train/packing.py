@@ -1,0 +1,136 @@
+"""Texts as batches of one shape: several texts share a row, and each keeps positions and company of its own.
+
+Which texts stand where follows from (seed, number of the batch) alone, so that a run can go on where it
+ended. It knows ids and answers; it knows no tokenizer and no model.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+OPEN = 16  # rows that are filled at a time: the next text goes into the first with room
+MOST_TEXTS = 64  # in a row
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text: int32 ids [n], and whether each is part of an answer, bool [n]."""
+
+    ids: np.ndarray
+    answer: np.ndarray
+
+    def cut(self, length: int) -> Example:
+        """Its first `length` tokens."""
+        return Example(self.ids[:length], self.answer[:length])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of L tokens, R of which are of texts.
+
+    `ids`, `positions` int64 [B, L]; `segments` int64 [B, L]: which text of its row a token is of, from 1 on
+    (0: padding, after all texts); `answer` bool [B, L]. `places` int64 [R]: where in [B * L] the tokens of
+    texts are, text after text. `lengths`: of the texts, always on the host.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    segments: Tensor
+    answer: Tensor
+    places: Tensor
+    lengths: tuple[int, ...]
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device, without waiting for what it is doing."""
+        return Batch(
+            ids=upload(self.ids, device),
+            positions=upload(self.positions, device),
+            segments=upload(self.segments, device),
+            answer=upload(self.answer, device),
+            places=upload(self.places, device),
+            lengths=self.lengths,
+        )
+
+
+def upload(part: Tensor, device: torch.device) -> Tensor:
+    """A host's tensor on a device: from pinned memory, so that the host does not wait."""
+    return part if device.type == "cpu" else part.pin_memory().to(device, non_blocking=True)
+
+
+def rows_of(examples: Sequence[Example], length: int) -> Iterator[list[Example]]:
+    """The texts of each row. A longer text is cut."""
+    filling: list[list[Example]] = []
+    for example in (example.cut(length) for example in examples):
+        row = next((row for row in filling if _fits(row, example, length)), None)
+        if row is None:
+            if len(filling) == OPEN:
+                yield filling.pop(int(np.argmax([_size(row) for row in filling])))
+            filling.append(row := [])
+        row.append(example)
+    yield from filling
+
+
+def batch_of(rows: Sequence[list[Example]], length: int) -> Batch:
+    """Rows padded to one length."""
+    ids, positions, segments = (np.zeros((len(rows), length), np.int64) for _ in range(3))
+    answer = np.zeros((len(rows), length), bool)
+    for i, row in enumerate(rows):
+        at = 0
+        for number, example in enumerate(row, start=1):
+            here = slice(at, at + len(example.ids))
+            ids[i, here], answer[i, here] = example.ids, example.answer
+            positions[i, here], segments[i, here] = np.arange(len(example.ids)), number
+            at += len(example.ids)
+    return Batch(
+        ids=torch.from_numpy(ids),
+        positions=torch.from_numpy(positions),
+        segments=torch.from_numpy(segments),
+        answer=torch.from_numpy(answer),
+        places=torch.from_numpy(np.flatnonzero(segments)),
+        lengths=tuple(len(example.ids) for row in rows for example in row),
+    )
+
+
+@dataclass(frozen=True)
+class Batches:
+    """All batches of a run: `rows` rows of `length` tokens; every text comes once before any comes again."""
+
+    examples: Sequence[Example]
+    rows: int
+    length: int
+    seed: int
+
+    def start(self, number: int) -> Iterator[Batch]:
+        """Those from a number on, without end."""
+        for rows in itertools.islice(self._in_rows(self._endless()), number, None):
+            yield batch_of(rows, self.length)
+
+    def once(self) -> Iterator[Batch]:
+        """Every text once, in order; the last batch may be short."""
+        for rows in self._in_rows(rows_of(self.examples, self.length)):
+            yield batch_of(rows, self.length)
+
+    def _in_rows(self, rows: Iterator[list[Example]]) -> Iterator[list[list[Example]]]:
+        while batch := list(itertools.islice(rows, self.rows)):
+            yield batch
+
+    def _endless(self) -> Iterator[list[Example]]:
+        epoch = 0
+        while True:
+            order = np.random.default_rng((self.seed, epoch)).permutation(len(self.examples))
+            yield from rows_of([self.examples[i] for i in order], self.length)
+            epoch += 1
+
+
+def _fits(row: Sequence[Example], example: Example, length: int) -> bool:
+    return len(row) < MOST_TEXTS and _size(row) + len(example.ids) <= length
+
+
+def _size(row: Sequence[Example]) -> int:
+    return sum(len(example.ids) for example in row)

@@ -1,0 +1,46 @@
+"""The target on a CPU beside a head in training: the plain decoder, whose spans are a batch's texts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from eyas.engine.attention.forward import build_batch
+from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.batch.spans import Span
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.weights import FolderWeights, Placement
+from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.models.decoder import Decoder
+from eyas.train.heads.base import Ends
+from eyas.train.packing import Batch
+from eyas.train.teacher import PAGE, Room, Teacher, final_gain, first_pages
+from kv_transfer.layout import pages_for
+
+
+class PlainTeacher(Teacher):
+    """The plain decoder."""
+
+    def __init__(self, config: ModelConfig, placement: Placement, room: Room) -> None:
+        shape = PoolShape(config.kv_format, room.pages, PAGE, placement.dtype, placement.device)
+        self._pool, self._backend = KvPool(shape), TorchAttention.of(config, shape)
+        with FolderWeights(config.folder, config.spelling, placement) as weights:
+            self._model = Decoder(config, weights, self._backend)
+            # The decoder packs its output head; a head needs it as it is.
+            name = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
+            lm_head = weights.take(name, (config.vocab_size, config.hidden_size))
+            ends = Ends(self._model.ends.embedding, lm_head, final_gain(config, weights))
+        super().__init__(config, ends, placement)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _run(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        pages = first_pages(batch.lengths)
+        spans = [
+            Span(range(first, first + pages_for(count, PAGE)), 0, count)
+            for first, count in zip(pages, batch.lengths, strict=True)
+        ]
+        tokens = batch.ids.flatten()[batch.places].tolist()
+        rows = build_batch(spans, tokens, PAGE, self._backend)
+        residual, tapped = self._model.forward(rows, self._pool, taps)
+        return tapped, self._model.final_norm(residual)

@@ -1,0 +1,96 @@
+"""The target beside a head in training: what it feels and says about a batch, computed as it is served.
+
+Nothing is kept from one batch to the next. It knows batches and pages; which decoder computes is the business
+of `plain_teacher` and `device_teacher`, and no head and no loss is known here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eyas.engine.attention.soft_cap import soft_cap
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.weights import Placement, Weights
+from eyas.train.heads.base import Ends
+from eyas.train.packing import Batch
+from kv_transfer.layout import pages_for
+
+PAGE = 16
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a target makes of B rows with L tokens: zeros where they are padding.
+
+    `tapped` [B, L, taps * hidden]: the residual rows that enter each tapped layer; `hidden` [B, L, hidden]:
+    those that leave the last one, after the final norm.
+    """
+
+    tapped: Tensor
+    hidden: Tensor
+
+
+@dataclass(frozen=True)
+class Room:
+    """The largest batch: `tokens` in all, in at most `texts` texts, none longer than `length`."""
+
+    tokens: int
+    texts: int
+    length: int
+
+    @property
+    def pages(self) -> int:
+        """Of a pool that holds it: every text may end on a page of its own."""
+        return pages_for(self.tokens, PAGE) + self.texts
+
+
+class Teacher(ABC):
+    """A loaded target. `config`, `ends` and `placement` say what it is, what heads share, and where it is."""
+
+    def __init__(self, config: ModelConfig, ends: Ends, placement: Placement) -> None:
+        self.config = config
+        self.ends = ends
+        self.placement = placement
+
+    @torch.no_grad()
+    def observe(self, batch: Batch, taps: tuple[int, ...]) -> Observed:
+        """Runs all texts of a batch, which is on the teacher's device."""
+        tapped, hidden = self._run(batch, taps)
+        return Observed(_placed(tapped, batch), _placed(hidden, batch))
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's scores of rows after its final norm [..., hidden]: float32 [..., vocab]."""
+        scores = F.linear(hidden, self.ends.lm_head).float()
+        return soft_cap(scores, self.config.logit_soft_cap) if self.config.logit_soft_cap else scores
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives its pages back."""
+
+    @abstractmethod
+    def _run(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Tapped rows [R, taps * hidden], and rows after the final norm [R, hidden], text after text."""
+
+
+def first_pages(lengths: Sequence[int]) -> list[int]:
+    """The first page of each text: each has pages of its own."""
+    return [0, *itertools.accumulate(pages_for(length, PAGE) for length in lengths)][:-1]
+
+
+def _placed(rows: Tensor, batch: Batch) -> Tensor:
+    """Rows of texts [R, width] where their tokens stand: [B, L, width]."""
+    found = rows.new_zeros(batch.ids.numel(), rows.shape[1])
+    return found.index_copy_(0, batch.places, rows).view(*batch.ids.shape, -1)
+
+
+def final_gain(config: ModelConfig, weights: Weights) -> Tensor:
+    """What the norm before the output head multiplies by, [hidden]."""
+    return weights.take("model.norm.weight", (config.hidden_size,)) + config.norm_offset

@@ -1,0 +1,160 @@
+"""The training-time test: a head's steps over one batch, each fed by what the step before it made.
+
+Query t of step k sees the true pairs up to t and, of the steps 1 to k, those at t: true features up to t,
+then k of its own (EAGLE-3, section 3.2). It knows any kind of head and no target; with one step it is plain
+training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eyas.train.heads.base import DraftHead, Lesson
+
+DISCOUNT = 0.8
+"""Of the loss, per step."""
+
+Made = tuple[Tensor, Tensor]
+"""A step's keys and values, [batch, heads, rows, dim] each."""
+
+Step = Callable[..., tuple[Tensor, Made, Tensor]]
+
+
+@dataclass(frozen=True)
+class Course:
+    """A batch of B rows with L tokens each, and what the target says of it.
+
+    `features` [B, L, width]; `hidden` [B, L, hidden]: after the final norm; `embeds` [B, L, hidden];
+    `wanted` [B, L, outputs]: scores of the head's outputs; `learnt` bool [B, L]: tokens to be predicted;
+    `positions` int64 [B or 1, L]; `segments` int [B, L]: which text each token is of (None: one per row);
+    `possible` bool [B, L]: the target's first choice after the token is among the head's outputs (None: all).
+    """
+
+    features: Tensor
+    hidden: Tensor
+    embeds: Tensor
+    wanted: Tensor
+    learnt: Tensor
+    positions: Tensor
+    segments: Tensor | None = None
+    possible: Tensor | None = None
+
+    def rows(self, unroll: int) -> int:
+        """Pairs per row whose steps all have a token to predict."""
+        return self.learnt.shape[1] - unroll - 1
+
+    def counted(self, step: int, rows: int) -> Tensor:
+        """Bool [B, rows]: pairs whose token of this step is to be predicted, in the text that they are of."""
+        token = slice(2 + step, 2 + step + rows)
+        counted = self.learnt[:, token]
+        if self.segments is not None:
+            counted = counted & (self.segments[:, token] == self.segments[:, :rows])
+        return counted
+
+    def lesson(self, step: int, rows: int) -> Lesson:
+        """The inputs and answers of one step."""
+        ahead = slice(1 + step, 1 + step + rows)
+        learnt, mask = self.counted(step, rows), None
+        if self.possible is not None:
+            learnt = learnt & self.possible[:, ahead]
+        if self.segments is not None:
+            own = self.segments[:, :rows]
+            mask = (own[:, :, None] == own[:, None]).tril()[:, None]
+        return Lesson(
+            embeds=self.embeds[:, ahead],
+            positions=self.positions[:, :rows] + step,
+            mask=mask,
+            wanted=self.wanted[:, ahead],
+            hidden=self.hidden[:, ahead],
+            learnt=learnt,
+        )
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """Keys and values of the steps so far: the true rows, and those of the self-fed steps.
+
+    `keys`, `values`: [batch, heads, rows, dim]. `own_keys`, `own_values`: [batch, heads, rows, room, dim].
+    `used` bool [room] says which of them exist: so all later steps have one shape and compile once.
+    """
+
+    keys: Tensor
+    values: Tensor
+    own_keys: Tensor
+    own_values: Tensor
+    used: Tensor
+
+    @staticmethod
+    def of(steps: list[Made], room: int) -> Unrolled:
+        """Gathers the keys and values of the steps so far; the first step has the true rows."""
+        (keys, values), own = steps[0], steps[1:]
+        used = torch.arange(room, device=keys.device) < len(own)
+        if not room:
+            none = keys[:, :, :, None][:, :, :, :0]
+            return Unrolled(keys, values, none, none, used)
+        blank = [torch.zeros_like(keys)] * (room - len(own))
+        stacks = [torch.stack([step[i] for step in own] + blank, 3) for i in (0, 1)]
+        return Unrolled(keys, values, stacks[0], stacks[1], used)
+
+
+def unrolled_attention(q: Tensor, k: Tensor, v: Tensor, past: Unrolled, mask: Tensor | None) -> Tensor:
+    """Attention of a self-fed step: row t sees the true rows up to t, then its own rows of earlier steps.
+
+    `mask`: which true rows each query sees, as in `Lesson`.
+    """
+    length = q.shape[2]
+    if mask is None:
+        mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    scores = (q @ past.keys.transpose(-1, -2)).masked_fill(~mask, -torch.inf)
+    own = (q[:, :, :, None] * past.own_keys).sum(-1).masked_fill(~past.used, -torch.inf)
+    itself = (q * k).sum(-1, keepdim=True)
+    weights = (torch.cat((scores, own, itself), -1).float() * q.shape[-1] ** -0.5).softmax(-1).to(v.dtype)
+    split = weights.split((length, past.used.shape[0], 1), -1)
+    seen: Tensor = split[0] @ past.values + (split[1][..., None] * past.own_values).sum(3) + split[2] * v
+    return seen
+
+
+def unrolled_step(
+    head: DraftHead, state: Tensor, lesson: Lesson, past: Unrolled | None
+) -> tuple[Tensor, Made, Tensor]:
+    """One step; returns the next state, the step's keys and values, and its mean loss."""
+    made: list[Made] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        groups = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        made.append((k, v))
+        if past is not None:
+            return unrolled_attention(q, k, v, past, lesson.mask)
+        return F.scaled_dot_product_attention(q, k, v, lesson.mask, is_causal=lesson.mask is None)
+
+    state = head(lesson.embeds, state, lesson.positions, attend)
+    learnt = lesson.learnt.flatten().float()
+    return state, made[0], (head.loss(state, lesson) * learnt).sum() / learnt.sum().clamp(min=1)
+
+
+def unrolled(
+    head: DraftHead, course: Course, unroll: int, step_of: Step = unrolled_step
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(states [B, rows, hidden], mean loss) of each step, the first of which is fed by the target."""
+    rows = course.rows(unroll)
+    state = head.enter(course.features[:, :rows])
+    steps: list[Made] = []
+    for step in range(unroll):
+        past = Unrolled.of(steps, unroll - 2) if steps else None
+        state, made, loss = step_of(head, state, course.lesson(step, rows), past)
+        steps.append(made)
+        yield state, loss
+
+
+def unrolled_loss(head: DraftHead, course: Course, unroll: int, step_of: Step = unrolled_step) -> Tensor:
+    """The losses of the steps, each counting less than the one before it, summed."""
+    total = torch.zeros((), device=course.features.device)
+    for step, (_, loss) in enumerate(unrolled(head, course, unroll, step_of)):
+        total = total + DISCOUNT**step * loss
+    return total

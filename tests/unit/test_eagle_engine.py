@@ -1,0 +1,99 @@
+"""Whole engines that draft with EAGLE-2 and unusual EAGLE-3 heads: no token is another, however served."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from loopback import Loopback, split_configs
+from test_device_engine import DRAFTS, PROMPT, SIZES, answers, on_device, rounds, tokens
+from test_engine import _assert_nothing_held, _plain, _requests, _run
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from tests.unit.tiny import edit, write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ASKED = _requests(9, seed=4)
+CHAIN, TREE = SpeculationConfig(steps=3, draft_tokens=4), SpeculationConfig(steps=3, topk=4, draft_tokens=12)
+
+
+def config_of(folder: Path, **sizes: int) -> EngineConfig:
+    target = write_tiny_llama(folder / "target", tied=False, **sizes)
+    return EngineConfig(
+        model=str(target),
+        draft=str(write_tiny_eagle(folder / "head", target)),
+        num_pages=256,
+        chunk_tokens=48,
+        pool_dir=str(folder),
+        worker="unified",
+    )
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    return config_of(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def expected(base: EngineConfig) -> list[dict[int, list[int]]]:
+    """What plain decoding says to `ASKED`."""
+    return _plain(base, ASKED)
+
+
+def patient(config: EngineConfig) -> Loopback:
+    """The split services, where no draft comes too late, however slow the machine."""
+    cluster = Loopback(*split_configs(config))
+    waits = SimpleNamespace(draft_wait_s=20.0, stepped=lambda landed, seconds: None)
+    cluster.by_role["decode"].engine._drafting.patience = waits
+    return cluster
+
+
+@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("split", [False, True], ids=["unified", "split"])
+def test_a_head_changes_no_token(
+    base: EngineConfig, expected: list[dict[int, list[int]]], spec: SpeculationConfig, split: bool
+) -> None:
+    config = replace(base, speculation=spec)
+    cluster = patient(config) if split else Loopback(config)
+    assert _run(cluster, ASKED, split=split) == expected
+    entries = [entry for result in cluster.results.values() for entry in result.entries]
+    assert any(entry.accepted for entry in entries), "nothing was ever accepted: drafting was not exercised"
+    _assert_nothing_held(cluster)
+    cluster.close()
+
+
+def test_features_of_another_width_cross_the_wire(
+    base: EngineConfig, expected: list[dict[int, list[int]]], tmp_path: Path
+) -> None:
+    """Of a head with ends of its own and EAGLE-3.1's recurrence, whose layers a flag names."""
+    narrow = write_tiny_llama(tmp_path / "narrow", hidden=48)
+    head = write_tiny_eagle3(tmp_path / "head", narrow, draft_vocab=100)
+    own = {"fc.weight": torch.randn(48, 192) / 14, "embed_tokens.weight": torch.randn(256, 48)}
+    edit(head, dict(own), norm_output=True, norm_before_residual=True)
+    config = replace(base, speculation=CHAIN, draft=str(head), draft_capture_layers=(1, 4, 8))
+    cluster = patient(config)
+    assert _run(cluster, ASKED, split=True) == expected
+    assert any(entry.accepted for result in cluster.results.values() for entry in result.entries)
+    _assert_nothing_held(cluster)
+    cluster.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", [DRAFTS["chain"], DRAFTS["tree"]], ids=["chain", "tree"])
+def test_a_device_drafts_as_the_plain_engine_does(tmp_path: Path, drafts: SpeculationConfig) -> None:
+    """Tokens, and where the rounds end."""
+    small = {"num_pages": 32, "chunk_tokens": 16, "max_running": 4, "context_length": 128}
+    plain = replace(config_of(tmp_path, **SIZES), speculation=drafts, **small)
+    params = SamplingParams(temperature=0.9, top_p=0.9, seed=8, max_tokens=6, ignore_eos=True)
+    asked = [GenerationRequest("two chunks", PROMPT[:20], params)]
+    expected, _ = answers(plain, asked)
+    found, _ = answers(on_device(plain), asked)
+    assert tokens(found) == tokens(expected)
+    assert [rounds(result) for result in found] == [rounds(result) for result in expected]
+    assert any(entry.accepted for result in found for entry in result.entries)

@@ -1,0 +1,95 @@
+"""The fused MTP head against the plain one, and MiMo's target: hidden rows, features, KV, logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.engine.checkpoint.weights import FolderWeights
+from eyas.engine.kernels.join import join
+from eyas.engine.models import fused_mtp
+from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.mtp import MIMO, NEXTN, Dialect
+from tests.unit.model_rig import HeadRig, Rig
+from tests.unit.test_models_fused import (
+    FIRST,
+    SLOTS,
+    Steps,
+    Twin,
+    close,
+    int32,
+    same_forwards,
+    same_rows_written,
+    with_tokens,
+)
+from tests.unit.tiny_mtp import write_tiny_mimo, write_tiny_nextn
+
+pytestmark = pytest.mark.slow
+
+SIZES = {"layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 96, "vocab": 128}
+FORMS = {"mimo": write_tiny_mimo, "nextn": write_tiny_nextn}
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return FORMS[request.param](tmp_path_factory.mktemp("models") / request.param, **SIZES)
+
+
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST.keys())
+def test_mimo_is_mimo(tmp_path: Path, first: int) -> None:
+    same_forwards(write_tiny_mimo(tmp_path, **SIZES), first)
+
+
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST.keys())
+def test_a_head_is_a_head(folder: Path, first: int) -> None:
+    assert same_drafts(folder, first)
+
+
+@pytest.mark.parametrize("change", ["feature_first", "first_is_blank"])
+def test_the_comparison_notices_the_other_dialects_order(
+    folder: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Power check."""
+
+    def other(prefix: str) -> Dialect:
+        dialect = MIMO if prefix.startswith(MIMO.stem) else NEXTN
+        return replace(dialect, **{change: not getattr(dialect, change)})
+
+    monkeypatch.setattr(fused_mtp, "dialect_of", other)
+    assert not same_drafts(folder, FIRST["narrow"])
+
+
+def same_drafts(folder: Path, first: int) -> bool:
+    """Whether the fused head's rows, KV and logits are the plain one's, of the same features."""
+    rig = Rig(folder)
+    plain = HeadRig(folder, rig)
+    plain.pool.tensor.fill_(float("nan"))
+    twin = Twin(plain.config.decoder, plain.pool, torch.zeros(SLOTS, 16, dtype=torch.int32))
+    with FolderWeights(folder) as weights:
+        model = FusedDecoder(rig.config, weights, twin.context)
+        tap = fused_mtp.load_tap(plain.config, weights, model.final_norm, twin.context)
+        head = fused_mtp.load_draft(plain.config, weights, model.ends, twin.context)
+    assert tap.layers == plain.capture.layers == (SIZES["layers"],)
+    same = []
+    for rounds, chunks, spans, tokens in Steps(rig, first):
+        tapped = torch.randn(len(tokens), rig.config.hidden_size)
+        features = tap.features(tapped)
+        assert close(features, plain.capture.features(tapped))
+        expected = plain.forward(features, spans, tokens.tolist())
+        rows = with_tokens(twin.rows(rounds, chunks), tokens.tolist())
+        found, below = head.forward(features, rows.tokens, rows, twin.pool)
+        assert below is found and head.token_map is plain.head.token_map is None
+        same += [close(found, expected), same_rows_written(twin.pool, plain.pool)]
+        same.append(close(head.logits(found[:5]), plain.head.logits(expected[:5])))
+    return all(same)
+
+
+def test_a_blank_embedding_is_one_at_position_0() -> None:
+    embedding, features, tokens = torch.randn(8, 32), torch.randn(3, 32), int32([4, 5, 5])
+    usual = join(tokens, embedding, features, 1e-5, False)
+    found = join(tokens, embedding, features, 1e-5, False, int32([7, 0, 1]))
+    assert torch.equal(found[[0, 2]], usual[[0, 2]])
+    assert not found[1, :32].any() and torch.equal(found[1, 32:], usual[1, 32:])

@@ -1,0 +1,76 @@
+"""Whole engines that draft with the MTP layer in their model's own folder: no token is another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from loopback import Loopback, split_configs
+from test_device_engine import DRAFTS, SIZES, answers, on_device, requests, rounds, tokens
+from test_engine import _assert_nothing_held, _plain, _requests, _run
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from tests.unit.tiny_mtp import write_tiny_mimo, write_tiny_nextn
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ASKED = _requests(8)
+CHAIN, TREE = SpeculationConfig(steps=3, draft_tokens=4), SpeculationConfig(steps=3, topk=4, draft_tokens=12)
+
+
+def config_of(model: Path, pool_dir: Path) -> EngineConfig:
+    return EngineConfig(
+        model=str(model),
+        draft=str(model),
+        num_pages=256,
+        chunk_tokens=48,
+        pool_dir=str(pool_dir),
+        worker="unified",
+    )
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(write_tiny_mimo, id="mimo"),
+        pytest.param(write_tiny_nextn, id="nextn", marks=pytest.mark.slow),
+    ],
+)
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    folder = tmp_path_factory.mktemp("models")
+    return config_of(request.param(folder / "model"), folder)
+
+
+@pytest.fixture(scope="module")
+def expected(base: EngineConfig) -> list[dict[int, list[int]]]:
+    """What plain decoding says to `ASKED`."""
+    return _plain(base, ASKED)
+
+
+@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("split", [False, True], ids=["unified", "split"])
+def test_an_mtp_head_changes_no_token(
+    base: EngineConfig, expected: list[dict[int, list[int]]], spec: SpeculationConfig, split: bool
+) -> None:
+    config = replace(base, speculation=spec)
+    cluster = Loopback(*(split_configs(config) if split else (config,)))
+    assert _run(cluster, ASKED, split=split) == expected
+    entries = [entry for result in cluster.results.values() for entry in result.entries]
+    assert any(entry.accepted for entry in entries), "nothing was ever accepted: drafting was not exercised"
+    _assert_nothing_held(cluster)
+    cluster.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", [DRAFTS["chain"], DRAFTS["tree"]], ids=["chain", "tree"])
+def test_a_device_drafts_as_the_plain_engine_does(tmp_path: Path, drafts: SpeculationConfig) -> None:
+    """Tokens, and where the rounds end. Of few random models this one's head is right the most often."""
+    model = write_tiny_mimo(tmp_path / "model", seed=5, **(SIZES | {"layers": 1}))
+    small = {"num_pages": 32, "chunk_tokens": 16, "max_running": 4, "context_length": 128}
+    plain = replace(config_of(model, tmp_path), speculation=drafts, **small)
+    expected, _ = answers(plain, requests()[:2])
+    found, _ = answers(on_device(plain), requests()[:2])
+    assert tokens(found) == tokens(expected)
+    assert [rounds(result) for result in found] == [rounds(result) for result in expected]
+    assert all(any(entry.accepted for entry in result.entries) for result in found)

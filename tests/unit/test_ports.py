@@ -1,0 +1,80 @@
+"""Ports: who gets which, and what is said of one that is taken."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyas.common.errors import ConfigError
+from eyas.worker import ports
+from eyas.worker.ports import BLOCK, free_ports, listen
+
+TAKE_200 = """
+import itertools, random, sys
+from eyas.worker.ports import free_ports
+random.SystemRandom.shuffle = lambda *_: None
+print("up", flush=True)
+sys.stdin.readline()
+print(*itertools.islice(free_ports(), 200), flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def ending(process: subprocess.Popen[str]) -> Iterator[Any]:
+    """Killed at the end, if not before."""
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_no_two_processes_get_the_same_port() -> None:
+    """They take them at once, begin at the same place, and listen on none; a third one comes later."""
+    command, both = [sys.executable, "-c", TAKE_200], []
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            both.append(stack.enter_context(ending(process)))
+        for process in both:
+            assert process.stdout.readline() == "up\n"
+        for process in both:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        taken = [int(port) for process in both for port in process.stdout.readline().split()]
+        taken += itertools.islice(free_ports(), 200)
+    assert len(taken) == len(set(taken)) == 600
+
+
+def test_connections_get_none_of_them() -> None:
+    """Else one could have a server's port by the time that it starts, or starts again."""
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert not [port for port in itertools.islice(free_ports(), BLOCK) if first <= port <= last]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", ""])
+def test_one_that_a_server_has_is_passed_over(host: str) -> None:
+    port = next(free_ports())
+    with socket.create_server((host, port + 1)):
+        assert next(free_ports()) != port + 1
+
+
+def test_a_taken_port_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(ConfigError, match="--port: cannot listen on 127.0.0.1:"):
+            listen("127.0.0.1", taken.getsockname()[1], "port")
+
+
+def test_a_host_without_a_free_port_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "FIRST", 2**16)
+    with pytest.raises(ConfigError, match="no port of this host is free"):
+        next(ports._blocks())

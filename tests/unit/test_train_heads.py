@@ -1,0 +1,221 @@
+"""Heads in training: their tensors, losses and steps against plain statements, and the engine's."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from eyas.common.errors import ConfigError
+from eyas.engine.batch.spans import Span
+from eyas.train.export import save_trained
+from eyas.train.heads.base import DraftHead, Lesson
+from eyas.train.heads.table import KINDS, head_kind
+from eyas.train.packing import Example, batch_of
+from eyas.train.teacher import Teacher
+from eyas.train.teachers import load_teacher
+from eyas.train.unroll import DISCOUNT, unrolled, unrolled_loss
+from tests.unit.model_rig import HeadRig, Rig
+from tests.unit.tiny_training import LENGTH, ROOM, VOCAB, course_of, new_head, texts, write_sure_target
+
+LAYER = {
+    "self_attn.q_proj.weight": (32, 1),
+    "self_attn.k_proj.weight": (16, 1),
+    "self_attn.v_proj.weight": (16, 1),
+    "self_attn.o_proj.weight": (32, 1),
+    "post_attention_layernorm.weight": (32,),
+    "mlp.gate_proj.weight": (48, 1),
+    "mlp.up_proj.weight": (48, 1),
+    "mlp.down_proj.weight": (32, 1.5),
+}  # columns in units of the hidden size; attention of an EAGLE-3 head reads twice as many
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sure_target(tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.fixture(scope="module")
+def teacher(target: Path) -> Teacher:
+    return load_teacher(target, "cpu", ROOM)
+
+
+# --- the public formats ----------------------------------------------------------------------------------
+
+
+def shapes(head: DraftHead) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+
+
+def layer(prefix: str, *, attention: int = 1) -> dict[str, tuple[int, ...]]:
+    found = {}
+    for name, (rows, *columns) in LAYER.items():
+        width = attention if ".q_" in name or ".k_" in name or ".v_" in name else 1
+        found[prefix + name] = (rows, *(int(32 * width * column) for column in columns))
+    return found
+
+
+def test_an_eagle3_head_has_the_official_tensors(teacher: Teacher) -> None:
+    norms = {name: (32,) for name in ("midlayer.input_layernorm.weight", "midlayer.hidden_norm.weight")}
+    own = {
+        "fc.weight": (32, 96),
+        "norm.weight": (32,),
+        "lm_head.weight": (16, 32),
+        "d2t": (16,),
+        "t2d": (48,),
+    }
+    head = new_head("eagle3", teacher, torch.arange(5, 37, 2))
+    assert shapes(head) == layer("midlayer.", attention=2) | norms | own | {"d2t": (16,), "t2d": (48,)}
+    assert (head.state_dict()["d2t"] + torch.arange(16)).tolist() == list(range(5, 37, 2))
+    assert head.state_dict()["t2d"].nonzero().flatten().tolist() == list(range(5, 37, 2))
+    assert shapes(new_head("eagle3", teacher)).keys() == shapes(head).keys() - {"d2t", "t2d"}
+
+
+def test_an_eagle_head_has_the_official_tensors(teacher: Teacher) -> None:
+    assert shapes(new_head("eagle", teacher)) == layer("layers.0.") | {"fc.weight": (32, 64)}
+
+
+def test_an_mtp_head_has_mimos_tensors(teacher: Teacher) -> None:
+    prefix = "model.mtp_layers.0."
+    names = ("token_layernorm", "hidden_layernorm", "input_layernorm", "final_layernorm")
+    norms = {f"{prefix}{name}.weight": (32,) for name in names}
+    join = {f"{prefix}input_proj.weight": (32, 64)}
+    assert shapes(new_head("mtp", teacher)) == layer(prefix) | norms | join
+    attention = dataclasses.replace(teacher.config.layers[-1].attention, qkv_bias=True)
+    biased = dataclasses.replace(teacher.config.layers[-1], attention=attention)
+    config = dataclasses.replace(teacher.config, layers=(biased,) * 3)
+    found = shapes(head_kind("mtp").head_for(config, teacher.ends, None))
+    assert len(found) == 16 and found[f"{prefix}self_attn.q_proj.bias"] == (32,)
+
+
+def test_a_layer_that_no_equation_trains_is_refused_by_name(teacher: Teacher) -> None:
+    attention = dataclasses.replace(teacher.config.layers[-1].attention, head_norms=True)
+    strange = dataclasses.replace(teacher.config.layers[-1], attention=attention)
+    config = dataclasses.replace(teacher.config, layers=(strange,) * 3)
+    with pytest.raises(ConfigError, match="its last has norms on heads"):
+        head_kind("mtp").head_for(config, teacher.ends, None)
+    with pytest.raises(ConfigError, match="reads three of its layers, and it has 2"):
+        head_kind("eagle3").taps(dataclasses.replace(config, layers=config.layers[:2]))
+
+
+# --- losses ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lesson() -> Lesson:
+    torch.manual_seed(5)
+    rows = torch.randn(2, 3, 32)
+    learnt = torch.ones(2, 3, dtype=torch.bool)
+    return Lesson(rows, torch.arange(3)[None], None, 2 * torch.randn(2, 3, VOCAB), rows, learnt)
+
+
+def cross_entropy(logits: Tensor, wanted: Tensor) -> list[float]:
+    """One pair at a time: minus the sum of p log q."""
+    found = []
+    for q, p in zip(logits.flatten(0, 1), wanted.flatten(0, 1), strict=True):
+        found.append(-((p.exp() / p.exp().sum() * (q - q.exp().sum().log())).sum()).item())
+    return found
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+def test_the_distribution_is_learnt(kind: str, teacher: Teacher, lesson: Lesson) -> None:
+    head, state = new_head(kind, teacher), torch.randn(2, 3, 32)
+    expected = cross_entropy(head.logits(state), lesson.wanted)
+    torch.testing.assert_close(head.loss(state, lesson), torch.tensor(expected))
+
+
+def test_eagle_learns_the_feature_too(teacher: Teacher, lesson: Lesson) -> None:
+    head, state = new_head("eagle", teacher), 2 * torch.randn(2, 3, 32)
+    expected = []
+    tokens = cross_entropy(head.logits(state), lesson.wanted)
+    for got, due, token in zip(state.flatten(0, 1), lesson.hidden.flatten(0, 1), tokens, strict=True):
+        apart = [abs(a - b) for a, b in zip(got.tolist(), due.tolist(), strict=True)]
+        smooth = [0.5 * x * x if x < 1 else x - 0.5 for x in apart]
+        expected.append(sum(smooth) / len(smooth) + 0.1 * token)
+    torch.testing.assert_close(head.loss(state, lesson), torch.tensor(expected))
+
+
+def test_eagle_has_noise_in_training_alone(teacher: Teacher) -> None:
+    head, features = new_head("eagle", teacher), torch.randn(1, 512, 32)
+    assert torch.equal(head.enter(features), features)
+    noise = head.train().enter(features) - features
+    assert 0.09 < float(noise.abs().max()) <= 0.1 + 1e-6
+    assert abs(float(noise.mean())) < 0.01
+
+
+def test_losses_of_later_steps_count_less(teacher: Teacher) -> None:
+    head = new_head("eagle3", teacher)
+    course = course_of("eagle3", teacher, batch_of([texts(2, 1)], LENGTH))
+    losses = [float(loss) for _, loss in unrolled(head, course, 3)]
+    expected = losses[0] + DISCOUNT * losses[1] + DISCOUNT**2 * losses[2]
+    assert float(unrolled_loss(head, course, 3)) == pytest.approx(expected)
+
+
+# --- steps -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_of_a_row_do_not_see_each_other(kind: str, teacher: Teacher) -> None:
+    """Every step of two packed texts is that of each alone, and so is what counts."""
+    head, (first, second) = new_head(kind, teacher), texts(2, 4, length=12)
+    with torch.no_grad():
+        packed = course_of(kind, teacher, batch_of([[first, second]], 40))
+        alone = [course_of(kind, teacher, batch_of([[text]], 40)) for text in (first, second)]
+        steps = [list(unrolled(head, course, 3)) for course in (packed, *alone)]
+        for step, (both, one, other) in enumerate(zip(*steps, strict=True)):
+            rows = 12 - 1 - step  # pairs whose token of this step is in the text
+            torch.testing.assert_close(both[0][:, :rows], one[0][:, :rows])
+            torch.testing.assert_close(both[0][:, 12 : 12 + rows], other[0][:, :rows])
+            counted = packed.counted(step, 36)[0].nonzero().flatten().tolist()
+            assert counted == [*range(10 - step), *range(12, 22 - step)]
+        blind = dataclasses.replace(packed, segments=torch.ones_like(packed.segments))
+        (state, _), *_ = unrolled(head, blind, 3)
+        assert not torch.allclose(state[:, 12:22], steps[2][0][0][:, :10], atol=1e-3)
+
+
+def served(engine: HeadRig, rig: Rig, features: Tensor, tokens: list[int], depth: int) -> list[Tensor]:
+    """The logits after the last pair, and after each of its greedy drafts, as the engine computes them."""
+    count = len(tokens)
+    pages = rig.table(count + depth)
+    rows = engine.forward(features, [Span(pages, 0, count)], tokens)[-1:]
+    found = [engine.head.logits(rows)[0]]
+    for step in range(depth):
+        draft = int(found[-1].argmax())
+        if engine.head.token_map is not None:
+            draft = int(engine.head.token_map[draft])
+        rows = engine.forward(rows, [Span(pages, count + step, 1)], [draft])
+        found.append(engine.head.logits(rows)[0])
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_trained_is_what_is_served(kind: str, teacher: Teacher, target: Path, tmp_path: Path) -> None:
+    """A head's folder through the engine's own equations: the same logits along a chain of drafts."""
+    token_map = torch.arange(1, 33) if kind == "eagle3" else None
+    head = new_head(kind, teacher, token_map)
+    for parameter in head.parameters():
+        parameter.data = parameter.data.bfloat16().float()  # as it is stored
+    save_trained(head, head_kind(kind).described(head), tmp_path)
+    rig = Rig(target)
+    engine = HeadRig(tmp_path, rig)
+    assert engine.config.algorithm == kind
+    (text,) = texts(1, 6, length=10)
+    ids = text.ids.tolist()
+    _, tapped = rig.forward([Span(rig.table(10), 0, 10)], ids, engine.capture.layers)
+    features = engine.capture.features(tapped)[:9]
+    for step, logits in enumerate(served(engine, rig, features, ids[1:], depth=3)):
+        batch = batch_of([[Example(np.array(ids, np.int32), np.ones(len(ids), bool))]], 24)
+        with torch.no_grad():
+            *_, (state, _) = unrolled(head, course_of(kind, teacher, batch, token_map), step + 1)
+        torch.testing.assert_close(head.logits(state)[0, 8], logits, atol=2e-4, rtol=1e-3)
+        draft = int(logits.argmax())
+        ids.append(draft if token_map is None else int(token_map[draft]))
