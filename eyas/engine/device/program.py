@@ -13,7 +13,7 @@ import torch
 
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import Tables, mask_words
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels import landing, paths, sample
@@ -150,7 +150,8 @@ class StepProgram:
         """Prepares the rows of the sequences in a part of the step's array, from row `first` on."""
         batch, part = self._batch(slots), self._part
         starts = batch.slots.new_empty(batch.size)
-        mask = torch.empty(batch.size, width, dtype=torch.int64, device=starts.device)
+        shape = mask_words(width), batch.size, width
+        mask = torch.empty(shape, dtype=torch.int64, device=starts.device)
         own = slice(first, first + batch.size * width)
         rows = round_kernels.RoundRows(
             part["tokens"][own], part["positions"][own], part["kv_rows"][own], starts
