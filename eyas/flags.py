@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from eyas.common import api_keys
@@ -204,6 +205,10 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="beside a draft head: drafts are also looked up in prompt and answer",
     )
+    _add_synthetic(add)
+
+
+def _add_synthetic(add: Callable[..., argparse.Action]) -> None:
     add(
         "--rejection-sample-method",
         choices=["standard", "synthetic"],

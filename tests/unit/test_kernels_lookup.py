@@ -49,7 +49,7 @@ class World:
     def occupy(self, sequences: list[Sequence]) -> None:
         writes = TableWrites(self.tables)
         for seq in sequences:
-            writes.occupy(seq.slot, SamplingParams(), 0, speculative=True)
+            writes.occupy(seq.slot, SamplingParams(), 0, speculative=self.spec.deepest)
             self.device.occupy(writes, seq)
             writes.put("text", seq.slot, seq.all_tokens())
             writes.put("length", seq.slot, (len(seq) - 1,))
@@ -85,7 +85,7 @@ class World:
             assert tables.drafts[slot].tolist() == tokens + [-1] * (room - len(tokens)), slot
             for node in range(len(tokens)):
                 assert int(tables.parents[slot, node]) == tree.parents[node]
-                assert int(tables.mask[slot, node + 1]) == visible(tree, node + 1)
+                assert int(tables.mask[0, slot, node + 1]) == visible(tree, node + 1)
                 assert int(tables.depth[slot, node + 1]) == tree.depth(node)
 
 
