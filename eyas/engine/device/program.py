@@ -57,7 +57,8 @@ class DeviceState:
     @property
     def path_rows(self) -> int:
         """Rows of the longest path that a round can accept, its root included."""
-        return 1 if self.lookup is None else self.lookup.path_rows
+        proposes = self.drafter or self.lookup
+        return 1 if proposes is None else proposes.path_rows
 
     @property
     def device(self) -> str:
