@@ -46,6 +46,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         model=args.model,
         draft=_draft_folder(args),
         draft_capture_layers=args.draft_capture_layers,
+        speculative_token_map=args.speculative_token_map,
         tensor_parallel_size=args.tensor_parallel_size,
         load_format=args.load_format,
         dtype=args.dtype,
@@ -200,8 +201,6 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     _check_layout(args, layout)
     _check_targets(args, layout)
     _check_gpus(args, engine.device)
-    if layout == "split":
-        _check_split(args, engine)
     if layout == "auto" and engine.transfer == table.NONE:
         raise ConfigError("--transfer: none keeps pages where --layout auto moves them", param="transfer")
     ranks = engine.tensor_parallel_size
@@ -244,13 +243,6 @@ def _check_gpus(args: argparse.Namespace, device: str) -> None:
         return
     why = "needs a GPU (--device cuda)" if device == "cpu" else f"--device {device} names a GPU already"
     raise ConfigError(f"--gpus: {why}", param="gpus")
-
-
-def _check_split(args: argparse.Namespace, engine: EngineConfig) -> None:
-    """Raises ConfigError for workers of one role that an engine cannot be."""
-    if args.draft_workers is not None and engine.device != "cpu":
-        flag = "draft-workers"
-        raise ConfigError(f"--{flag}: they need CPUs, and a GPU drafts where it decodes", param=flag)
 
 
 def own_config(args: argparse.Namespace) -> ServeConfig:

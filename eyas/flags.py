@@ -189,6 +189,11 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         help="nodes verified, with the root (steps + 1)",
     )
     add(
+        "--speculative-token-map",
+        metavar="FILE",
+        help="the target's ids that the draft head proposes: .pt, a JSON list, or one per line (all)",
+    )
+    add(
         "--spec-ngram",
         action="store_true",
         help="beside a draft head: drafts are also looked up in prompt and answer",

@@ -20,7 +20,7 @@ def add_layout(parser: argparse.ArgumentParser) -> None:
     for name, what in (
         ("prefill", "prefill workers"),
         ("decode", "decode workers"),
-        ("draft-workers", "draft workers, on CPUs: a GPU drafts where it decodes"),
+        ("draft-workers", "draft workers, on GPUs only if asked for"),
     ):
         add(f"--{name}", type=positive, metavar="N", help=f"{what} (1)")
     text = "workers of the unified layout (1) and of the auto layout (one per GPU; on a CPU 2)"

@@ -66,6 +66,7 @@ class EngineConfig:
     model: str = str(NANO)
     draft: str | None = str(NANO_HEAD)  # the draft head's folder; None: there is none
     draft_capture_layers: tuple[int, ...] = ()  # whose input the head's feature is made of; (): as it says
+    speculative_token_map: str | None = None  # a file of the ids that the head proposes; None: all
     roles: tuple[Role, ...] = (Role.PREFILL, Role.DECODE, Role.DRAFT)
     worker: str = "127.0.0.1:0"  # the address that handles carry
     device: str = "cpu"  # or "cuda"
@@ -135,6 +136,9 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
     chosen = {name: value for name, value in asked.items() if name not in left}
     config = dataclasses.replace(defaults, device=device, **chosen)
     _check_draft_tokens(config.speculation)
+    if config.speculative_token_map is not None and config.draft is None:
+        flag = "speculative-token-map"
+        raise ConfigError(f"--{flag}: needs a draft head (--draft DIR)", param=flag)
     _check_lookup(config)
     _check_device(config)
     batches = tuple(sorted(set(config.cuda_graph_bs)))
@@ -282,9 +286,9 @@ class GatewayConfig:
 class ServeConfig:
     """A local cluster: one gateway and its workers.
 
-    `prefill`, `decode`, `draft_workers`: workers of the split layout, the last on CPUs only, because a GPU
-    drafts where it decodes. `prefill_tp`, `decode_tp`: GPUs per worker. `workers`: of the other two layouts.
-    `gpus`: numbers, worker after worker; (): as many as needed, from the engine's device on.
+    `prefill`, `decode`, `draft_workers`: workers of the split layout; None: one of the last, but none on
+    GPUs, which then draft where they decode. `prefill_tp`, `decode_tp`: GPUs per worker. `workers`: of the
+    other two layouts. `gpus`: numbers, worker after worker; (): as many as needed, from the engine's on.
     """
 
     gateway: GatewayConfig = GatewayConfig(drain_s=5.0)  # short: a person at the keyboard waits
@@ -292,7 +296,7 @@ class ServeConfig:
     layout: str = "split"  # or "unified", or "auto": as unified, and prompts may be computed elsewhere
     prefill: int = 1
     decode: int = 1
-    draft_workers: int = 1
+    draft_workers: int | None = None
     prefill_tp: int = 1
     decode_tp: int = 1
     workers: int = 1

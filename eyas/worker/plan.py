@@ -69,9 +69,11 @@ def _auto(config: ServeConfig) -> dict[str, EngineConfig]:
 
 
 def _split(config: ServeConfig) -> dict[str, EngineConfig]:
-    """A GPU drafts where it decodes, a CPU leaves it to draft workers."""
-    here = (Role.DRAFT,) if config.engine.device != "cpu" and config.engine.draft else ()
-    elsewhere = config.draft_workers if config.engine.draft and not here else 0
+    """Who decodes leaves drafting to draft workers. Without any a GPU drafts where it decodes."""
+    on_gpus = config.engine.device != "cpu"
+    wanted = int(not on_gpus) if config.draft_workers is None else config.draft_workers
+    elsewhere = wanted if config.engine.draft else 0
+    here = (Role.DRAFT,) if on_gpus and config.engine.draft and not elsewhere else ()
 
     def engine(*roles: Role, ranks: int = 1) -> EngineConfig:
         return dataclasses.replace(config.engine, roles=roles, tensor_parallel_size=ranks)
@@ -151,6 +153,8 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
     }
     if engine.draft_capture_layers:
         flags["draft-capture-layers"] = ",".join(map(str, engine.draft_capture_layers))
+    if engine.speculative_token_map is not None:
+        flags["speculative-token-map"] = engine.speculative_token_map
     if engine.num_pages is not None:
         flags["num-pages"] = engine.num_pages
     if engine.context_length is not None:

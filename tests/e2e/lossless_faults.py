@@ -1,6 +1,7 @@
 """Engines broken on purpose: what the comparison must notice, or it would prove nothing.
 
-Each fault is a context manager that breaks the engines built or running in this process inside it.
+Each fault is a context manager that breaks the engines built or running in this process inside it. One breaks
+the drafter alone, and must not change a token.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.sampling.noise import streams
 from eyas.engine.sampling.row import Row
+from eyas.engine.speculation.colocated import ColocatedDrafter
+from eyas.engine.speculation.drafter import Commit
 from eyas.engine.speculation.verify import Verdict, walk
 
 Fault = Callable[[], contextlib.AbstractContextManager[None]]
@@ -62,4 +65,22 @@ def penalties_without_ancestors() -> Iterator[None]:
 def rows_stay() -> Iterator[None]:
     """The accepted rows of a tree are left where they were verified."""
     with mock.patch.object(KvPool, "move", lambda self, src, dst: None):
+        yield
+
+
+@contextlib.contextmanager
+def stale_features() -> Iterator[None]:
+    """The draft head gets each row with the feature of the row before: that costs acceptance, no token."""
+    post, newest = ColocatedDrafter.post, dict[int, torch.Tensor]()
+
+    def late(drafter: ColocatedDrafter, commits: Sequence[Commit]) -> None:
+        shifted = []
+        for commit in commits:
+            before = newest.get(id(commit.seq), commit.features[:1])
+            newest[id(commit.seq)] = commit.features[-1:]
+            features = torch.cat([before, commit.features[:-1]])
+            shifted.append(dataclasses.replace(commit, features=features))
+        post(drafter, shifted)
+
+    with mock.patch.object(ColocatedDrafter, "post", late):
         yield

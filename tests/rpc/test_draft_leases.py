@@ -34,7 +34,7 @@ async def test_the_lease_of_draft_pages_ends_with_the_worker_that_was_to_pull_th
         known = f"static:{a.address}"
         drafter = real_worker(config, Role.DRAFT, registry=known, pool_dir=str(tmp_path / "d"))
         d = await drafting.enter_async_context(drafter)
-        monkeypatch.setattr(d.engine, "lend", lambda owner, handle: None)
+        monkeypatch.setattr(d.engine._sequences, "lend", lambda owner, handle: None)
         if not watched:
             monkeypatch.setattr(d.engine._parts.pulls, "open", lambda *_: None)
         known += f",{d.address}"

@@ -63,7 +63,8 @@ class PaperDevice:
 
     def __init__(self, tables: Tables, pool: Pool, seed: int) -> None:
         """It drafts if the tables have room for drafts."""
-        self.state = SimpleNamespace(prompts=None, drafter=tables.sizes.width > 1 or None, lookup=None)
+        drafter = tables.sizes.width > 1 or None
+        self.state = SimpleNamespace(prompts=None, tap=None, drafter=drafter, lookup=None)
         self.tables = tables
         self.pool = pool
         self.accepted = self.joined = self.waits = 0

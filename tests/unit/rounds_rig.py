@@ -55,14 +55,20 @@ def put_tree(tables: Tables, slot: int, tree: DraftTree) -> None:
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         tables.drafts[slot, node] = token
         tables.parents[slot, node] = parent
-        tables.mask[slot, node + 1] = visible(tree, node + 1)
+        tables.mask[:, slot, node + 1] = words_of(visible(tree, node + 1), len(tables.mask))
         tables.depth[slot, node + 1] = tree.depth(node)
 
 
 def visible(tree: DraftTree, node: int) -> int:
-    """The bits of what `node` (0: the root) sees, as a signed 64-bit word."""
-    bits = 1 | sum(1 << (above + 1) for above in (tree.path(node - 1) if node else []))
-    return bits - (1 << 64) if bits >> 63 else bits
+    """The bits of what `node` (0: the root) sees."""
+    return 1 | sum(1 << (above + 1) for above in (tree.path(node - 1) if node else []))
+
+
+def words_of(bits: int, words: int) -> torch.Tensor:
+    """The bits in signed words of 64."""
+    parts = [(bits >> (64 * i)) % (1 << 64) for i in range(words)]
+    signed = [part - (1 << 64) if part >> 63 else part for part in parts]
+    return torch.tensor(signed, device=DEVICE)
 
 
 def random_case(seed: int, width: int, batch: int = 5, grow=random_tree) -> Case:

@@ -94,6 +94,10 @@ def test_help_is_quick() -> None:
         (["serve", "--rejection-sample-method", "synthetic"], "synthetic_acceptance_rates or"),
         (["serve", *SYNTHETIC], "--rejection-sample-method: synthetic needs a GPU"),
         ([*ON_GPU, *SYNTHETIC, "--attention-backend", "torch"], "--rejection-sample-method: synthetic needs"),
+        (
+            ["serve", "--speculative-token-map", "f", "--draft", "none"],
+            "--speculative-token-map: needs a draft",
+        ),
         ([*ON_GPU, *SYNTHETIC, "--draft", "none"], "--rejection-sample-method: synthetic needs a draft head"),
         ([], "COMMAND"),
     ],
@@ -124,6 +128,7 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
     engine = EngineConfig(
         model="/models/m",
         draft="/models/h",
+        speculative_token_map="/models/hot.pt",
         roles=(Role.DECODE,),
         worker="127.0.0.1:7001",
         load_format="dummy",
@@ -140,7 +145,9 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
     worker = WorkerConfig(engine=engine, port=7001, metrics_port=7004, registry="redis://h:6379/1")
     args = parse(*worker_argv(worker))
     assert configuration.worker_config(args) == worker and args.supervised
-    plain = dataclasses.replace(worker, engine=dataclasses.replace(engine, draft=None))
+    plain = dataclasses.replace(
+        worker, engine=dataclasses.replace(engine, draft=None, speculative_token_map=None)
+    )
     assert configuration.worker_config(parse(*worker_argv(plain))) == plain
 
 

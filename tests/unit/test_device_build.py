@@ -13,11 +13,11 @@ from eyas.engine.device.step import Layout, StepShape, tiles_for
 from eyas.engine.loading.build import _ready
 from eyas.engine.loading.device_build import (
     _check_words,
-    _sizes,
     buckets_of,
     largest,
     rehearsed,
     rounds_ahead,
+    table_sizes,
 )
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.travel import Travel
@@ -77,7 +77,7 @@ def test_page_tables_hold_what_is_reserved(config: EngineConfig, spec: Speculati
     """A longer list of pages would be told into the next slot's table."""
     made = EngineSpec.of(replace(config, speculation=spec))
     reserved = made.target.context_length + rounds_ahead(made) * made.round_rows
-    assert _sizes(made).max_pages * config.page_size >= reserved
+    assert table_sizes(made).max_pages * config.page_size >= reserved
 
 
 def test_chance_decides_where_drafts_are_verified_by_the_fast_path() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenLogprob
 from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
-from eyas.engine.device.flight import DeviceFlight, Features
+from eyas.engine.device.flight import Certain, DeviceFlight, Features
 from eyas.engine.device.special import SpecialRows, Told
 from eyas.engine.device.step import Placed, StepShape
 from eyas.engine.kernels.special import REPORT_WORDS
@@ -71,3 +73,19 @@ def test_the_feature_of_a_last_row_goes_with_it() -> None:
     found, _ = landed(features=torch.tensor([[1.5, 2.5]]))
     assert [one.features is None for one in found] == [True, False, True, True]
     assert found[1].features.tolist() == [[1.5, 2.5]]
+
+
+def test_features_for_a_drafter_elsewhere_are_those_of_certain_rows() -> None:
+    """Two rounds of a batch of three, two singles of three, and chunks of which 0 and 2 rows count."""
+    shape = StepShape(batch=3, width=2, chunk=8, tiles=3, ends=2, singles=3)
+    found, more = works(3), works(3)
+    alone = [replace(work, round=True) for work in more[:2]]
+    singles = [1, 0, 0, 40] + [1, 0, 0, 41] + [1, 0, 0, 97]
+    result = torch.tensor([*RESULT[:15], *singles, *RESULT[15:], *PATHS], dtype=torch.int32)
+    rows = torch.arange(10.0)[:, None].expand(10, 4)
+    middle = Work(found[-1].seq, 0, [1], None, sample=False)
+    placed = Placed(found[:2], alone, [middle, *found[2:]])
+    certain = Certain(rows, path_rows=2, chunks=(0, 2))
+    landed = DeviceFlight(shape, (), placed, result, None, Told({}), certain=certain).land()
+    told = [None if one.features is None else one.features[:, 0].tolist() for one in landed]
+    assert told == [None, [8.0, 9.0], [0.0, 1.0], [2.0], [6.0], [7.0]]

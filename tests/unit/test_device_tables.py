@@ -9,6 +9,7 @@ import torch
 
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
+from eyas.engine.batch.tree import DraftTree
 
 SIZES = TableSizes(slots=5, max_pages=7, width=4)
 NAMES = tuple(Tables(SIZES, "cpu")._places)
@@ -18,13 +19,19 @@ def apply(tables: Tables, writes: TableWrites) -> None:
     tables.apply(torch.from_numpy(writes.array()))
 
 
+def by_slot(tables: Tables, name: str) -> torch.Tensor:
+    """A table, its slots first: those of a mask follow its words."""
+    table: torch.Tensor = getattr(tables, name)
+    return table.movedim(1, 0) if name == "mask" else table
+
+
 def test_no_two_entries_share_a_word() -> None:
-    for width in range(1, 6):
+    for width in (*range(1, 6), 130):
         tables = Tables(TableSizes(5, 7, width), "cpu")
         base, owner = tables.memory.data_ptr(), np.zeros(tables.memory.shape[0], int)
         for name in NAMES:
             column = getattr(tables, name)
-            assert column.shape[0] == 5 and column.is_contiguous()
+            assert by_slot(tables, name).shape[0] == 5 and column.is_contiguous()
             assert column.data_ptr() % column.element_size() == 0
             words = column.numel() * column.element_size() // 4
             first = (column.data_ptr() - base) // 4
@@ -53,7 +60,7 @@ def test_a_seat_takes_every_bit_of_its_parameters() -> None:
         tables, writes = Tables(SIZES, "cpu"), None
         params = SamplingParams(temperature=0.7, top_p=0.9, min_p=0.1, top_k=40, seed=seed)
         tables.drafts.fill_(3)
-        before = {name: getattr(tables, name).clone() for name in NAMES}
+        before = {name: by_slot(tables, name).clone() for name in NAMES}
         writes = TableWrites(tables)
         writes.occupy(2, params, choice=6, speculative=True)
         apply(tables, writes)
@@ -64,7 +71,7 @@ def test_a_seat_takes_every_bit_of_its_parameters() -> None:
         assert tables.drafts[2].tolist() == [-1] * 3
         for name in NAMES:
             others = [0, 1, 3, 4]
-            assert torch.equal(getattr(tables, name)[others], before[name][others]), name
+            assert torch.equal(by_slot(tables, name)[others], before[name][others]), name
 
 
 def test_top_k_of_nothing_is_off_and_of_everything_fits() -> None:
@@ -78,11 +85,45 @@ def test_top_k_of_nothing_is_off_and_of_everything_fits() -> None:
 
 def test_tables_begin_with_a_chain_and_no_drafts() -> None:
     tables = Tables(SIZES, "cpu")
-    assert tables.mask[0].tolist() == [0b1, 0b11, 0b111, 0b1111]
+    assert tables.mask[0, 0].tolist() == [0b1, 0b11, 0b111, 0b1111]
     assert tables.depth[0].tolist() == [0, 1, 2, 3] and tables.parents[0].tolist() == [-1, 0, 1]
     assert (tables.drafts == -1).all() and tables.padding_slot == 4
-    assert Tables(TableSizes(2, 3, 64), "cpu").mask[0, 63] == -1, "all bits of the widest round"
+    assert Tables(TableSizes(2, 3, 64), "cpu").mask[0, 0, 63] == -1, "all bits of one word"
+    wide = Tables(TableSizes(2, 3, 130), "cpu").mask
+    for node in range(130):
+        words = [int(word) % 2**64 for word in wide[:, 1, node]]
+        assert sum(word << (64 * i) for i, word in enumerate(words)) == (1 << (node + 1)) - 1
 
 
 def test_no_pokes_are_an_empty_array() -> None:
     assert TableWrites(Tables(SIZES, "cpu")).array().shape == (2, 0)
+
+
+def test_drafts_from_elsewhere_are_a_tree_whose_nodes_see_their_path() -> None:
+    tables = Tables(TableSizes(slots=3, max_pages=2, width=6), "cpu")
+    writes = TableWrites(tables)
+    writes.draft(1, DraftTree((7, 8, 9, 6), (-1, -1, 0, 2)), branching=True)
+    before = {name: getattr(tables, name).clone() for name in NAMES}
+    apply(tables, writes)
+    assert tables.drafts[1].tolist() == [7, 8, 9, 6, -1]
+    assert tables.parents[1, :4].tolist() == [-1, -1, 0, 2] and tables.depth[1, :5].tolist() == [
+        0,
+        1,
+        1,
+        2,
+        3,
+    ]
+    assert tables.mask[1, :5].tolist() == [0b1, 0b11, 0b101, 0b1011, 0b11011]
+    for name in NAMES:
+        for slot in (0, 2):
+            assert torch.equal(getattr(tables, name)[slot], before[name][slot]), name
+
+
+def test_where_all_drafts_are_chains_only_their_ids_are_written() -> None:
+    tables = Tables(SIZES, "cpu")
+    tables.drafts.fill_(5)
+    writes = TableWrites(tables)
+    writes.draft(2, DraftTree((7, 8), (-1, 0)), branching=False)
+    assert writes.array().shape[1] == 3
+    apply(tables, writes)
+    assert tables.drafts[2].tolist() == [7, 8, -1]

@@ -15,7 +15,6 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, KvKind
 from eyas.engine.batch.sequence import Sequence
-from eyas.engine.batch.tree import DraftTree
 from eyas.engine.ipc.messages import (
     Command,
     DraftClose,
@@ -38,7 +37,9 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
+from eyas.engine.models.base import Drafted
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
+from eyas.engine.speculation.draft_runner import Chain, Proposed
 from eyas.engine.speculation.drafter import Commit
 from eyas.engine.speculation.remote import LATE_ROUNDS, RemoteDrafter
 
@@ -58,20 +59,31 @@ class CountingRunner:
         self.written = {(p, s) for p, s in self.written if p != target}
         self.written |= {(target, slot) for page, slot in self.written if page == source}
 
-    def extend(self, extensions):
-        for e in extensions:
-            for row in range(e.base):
-                assert (e.pages[row // PAGE], row % PAGE) in self.written, f"row {row} was never written"
-            rows = range(e.base, e.base + len(e.tokens))
-            self.written |= {(e.pages[row // PAGE], row % PAGE) for row in rows}
-        return [torch.tensor([e.tokens[-1]]) for e in extensions]
+    alignment = 1
 
-    def propose(self, requests, spec):
-        assert all(len(w.pages) * PAGE >= w.base + spec.steps for w in requests)
-        return [
-            DraftTree([(int(w.last) + i) % VOCAB for i in range(spec.steps)], list(range(-1, spec.steps - 1)))
-            for w in requests
-        ]
+    def draft(self, asked, spec):
+        return [self._drafted(one.extension, spec.steps) for one in asked]
+
+    def _drafted(self, new, steps):
+        base, end = new.base, new.base + len(new.tokens)
+        for row in range(base):
+            assert (new.pages[row // PAGE], row % PAGE) in self.written, f"row {row} was never written"
+        self.written |= {(new.pages[row // PAGE], row % PAGE) for row in range(base, end)}
+        assert len(new.pages) * PAGE >= end + steps
+        chain = Chain([(new.tokens[-1] + i) % VOCAB for i in range(steps)], torch.zeros(steps, WIDTH))
+        return Proposed(chain.tree, chain)
+
+    def forward(self, spans, tokens, features):
+        """Of a causal span the first row is certain; all of it may be read later."""
+        for span in spans:
+            for row in range(span.start):
+                assert (span.pages[row // PAGE], row % PAGE) in self.written, f"row {row} was never written"
+            rows = [path[-1] for path in span.paths or [(span.start + i,) for i in range(span.count)]]
+            self.written |= {(span.pages[row // PAGE], row % PAGE) for row in rows}
+        return Drafted(torch.tensor(tokens), torch.zeros(len(tokens), WIDTH))
+
+    def best(self, rows, noise, count):
+        return [[(token + i) % VOCAB for i in range(count)] for token in rows.tolist()]
 
 
 class Drive:
@@ -90,7 +102,7 @@ class Drive:
         ready = SimpleNamespace(context_length=64, vocab_size=VOCAB, draft_width=WIDTH)
         pulls = hand_pulls(self.copier, PAGE, outbox)
         config = EngineConfig(page_size=PAGE)
-        parts = DraftParts(config, self.runner, self.pool, pulls, self.copier, outbox, ready)  # type: ignore[arg-type]
+        parts = DraftParts(config, self.runner, self.runner, self.pool, pulls, self.copier, outbox, ready)  # type: ignore[arg-type]
         self.engine = DraftEngine(parts, self)
         self.pulls = pulls
 
@@ -223,7 +235,9 @@ def test_no_open_ends_the_loop(bad: DraftOpen) -> None:
     drive = Drive()
     _, closed = drive.up(bad)
     assert [c.seq for c in closed] == [1]
-    assert not drive.engine._followed and not drive.engine._prompts and drive.pool.used == 0
+    assert (
+        not drive.engine._sequences.followed and not drive.engine._sequences._prompts and drive.pool.used == 0
+    )
 
 
 def test_a_prompt_larger_than_the_pool_keeps_nobody_waiting() -> None:
@@ -250,10 +264,10 @@ def test_choices_share_one_pull_and_own_what_they_write() -> None:
     assert _answers(events) == ([], []), "nothing is drafted before the prompt is here"
     proposals, closed = _answers(drive.pull_here(pull))
     assert not closed and sorted((p.seq, p.tokens[0]) for p in proposals) == [(1, 50), (2, 60)]
-    first, second = (drive.engine._followed[PEER, seq].pages for seq in (1, 2))
+    first, second = (drive.engine._sequences.followed[PEER, seq].pages for seq in (1, 2))
     assert first[:2] == second[:2] and not set(first[2:]) & set(second[2:])
     drive.up(DraftClose(1, 1), DraftClose(2, 2))
-    assert drive.pool.used == 0 and not drive.engine._prompts
+    assert drive.pool.used == 0 and not drive.engine._sequences._prompts
 
 
 def test_a_lost_prompt_closes_its_sequences() -> None:
@@ -281,7 +295,7 @@ def test_a_peer_that_vanishes_leaves_nothing() -> None:
     drive = Drive()
     drive.up(_open(), _commit(0, 5), _open(seq=2, base=9, handle=handle(9, group=KvKind.DRAFT)))
     drive.tell(DraftPeerGone(PEER))
-    assert drive.pool.used == 0 and drive.pulls.active == 0 and not drive.engine._followed
+    assert drive.pool.used == 0 and drive.pulls.active == 0 and not drive.engine._sequences.followed
 
 
 # --- the other end: RemoteDrafter ---------------------------------------------------------------------

@@ -1,7 +1,11 @@
-"""Proposals against EAGLE's own description: a chain of argmaxes, a tree grown and reranked by score."""
+"""Proposals against EAGLE's own description: a chain of argmaxes, a tree grown and reranked by score.
+
+At a temperature the same, of logits to which the request's noise is added.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ import torch
 from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tree import DraftTree
+from eyas.engine.sampling.noise import gumbel_at, streams
 from eyas.engine.speculation.draft_runner import DraftRequest, DraftRunner, Extension
 from tests.unit.head_equations import Eagle, Eagle3
 from tests.unit.model_rig import HeadRig, Rig
@@ -17,6 +22,7 @@ from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llam
 
 N = 70  # certain rows
 GREEDY = SamplingParams(temperature=0.0)
+WARM = SamplingParams(temperature=0.8, seed=23)
 
 
 @pytest.fixture(params=[None, 100, 0], ids=["shared_head", "own_head_d2t", "eagle_1"])
@@ -30,10 +36,12 @@ def folders(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]
 class Paper:
     """Section 2 of EAGLE-2 on top of the head's equations; every path is computed by itself."""
 
-    def __init__(self, equations: Eagle | Eagle3, ids: torch.Tensor, g: torch.Tensor) -> None:
+    def __init__(self, equations: Eagle | Eagle3, ids: torch.Tensor, g: torch.Tensor, start: int) -> None:
         self._equations = equations
         self._ids = ids  # target id of each draft id
         self._g = g  # output at the last certain row
+        self._start = start  # position of the first draft
+        self.params = GREEDY
 
     def next(self, path: list[int]) -> torch.Tensor:
         """Draft probabilities after the certain rows and the tokens of `path`."""
@@ -42,7 +50,8 @@ class Paper:
         for token in path:
             g = self._equations.row(g, token)
         self._equations.forget(certain)
-        return self._equations.logits(g).softmax(-1)
+        noise = gumbel_at(streams([(self.params.seed, self._start + len(path), 0)]), self._ids.unsqueeze(0))
+        return (self._equations.logits(g) + self.params.temperature * noise[0]).softmax(-1)
 
     def best(self, path: list[int], k: int) -> list[tuple[int, float]]:
         scores, ids = self.next(path).topk(k)
@@ -89,7 +98,8 @@ def _prepared(folders: tuple[Path, Path], offset: int = 0) -> tuple[DraftRunner,
     equations = {"eagle": Eagle, "eagle3": Eagle3}[rig.config.algorithm](folder, target)
     g = [equations.row(f, t) for f, t in zip(features, tokens, strict=True)][-1]
     ids = torch.arange(256) if rig.head.token_map is None else rig.head.token_map
-    return runner, DraftRequest(pages, N, hidden, GREEDY, choice=0, offset=offset), Paper(equations, ids, g)
+    request = DraftRequest(pages, N, hidden, GREEDY, choice=0, offset=offset)
+    return runner, request, Paper(equations, ids, g, offset + N + 1)
 
 
 def test_a_chain_is_the_argmax_of_the_argmax(folders: tuple[Path, Path]) -> None:
@@ -107,6 +117,22 @@ def test_a_tree_keeps_the_best_of_all_candidates(
     runner, request, paper = _prepared(folders)
     [tree] = runner.propose([request], spec)
     assert _paths(tree) == paper.tree(spec)
+
+
+@pytest.mark.parametrize("offset", [0, 40])
+def test_a_known_seed_is_in_every_draft(folders: tuple[Path, Path], offset: int) -> None:
+    """The noise is that of each draft's absolute position; another seed makes other drafts."""
+    runner, request, paper = _prepared(folders, offset)
+    paper.params = WARM
+    warm = dataclasses.replace(request, params=WARM)
+    [chain], [tree] = (
+        runner.propose([warm], spec) for spec in (SpeculationConfig(5), SpeculationConfig(4, 3, 14))
+    )
+    assert list(chain.tokens) == paper.chain(5)
+    assert _paths(tree) == paper.tree(SpeculationConfig(4, 3, 14))
+    other = dataclasses.replace(request, params=SamplingParams(temperature=0.8, seed=24))
+    assert runner.propose([request, warm, other], SpeculationConfig(4, 3, 14))[1] == tree
+    assert runner.propose([other], SpeculationConfig(4, 3, 14)) != [tree]
 
 
 def test_a_window_stands_at_absolute_positions(folders: tuple[Path, Path]) -> None:

@@ -104,7 +104,7 @@ def same_drafts(target: Path, folder: Path, first: int) -> bool:
     kind = device_head(algorithm)
     with FolderWeights(folder, head_family(algorithm).spelling) as weights:
         tap = kind.load_tap(plain.config, weights, model.final_norm, twin.context)
-        head = kind.load_draft(plain.config, weights, model, twin.context)
+        head = kind.load_draft(plain.config, weights, model.ends, twin.context)
     assert tap.layers == plain.capture.layers
     assert head.kv_format == plain.config.kv_format
     same = []

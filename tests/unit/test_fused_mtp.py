@@ -71,7 +71,7 @@ def same_drafts(folder: Path, first: int) -> bool:
     with FolderWeights(folder) as weights:
         model = FusedDecoder(rig.config, weights, twin.context)
         tap = fused_mtp.load_tap(plain.config, weights, model.final_norm, twin.context)
-        head = fused_mtp.load_draft(plain.config, weights, model, twin.context)
+        head = fused_mtp.load_draft(plain.config, weights, model.ends, twin.context)
     assert tap.layers == plain.capture.layers == (SIZES["layers"],)
     same = []
     for rounds, chunks, spans, tokens in Steps(rig, first):

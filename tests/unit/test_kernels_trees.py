@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 import torch
 
 from eyas.common.config import SpeculationConfig
-from eyas.common.errors import ConfigError
+from eyas.common.params import SamplingParams
+from eyas.engine.batch.tables import Tables
 from eyas.engine.batch.tree import DraftTree
+from eyas.engine.kernels.couple import couple
 from eyas.engine.kernels.rounds import verdict
 from eyas.engine.kernels.trees import Frontier, Growth, grow, new_growth, select
+from eyas.engine.sampling.sampler import Row, draft_probabilities
 from eyas.engine.speculation.expansion import TreeExpansion
 from eyas.engine.speculation.verify import walk
-from tests.unit.rounds_rig import DEVICE, Case, ints, new_rows, new_verdicts, random_case, visible
+from tests.unit.rounds_rig import DEVICE, Case, ints, new_rows, new_verdicts, random_case, visible, words_of
 
 pytestmark = pytest.mark.slow
 
 VOCAB = 50
 SHAPES = [(1, 3, 8), (2, 1, 4), (3, 2, 8), (4, 3, 8), (5, 8, 32), (3, 8, 64), (8, 3, 16), (4, 16, 40)]
-COLUMNS = ("drafts", "parents", "mask", "depth")
+SHAPES += [(3, 8, 65), (11, 8, 200)]  # of several words: the nodes, and the rows of a level as well
 
 
 def spec_of(shape: tuple[int, int, int]) -> SpeculationConfig:
@@ -55,13 +59,18 @@ def test_growing(shape: tuple[int, int, int], coarse: bool) -> None:
     growth = new_growth(spec, case.batch.size, token_map if coarse else None, DEVICE)
     twins = grow_both(case, growth, rng, coarse)
     padding = case.tables.padding_slot
-    untouched = [getattr(case.tables, name)[padding].clone() for name in COLUMNS]
+    untouched = rows_of(case.tables, padding)
     select(case.batch, growth)
     for slot, twin in zip(case.slots, twins, strict=True):
         if slot != padding:
             check_tables(case, slot, twin.select(), spec.draft_tokens)
-    found = [getattr(case.tables, name)[padding] for name in COLUMNS]
-    assert all(torch.equal(a, b) for a, b in zip(found, untouched, strict=True))
+    assert all(map(torch.equal, rows_of(case.tables, padding), untouched))
+
+
+def rows_of(tables: Tables, slot: int) -> list[torch.Tensor]:
+    """A copy of what is told of a slot's drafts."""
+    rows = tables.drafts[slot], tables.parents[slot], tables.depth[slot], tables.mask[:, slot]
+    return [row.clone() for row in rows]
 
 
 def grow_both(case: Case, growth: Growth, rng: random.Random, coarse: bool) -> list[TreeExpansion]:
@@ -93,7 +102,8 @@ def check_frontier(
     for g, node in enumerate(twin.frontier()):
         row = b * topk + g
         assert int(growth.frontier[level, b, g]) == node.candidate
-        assert int(growth.visible[level, b, g]) % (1 << 64) == sum(1 << seen for seen in node.rows)
+        found = growth.visible[level, :, b, g]
+        assert torch.equal(found, words_of(sum(1 << seen for seen in node.rows), len(found)))
         assert int(below.sources[row]) == b * (topk if level else 1) + node.parent_slot
         physical = case.row(slot, start + node.rows[-1]) if wanted else -1
         assert int(below.rows.kv_rows[row]) == physical
@@ -107,8 +117,39 @@ def check_tables(case: Case, slot: int, tree: DraftTree, width: int) -> None:
     assert tables.drafts[slot].tolist() == [*drafted, *rest]
     assert tables.parents[slot].tolist() == [*tree.parents, *rest]
     for node in range(len(tree) + 1):
-        assert int(tables.mask[slot, node]) == visible(tree, node)
+        words = tables.mask[:, slot, node]
+        assert torch.equal(words, words_of(visible(tree, node), len(words)))
         assert int(tables.depth[slot, node]) == (tree.depth(node - 1) if node else 0)
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_noise_for_a_level(level: int, mapped: bool) -> None:
+    """As the specification adds it; rows of temperature 0 keep every bit."""
+    case, rng = random_case(level, 4), random.Random(level)
+    tables, width, vocab = case.tables, 3 if level else 1, 2100  # more than one program
+    temperatures = [0.0, 0.7, 1.0, 1.6, 0.0]
+    for slot, t in zip(case.slots, temperatures, strict=True):
+        tables.temperature[slot], tables.choice[slot] = t, rng.randrange(4)
+    token_map = torch.randperm(9000, generator=torch.Generator().manual_seed(1))[:vocab] if mapped else None
+    logits = torch.randn(5 * width, vocab, generator=torch.Generator().manual_seed(2))
+    rows = [
+        Row(
+            SamplingParams(temperature=t, seed=int(tables.seed[slot]) % (1 << 64)),
+            int(tables.choice[slot]),
+            int(tables.length[slot]) + 1 + level,
+            *((), (), ()),
+        )
+        for slot, t in zip(case.slots, temperatures, strict=True)
+        for _ in range(width)
+    ]
+    found = logits.clone().to(DEVICE)
+    couple(case.batch, level, found, None if token_map is None else token_map.to(DEVICE))
+    assert torch.equal(found.cpu()[:width], logits[:width])
+    expected = draft_probabilities(logits, rows, token_map)
+    assert torch.allclose(found.softmax(-1).cpu(), expected, rtol=1e-5)
+    later = [dataclasses.replace(row, position=row.position + 1) for row in rows]
+    assert not torch.allclose(draft_probabilities(logits, later, token_map), expected, rtol=0.1)
 
 
 def test_a_grown_tree_is_verified() -> None:
@@ -155,9 +196,3 @@ def test_scores_that_differ_in_the_last_bit_only() -> None:
         twin.grow(ids[:half].tolist(), probabilities[:half].tolist())
         check_frontier(case, growth, twin, 0, level, below)
     assert twin.frontier()[0].candidate == 4
-
-
-@pytest.mark.parametrize("shape", [(10, 8, 32), (3, 8, 65)])
-def test_trees_that_no_mask_holds(shape: tuple[int, int, int]) -> None:
-    with pytest.raises(ConfigError, match="at most 64"):
-        new_growth(spec_of(shape), 1, None, DEVICE)

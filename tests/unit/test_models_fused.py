@@ -289,7 +289,7 @@ def test_a_head_is_a_head(target: Path, tmp_path: Path, first: int, draft_vocab:
         model = FusedDecoder(rig.config, weights, twin.context)
     with FolderWeights(folder, spelling) as weights:
         tap = FusedEagle3Tap(plain.config, weights, twin.context)
-        head = FusedEagle3Draft(plain.config, weights, model, twin.context)
+        head = FusedEagle3Draft(plain.config, weights, model.ends, twin.context)
     assert tap.layers == CAPTURE
     for rounds, chunks, spans, tokens in Steps(rig, first):
         captured = torch.randn(len(tokens), len(CAPTURE) * rig.config.hidden_size)

@@ -83,6 +83,16 @@ def test_a_gpu_that_decodes_drafts() -> None:
     }
 
 
+def test_a_gpu_that_decodes_leaves_drafting_to_draft_workers_if_there_are_any() -> None:
+    made = planned("--layout", "split", "--decode", "2", "--draft-workers", "1", *HEAD).workers
+    assert {name: (w.engine.device, w.engine.roles) for name, w in made.items()} == {
+        "prefill-0": ("cuda:0", (Role.PREFILL,)),
+        "decode-0": ("cuda:1", (Role.DECODE,)),
+        "decode-1": ("cuda:2", (Role.DECODE,)),
+        "draft-0": ("cuda:3", (Role.DRAFT,)),
+    }
+
+
 def test_unified_workers_on_gpus_of_their_own() -> None:
     made = planned("--workers", "2")
     assert {name: (w.engine.device, w.engine.roles) for name, w in made.workers.items()} == {
@@ -184,7 +194,6 @@ def test_a_gpu_of_unknown_size_may_be_shared() -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ((*ON_GPUS, "--draft-workers", "1"), "--draft-workers: they need CPUs, and a GPU drafts where it"),
         (("--device", "cuda", "--decode", "2"), "--decode: needs --layout split, and this one is unified"),
         (("--workers", "2"), "--workers: needs --layout unified or auto, and this one is split"),
         (("--gpus", "0"), "--gpus: needs a GPU (--device cuda)"),

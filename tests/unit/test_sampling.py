@@ -240,7 +240,7 @@ def test_knowing_the_seed_is_worth_acceptance() -> None:
     generator = torch.Generator().manual_seed(4)
     target = torch.randn(16, generator=generator) * 1.5
     draft = target + torch.randn(16, generator=generator) * 0.5
-    p, q = target.softmax(0), draft_probabilities(draft.unsqueeze(0))[0]
+    p, q = target.softmax(0), draft.softmax(0)
     distance = (p - q).abs().sum().item() / 2
     n = 4000
     rows = [row(SamplingParams(seed=i)) for i in range(n)]
@@ -253,6 +253,34 @@ def test_knowing_the_seed_is_worth_acceptance() -> None:
     assert shared > (1 - distance) / (1 + distance) - 0.03
     assert fresh == pytest.approx((p * q).sum().item(), abs=0.04)
     assert shared > fresh + 0.2
+
+
+def test_the_chances_of_a_draft_tree() -> None:
+    """softmax(logits + temperature * G), with the noise of the target's ids; near temperature 0 no noise."""
+    token_map = torch.tensor([5, 90, 17, 3000])
+    logits = torch.randn(4, generator=torch.Generator().manual_seed(2))
+    temperatures = (0.0, 1e-45, 0.5, 1.5)
+    rows = [row(SamplingParams(seed=12, temperature=t), position=6, choice=2) for t in temperatures]
+    found = draft_probabilities(logits.expand(4, -1), rows, token_map)
+    assert torch.equal(found[0], logits.softmax(-1)) and torch.equal(found[1], found[0])
+    noise = torch.tensor([float(gumbel(12, 6, 2, v)) for v in token_map.tolist()])
+    for t, chances in zip(temperatures, found, strict=True):
+        assert torch.allclose(chances, (logits + t * noise).softmax(-1), atol=1e-6)
+
+
+def test_a_tree_that_knows_the_seed_holds_the_token_more_often() -> None:
+    """Three children by the coupled chances against the three of highest probability."""
+    generator = torch.Generator().manual_seed(4)
+    target = torch.randn(64, generator=generator) * 1.5
+    draft = (target + torch.randn(64, generator=generator)).expand(2000, -1)
+    rows = [row(SamplingParams(seed=i)) for i in range(2000)]
+    greedy = [row(SamplingParams(temperature=0.0))] * 2000
+    tokens = torch.tensor(sample(target.expand(2000, -1), rows).tokens).unsqueeze(1)
+    coupled, blind = (
+        (draft_probabilities(draft, some, None).topk(3).indices == tokens).any(-1).float().mean().item()
+        for some in (rows, greedy)
+    )
+    assert coupled > blind + 0.3
 
 
 def test_one_position_gives_one_token_however_it_is_reached() -> None:

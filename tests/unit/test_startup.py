@@ -77,8 +77,9 @@ def test_kernels_do_not_depend_on_an_address_or_on_memory() -> None:
 
 
 @pytest.mark.usefixtures("no_compiling")
-def test_nothing_is_compiled_for_the_torch_backend() -> None:
+def test_nothing_is_compiled_for_the_torch_backend_and_for_draft_workers() -> None:
     assert _asked("cpu") is None and _asked("cuda", attention_backend="torch") is None
+    assert _asked("cuda", roles=(Role.DRAFT,)) is None
 
 
 def test_a_gpu_that_does_not_answer_is_not_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def a_loop(runner: Runner) -> StepLoop:
     work = SimpleNamespace(seq=seq, round=True, tokens=(1,), sample=True, followed=True)
     pool = SimpleNamespace(launched=lambda: None, landed=lambda: None)
     scheduler = SimpleNamespace(schedule=lambda: [work], preempted=[], pool=pool)
-    drafting = SimpleNamespace(stepped=lambda landed, seconds: None)
+    drafting = SimpleNamespace(stepped=lambda landed, seconds: None, awaits=lambda: False)
     committer = SimpleNamespace(drafting=drafting, commit=lambda landed: None)
     return StepLoop(scheduler, runner, committer)  # type: ignore[arg-type]
 
@@ -91,3 +91,13 @@ def test_what_the_host_commits_is_not_the_time_of_a_step(monkeypatch: pytest.Mon
     for _ in range(4):
         loop.step()
     assert loop._clock.spare_s == pytest.approx(step_s - commit_s - MARGIN_S, abs=1e-3)
+
+
+def test_what_a_drafter_waits_for_lands_before_the_next_step_is_composed() -> None:
+    """And when it is waited for no more, steps are in flight again while the next is composed."""
+    runner = Runner()
+    loop = a_loop(runner)
+    for awaited, flying in ((True, 0), (True, 0), (False, 1), (False, 1), (True, 0)):
+        loop.committer.drafting.awaits = lambda awaited=awaited: awaited  # type: ignore[method-assign]
+        loop.step()
+        assert sum(not flight.over for flight in runner.flights) == flying

@@ -101,6 +101,12 @@ def test_a_chain_is_a_tree_of_one_candidate_a_level() -> None:
     assert growing.select() == DraftTree([5, 6, 7], [-1, 0, 1])
 
 
+def test_a_tree_of_the_root_alone() -> None:
+    growing = TreeExpansion(topk=2, draft_tokens=1)
+    growing.grow([[1, 2]], [[0.5, 0.5]])
+    assert growing.select() == DraftTree([], [])
+
+
 def test_ties_go_to_the_lower_flat_index() -> None:
     growing = TreeExpansion(topk=2, draft_tokens=4)
     growing.grow([[1, 2]], [[0.5, 0.5]])

@@ -20,7 +20,8 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import Finish
 from eyas.engine.batch.stopping import banned_ids, finish
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.sampling.sampler import Row, sample
+from eyas.engine.sampling.sampler import Row, draft_probabilities, sample
+from eyas.engine.speculation.expansion import TreeExpansion
 from eyas.engine.speculation.verify import Verdict, walk
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -249,6 +250,34 @@ def test_harmless_changes_are_harmless() -> None:
         assert outputs(run(asked, drafting)) == plain
 
 
+def grown(*, coupled: bool) -> Drafting:
+    """EAGLE-2 trees of three levels from a draft head that is nearly right, with or without the seed."""
+    error = torch.randn(TARGET.shape, generator=torch.Generator().manual_seed(1)) * 0.7
+
+    def drafting(stream: Stream, rng: random.Random) -> DraftTree:
+        growing, params = TreeExpansion(topk=2, draft_tokens=6), stream.params
+        params = params if coupled else msgspec.structs.replace(params, temperature=0.0)
+        paths: list[list[int]] = [[]]
+        for level in range(3):
+            position = len(stream.prompt) + len(stream.output) + level
+            contexts = [stream.after(path) for path in paths]
+            rows = [Row(params, 0, position, (), (), ())] * len(paths)
+            found = draft_probabilities((TARGET + error)[contexts], rows, None).topk(2)
+            growing.grow(found.indices.tolist(), found.values.tolist())
+            paths = [[*paths[node.parent_slot], node.token] for node in growing.frontier()]
+        return growing.select()
+
+    return drafting
+
+
+def test_drafts_that_know_the_noise_change_no_token() -> None:
+    """The tree then depends on what it is verified with. It is accepted more often, and that is all."""
+    asked = [stream for stream in streams(120) if not stream.params.greedy]
+    plain, coupled, blind = run(asked), run(asked, grown(coupled=True)), run(asked, grown(coupled=False))
+    assert outputs(coupled) == outputs(blind) == outputs(plain)
+    assert sum(s.rounds for s in coupled) < 0.9 * sum(s.rounds for s in blind)
+
+
 def test_trimmed_late_proposals_are_as_good_as_fresh_ones() -> None:
     """A tree drafted one token ago, cut to the subtree below what was committed since."""
 
@@ -267,7 +296,7 @@ def test_trimmed_late_proposals_are_as_good_as_fresh_ones() -> None:
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 5])
 def test_trees_deeper_than_the_budget(max_tokens: int) -> None:
-    """A perfect chain of eight: cut by the limit, or narrowed to it beforehand, the same output."""
+    """A perfect chain of eight, and one in a tree: cut by the limit or before it, the same output."""
 
     def perfect(stream: Stream, rng: random.Random) -> DraftTree:
         future = dataclasses.replace(stream, params=_longer(stream.params))
@@ -280,11 +309,23 @@ def test_trees_deeper_than_the_budget(max_tokens: int) -> None:
     def fitting(stream: Stream, rng: random.Random) -> DraftTree:
         return perfect(stream, rng).narrow(stream.params.max_tokens - len(stream.output) - 1)
 
+    def beside_others(stream: Stream, rng: random.Random) -> DraftTree:
+        """Each right child stands after a wrong one."""
+        right = perfect(stream, rng).tokens
+        tokens = [token for good in right for token in ((good + 1) % VOCAB, good)]
+        return DraftTree(tokens, [max(2 * (node // 2) - 1, -1) for node in range(16)])
+
+    def shallow(stream: Stream, rng: random.Random) -> DraftTree:
+        left = stream.params.max_tokens - len(stream.output) - 1
+        return beside_others(stream, rng).truncate_depth(left)
+
     asked = streams(35, max_tokens)
     asked = [s for s in asked if s.params.min_tokens <= max_tokens]
-    plain, deep = run(asked), run(asked, perfect)
-    assert outputs(deep) == outputs(run(asked, fitting)) == outputs(plain)
-    assert all(s.rounds == 1 for s in deep)
+    plain = run(asked)
+    for drafting in (perfect, fitting, beside_others, shallow):
+        found = run(asked, drafting)
+        assert outputs(found) == outputs(plain)
+        assert all(s.rounds == 1 for s in found)
 
 
 def _longer(params: SamplingParams) -> SamplingParams:

@@ -20,6 +20,7 @@ from eyas.common.params import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
+from eyas.engine.batch.tree import DraftTree
 
 LOOKING = ("prompt", "predicted", "tokens", "found", "headed", "lookup", "head")
 """Words of a slot's row in the table `looking`: ids of the prompt; entries of the table `predicted` (0:
@@ -28,6 +29,13 @@ looked up then (-1: none) and whether a head proposed; then how well both source
 """
 
 _WORDS_OF = {torch.int32: 1, torch.float32: 1, torch.int64: 2}
+MASK_BITS = 64
+"""Rows that one word of a mask can show."""
+
+
+def mask_words(rows: int) -> int:
+    """Words of a mask over `rows` rows: bit r % 64 of word r // 64 says whether row r is seen."""
+    return -(-rows // MASK_BITS)
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class Tables:
         nodes, drafts = sizes.width, max(sizes.width - 1, 1)
         columns = {
             "seed": (torch.int64, 1),
-            "mask": (torch.int64, nodes),  # bit r of node j: node r is visible from node j (0: the root)
+            "mask": (torch.int64, mask_words(nodes) * nodes),  # bit r of node j: it sees node r (0: the root)
             "pages": (torch.int32, sizes.max_pages),
             "length": (torch.int32, 1),  # rows with valid KV, which is the root token's position
             "root": (torch.int32, 1),  # the newest committed token; its row is not computed yet
@@ -91,7 +99,11 @@ class Tables:
             setattr(self, name, view if name in _WIDE else view.view(-1))
         self.drafts.fill_(-1)
         chain = torch.arange(nodes, device=device)
-        self.mask.copy_((1 << (chain + 1)) - 1)
+        # [words, slots, nodes]: one word for all nodes, then the next; most trees need no second.
+        self.mask = self.mask.view(-1, sizes.slots, nodes)
+        for word, view in enumerate(self.mask):
+            seen = (chain + 1 - word * MASK_BITS).clamp(0, MASK_BITS)
+            view.copy_(torch.where(seen == MASK_BITS, -1, (1 << seen % MASK_BITS) - 1))
         self.depth.copy_(chain)
         self.parents.copy_(torch.arange(-1, drafts - 1, device=device))
 
@@ -164,6 +176,24 @@ class TableWrites:
             self.put(name, slot, (word,))
         self.put("speculative", slot, (int(speculative),))
         self.put("drafts", slot, [-1] * self._tables.drafts.shape[1])
+
+    def draft(self, slot: int, tree: DraftTree, *, branching: bool) -> None:
+        """Drafts that came from elsewhere, below the slot's root; the tables' chain is as good as a `tree`'s.
+
+        `branching`: other proposals are trees, so this one's shape is written down too.
+        """
+        nodes, most = len(tree), self._tables.drafts.shape[1]
+        self.put("drafts", slot, [*tree.tokens, *[-1] * (most - nodes)])
+        if not branching:
+            return
+        depths, masks = [0], [1]
+        for node, parent in enumerate(tree.parents):
+            depths.append(depths[parent + 1] + 1)
+            masks.append(masks[parent + 1] | 1 << (node + 1))
+        self.put("parents", slot, tree.parents)
+        self.put("depth", slot, depths)
+        for node, mask in enumerate(masks):
+            self.put("mask", slot, (_signed(mask & 0xFFFFFFFF), _signed(mask >> 32)), start=2 * node)
 
     def occupy_special(self, slot: int, params: SamplingParams, endings: Iterable[int]) -> None:
         """The lists that processors read. `endings`: ids that would end the output."""

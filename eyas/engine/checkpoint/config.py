@@ -235,6 +235,8 @@ class DraftConfig:
     of its kind's file. `target_hidden_size`: the width of the captured streams (None: the head's own).
     `dummy_tensors`: of the tensors that only some heads have, those that a dummy head of these sizes needs.
     `prefix`: the names of its tensors begin with it, in a folder that may hold the target's too.
+    `draft_vocab_size`: rows of its output head, which is the target's unless `own_outputs`. `token_ids`: of
+    the target's head it takes the rows of these ids alone (empty: all).
     """
 
     folder: Path
@@ -246,6 +248,13 @@ class DraftConfig:
     target_hidden_size: int | None = None
     dummy_tensors: frozenset[str] = frozenset()
     prefix: str = ""
+    own_outputs: bool = False
+    token_ids: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """How many ids its logits are about."""
+        return len(self.token_ids) or self.draft_vocab_size
 
     @property
     def kv_format(self) -> KvFormat:
@@ -263,10 +272,11 @@ class DraftConfig:
         meaning = {
             "algorithm": self.algorithm,
             "decoder": self.decoder.meaning,
-            "outputs": self.draft_vocab_size,
+            "outputs": self.outputs,
             "taps": self.capture_layers,
             "variants": sorted(self.variants),
             "prefix": self.prefix,
+            "ids": self.token_ids,
         }
         files = [] if self.decoder.load_format == "dummy" else weight_files(self.folder)
         return fingerprint(meaning, files)

@@ -57,6 +57,7 @@ class Executor:
         self._captured: dict[StepShape, Captured] = {}
         self._program: StepProgram | None = None
         self._rows: torch.Tensor | None = None  # of the step that was begun, if they are to be scored
+        self.certain: torch.Tensor | None = None  # of the step that was finished, as `StepProgram.certain`
         self._inputs = torch.zeros(WORDS, dtype=torch.int32, device=state.device)
         self._results = torch.zeros(WORDS, dtype=torch.int32, device=state.device)
         self._outgoing = [_host(WORDS, state.device) for _ in range(IN_FLIGHT)]
@@ -119,13 +120,14 @@ class Executor:
 
     @torch.inference_mode()
     def finish(self, step: StepInput) -> tuple[torch.Tensor, Event | None]:
-        """The rest. Returns the result's copy on the host, and its event."""
+        """The rest. Returns the result's copy on the host, and its event, which also covers `certain`."""
         assert self._program is not None
         captured = self._graphs(step)
         if captured is None:
             self._program.rest(self._program.choose())
         else:
             captured.rest.replay()
+        self.certain = None if step.certain is None else self._certain(self._program, step.certain)
         return self._fetch(self._program.result_words)
 
     def _graphs(self, step: StepInput) -> Captured | None:
@@ -154,6 +156,11 @@ class Executor:
     def _features(self, program: StepProgram, rows: SequenceOf[int]) -> torch.Tensor:
         places = _pinned(np.array(rows, np.int64), self.state.device)
         found = program.features(places.to(self.state.device, non_blocking=True))
+        return found.float().to("cpu", non_blocking=True)
+
+    def _certain(self, program: StepProgram, rows: SequenceOf[int]) -> torch.Tensor:
+        places = _pinned(np.array(rows, np.int64), self.state.device)
+        found = program.certain(places.to(self.state.device, non_blocking=True))
         return found.float().to("cpu", non_blocking=True)
 
     def copy_page(self, source: int, target: int) -> None:
@@ -197,6 +204,8 @@ class Executor:
             special = padding_rows(min(shape.sampled, SLICE), self.tables.padding_slot)
             program.sample_special(_pinned(special, self.state.device))
         program.rest(program.choose())
+        if self.state.tap is not None:
+            self._certain(program, [0])
         self.wait()
         return program
 

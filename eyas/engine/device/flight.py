@@ -37,6 +37,32 @@ class Features:
 
 
 @dataclass(frozen=True)
+class Certain:
+    """Features for a drafter elsewhere: float32 [n, head width], valid once the step has landed.
+
+    First `path_rows` rows for each round of the shape, those of its path and others behind them; then one for
+    each single; then, in order, `chunks[i]` rows for the end of chunk i.
+    """
+
+    rows: torch.Tensor
+    path_rows: int
+    chunks: SequenceOf[int]
+
+    def of(self, shape: StepShape, landed: SequenceOf[Landed], placed: Placed) -> list[Landed]:
+        """`landed`, chunks first, then rounds and singles, with their features."""
+        firsts = [i * self.path_rows for i in range(len(placed.rounds))]
+        singles = shape.batch * self.path_rows
+        firsts += range(singles, singles + len(placed.singles))
+        ends = np.cumsum([singles + len(placed.singles), *self.chunks]).tolist()
+        found = []
+        for one, first, count in zip(landed, ends, self.chunks, strict=False):
+            found.append(one._replace(features=self.rows[first : first + count] if count else None))
+        for one, first in zip(landed[len(self.chunks) :], firsts, strict=True):
+            found.append(one._replace(features=self.rows[first : first + one.rows]))
+        return found
+
+
+@dataclass(frozen=True)
 class DeviceFlight:
     """`placed`: `works` in the order of their rows. `result`: int32 on the host, valid once `event` (None on
     a CPU) has passed, as `special` is. `launched`: monotonic seconds.
@@ -50,6 +76,7 @@ class DeviceFlight:
     special: Told
     scored: SequenceOf[Scored] = ()
     features: Features | None = None
+    certain: Certain | None = None
     launched: float = field(default_factory=time.monotonic)
 
     @property
@@ -78,7 +105,7 @@ class DeviceFlight:
         for place, (work, row) in enumerate(zip(self.placed.singles, alone, strict=False), start=first):
             logprobs, forks = self.special.logprobs(place, (0,)), self.special.firsts(place)
             landed.append(Landed(work, (row[-1],), logprobs, forks=forks))
-        return landed
+        return landed if self.certain is None else self.certain.of(shape, landed, self.placed)
 
     def _prompts(self, tokens: list[int]) -> list[Landed]:
         """`tokens`: the first token of each chunk that ends its prompt, in order."""

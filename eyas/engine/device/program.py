@@ -13,7 +13,7 @@ import torch
 
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import Tables, mask_words
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels import landing, paths, sample
@@ -21,7 +21,7 @@ from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DeviceModel
 from eyas.engine.sampling.scores import SLICE
-from eyas.engine.speculation.device import CertainChunk, DeviceDrafter
+from eyas.engine.speculation.device import CertainChunk, DeviceDrafter, DeviceTap
 from eyas.engine.speculation.device_lookup import DeviceLookup
 
 
@@ -29,9 +29,10 @@ from eyas.engine.speculation.device_lookup import DeviceLookup
 class DeviceState:
     """Everything on the device that steps share.
 
-    `drafter`: a head that proposes in the same step, if there is one. `lookup`: looks drafts up there, if any
-    are wanted. `prompts`: attends the chunks that it plans, if
-    there is one; all others, and those of every graph, the tile kernel does.
+    `drafter`: a head that proposes in the same step, if there is one. `tap`: where drafts come from
+    elsewhere, which wants features. `lookup`: looks drafts up in the step, if any are wanted. `prompts`:
+    attends the chunks that it plans, if there is one; all others, and those of every graph, the tile kernel
+    does.
     """
 
     model: DeviceModel
@@ -43,11 +44,17 @@ class DeviceState:
     pdl: bool = False
     prompts: PromptAttention | None = None
     lookup: DeviceLookup | None = None
+    tap: DeviceTap | None = None
+
+    @property
+    def head(self) -> DeviceDrafter | DeviceTap | None:
+        """As much of a draft head as runs here."""
+        return self.drafter or self.tap
 
     @property
     def trees(self) -> bool:
         """May drafts branch? Chains need neither masks nor rows moved."""
-        return self.drafter is not None and self.drafter.trees
+        return self.head is not None and self.head.trees
 
     @property
     def pools(self) -> tuple[KvPool, ...]:
@@ -57,8 +64,7 @@ class DeviceState:
     @property
     def path_rows(self) -> int:
         """Rows of the longest path that a round can accept, its root included."""
-        proposes = self.drafter or self.lookup
-        return 1 if proposes is None else proposes.path_rows
+        return max((part.path_rows for part in (self.head, self.lookup) if part is not None), default=1)
 
     @property
     def device(self) -> str:
@@ -131,7 +137,7 @@ class StepProgram:
         singles = self._decode_rows("single_slots", first, 1) if shape.singles else None
         tiles = part["tiles"].view(-1, 4) if shape.chunk else None
         rows = Rows(part["tokens"], part["positions"], part["kv_rows"], rounds, tiles, self._planned, singles)
-        taps = state.drafter.taps if state.drafter and shape.drafts else ()
+        taps = state.head.taps if state.head and (shape.drafts or state.tap) else ()
         x, self._tapped = state.model.forward(rows, state.pool, taps)
         self._rows = rows
         if shape.sampled:
@@ -143,7 +149,8 @@ class StepProgram:
         """Prepares the rows of the sequences in a part of the step's array, from row `first` on."""
         batch, part = self._batch(slots), self._part
         starts = batch.slots.new_empty(batch.size)
-        mask = torch.empty(batch.size, width, dtype=torch.int64, device=starts.device)
+        shape = mask_words(width), batch.size, width
+        mask = torch.empty(shape, dtype=torch.int64, device=starts.device)
         own = slice(first, first + batch.size * width)
         rows = round_kernels.RoundRows(
             part["tokens"][own], part["positions"][own], part["kv_rows"][own], starts
@@ -161,8 +168,17 @@ class StepProgram:
 
     def features(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, head width]: of the forward's rows, int64 [n]."""
-        assert self._state.drafter is not None
-        return self._state.drafter.features(self._tapped.index_select(0, rows))
+        assert self._state.head is not None
+        return self._state.head.features(self._tapped.index_select(0, rows))
+
+    def certain(self, rows: torch.Tensor) -> torch.Tensor:
+        """[batch * path rows + n, head width]: of the rows on each round's path, then of others, int64 [n].
+
+        After `rest`. What stands behind a path's end is any row's.
+        """
+        first = torch.arange(self._shape.batch, device=rows.device)[:, None] * self._shape.width
+        accepted = self._paths.clamp(min=0) + first
+        return self.features(torch.cat((accepted.view(-1), rows)))
 
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""

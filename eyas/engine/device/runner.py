@@ -15,9 +15,11 @@ from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Kind, Work
 from eyas.engine.batch.spans import Span
 from eyas.engine.batch.tables import TableWrites
+from eyas.engine.batch.tree import DraftTree
+from eyas.engine.batch.window import ROWS
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.executor import Executor
-from eyas.engine.device.flight import DeviceFlight, Features, Scored
+from eyas.engine.device.flight import Certain, DeviceFlight, Features, Scored
 from eyas.engine.device.special import SpecialRows, occupy_special, reads_text
 from eyas.engine.device.step import Joined, Layout, Placed, StepInput, StepShape, pack, tiles_for
 
@@ -51,6 +53,7 @@ class DeviceRunner:
         self.drafts = executor.state.drafter is not None
         self._lookup = executor.state.lookup
         self.ahead = ahead
+        self._elsewhere = executor.state.tap is not None
         self._executor = executor
         self._buckets = buckets
         self._layout = layout
@@ -63,14 +66,19 @@ class DeviceRunner:
         shape, placed = self._place(works)
         data, spans = pack(placed, shape, self._layout), self._spans(placed.chunks)
         asked = _asked(placed.chunks, shape.round_rows)
-        step = StepInput(shape, data, writes.array(), spans, scored=bool(asked))
+        ends = self._chunk_ends(placed.chunks) if self._elsewhere else []
+        certain = self._certain_rows(placed, shape, ends) if self._elsewhere else None
+        step = StepInput(shape, data, writes.array(), spans, scored=bool(asked), certain=certain)
         self._executor.begin(step)
         scores = [Scored(work, one, self._executor.score(one)) for work, one in asked]
         features = self._features(placed.chunks, shape)
         rows = SpecialRows.of(shape, placed, self._eos_ids)
         special = rows.told(self._executor.sample(rows.array()) if rows else ())
         result, event = self._executor.finish(step)
-        return DeviceFlight(shape, works, placed, result, event, special, scores, features)
+        told = None
+        if self._elsewhere and self._executor.certain is not None:
+            told = Certain(self._executor.certain, self._executor.state.path_rows, ends)
+        return DeviceFlight(shape, works, placed, result, event, special, scores, features, told)
 
     def _place(self, works: SequenceOf[Work]) -> tuple[StepShape, Placed]:
         """Attention begins with those that take longest. Those that nothing is drafted for have a row each,
@@ -88,7 +96,42 @@ class DeviceRunner:
         return shape, placed if shape.singles else Placed(longest, (), placed.chunks)
 
     def _is_wide(self, work: Work) -> bool:
+        if self._elsewhere:
+            return bool(self._drafts_of(work))
         return self._buckets.width == 1 or self._occupants[work.seq.slot].drafted
+
+    def _drafts_of(self, work: Work) -> DraftTree | None:
+        """What this step can verify of the drafts that came from elsewhere.
+
+        They hang below the newest token that is known. If a step is in flight, it is a plain one, and gives
+        one more: if that is the first draft, as it may well be, the others follow it.
+        """
+        tree = work.tree
+        if tree and work.seq.in_flight:
+            tree = tree.trim(tree.tokens[:1])
+        if not tree or not (self._executor.state.trees or tree.is_chain):
+            return None
+        return tree.narrow(self._buckets.width - 1)
+
+    @staticmethod
+    def _chunk_ends(chunks: SequenceOf[Work]) -> list[int]:
+        """Of how many rows at the end of each chunk a drafter may want to hear."""
+        return [
+            max(0, min(len(work.tokens), work.start + len(work.tokens) + ROWS - len(work.seq)))
+            if work.seq.generation.request.speculative
+            else 0
+            for work in chunks
+        ]
+
+    @staticmethod
+    def _certain_rows(placed: Placed, shape: StepShape, ends: SequenceOf[int]) -> list[int]:
+        """Rows of the step that will be certain, whatever the verdicts: those of singles and of chunks."""
+        first = shape.batch * shape.width
+        rows, end = [*range(first, first + len(placed.singles))], shape.round_rows
+        for work, count in zip(placed.chunks, ends, strict=True):
+            end += len(work.tokens)
+            rows += range(end - count, end)
+        return rows
 
     def _tables(self, works: SequenceOf[Work]) -> TableWrites:
         """What the step tells the tables. Those who join are told, and drafted for, before it."""
@@ -148,6 +191,8 @@ class DeviceRunner:
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])
         told.grows = told.grows or work.sample
+        if self._elsewhere and (tree := self._drafts_of(work)) is not None:
+            writes.draft(seq.slot, tree, branching=self._executor.state.trees)
         if told.pages < len(seq.pages):
             writes.put("pages", seq.slot, seq.pages[told.pages :], start=told.pages)
             told.pages = len(seq.pages)

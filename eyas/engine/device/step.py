@@ -117,7 +117,8 @@ class StepInput:
     """`data`: int32, the parts of `shape.sections`. `writes`: int32 [2, n] for `Tables.apply`.
 
     `spans`: the chunks, in the order of their rows, where their attention may be planned on the host.
-    `scored`: more of its rows will be asked for than those that give a token.
+    `scored`: more of its rows will be asked for than those that give a token. `certain`: a drafter elsewhere
+    wants the features of its rounds' certain rows, and of these; None: nobody does.
     """
 
     shape: StepShape
@@ -125,6 +126,7 @@ class StepInput:
     writes: np.ndarray
     spans: SequenceOf[Span] = ()
     scored: bool = False
+    certain: SequenceOf[int] | None = None
 
 
 @dataclass(frozen=True)

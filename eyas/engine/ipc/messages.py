@@ -224,6 +224,16 @@ class HostCache(msgspec.Struct, frozen=True, array_like=True):
     bytes_in: int = 0
 
 
+class DraftsAhead(msgspec.Struct, frozen=True, array_like=True):
+    """Of a draft worker that drafts ahead: commits whose proposal was ready (`hits`) or was not (`misses`),
+    and the outcomes that it has drafted for.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    drafted: int = 0
+
+
 class Load(Message, frozen=True):
     """Progress, load and running totals. Sent after every loop that changed the load, and every 0.5 s.
 
@@ -254,6 +264,7 @@ class Load(Message, frozen=True):
     oldest_waiting_s: float = 0.0  # age of the oldest request that has not begun; 0.0: none waits
     backlog: Backlog = Backlog()  # for routers; counted at least every 0.1 s
     host: HostCache = HostCache()
+    ahead: DraftsAhead = DraftsAhead()
 
 
 class Stopped(Message, frozen=True):

@@ -106,11 +106,12 @@ def store_rows(out, row, token, position, kv_row, inside):
 def prepare(batch: Batch, rows: RoundRows, mask: Tensor) -> None:
     """Writes the rows of a round: each sequence's root, then its drafts.
 
-    `mask` int64 [B, W] receives the masks of the tables: bit r of entry j says that node j sees node r. If W
-    is less than the width of the tables, the round has the first W nodes. A node without a draft is empty.
+    `mask` int64 [words, B, W] receives the masks of the tables: bit r % 64 of word r // 64 of entry j says
+    that node j sees node r. If W is less than the width of the tables, the round has the first W nodes. A
+    node without a draft is empty.
     """
     tables = batch.tables
-    width = mask.shape[1]
+    words, _, width = mask.shape
     _prepare[(triton.cdiv(batch.size * width, LANES),)](
         batch.slots,
         tables.length,
@@ -126,6 +127,7 @@ def prepare(batch: Batch, rows: RoundRows, mask: Tensor) -> None:
         tables.pages.shape[1],
         tables.drafts.shape[1],
         tables.depth.shape[1],
+        WORDS=words,
         WIDTH=width,
         PAGE_SIZE=batch.page_size,
         BLOCK=LANES,
@@ -151,6 +153,7 @@ def _prepare(
     max_pages,
     drafts_stride,
     nodes_stride,
+    WORDS: tl.constexpr,
     WIDTH: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -169,8 +172,10 @@ def _prepare(
     below = tl.load(depth + slot * nodes_stride + node, mask=held, other=0)
     store_rows(out, row, token, start + below, kv_row, inside)
     tl.store(out[3] + sequence, start, mask=inside & (node == 0))
-    visible = tl.load(mask + slot * nodes_stride + node, mask=inside, other=0)
-    tl.store(round_mask + row, visible, mask=inside)
+    for word in tl.static_range(WORDS):
+        entry = (word * (padding + 1) + slot) * nodes_stride + node  # the padding slot is the last
+        visible = tl.load(mask + entry, mask=inside, other=0)
+        tl.store(round_mask + word * rows + row, visible, mask=inside)
 
 
 def verdict(batch: Batch, chosen: Tensor, verdicts: Verdicts, rates: Tensor | None = None) -> None:

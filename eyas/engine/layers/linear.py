@@ -47,6 +47,11 @@ class Linear:
         """x [R, K] -> [R, N], in GEMMs of ROWS rows each."""
         return in_blocks(self._product, x)
 
+    def rows(self, picked: torch.Tensor) -> Linear:
+        """The product with some rows of the weight alone: picked int64 [n] -> [R, n]."""
+        weight = self._weight.to_dense() if self._packed else self._weight.t()
+        return Linear(weight[picked], None if self._bias is None else self._bias[picked])
+
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed:
             fused: torch.Tensor = torch.ops.mkldnn._linear_pointwise(

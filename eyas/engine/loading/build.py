@@ -36,6 +36,7 @@ from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.stager import Stager
 from eyas.engine.loading import follower
 from eyas.engine.loading.device_build import build_device, rounds_ahead
+from eyas.engine.loading.draft_build import draft_worker, plain_runner
 from eyas.engine.loading.host_cache import check_host_cache, host_loads
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
@@ -45,7 +46,7 @@ from eyas.engine.loop.engine import Engine, Parts
 from eyas.engine.loop.plain_runner import PlainRunner
 from eyas.engine.loop.runner import Runner
 from eyas.engine.models.base import FeatureTap
-from eyas.engine.models.decoder import Decoder, EmbeddingAndHead
+from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.heads import head_family
 from eyas.engine.scheduling.scheduler import Limits, Scheduler
 from eyas.engine.speculation.colocated import ColocatedDrafter
@@ -98,8 +99,6 @@ def _check_device(config: EngineConfig) -> None:
     if (there := torch.cuda.device_count()) < first + ranks:
         message = f"--tensor-parallel-size: {ranks} GPUs from number {first} on, of {there}"
         raise ConfigError(message, param="tensor-parallel-size")
-    if set(config.roles) == {Role.DRAFT}:
-        raise ConfigError("--roles: a draft worker needs a CPU; a GPU drafts where it decodes", param="roles")
 
 
 def _check_transfer(config: EngineConfig) -> None:
@@ -129,8 +128,7 @@ def _plain_core(loaded: EngineSpec) -> _Core:
     with loaded.weights(KvKind.TARGET) as weights:
         model = Decoder(target, weights, backend)
     pool = loaded.pool(KvKind.TARGET)
-    drafts_here = loaded.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(config.roles))
-    draft_runner = _draft_runner(loaded, model.ends) if drafts_here else None
+    draft_runner = plain_runner(loaded, model.ends) if loaded.drafts_here else None
     pools = (pool,) if draft_runner is None else (pool, draft_runner.pool)
     runner = PlainRunner(model, pools, backend, _tap(loaded, model) if loaded.head else None)
     drafter = _drafter(config, draft_runner, target.vocab_size)
@@ -168,7 +166,9 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
     with start.phases("rates"):
         most = Reach(config.max_running, config.chunk_tokens, loaded.target.context_length)
         rates = _rates(device.runner, config, most, GRAIN)
-    return loaded, _Core(device.runner, device.pools, None, limits, device.slowest_step_s, rates)
+    elsewhere = loaded.head is not None and not loaded.drafts_here
+    drafter = _drafter(config, None, loaded.target.vocab_size) if elsewhere else None
+    return loaded, _Core(device.runner, device.pools, drafter, limits, device.slowest_step_s, rates)
 
 
 def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:
@@ -228,31 +228,21 @@ def _check_room(pages: int, limits: Limits, context_length: int) -> None:
 
 
 def _draft_parts(loaded: EngineSpec) -> DraftParts:
-    config = loaded.config
     if loaded.head is None:
         raise ConfigError("a draft worker needs a draft head (--draft DIR)")
-    with loaded.weights(KvKind.TARGET) as weights:
-        ends = EmbeddingAndHead.load(loaded.target, weights)
-    runner = _draft_runner(loaded, ends)
-    outbox, pages = Outbox(), PagePool(runner.pool.shape.pages)
-    moves = travel(loaded, {KvKind.DRAFT: runner.pool}, outbox)
+    worker = draft_worker(loaded)
+    pool, outbox = worker.runner.pool, Outbox()
+    moves = travel(worker.loaded, {KvKind.DRAFT: pool}, outbox)
     return DraftParts(
-        config=config,
-        runner=runner,
-        pool=pages,
+        config=worker.loaded.config,
+        runner=worker.runner,
+        ahead=worker.ahead,
+        pool=PagePool(pool.shape.pages),
         pulls=moves.pulls[KvKind.DRAFT],
         copier=moves.copiers[KvKind.DRAFT],
         outbox=outbox,
-        ready=_ready(loaded, moves, slowest=0.0),
+        ready=_ready(worker.loaded, moves, worker.slowest_step_s),
     )
-
-
-def _draft_runner(loaded: EngineSpec, ends: EmbeddingAndHead) -> DraftRunner:
-    assert loaded.head is not None
-    backend = loaded.backend(KvKind.DRAFT)
-    with loaded.weights(KvKind.DRAFT) as weights:
-        head = head_family(loaded.head.algorithm).load_draft(loaded.head, weights, ends, backend)
-    return DraftRunner(head, loaded.pool(KvKind.DRAFT), backend)
 
 
 def _tap(loaded: EngineSpec, model: Decoder) -> FeatureTap:

@@ -38,11 +38,11 @@ from eyas.engine.loading.startup import Phases, Start
 from eyas.engine.models.base import DraftModel, FeatureTap
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.fused_layer import LayerContext
-from eyas.engine.models.heads import device_head
+from eyas.engine.models.heads import device_head, load_device_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.sampling.scores import SLICE, SLICE_BYTES
-from eyas.engine.speculation.device import DeviceDrafter
+from eyas.engine.speculation.device import DeviceDrafter, DeviceTap
 from eyas.engine.speculation.device_lookup import DeviceLookup, words_predicted
 from kv_transfer.layout import pages_for
 
@@ -141,29 +141,31 @@ def build_state(
     loaded: EngineSpec, ranks: ProcessGroup, phases: Phases, prompts: PromptAttention | None = None
 ) -> tuple[EngineSpec, DeviceState]:
     """Everything that steps share, and `loaded` with as many pages as fit, if it did not say how many."""
-    groups = [KvKind.TARGET] if loaded.head is None else [KvKind.TARGET, KvKind.DRAFT]
-    tables = Tables(_sizes(loaded), loaded.config.device)
+    groups = [KvKind.TARGET, KvKind.DRAFT] if loaded.drafts_here else [KvKind.TARGET]
+    tables = Tables(table_sizes(loaded), loaded.config.device)
     attentions = {group: _attention(loaded, group, tables, prompts) for group in groups}
     with phases("weights"):
-        models = _models(loaded, ranks, attentions)
+        model, tap, head = _models(loaded, ranks, attentions)
     special = SpecialSampler(tables, loaded.target.vocab_size, pdl=_pdl(loaded))
     if loaded.config.num_pages is None:
         loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
     pools = tuple(loaded.pool(group) for group in groups)
-    drafter = None
-    if models[1] is not None:
-        spec = loaded.config.speculation
-        drafter = DeviceDrafter(models[1], pools[1], tables, spec, pdl=_pdl(loaded))
+    drafter, elsewhere, spec = None, None, loaded.config.speculation
+    if tap is not None and head is not None:
+        drafter = DeviceDrafter((tap, head), pools[1], tables, spec, pdl=_pdl(loaded))
+    elif tap is not None:
+        elsewhere = DeviceTap(tap, spec, loaded.width)
     return loaded, DeviceState(
-        *(models[0], pools[0], tables, special, drafter, _synthetic(loaded)),
+        *(model, pools[0], tables, special, drafter, _synthetic(loaded)),
         pdl=_pdl(loaded),
         prompts=prompts,
-        lookup=_lookup(loaded, tables, drafter),
+        lookup=None if elsewhere else _lookup(loaded, tables, drafter),
+        tap=elsewhere,
     )
 
 
 def _lookup(loaded: EngineSpec, tables: Tables, drafter: DeviceDrafter | None) -> DeviceLookup | None:
-    """Wherever anything is drafted: any request may bring a prediction."""
+    """Wherever anything is drafted in the step: any request may bring a prediction."""
     if not loaded.config.speculates:
         return None
     trees = drafter is not None and drafter.trees
@@ -228,7 +230,8 @@ def rounds_ahead(loaded: EngineSpec) -> int:
     return 2 if loaded.head is None else 3
 
 
-def _sizes(loaded: EngineSpec) -> TableSizes:
+def table_sizes(loaded: EngineSpec) -> TableSizes:
+    """Of the tables of a target's steps, or of a draft worker's."""
     context = loaded.target.context_length + max(BEYOND, rounds_ahead(loaded) * loaded.round_rows)
     return TableSizes(
         slots=loaded.config.max_running + 1,
@@ -262,12 +265,10 @@ def _pdl(loaded: EngineSpec) -> bool:
     return loaded.config.device != "cpu"
 
 
-Head = tuple[FeatureTap, DraftModel[Rows]]
-
-
 def _models(
     loaded: EngineSpec, ranks: ProcessGroup, attentions: dict[KvKind, PagedAttention]
-) -> tuple[FusedDecoder, Head | None]:
+) -> tuple[FusedDecoder, FeatureTap | None, DraftModel[Rows] | None]:
+    """The target, and as much of the head as runs here."""
     launch = skinny.Launch.on(loaded.config.device, pdl=_pdl(loaded))
 
     def context(group: KvKind) -> LayerContext:
@@ -279,11 +280,13 @@ def _models(
         text = "steps of few rows are slower than they could be: no kernel adds this model's output biases"
         logging.getLogger("eyas.engine").warning(text)
     if loaded.head is None:
-        return model, None
-    kind, here = device_head(loaded.head.algorithm), context(KvKind.DRAFT)
+        return model, None, None
+    kind, group = device_head(loaded.head.algorithm), KvKind.DRAFT if loaded.drafts_here else KvKind.TARGET
     with loaded.weights(KvKind.DRAFT) as weights:
-        tap = kind.load_tap(loaded.head, weights, model.final_norm, here)
-        return model, (tap, kind.load_draft(loaded.head, weights, model, here))
+        tap = kind.load_tap(loaded.head, weights, model.final_norm, context(group))
+        if not loaded.drafts_here:
+            return model, tap, None
+        return model, tap, load_device_draft(loaded.head, weights, model.ends, context(group))
 
 
 def _synthetic(loaded: EngineSpec) -> torch.Tensor | None:

@@ -16,13 +16,13 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import number_of
 from eyas.common.pool import Geometry
-from eyas.common.types import KvKind
+from eyas.common.types import KvKind, Role
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
 from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path
-from eyas.engine.models.heads import head_family, read_head
+from eyas.engine.models.heads import head_family, read_head, with_token_map
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
@@ -54,10 +54,12 @@ class EngineSpec:
         head = None
         if config.draft is not None:
             head = read_head(config.draft, target, config.load_format, config.draft_capture_layers)
-        for decoder in [target] if head is None else [target, head.decoder]:
+            head = with_token_map(head, target, config)
+        heads = [] if head is None else [(head.decoder, head.outputs)]
+        for decoder, outputs in [(target, target.vocab_size), *heads]:
             share = config_of_rank(decoder, config.tensor_parallel_size)
             if config.attention_backend != "torch":
-                _check_implemented(share, decoder.vocab_size // config.tensor_parallel_size)
+                _check_implemented(share, outputs // config.tensor_parallel_size)
         return cls(config, target, head, epoch)
 
     def with_pages(self, num_pages: int) -> Self:
@@ -118,6 +120,11 @@ class EngineSpec:
             dtype=self.placement.dtype,
             device=self.placement.device,
         )
+
+    @property
+    def drafts_here(self) -> bool:
+        """Does this engine run the draft head, if there is one? Else draft workers do."""
+        return self.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(self.config.roles))
 
     @property
     def round_rows(self) -> int:

@@ -39,7 +39,9 @@ class Drafting:
             self._grew(seq)
         if self.drafter is None or one.features is None or not seq.generation.request.speculative:
             return
-        tokens = seq.tokens(start + 1, min(start + one.rows + 1, len(seq)))
+        end = start + one.rows
+        start = end - len(one.features)  # those before are of no use to a drafter far away
+        tokens = seq.tokens(start + 1, min(end + 1, len(seq)))
         features = one.features[: len(tokens)]
         if self.drafter.local_kv:
             if tokens and (seq.drafting or (seq.draft_len == start and self._open(seq, start))):
@@ -122,6 +124,10 @@ class Drafting:
     def owed(self) -> bool:
         """Is a proposal outstanding that is worth waiting for, for `wait_s`?"""
         return self.drafter is not None and self.drafter.owed()
+
+    def awaits(self) -> bool:
+        """Is a drafter to hear of a step before the next one is composed? Its drafts come in time."""
+        return self.drafter is not None and self.drafter.in_time()
 
     @property
     def wait_s(self) -> float:

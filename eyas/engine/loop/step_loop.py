@@ -53,7 +53,7 @@ class StepLoop:
         launched = self._launch(works) if works else None
         self._clock.composed(began)
         self._land(launched)
-        if not self.runner.ahead:
+        if not self.runner.ahead or self.committer.drafting.awaits():
             self._land(None)
         return True
 

@@ -41,6 +41,12 @@ class EmbeddingAndHead:
         head = embedding if config.tied_head else weights.take("lm_head.weight", shape)
         return cls(embedding, Linear(head))
 
+    def limited_to(self, ids: tuple[int, ...]) -> EmbeddingAndHead:
+        """With those rows of the output head alone, in this order; (): with all."""
+        if not ids:
+            return self
+        return EmbeddingAndHead(self.embedding, self.lm_head.rows(torch.tensor(ids)))
+
 
 class DecoderLayer:
     """Attention, then the feed-forward, as `spec` says; their tensors are those below `prefix`."""

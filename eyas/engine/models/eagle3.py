@@ -74,6 +74,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         variants=_variants(raw),
         target_hidden_size=target.hidden_size,
         dummy_tensors=frozenset() if outputs == target.vocab_size else OWN_HEAD,
+        own_outputs="lm_head.weight" in shapes or outputs != target.vocab_size,
     )
     _check_widths(raw, config, shapes, fit)
     fit.settle()

@@ -7,6 +7,8 @@ business, how they attend is the attention's.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from eyas.engine.batch.rows import Rows
@@ -26,6 +28,27 @@ from eyas.engine.models.fused_layer import (
     load_input_gain,
 )
 from eyas.engine.parallel.shards import config_of_rank
+
+
+@dataclass(frozen=True)
+class FusedEnds:
+    """A model's embedding [vocab, hidden] and a rank's rows of its output head; draft heads share them."""
+
+    embedding: torch.Tensor
+    lm_head: torch.Tensor
+
+    @classmethod
+    def load(cls, config: ModelConfig, weights: Weights) -> FusedEnds:
+        """Takes both ends, whole, from `weights`; a tied head is the embedding itself."""
+        shape = (config.vocab_size, config.hidden_size)
+        embedding = weights.take("model.embed_tokens.weight", shape)
+        return cls(embedding, embedding if config.tied_head else weights.take("lm_head.weight", shape))
+
+    def limited_to(self, ids: tuple[int, ...]) -> FusedEnds:
+        """With those rows of a whole output head alone, in this order; (): with all."""
+        if not ids:
+            return self
+        return FusedEnds(self.embedding, self.lm_head[torch.tensor(ids, device=self.lm_head.device)])
 
 
 class FusedDecoder:
@@ -66,6 +89,11 @@ class FusedDecoder:
         x = run(step, pool, taps, tapped)
         _keep(tapped, taps, len(self.layers), x)
         return x, tapped.view(rows.count, -1)
+
+    @property
+    def ends(self) -> FusedEnds:
+        """What draft heads without their own draft with."""
+        return FusedEnds(self.embedding, self.lm_head)
 
     def final_norm(self, residual: torch.Tensor) -> torch.Tensor:
         """Residual rows [m, hidden] that left the last layer -> what the output head reads."""

@@ -12,7 +12,7 @@ from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.eagle import fc_tensors
-from eyas.engine.models.fused import FusedDecoder, head_product
+from eyas.engine.models.fused import FusedEnds, head_product
 from eyas.engine.models.fused_head import HeadLayers, product
 from eyas.engine.models.fused_layer import Forward, LayerContext
 from eyas.engine.models.head_parts import LastHiddenTap, token_embedding
@@ -22,15 +22,13 @@ from eyas.engine.parallel.shards import config_of_rank
 class FusedEagleDraft:
     """The `DraftModel`, wherever drafts are made."""
 
-    def __init__(
-        self, config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
-    ) -> None:
-        """The lm_head is the target's, and so is the embedding, if the head has none."""
+    def __init__(self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext) -> None:
+        """`ends` are the target's, whose embedding is used if the head has none."""
         self.kv_format: KvFormat = config_of_rank(config.decoder, context.group.ranks).kv_format
         self.token_map = None
         self._context = context
-        self._embedding = token_embedding(config, weights, target.embedding)
-        self._lm_head = target.lm_head
+        self._embedding = token_embedding(config, weights, ends.embedding)
+        self._lm_head = ends.lm_head
         self._fc, self._bias = fc_tensors(config, weights)
         self._layers = HeadLayers(config.decoder, weights, gain=None)
 
@@ -53,7 +51,7 @@ def load_tap(config: DraftConfig, _: Weights, final_norm: FinalNorm, __: LayerCo
 
 
 def load_draft(
-    config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
+    config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
 ) -> FusedEagleDraft:
     """Takes the head's tensors from `weights`; its lm_head is the target's."""
-    return FusedEagleDraft(config, weights, target, context)
+    return FusedEagleDraft(config, weights, ends, context)

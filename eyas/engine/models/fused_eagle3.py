@@ -14,7 +14,7 @@ from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FeatureTap, FinalNorm
 from eyas.engine.models.eagle3 import fc_norms, token_map
-from eyas.engine.models.fused import FusedDecoder, head_product
+from eyas.engine.models.fused import FusedEnds, head_product
 from eyas.engine.models.fused_head import HeadLayers, product
 from eyas.engine.models.fused_layer import Forward, LayerContext
 from eyas.engine.models.head_parts import LastHiddenTap, token_embedding
@@ -43,18 +43,16 @@ class FusedEagle3Tap:
 class FusedEagle3Draft:
     """The `DraftModel`, wherever drafts are made."""
 
-    def __init__(
-        self, config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
-    ) -> None:
-        """A head without an embedding or an lm_head of its own uses the target's."""
+    def __init__(self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext) -> None:
+        """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
         decoder = config.decoder
         hidden = decoder.hidden_size
         self.kv_format: KvFormat = config_of_rank(decoder, context.group.ranks).kv_format
         self.token_map = token_map(config, weights)
         self._eps, self._variants = decoder.norm_eps, config.variants
         self._context = context
-        self._embedding = token_embedding(config, weights, target.embedding)
-        self._lm_head = target.lm_head
+        self._embedding = token_embedding(config, weights, ends.embedding)
+        self._lm_head = ends.lm_head
         if "lm_head.weight" in weights:
             self._lm_head = weights.take_rows("lm_head.weight", (config.draft_vocab_size, hidden))
         names = [f"layers.0.{name}.weight" for name in ("input_layernorm", "hidden_norm")]
@@ -97,7 +95,7 @@ def load_tap(
 
 
 def load_draft(
-    config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
+    config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
 ) -> FusedEagle3Draft:
-    """Takes the head's tensors from `weights`; what it lacks of embedding and lm_head is the target's."""
-    return FusedEagle3Draft(config, weights, target, context)
+    """Takes the head's tensors from `weights`; what it lacks of embedding and lm_head is in `ends`."""
+    return FusedEagle3Draft(config, weights, ends, context)

@@ -13,7 +13,7 @@ from eyas.engine.kernels.join import join
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FinalNorm
-from eyas.engine.models.fused import FusedDecoder, head_product
+from eyas.engine.models.fused import FusedEnds, head_product
 from eyas.engine.models.fused_layer import Forward, FusedLayer, LayerContext, NarrowRows, load_gain, source_of
 from eyas.engine.models.head_parts import LastHiddenTap
 from eyas.engine.models.mtp import dialect_of
@@ -25,10 +25,8 @@ class FusedMtpDraft:
 
     token_map: torch.Tensor | None = None
 
-    def __init__(
-        self, config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
-    ) -> None:
-        """Embedding and lm_head are the target's. Every rank joins whole rows."""
+    def __init__(self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext) -> None:
+        """`ends`: the target's. Every rank joins whole rows."""
         decoder, prefix, dialect = config.decoder, config.prefix, dialect_of(config.prefix)
         hidden = decoder.hidden_size
 
@@ -38,7 +36,7 @@ class FusedMtpDraft:
         self.kv_format: KvFormat = config_of_rank(decoder, context.group.ranks).kv_format
         self._eps = decoder.norm_eps
         self._context = context
-        self._embedding, self._lm_head = target.embedding, target.lm_head
+        self._embedding, self._lm_head = ends.embedding, ends.lm_head
         self._first_is_blank = dialect.first_is_blank
         halves = weights.take(f"{prefix}.{dialect.join}.weight", (hidden, 2 * hidden)).split(hidden, dim=1)
         if dialect.feature_first:  # the kernel puts tokens first
@@ -84,7 +82,7 @@ def load_tap(config: DraftConfig, _: Weights, final_norm: FinalNorm, __: LayerCo
 
 
 def load_draft(
-    config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
+    config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
 ) -> FusedMtpDraft:
-    """Takes the head's tensors from `weights`; embedding and lm_head are the target's."""
-    return FusedMtpDraft(config, weights, target, context)
+    """Takes the head's tensors from `weights`; embedding and lm_head are in `ends`."""
+    return FusedMtpDraft(config, weights, ends, context)

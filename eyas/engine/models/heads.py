@@ -8,19 +8,23 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
+import torch
+
+from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.folder import read_config
+from eyas.engine.checkpoint.token_map import read_token_map, refused
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.models import llama
 from eyas.engine.models.base import DraftModel, FeatureTap, FinalNorm
 from eyas.engine.models.decoder import EmbeddingAndHead
-from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.fused import FusedEnds
 from eyas.engine.models.fused_layer import LayerContext
 from eyas.engine.models.keys import Raw, reading
 
@@ -71,9 +75,11 @@ class DeviceHead(Protocol):
         """The half beside the target, whose `final_norm` some heads' features have passed."""
 
     def load_draft(
-        self, config: DraftConfig, weights: Weights, target: FusedDecoder, context: LayerContext
+        self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
     ) -> DraftModel[Rows]:
-        """The half that drafts. `target`: for a head without ends; `context`: of the head's own layers."""
+        """The half that drafts. `ends`: the target's, for a head without its own; `context`: of the head's
+        own layers.
+        """
 
 
 def read_head(
@@ -120,6 +126,25 @@ def _capturing(config: DraftConfig, target: ModelConfig, asked: tuple[int, ...])
     return dataclasses.replace(config, capture_layers=layers)
 
 
+def with_token_map(head: DraftConfig, target: ModelConfig, config: EngineConfig) -> DraftConfig:
+    """The head that proposes the ids in the file of --speculative-token-map alone; `head`, if there is none.
+
+    Raises ConfigError, which names the flag, for a head whose outputs are not the target's, and for a file
+    that does not fit.
+    """
+    if config.speculative_token_map is None:
+        return head
+    if head.own_outputs:
+        name = head_family(head.algorithm).NAME
+        raise refused(f"{name} with an output head of its own ({head.folder}) proposes what that knows")
+    if config.tensor_parallel_size > 1:
+        raise refused("its rows of the target's output head lie on one GPU (--tensor-parallel-size 1)")
+    ids = read_token_map(Path(config.speculative_token_map), target.vocab_size)
+    if len(ids) < config.speculation.topk:
+        raise refused(f"{config.speculative_token_map} has {len(ids)} ids, fewer than --spec-topk")
+    return dataclasses.replace(head, token_ids=ids)
+
+
 def head_family(algorithm: str) -> HeadFamily:
     """The module that knows a kind of head, by its line in `HEADS`, which is `DraftConfig.algorithm`."""
     return cast(HeadFamily, importlib.import_module(f"eyas.engine.models.{algorithm}"))
@@ -134,3 +159,33 @@ def device_head(algorithm: str) -> DeviceHead:
             f"{name} has no implementation for a GPU (docs/adding-a-draft-head.md)", param="draft"
         )
     return cast(DeviceHead, importlib.import_module(f"eyas.engine.models.{module}"))
+
+
+def load_draft(
+    config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
+) -> DraftModel[ForwardBatch]:
+    """The half that drafts, of any kind of head. `ends`: the target's, for a head without its own."""
+    kind = head_family(config.algorithm)
+    return _mapped(
+        kind.load_draft(config, weights, ends.limited_to(config.token_ids), backend), config, weights
+    )
+
+
+def load_device_draft(
+    config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
+) -> DraftModel[Rows]:
+    """The same on a device. `context`: of the head's own layers."""
+    kind = device_head(config.algorithm)
+    return _mapped(
+        kind.load_draft(config, weights, ends.limited_to(config.token_ids), context), config, weights
+    )
+
+
+Draft = TypeVar("Draft", bound=DraftModel[ForwardBatch] | DraftModel[Rows])
+
+
+def _mapped(draft: Draft, config: DraftConfig, weights: Weights) -> Draft:
+    """A head that drafts with some rows of the target's output head has their ids for its map."""
+    if config.token_ids:
+        draft.token_map = torch.tensor(config.token_ids, device=weights.placement.device)
+    return draft

@@ -64,17 +64,33 @@ def perturbed(draft_logits: Tensor, rows: Sequence[Row], token_map: Tensor | Non
         return draft_logits
     asking = [rows[i] for i in warm]
     scores = tempered(draft_logits[warm], [row.params for row in asking])
-    stream = _streams(asking, scores)
-    if token_map is None:
-        scores += gumbel_rows(stream, scores.shape[1])
-    else:
-        scores += gumbel_at(stream, token_map.unsqueeze(0))
+    scores += _draft_noise(scores, asking, token_map)
     return draft_logits.index_copy(0, torch.tensor(warm, device=scores.device), scores)
 
 
-def draft_probabilities(draft_logits: Tensor) -> Tensor:
-    """The probabilities that score a draft tree: softmax over the draft head's ids, [R, Vd]. No noise."""
-    return draft_logits.softmax(-1)
+def draft_probabilities(draft_logits: Tensor, rows: Sequence[Row], token_map: Tensor | None) -> Tensor:
+    """The chances by which a draft tree grows: softmax(draft logits + temperature * G), [R, Vd].
+
+    The target takes the id with the best logit + temperature * G. A draft head's logits stand for the
+    target's with an error of one unit, whatever the temperature. If that error is a Gumbel number, an id's
+    chance to be taken is this softmax; at temperature 0 it is EAGLE-2's score. Arguments as of `perturbed`.
+    """
+    warm = [i for i, row in enumerate(rows) if not row.params.greedy]
+    if not warm:
+        return draft_logits.softmax(-1)
+    asking = [rows[i] for i in warm]
+    temperature = draft_logits.new_tensor([[row.params.temperature] for row in asking])
+    scores = draft_logits[warm]
+    scores += temperature * _draft_noise(scores, asking, token_map)
+    return draft_logits.index_copy(0, torch.tensor(warm, device=scores.device), scores).softmax(-1)
+
+
+def _draft_noise(scores: Tensor, rows: Sequence[Row], token_map: Tensor | None) -> Tensor:
+    """G for each of the draft's ids, [R, Vd]."""
+    stream = _streams(rows, scores)
+    if token_map is None:
+        return gumbel_rows(stream, scores.shape[1])
+    return gumbel_at(stream, token_map.unsqueeze(0))
 
 
 def _with_noise(scores: Tensor, rows: Sequence[Row]) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables
-from eyas.engine.kernels import paths, sample, trees
+from eyas.engine.kernels import couple, paths, sample, trees
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, DraftModel, FeatureTap
@@ -45,22 +45,20 @@ class DeviceDrafter:
         *,
         pdl: bool,
     ) -> None:
-        self._tap, self._head = head
+        self._tap = head[0]
         self.taps = self._tap.layers
         self.pool = pool
-        self._tables = tables
-        self._spec = spec
-        self._pdl = pdl
+        self._proposer = DeviceProposer(head[1], pool, tables, spec, pdl=pdl)
 
     @property
     def path_rows(self) -> int:
         """Rows of the longest path that a round can accept, its root included: few drafts make short ones."""
-        return self._spec.deepest + 1
+        return self._proposer.path_rows
 
     @property
     def trees(self) -> bool:
         """Whether a proposal can branch."""
-        return self._spec.topk > 1
+        return self._proposer.trees
 
     def follow(
         self,
@@ -91,9 +89,7 @@ class DeviceDrafter:
         rows = Rows(tokens, positions, kv_rows, rounds)
         if chunk is not None:
             rows = replace(rows, tiles=chunk.rows.tiles, planned=chunk.rows.planned)
-        drafted = self._head.forward(joined, tokens, rows, self.pool)
-        if slots.shape[0]:
-            self._propose(_picked(drafted, last), slots)
+        self._proposer.draft(joined, rows, last, slots)
 
     def features(self, tapped: torch.Tensor) -> torch.Tensor:
         """tapped [m, layers * hidden] -> [m, head width]."""
@@ -107,15 +103,72 @@ class DeviceDrafter:
         """
         slots, tokens, positions, kv_rows = (row.clone() for row in words)  # on 16 bytes, as kernels like it
         rows = round_kernels.RoundRows(tokens, positions, kv_rows, positions)
-        last = self._run(features.to(self.pool.shape.dtype), rows, DecodeRows(slots, positions))
-        self._propose(last, slots)
+        last = self._proposer.run(features.to(self.pool.shape.dtype), rows, DecodeRows(slots, positions))
+        self._proposer.propose(last, slots)
 
     def _extension(self, batch: round_kernels.Batch, features: torch.Tensor) -> paths.PathRows:
         count = batch.size * self.path_rows
         rows, last = _round_rows(batch.slots, count), batch.slots.new_empty(batch.size)
         return paths.PathRows(features.new_empty(count, features.shape[1]), rows, last)
 
-    def _propose(self, last: Drafted, slots: torch.Tensor) -> None:
+
+class DeviceTap:
+    """Features for a drafter elsewhere; nothing is proposed inside the step. `width`: rows of a round."""
+
+    def __init__(self, tap: FeatureTap, spec: SpeculationConfig, width: int) -> None:
+        self._tap = tap
+        self.taps = tap.layers
+        self.path_rows = min(spec.deepest + 1, width)
+        self.trees = spec.topk > 1
+
+    def features(self, tapped: torch.Tensor) -> torch.Tensor:
+        """As of `DeviceDrafter`."""
+        return self._tap.features(tapped)
+
+
+class DeviceProposer:
+    """The head's half that drafts, over a pool and the tables of whoever has the sequences.
+
+    `firsts` int32 [slots]: each slot's first row that is one, and may be seen; None: all of them are.
+    """
+
+    def __init__(
+        self,
+        head: DraftModel[Rows],
+        pool: KvPool,
+        tables: Tables,
+        spec: SpeculationConfig,
+        *,
+        pdl: bool,
+        firsts: torch.Tensor | None = None,
+    ) -> None:
+        self._head = head
+        self.pool = pool
+        self._tables = tables
+        self._spec = spec
+        self._pdl = pdl
+        self._firsts = firsts
+
+    @property
+    def path_rows(self) -> int:
+        """As of `DeviceDrafter`."""
+        return self._spec.deepest + 1
+
+    @property
+    def trees(self) -> bool:
+        """As of `DeviceDrafter`."""
+        return self._spec.topk > 1
+
+    def draft(self, features: torch.Tensor, rows: Rows, last: torch.Tensor, slots: torch.Tensor) -> None:
+        """Certain rows with their `features` [m, head width], then drafts for each of `slots` int32 [B].
+
+        `last` int32 [B]: which of the rows is each one's newest.
+        """
+        drafted = self._head.forward(features, rows.tokens, rows, self.pool)
+        if slots.shape[0]:
+            self.propose(_picked(drafted, last), slots)
+
+    def propose(self, last: Drafted, slots: torch.Tensor) -> None:
         """Drafts for each slot; `last` is what its newest row gave."""
         batch = round_kernels.Batch(self._tables, slots, self.pool.page_size, self._pdl)
         if self.trees:
@@ -134,14 +187,16 @@ class DeviceDrafter:
             )
             round_kernels.propose_rows(batch, best, step, rows)
             if step + 1 < self._spec.steps:
-                last = self._run(last.features, rows, DecodeRows(batch.slots, rows.starts))
+                last = self.run(last.features, rows, DecodeRows(batch.slots, rows.starts))
 
     def _tree(self, last: Drafted, batch: round_kernels.Batch) -> None:
         """EAGLE-2: every level runs the k best nodes of each sequence."""
         spec, k = self._spec, self._spec.topk
         growth = trees.new_growth(spec, batch.size, self._head.token_map, str(last.rows.device))
         for level in range(spec.steps):
-            best, ids = self._head.logits(last.rows).softmax(-1).topk(k)
+            logits = self._head.logits(last.rows)
+            couple.couple(batch, level, logits, self._head.token_map)
+            best, ids = logits.softmax(-1).topk(k)
             below = None
             if level + 1 < spec.steps:
                 rows = _round_rows(batch.slots, batch.size * k)
@@ -149,11 +204,12 @@ class DeviceDrafter:
             trees.grow(batch, growth, level, best, ids, below)
             if below is not None:
                 sees = DecodeRows(batch.slots, below.rows.starts, k, growth.visible[level], (level + 1) * k)
-                last = self._run(last.features.index_select(0, below.sources), below.rows, sees)
+                last = self.run(last.features.index_select(0, below.sources), below.rows, sees)
         trees.select(batch, growth)
 
-    def _run(self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: DecodeRows) -> Drafted:
-        forward = Rows(rows.tokens, rows.positions, rows.kv_rows, rounds)
+    def run(self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: DecodeRows) -> Drafted:
+        """Rows without prompts: what the head makes of them."""
+        forward = Rows(rows.tokens, rows.positions, rows.kv_rows, rounds, firsts=self._firsts)
         return self._head.forward(features, rows.tokens, forward, self.pool)
 
 

@@ -6,8 +6,10 @@ where they come from nor which kind of head it is.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -39,6 +41,21 @@ class Extension:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """Certain rows of one sequence, and the wish for a proposal below the last of them.
+
+    `owner`: the sequence, as any object that is the same whenever it asks. `params` and `choice` key the
+    noise. `lowest`: the position of its first row; what lies below it in its pages is no row of it.
+    """
+
+    owner: Hashable
+    extension: Extension
+    params: SamplingParams
+    choice: int
+    lowest: int = 0
+
+
+@dataclass(frozen=True)
 class DraftRequest:
     """Asks for a proposal below row `base`, the root token's. `last`: what row base - 1 gave.
 
@@ -53,8 +70,31 @@ class DraftRequest:
     offset: int = 0
 
 
+@dataclass(frozen=True)
+class Chain:
+    """Drafts in a row. `inputs` [len(tokens), width]: the feature that the draft row of each token joins."""
+
+    tokens: list[int]
+    inputs: torch.Tensor
+
+    @property
+    def tree(self) -> DraftTree:
+        """The proposal."""
+        return DraftTree(self.tokens, list(range(-1, len(self.tokens) - 1)))
+
+
+class Proposed(NamedTuple):
+    """A proposal. `chain`: the same with what its rows were made of, where that may be drafted ahead of."""
+
+    tree: DraftTree
+    chain: Chain | None
+
+
 class DraftRunner:
     """A draft head with its KV pool and attention backend. Whole batches; one thread."""
+
+    alignment = 1
+    """Row 0 of a sequence may stand at any multiple of so many positions."""
 
     def __init__(self, head: DraftModel[ForwardBatch], pool: KvPool, backend: AttentionBackend) -> None:
         self._head = head
@@ -66,38 +106,68 @@ class DraftRunner:
         """The pool of the draft KV."""
         return self._pool
 
+    def draft(self, asked: SequenceOf[Asked], spec: SpeculationConfig) -> list[Proposed]:
+        """Writes the draft KV of all their rows, and proposes for each."""
+        drafted = self.extend([one.extension for one in asked])
+        requests = []
+        for one, last in zip(asked, drafted, strict=True):
+            new = one.extension
+            base = new.base + len(new.tokens)
+            requests.append(DraftRequest(new.pages, base, last, one.params, one.choice, new.offset))
+        if spec.topk > 1:
+            return [Proposed(tree, None) for tree in self._trees(requests, spec)]
+        return [Proposed(chain.tree, chain) for chain in self.chains(requests, spec.steps)]
+
     def extend(self, extensions: SequenceOf[Extension]) -> list[Drafted]:
         """Writes the draft KV of the rows; returns what the head gave for each sequence's last row."""
         spans = [Span(e.pages, e.base, len(e.tokens), offset=e.offset) for e in extensions]
         tokens = [t for e in extensions for t in e.tokens]
-        drafted = self._forward(spans, tokens, torch.cat([e.features for e in extensions]))
+        drafted = self.forward(spans, tokens, torch.cat([e.features for e in extensions]))
         ends = torch.tensor([len(e.tokens) for e in extensions]).cumsum(0) - 1
         return [Drafted(*last) for last in zip(drafted.rows[ends], drafted.features[ends], strict=True)]
 
     def propose(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
         """One draft per request: a chain of spec.steps tokens, or a tree of spec.draft_tokens - 1 nodes."""
-        return self._trees(requests, spec) if spec.topk > 1 else self._chains(requests, spec.steps)
+        if spec.topk > 1:
+            return self._trees(requests, spec)
+        return [chain.tree for chain in self.chains(requests, spec.steps)]
 
-    def _chains(self, requests: SequenceOf[DraftRequest], steps: int) -> list[DraftTree]:
+    def chains(self, requests: SequenceOf[DraftRequest], steps: int) -> list[Chain]:
+        """One chain of `steps` tokens per request; its last token gets no draft row."""
         last = _stacked(requests)
-        drafted: list[list[int]] = []
+        drafted, inputs = [], []
         for step in range(steps):
-            logits = self._head.logits(last.rows)
             rows = [_row(w, w.offset + w.base + 1 + step) for w in requests]
-            best = perturbed(logits, rows, self._head.token_map).argmax(-1)
-            drafted.append(self._targets(best).tolist())
+            drafted.append([best for (best,) in self.best(last.rows, rows, 1)])
+            inputs.append(last.features)
             if step + 1 < steps:
                 spans = [Span(w.pages, w.base + step, 1, offset=w.offset) for w in requests]
-                last = self._forward(spans, drafted[-1], last.features)
-        parents = list(range(-1, steps - 1))
-        return [DraftTree(list(tokens), parents) for tokens in zip(*drafted, strict=True)]
+                last = self.forward(spans, drafted[-1], last.features)
+        found = zip(zip(*drafted, strict=True), torch.stack(inputs, 1), strict=True)
+        return [Chain(list(tokens), features) for tokens, features in found]
+
+    def best(self, rows: torch.Tensor, noise: SequenceOf[Row], count: int) -> list[list[int]]:
+        """The target's ids that are likeliest at `rows` [r, ...], of `Drafted`: `count` for each, best first.
+
+        Fewer if the head knows no more. `noise`: who samples there; who knows the seed ranks by log q + G.
+        """
+        scores = perturbed(self._head.logits(rows), noise, self._head.token_map)
+        ids = (
+            scores.argmax(-1, keepdim=True)
+            if count == 1
+            else scores.topk(min(count, scores.shape[1])).indices
+        )
+        return self._targets(ids).tolist()
 
     def _trees(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
         """EAGLE-2: every level runs the k best nodes of each sequence, so k rows per sequence."""
         growing = [TreeExpansion(spec.topk, spec.draft_tokens) for _ in requests]
         last = _stacked(requests)  # rows of sequences (x k)
         for level in range(spec.steps):
-            probs, ids = draft_probabilities(self._head.logits(last.rows)).topk(spec.topk)
+            logits = self._head.logits(last.rows)
+            width = logits.shape[0] // len(requests)
+            rows = [_row(w, w.offset + w.base + 1 + level) for w in requests for _ in range(width)]
+            probs, ids = draft_probabilities(logits, rows, self._head.token_map).topk(spec.topk)
             tokens = self._targets(ids).view(len(requests), -1, spec.topk).tolist()
             scores = probs.view(len(requests), -1, spec.topk).tolist()
             for tree, t, s in zip(growing, tokens, scores, strict=True):
@@ -124,9 +194,10 @@ class DraftRunner:
             spans.append(Span(request.pages, request.base, len(frontier), paths, request.offset))
             tokens += [node.token for node in frontier]
             sources += [i * width + node.parent_slot for node in frontier]
-        return self._forward(spans, tokens, features[torch.tensor(sources)])
+        return self.forward(spans, tokens, features[torch.tensor(sources)])
 
-    def _forward(self, spans: SequenceOf[Span], tokens: SequenceOf[int], features: torch.Tensor) -> Drafted:
+    def forward(self, spans: SequenceOf[Span], tokens: SequenceOf[int], features: torch.Tensor) -> Drafted:
+        """The head over the spans' rows, in order, one token and one of `features` [R, width] per row."""
         batch = build_batch(spans, tokens, self._pool.page_size, self._backend)
         return self._head.forward(features, batch.tokens, batch, self._pool)
 

@@ -76,6 +76,10 @@ class Drafter(ABC):
     def owed(self) -> bool:
         """Whether a proposal is outstanding that is worth waiting for."""
 
+    def in_time(self) -> bool:
+        """Is there a sequence whose proposals come from far away, and are waited for?"""
+        return False
+
     @abstractmethod
     def close(self, seq: Sequence) -> None:
         """Stops following a sequence; does nothing for an unknown one."""

@@ -182,6 +182,9 @@ class RemoteDrafter(Drafter):
     def owed(self) -> bool:
         return any(f.asked > f.answered and f.late < LATE_ROUNDS for f in self._followed.values())
 
+    def in_time(self) -> bool:
+        return any(f.late < LATE_ROUNDS for f in self._followed.values())
+
     def close(self, seq: Sequence) -> None:
         followed = self._followed.pop(seq.uid, None)
         if followed is not None:

@@ -1,0 +1,195 @@
+"""A draft worker's device runner against the plain one, kernels interpreted: the same proposals, greedy ones
+and those that know the seed, whatever batches, windows and slots there are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.errors import ConfigError
+from eyas.common.params import SamplingParams
+from eyas.common.types import Role
+from eyas.engine.loading.draft_build import draft_worker, warm_up
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.speculation.device_runner import DeviceDraftRunner, Seats
+from eyas.engine.speculation.draft_runner import Asked, Extension
+from eyas.engine.speculation.draft_sequences import BatchRunner
+from tests.unit.test_device_engine import SIZES, write_head
+from tests.unit.tiny import write_tiny_llama
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WIDTH, VOCAB, PAGE = SIZES["hidden"], SIZES["vocab"], 16
+CHAIN = SpeculationConfig(steps=3, topk=1, draft_tokens=4)
+TREE = SpeculationConfig(steps=2, topk=2, draft_tokens=5)
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    folder = tmp_path_factory.mktemp("models")
+    target = write_tiny_llama(folder / "target", **SIZES)
+    return EngineConfig(
+        model=str(target),
+        draft=str(write_head(folder / "head", target)),
+        roles=(Role.DRAFT,),
+        num_pages=64,
+        max_running=3,
+        context_length=256,
+        pool_dir=str(tmp_path_factory.mktemp("pools")),
+        worker="draft",
+        speculation=CHAIN,
+    )
+
+
+def on_device(plain: EngineConfig) -> EngineConfig:
+    return replace(plain, attention_backend="triton", prefill_attention_backend="triton")
+
+
+@pytest.fixture
+def runners(plain: EngineConfig, request: pytest.FixtureRequest) -> Iterator[list[BatchRunner]]:
+    """The plain runner, and the device's, of the same shape."""
+    spec = getattr(request, "param", CHAIN)
+    configs = (replace(plain, speculation=spec), replace(on_device(plain), speculation=spec))
+    found = [draft_worker(EngineSpec.of(config)).runner for config in configs]
+    yield found
+    for runner in found:
+        runner.pool.close()
+
+
+class Follower:
+    """One sequence, told to both runners: each has pages of its own for it, and lays its rows out its way."""
+
+    def __init__(self, name: str, base: int, params: SamplingParams = GREEDY) -> None:
+        self.name, self.base, self.lowest, self.params = name, base, base, params
+        self._pages: dict[int, list[int]] = {}
+        self._draws = random.Random(name)
+        self._generator = torch.Generator().manual_seed(len(name) + base)
+
+    def commit(self, rows: int, runners: list[BatchRunner], free: list[list[int]]) -> list[Asked]:
+        """The same rows as each runner wants to hear of them."""
+        tokens = [self._draws.randrange(VOCAB) for _ in range(rows)]
+        features = torch.randn(rows, WIDTH, generator=self._generator)
+        asked = []
+        for i, runner in enumerate(runners):
+            offset = self.lowest - self.lowest % runner.alignment
+            pages = self._pages.setdefault(i, [])
+            while len(pages) * PAGE < self.base + rows - offset + 8:
+                pages.append(free[i].pop())
+            new = Extension(list(pages), self.base - offset, tokens, features, offset)
+            asked.append(Asked(self.name, new, self.params, 1, self.lowest))
+        self.base += rows
+        return asked
+
+
+def told(
+    runners: list[BatchRunner], free: list[list[int]], rows: dict[Follower, int], spec: SpeculationConfig
+) -> list[list[tuple[list[int], list[int]]]]:
+    """What each runner proposes for the same batch."""
+    asked = [one.commit(count, runners, free) for one, count in rows.items()]
+    found = []
+    for runner, batch in zip(runners, zip(*asked, strict=True), strict=True):
+        trees = [proposed.tree for proposed in runner.draft(list(batch), spec)]
+        found.append([(list(tree.tokens), list(tree.parents)) for tree in trees])
+    return found
+
+
+def pages() -> list[list[int]]:
+    """Of each runner, in an order of its own."""
+    return [random.Random(seed).sample(range(64), 64) for seed in (1, 2)]
+
+
+def test_chains_are_the_plain_runners(runners: list[BatchRunner]) -> None:
+    """Short and long runs side by side, windows within a page, a page that is full, more rows than a tile."""
+    free = pages()
+    seeded = SamplingParams(temperature=0.9, seed=2**63 + 5)
+    a, b, c = Follower("prompt", 0), Follower("window", 37), Follower("seeded", 20, seeded)
+    different = set()
+    for batch in ({a: 70}, {a: 2, b: 30, c: 1}, {b: 1, c: 9}, {a: 4, c: 3, b: 2}):
+        ours, theirs = told(runners, free, batch, CHAIN)
+        assert theirs == ours
+        different |= {tuple(tokens) for tokens, _ in ours}
+    assert len(different) > 4, "every proposal was the same: nothing was tried"
+
+
+@pytest.mark.parametrize("runners", [TREE], indirect=True)
+def test_trees_are_the_plain_runners(runners: list[BatchRunner]) -> None:
+    free = pages()
+    a, b = Follower("a", 0), Follower("b", 18)
+    for batch in ({a: 5, b: 3}, {b: 2, a: 1}):
+        ours, theirs = told(runners, free, batch, TREE)
+        assert theirs == ours and all(len(parents) == 4 for _, parents in ours)
+
+
+@pytest.mark.slow
+def test_a_sequence_that_lost_its_slot_is_written_down_again(runners: list[BatchRunner]) -> None:
+    """Four sequences, three slots: in one batch, and one after the other."""
+    free = pages()
+    followers = [Follower(f"sequence {i}", 3 * i) for i in range(4)]
+    for batch in (dict.fromkeys(followers, 3), {followers[0]: 2}, dict.fromkeys(followers, 1)):
+        ours, theirs = told(runners, free, batch, CHAIN)
+        assert theirs == ours
+
+
+@pytest.mark.slow
+def test_what_lies_below_a_window_is_not_seen(runners: list[BatchRunner]) -> None:
+    """Its first page was another sequence's, whose rows are still there."""
+    free = pages()
+    before = Follower("before", 0)
+    told(runners, free, {before: 20}, CHAIN)
+    free[1] += before._pages[1]
+    window = Follower("window", 12)
+    ours, theirs = told(runners, free, {window: 2}, CHAIN)
+    assert theirs == ours
+    device = runners[1]
+    again = window.commit(1, runners, free)[1]
+    written = []
+    for lowest in (12, 0):
+        device.draft([replace(again, lowest=lowest)], CHAIN)
+        written.append(device.pool.tensor.clone())
+    assert not torch.equal(*written), "whether they are seen makes no difference here"
+
+
+def test_no_proposal_is_larger_than_asked(runners: list[BatchRunner]) -> None:
+    asked = Follower("a", 0).commit(3, runners, pages())[1]
+    lengths = [len(runners[1].draft([asked], replace(CHAIN, steps=n))[0].tree) for n in (2, 9)]
+    assert lengths == [2, 3]
+
+
+@pytest.mark.slow
+def test_a_warm_up_leaves_nothing_that_counts(runners: list[BatchRunner]) -> None:
+    device = runners[1]
+    assert isinstance(device, DeviceDraftRunner)
+    assert warm_up(device, WIDTH, CHAIN) > 0.0
+    ours, theirs = told(runners, pages(), {Follower("a", 0): 5}, CHAIN)
+    assert theirs == ours
+
+
+def test_slots_go_to_those_that_ask() -> None:
+    seats = Seats(2)
+    first, second = seats.of("a"), seats.of("b")
+    assert (first.slot, second.slot) == (0, 1) and seats.of("a") is first
+    first.pages = 5
+    third = seats.of("c")
+    assert third.slot == second.slot and third.pages == 0, "b had not asked for the longest"
+    assert seats.of("a").pages == 5 and seats.of("b").slot == third.slot
+
+
+def test_several_gpus_are_refused_by_name(plain: EngineConfig) -> None:
+    spec = replace(EngineSpec.of(plain), config=replace(on_device(plain), tensor_parallel_size=2))
+    with pytest.raises(ConfigError, match="--tensor-parallel-size"):
+        draft_worker(spec)
+
+
+def test_the_pools_are_files_that_go(plain: EngineConfig) -> None:
+    worker = draft_worker(EngineSpec.of(on_device(plain)))
+    assert worker.ahead is None and list(Path(plain.pool_dir).glob("eyas-*"))
+    worker.runner.pool.close()
+    assert not list(Path(plain.pool_dir).glob("eyas-*"))
