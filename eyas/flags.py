@@ -189,6 +189,12 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         help="nodes verified, with the root (steps + 1)",
     )
     add(
+        "--spec-adaptive",
+        "--speculative-adaptive",
+        action="store_true",
+        help="draft as deep as pays, at most --spec-steps, by measured times and acceptance",
+    )
+    add(
         "--speculative-token-map",
         metavar="FILE",
         help="the target's ids that the draft head proposes: .pt, a JSON list, or one per line (all)",

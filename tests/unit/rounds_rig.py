@@ -86,7 +86,7 @@ def random_case(seed: int, width: int, batch: int = 5, grow=random_tree) -> Case
         tables.length[slot] = rng.randrange(1, 4 * PAGE)
         tables.root[slot] = rng.randrange(VOCAB)
         tables.seed[slot] = rng.getrandbits(63) * rng.choice([-1, 1])
-        tables.speculative[slot] = rng.random() < 0.7
+        tables.speculative[slot] = 0 if rng.random() < 0.3 else rng.choice((1, 2, 32, 32))
         if width > 1 and rng.random() < 0.9:
             trees[slot] = grow(rng, rng.choice([width - 1, rng.randrange(width)]))
             put_tree(tables, slot, trees[slot])

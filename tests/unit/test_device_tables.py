@@ -62,12 +62,12 @@ def test_a_seat_takes_every_bit_of_its_parameters() -> None:
         tables.drafts.fill_(3)
         before = {name: by_slot(tables, name).clone() for name in NAMES}
         writes = TableWrites(tables)
-        writes.occupy(2, params, choice=6, speculative=True)
+        writes.occupy(2, params, choice=6, speculative=5)
         apply(tables, writes)
         assert int(tables.seed[2]) % 2**64 == seed
         floats = (tables.temperature[2], tables.top_p[2], tables.min_p[2])
         assert [float(x) for x in floats] == np.float32([0.7, 0.9, 0.1]).tolist()
-        assert (int(tables.top_k[2]), int(tables.choice[2]), int(tables.speculative[2])) == (40, 6, 1)
+        assert (int(tables.top_k[2]), int(tables.choice[2]), int(tables.speculative[2])) == (40, 6, 5)
         assert tables.drafts[2].tolist() == [-1] * 3
         for name in NAMES:
             others = [0, 1, 3, 4]
@@ -78,7 +78,7 @@ def test_top_k_of_nothing_is_off_and_of_everything_fits() -> None:
     tables = Tables(SIZES, "cpu")
     writes = TableWrites(tables)
     for slot, top_k in enumerate((0, 2**40, 5)):
-        writes.occupy(slot, SamplingParams(top_k=top_k), 0, speculative=False)
+        writes.occupy(slot, SamplingParams(top_k=top_k), 0, speculative=0)
     apply(tables, writes)
     assert tables.top_k[:3].tolist() == [0, 2**31 - 1, 5] and not tables.speculative.any()
 

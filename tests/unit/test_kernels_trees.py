@@ -113,7 +113,8 @@ def check_frontier(
 
 def check_tables(case: Case, slot: int, tree: DraftTree, width: int) -> None:
     tables, rest = case.tables, [-1] * (width - 1 - len(tree))
-    drafted = list(tree.tokens) if tables.speculative[slot] else [-1] * len(tree)
+    deepest = int(tables.speculative[slot])
+    drafted = [token if tree.depth(i) <= deepest else -1 for i, token in enumerate(tree.tokens)]
     assert tables.drafts[slot].tolist() == [*drafted, *rest]
     assert tables.parents[slot].tolist() == [*tree.parents, *rest]
     for node in range(len(tree) + 1):
@@ -156,7 +157,7 @@ def test_a_grown_tree_is_verified() -> None:
     """From the top-k of a level to the tokens of a round, nothing but device tables in between."""
     spec, rng = spec_of((3, 4, 12)), random.Random(0)
     case = random_case(0, spec.draft_tokens)
-    case.tables.speculative[:-1] = 1
+    case.tables.speculative[:-1] = spec.steps
     growth = new_growth(spec, case.batch.size, None, DEVICE)
     trees = [twin.select() for twin in grow_both(case, growth, rng, coarse=False)]
     select(case.batch, growth)

@@ -69,7 +69,7 @@ class Tables:
             "drafts": (torch.int32, drafts),  # tokens proposed below the root; -1: none
             "parents": (torch.int32, drafts),  # the draft's parent: a draft's index, or -1 for the root
             "depth": (torch.int32, nodes),  # how far node j lies below the root
-            "speculative": (torch.int32, 1),  # 0: nothing is proposed for this sequence
+            "speculative": (torch.int32, 1),  # how deep this sequence's drafts may be; 0: none is proposed
             "choice": (torch.int32, 1),
             "top_k": (torch.int32, 1),  # 0: off
             "temperature": (torch.float32, 1),
@@ -165,7 +165,7 @@ class TableWrites:
         self._places += self._tables.places(name, slot, start, len(words))
         self._words += words
 
-    def occupy(self, slot: int, params: SamplingParams, choice: int, *, speculative: bool) -> None:
+    def occupy(self, slot: int, params: SamplingParams, choice: int, *, speculative: int) -> None:
         """Sets everything about a sequence that does not change while it runs, and clears its drafts."""
         seed = params.seed or 0
         self.put("seed", slot, (_signed(seed & 0xFFFFFFFF), _signed(seed >> 32)))
@@ -174,7 +174,7 @@ class TableWrites:
         floats = (params.temperature, params.top_p, params.min_p)
         for name, word in zip(("temperature", "top_p", "min_p"), _bits(floats), strict=True):
             self.put(name, slot, (word,))
-        self.put("speculative", slot, (int(speculative),))
+        self.put("speculative", slot, (speculative,))
         self.put("drafts", slot, [-1] * self._tables.drafts.shape[1])
 
     def draft(self, slot: int, tree: DraftTree, *, branching: bool) -> None:

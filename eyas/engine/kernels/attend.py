@@ -105,7 +105,7 @@ class _Layout:
 
     @property
     def bits_block(self) -> int:
-        return triton.next_power_of_2(self.bits)
+        return int(triton.next_power_of_2(self.bits))
 
     @property
     def narrow(self) -> bool:

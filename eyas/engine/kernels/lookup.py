@@ -103,8 +103,8 @@ def _look_up(
 ):
     after_previous(PDL)
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
-    record = looking + slot * WORDS
-    if (slot != padding) & (tl.load(speculative + slot) != 0):
+    record, deepest = looking + slot * WORDS, tl.load(speculative + slot)
+    if (slot != padding) & (deepest != 0):
         text += slot * context
         told += slot * predicted_stride
         count = tl.minimum(tl.load(length + slot) + 1, context)
@@ -117,6 +117,7 @@ def _look_up(
         match = (best >> _LENGTH).to(tl.int32)
         node = tl.arange(0, NODES)
         token = _followers(best, text, count, told, told_count, LONGEST + answered, node, DEPTH)
+        token = tl.where(node < deepest, token, -1)
         proposes = match > 0
         if HEADED:
             there = tl.load(drafts + slot * drafts_stride) >= 0

@@ -318,7 +318,7 @@ def _draw(seed, start, rates, PATH: tl.constexpr, BLOCK: tl.constexpr):
 def propose_rows(batch: Batch, best: Tensor, step: int, rows: RoundRows) -> None:
     """Stores draft number `step` of each sequence, and writes the row that the draft head runs next.
 
-    `best` int32 [B]: target ids. A sequence that is not speculative gets -1 and an empty row. The row and
+    `best` int32 [B]: target ids. A sequence whose drafts end above gets -1 and an empty row. The row and
     its position lie `step` after the root's, since draft row i is (feature i, token i + 1).
     """
     tables = batch.tables
@@ -367,7 +367,7 @@ def _propose_rows(
     slot = tl.load(slots + row, mask=inside, other=padding)
     live = inside & (slot != padding)
     token = tl.load(best + row, mask=inside, other=0)
-    wanted = live & (tl.load(speculative + slot) != 0)
+    wanted = live & (tl.load(speculative + slot) > step)
     tl.store(drafts + slot * drafts_stride + step, tl.where(wanted, token, -1), mask=live)
     start = tl.load(length + slot) + step
     kv_row = physical_rows(pages, slot, start, wanted, max_pages, PAGE_SIZE)

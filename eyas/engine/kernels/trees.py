@@ -212,8 +212,8 @@ def _rank(scores, score, index, count, BLOCK: tl.constexpr):
 def select(batch: Batch, growth: Growth) -> None:
     """Makes the best draft_tokens - 1 candidates of all levels the drafts of each sequence's next round.
 
-    They are in the order of their flat indices, so that parents come before their children. A sequence that
-    is not speculative gets none.
+    They are in the order of their flat indices, so that parents come before their children. None is deeper
+    than the sequence's drafts may be.
     """
     tables, spec = batch.tables, growth.spec
     candidates = growth.scores.shape[1]
@@ -294,7 +294,7 @@ def _select(
             above = tl.load(candidate_parents + sequence * CANDIDATES + above, mask=above >= 0, other=-1)
         entry = (word * (padding + 1) + slot) * nodes_stride + node + 1
         tl.store(mask + entry, seen, mask=there)
-    token = tl.where(tl.load(speculative + slot) != 0, token, -1)
+    token = tl.where(below <= tl.load(speculative + slot), token, -1)
     tl.store(drafts + slot * drafts_stride + node, token, mask=there)
     tl.store(parents + slot * drafts_stride + node, parent, mask=there)
     tl.store(depth + slot * nodes_stride + node + 1, below, mask=there)
