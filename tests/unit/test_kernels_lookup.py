@@ -49,7 +49,7 @@ class World:
     def occupy(self, sequences: list[Sequence]) -> None:
         writes = TableWrites(self.tables)
         for seq in sequences:
-            writes.occupy(seq.slot, SamplingParams(), 0, speculative=True)
+            writes.occupy(seq.slot, SamplingParams(), 0, speculative=32)
             self.device.occupy(writes, seq)
             writes.put("text", seq.slot, seq.all_tokens())
             writes.put("length", seq.slot, (len(seq) - 1,))
