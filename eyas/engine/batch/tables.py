@@ -99,7 +99,8 @@ class Tables:
             setattr(self, name, view if name in _WIDE else view.view(-1))
         self.drafts.fill_(-1)
         chain = torch.arange(nodes, device=device)
-        # [words, slots, nodes]: one word for all nodes, then the next; most trees need no second.
+        # [words, slots, nodes]: most trees need one word. A node sees none that is higher, so that the later
+        # words of the first 64 nodes are always 0, and who writes a chain writes the first word alone.
         self.mask = self.mask.view(-1, sizes.slots, nodes)
         for word, view in enumerate(self.mask):
             seen = (chain + 1 - word * MASK_BITS).clamp(0, MASK_BITS)
