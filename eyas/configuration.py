@@ -100,6 +100,7 @@ def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
         steps=args.spec_steps,
         topk=args.spec_topk,
         draft_tokens=args.spec_draft_tokens or args.spec_steps + 1,
+        adaptive=args.spec_adaptive,
         synthetic_rates=tuple(rates),
         ngram=ngram,
     )

@@ -156,8 +156,8 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_speculation(parser: argparse.ArgumentParser) -> None:
-    spec = SpeculationConfig()
-    add = parser.add_argument_group("speculation").add_argument
+    spec, group = SpeculationConfig(), parser.add_argument_group("speculation")
+    add = group.add_argument
     add(
         "--draft-capture-layers",
         type=numbers,
@@ -189,6 +189,12 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         help="nodes verified, with the root (steps + 1)",
     )
     add(
+        "--spec-adaptive",
+        "--speculative-adaptive",
+        action="store_true",
+        help="draft as deep as pays, at most --spec-steps, by measured times and acceptance",
+    )
+    add(
         "--speculative-token-map",
         metavar="FILE",
         help="the target's ids that the draft head proposes: .pt, a JSON list, or one per line (all)",
@@ -198,6 +204,11 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="beside a draft head: drafts are also looked up in prompt and answer",
     )
+    _add_synthetic(group)
+
+
+def _add_synthetic(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--rejection-sample-method",
         choices=["standard", "synthetic"],

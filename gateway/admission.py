@@ -17,7 +17,7 @@ import msgspec
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Unavailable
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest, Role, WorkerInfo
+from eyas.common.types import Choice, DraftLimits, GenerationRequest, Role, WorkerInfo
 
 DEFAULT_MAX_TOKENS = 4096  # a caller who wants a longer answer says so
 MAX_PROMPT_LOGPROBS = 1 << 20  # log-probabilities per prompt: of its own tokens and of the best ids
@@ -40,6 +40,7 @@ class GenerationOptions:
     seed: int | None = None
     n: int = 1
     speculative: bool = True
+    draft_limits: DraftLimits = DraftLimits()
     truncate_prompt: int | None = None
     predicted: tuple[int, ...] = ()
     call: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -136,6 +137,7 @@ def admit(
         choices=tuple(map(Choice, range(options.n))),
         timeout_s=timeout_s,
         speculative=options.speculative,
+        draft_limits=options.draft_limits,
         call=options.call,
         predicted=_predicted(model, options, len(prompt_ids)),
     )

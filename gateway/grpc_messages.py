@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.types import Finish, GenerationRequest, PromptLogprobs, TokenLogprob
+from eyas.common.types import DraftLimits, Finish, GenerationRequest, PromptLogprobs, TokenLogprob
 from gateway.admission import GenerationOptions, ServedModel
 from gateway.schema import MAX_BAD_WORDS, MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
 from gateway.text import TextDelta, TextRules, UsageCounts
@@ -81,7 +81,7 @@ def generation_options(
 ) -> GenerationOptions:
     """The options for `admit`, which checks the sampling parameters; `bad_words` are in ids.
 
-    Raises InvalidRequest for `n` and `truncate_prompt_tokens`.
+    Raises InvalidRequest for `n`, `truncate_prompt_tokens` and `draft_limits`.
     """
     given = {name: getattr(options, name) for name in _SAMPLING if options.HasField(name)}
     params = model.params(
@@ -104,8 +104,17 @@ def generation_options(
         seed=_given(options, "seed", None),
         n=n,
         speculative=_given(options, "speculative", True),
+        draft_limits=_draft_limits(options.draft_limits),
         truncate_prompt=kept,
     )
+
+
+def _draft_limits(limits: eyas_pb2.DraftLimits) -> DraftLimits:
+    for name, least in (("steps", 1), ("topk", 1), ("draft_tokens", 2)):
+        if limits.HasField(name) and getattr(limits, name) < least:
+            field = f"draft_limits.{name}"
+            raise InvalidRequest(f"{field} must be at least {least}", param=field)
+    return DraftLimits(limits.steps, limits.topk, limits.draft_tokens)
 
 
 def _given(options: eyas_pb2.GenerateOptions, name: str, default: Any) -> Any:

@@ -21,7 +21,7 @@ from eyas.common.errors import InvalidRequest
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from gateway.admission import GenerationOptions, ServedModel, admit, check_model
-from gateway.schema import ChatBody, GenerationBody, SamplingFields, TextBody, TokenizeBody
+from gateway.schema import ChatBody, GenerationBody, SamplingFields, TextBody, TokenizeBody, drafting
 from gateway.text import TextRules
 from gateway.tokenizer import Tokenizer
 
@@ -206,7 +206,7 @@ async def _options(
         max_tokens,
         seed=body.seed,
         n=body.n,
-        speculative=body.speculative,
+        **drafting(body.speculative),
         truncate_prompt=body.truncate_prompt_tokens,
     )
 

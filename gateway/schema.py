@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from eyas.common import types
 from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from gateway import unsupported
 from gateway.fields import Body, RequestId, is_ids, refuse
@@ -168,6 +169,39 @@ class StreamOptions(Body):
     """With `include_usage`: every event tells the usage so far."""
 
 
+class DraftLimits(Body):
+    """How far a request's drafts reach at most."""
+
+    steps: int | None = Field(None, ge=1, le=INT32_MAX)
+    """How deep, in tokens; at most the server's `--spec-steps`."""
+    topk: int | None = Field(None, ge=1, le=INT32_MAX)
+    """How many branches a node has (1: a chain); at most the server's `--spec-topk`."""
+    draft_tokens: int | None = Field(None, ge=2, le=INT32_MAX)
+    """How many nodes are verified, the root too; at most the server's `--spec-draft-tokens`."""
+
+
+def _switch_or_limits(value: Any, limits: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("must be true, false, or limits (steps, topk, draft_tokens)")
+    return limits(value)
+
+
+# A wrapped object, not a union: errors then say which limit is wrong.
+Speculation = Annotated[
+    DraftLimits, WrapValidator(_switch_or_limits, json_schema_input_type=bool | DraftLimits)
+]
+
+
+def drafting(speculative: Any) -> dict[str, Any]:
+    """The field `speculative` as the options of its request."""
+    if isinstance(speculative, bool):
+        return {"speculative": speculative}
+    limits = (speculative.steps, speculative.topk, speculative.draft_tokens)
+    return {"draft_limits": types.DraftLimits(*(limit or 0 for limit in limits))}
+
+
 class SamplingFields(Body):
     """How tokens are chosen and shown, on every route that generates."""
 
@@ -233,8 +267,8 @@ class GenerationBody(SamplingFields):
     """The answer also holds the ids of prompt (`prompt_token_ids`) and choices (`token_ids`)."""
     request_id: RequestId | None = Field(None, validation_alias=AliasChoices("request_id", "rid"))
     """Names the request in the answer's `id`; SGLang's name of it is `rid`."""
-    speculative: bool = True
-    """False turns drafting off for this request."""
+    speculative: Speculation = Field(True)  # type: ignore[assignment]  # a bool stays one
+    """False turns drafting off for this request; an object says how far its drafts reach at most."""
     timings: bool = False
     """The answer also says where its time went."""
     timeout: float | None = Field(None, gt=0)

@@ -95,8 +95,18 @@ class Choice(_message.Message):
     output_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, index: _Optional[int] = ..., output_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class DraftLimits(_message.Message):
+    __slots__ = ("steps", "topk", "draft_tokens")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOPK_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    topk: int
+    draft_tokens: int
+    def __init__(self, steps: _Optional[int] = ..., topk: _Optional[int] = ..., draft_tokens: _Optional[int] = ...) -> None: ...
+
 class GenerationRequest(_message.Message):
-    __slots__ = ("id", "prompt_ids", "params", "choices", "timeout_s", "speculative", "caller", "call", "begun", "predicted_ids")
+    __slots__ = ("id", "prompt_ids", "params", "choices", "timeout_s", "speculative", "caller", "call", "begun", "predicted_ids", "draft_limits")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +117,7 @@ class GenerationRequest(_message.Message):
     CALL_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LIMITS_FIELD_NUMBER: _ClassVar[int]
     id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     params: SamplingParams
@@ -117,7 +128,8 @@ class GenerationRequest(_message.Message):
     call: str
     begun: bool
     predicted_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., timeout_s: _Optional[float] = ..., speculative: _Optional[bool] = ..., caller: _Optional[str] = ..., call: _Optional[str] = ..., begun: _Optional[bool] = ..., predicted_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    draft_limits: DraftLimits
+    def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., timeout_s: _Optional[float] = ..., speculative: _Optional[bool] = ..., caller: _Optional[str] = ..., call: _Optional[str] = ..., begun: _Optional[bool] = ..., predicted_ids: _Optional[_Iterable[int]] = ..., draft_limits: _Optional[_Union[DraftLimits, _Mapping]] = ...) -> None: ...
 
 class TopLogprob(_message.Message):
     __slots__ = ("token", "logprob")

@@ -42,6 +42,7 @@ class Options(TypedDict, total=False):
     logprobs: int  # tells each token's log-probability, and those of this many of the likeliest in its place
     n: int  # how many answers
     speculative: bool  # False turns drafting off
+    draft_limits: Mapping[str, int]  # how far drafts reach at most: "steps", "topk", "draft_tokens"
     prompt_logprobs: int  # as `logprobs`, of the prompt's tokens
     prompt_logprobs_start: int  # only of those after this position
     bad_words: Sequence[str]  # texts that no answer may hold

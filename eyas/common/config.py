@@ -35,6 +35,7 @@ class SpeculationConfig:
     `draft_tokens` counts the root; a chain needs steps + 1. `synthetic_rates`, for benchmarks: per step, the
     chance that a draft counts as accepted once those before it were, whatever the model computes; (): the
     model decides. `ngram`: drafts are also looked up in prompt and output; without a draft head, that is all.
+    `adaptive`: each round goes as far as pays, and at most so far.
     """
 
     steps: int = 5
@@ -42,6 +43,7 @@ class SpeculationConfig:
     draft_tokens: int = 6
     synthetic_rates: tuple[float, ...] = ()
     ngram: bool = False
+    adaptive: bool = False
 
     @property
     def width(self) -> int:
@@ -144,7 +146,8 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
     batches = tuple(sorted(set(config.cuda_graph_bs)))
     largest = min(config.cuda_graph_max_bs, config.max_running)
     if "cuda_graph_max_bs" in left and largest:
-        width = config.speculation.width if config.speculates else 1
+        wide = config.speculates and not config.speculation.adaptive  # else they may also be plain
+        width = config.speculation.width if wide else 1
         largest = min(largest, max(GRAPH_ROWS // width, 1))
     return dataclasses.replace(
         config,

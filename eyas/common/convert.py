@@ -17,6 +17,7 @@ from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest,
 from eyas.common.params import SamplingParams
 from eyas.common.types import (
     Choice,
+    DraftLimits,
     Entry,
     Finish,
     FirstToken,
@@ -99,6 +100,7 @@ def params_from_pb(pb: common_pb2.SamplingParams) -> SamplingParams:
 
 def request_to_pb(request: GenerationRequest) -> common_pb2.GenerationRequest:
     """The request with its unfinished choices."""
+    limits = request.draft_limits
     return common_pb2.GenerationRequest(
         id=request.id,
         prompt_ids=request.prompt_ids,
@@ -106,6 +108,9 @@ def request_to_pb(request: GenerationRequest) -> common_pb2.GenerationRequest:
         choices=[common_pb2.Choice(index=c.index, output_ids=c.output_ids) for c in request.choices],
         timeout_s=request.timeout_s,
         speculative=request.speculative,
+        draft_limits=common_pb2.DraftLimits(
+            steps=limits.steps, topk=limits.topk, draft_tokens=limits.draft_tokens
+        ),
         caller=request.caller,
         call=request.call,
         begun=request.begun,
@@ -131,6 +136,7 @@ def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> Ge
         choices=tuple(Choice(c.index, tuple(c.output_ids)) for c in pb.choices),
         timeout_s=pb.timeout_s,
         speculative=pb.speculative,
+        draft_limits=DraftLimits(pb.draft_limits.steps, pb.draft_limits.topk, pb.draft_limits.draft_tokens),
         caller=pb.caller,
         call=pb.call,
         begun=pb.begun,

@@ -30,6 +30,19 @@ class Choice(msgspec.Struct, frozen=True):
     output_ids: tuple[int, ...] = ()
 
 
+class DraftLimits(msgspec.Struct, frozen=True):
+    """How far a request's drafts reach at most, as `SpeculationConfig` counts; 0: as far as the server's."""
+
+    steps: int = 0
+    topk: int = 0
+    draft_tokens: int = 0
+
+    @property
+    def deepest(self) -> int:
+        """The most drafts of a round that can be accepted; 0: that is for the server to say."""
+        return min((most for most in (self.steps, self.draft_tokens - 1) if most > 0), default=0)
+
+
 class GenerationRequest(msgspec.Struct, frozen=True):
     """All that determines a generation: positions and penalties follow from the ids.
 
@@ -45,6 +58,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = (Choice(0),)
     timeout_s: float = 600.0
     speculative: bool = True
+    draft_limits: DraftLimits = DraftLimits()
     caller: str = ""
     call: str = ""  # "": a call of its own
     begun: bool = False

@@ -178,6 +178,8 @@ def _speculation_flags(engine: EngineConfig) -> dict[str, object]:
         "spec-topk": spec.topk,
         "spec-draft-tokens": spec.draft_tokens,
     }
+    if spec.adaptive:
+        flags["spec-adaptive"] = True
     if spec.ngram and engine.draft:
         flags["spec-ngram"] = True
     if spec.synthetic_rates:

@@ -143,7 +143,7 @@ def queries_of(case: Case, first_slot: int) -> Queries:
         slots=torch.arange(batch, dtype=torch.int32, device="cuda") + first_slot,
         starts=torch.tensor(case.lengths, dtype=torch.int32, device="cuda"),
         width=case.width,
-        mask=torch.tensor([ancestors(case.width)] * batch, device="cuda") if case.tree else None,
+        mask=torch.tensor([[ancestors(case.width)] * batch], device="cuda") if case.tree else None,
     )
 
 
@@ -153,7 +153,7 @@ def seen_by(case: Case, sequence: int) -> torch.Tensor:
     if case.tree:
         bits = queries_of(case, 0).mask
         assert bits is not None
-        after = (bits[0][:, None] >> torch.arange(case.width, device="cuda")) & 1 > 0
+        after = (bits[0, 0][:, None] >> torch.arange(case.width, device="cuda")) & 1 > 0
     below = torch.ones(case.width, case.lengths[sequence], dtype=torch.bool, device="cuda")
     return torch.cat((below, after), dim=1)
 

@@ -48,7 +48,7 @@ class Round:
         self.batch = Batch(self.tables, torch.arange(size, dtype=torch.int32, device="cuda"), PAGE, pdl)
         self.chosen = ints(size * width) + 1
         self.rows = new_rows(size, width)
-        self.mask = torch.zeros(size, width, dtype=torch.int64, device="cuda")
+        self.mask = torch.zeros(1, size, width, dtype=torch.int64, device="cuda")
         self.verdicts = Verdicts(ints(size, FACTS + width), ints(size, self.deepest))
         self.features = torch.randn(size * width, HIDDEN, dtype=torch.bfloat16, device="cuda")
         gathered = self.features.new_zeros(size * self.deepest, HIDDEN)

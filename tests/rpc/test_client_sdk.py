@@ -29,7 +29,7 @@ from eyas.client import (
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import PayloadTooLarge
-from eyas.common.types import GenerationRequest
+from eyas.common.types import DraftLimits, GenerationRequest
 from gateway.grpc_front import GrpcFront
 from gateway.metrics import GatewayMetrics
 
@@ -93,6 +93,19 @@ async def test_generate_from_text_and_from_ids(client: AsyncClient, backend: Scr
     assert first.choices[0].logprobs[0].top[1] == (7, -1.5)
     assert not backend.requests[0].speculative and backend.requests[1].speculative
     assert second.choices[0].finish_reason == "length" and second.usage.completion_tokens == 2
+
+
+async def test_a_request_limits_its_own_drafts(client: AsyncClient, backend: ScriptedBackend) -> None:
+    await client.generate("The sun", draft_limits={"steps": 3, "topk": 1})
+    await client.chat(CHAT, draft_limits={"draft_tokens": 4})
+    await client.chat(CHAT)
+    limits = [request.draft_limits for request in backend.requests]
+    assert limits == [DraftLimits(3, 1), DraftLimits(0, 0, 4), DraftLimits()]
+    for wrong in ({"steps": 0}, {"topk": -1}, {"draft_tokens": 1}):
+        with pytest.raises(InvalidRequest, match=rf"draft_limits.{next(iter(wrong))} must be at least"):
+            await client.chat(CHAT, draft_limits=wrong)
+    with pytest.raises(InvalidRequest, match="draft_limits"):
+        await client.chat(CHAT, draft_limits={"depth": 3})
 
 
 async def test_stop_strings(client: AsyncClient, backend: ScriptedBackend) -> None:

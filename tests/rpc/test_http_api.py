@@ -14,6 +14,7 @@ from scripted_backend import INFO, ScriptedBackend, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded, TransferFailed, Unavailable
+from eyas.common.types import DraftLimits
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
 
@@ -259,6 +260,38 @@ async def test_parameters_reach_the_backend(client: httpx.AsyncClient, backend: 
     assert backend.requests[1].params.temperature == 1.0
     await client.post("/v1/completions", json=TEXT)
     assert backend.requests[2].params.max_tokens == 16
+
+
+async def test_a_request_limits_its_own_drafts(client: httpx.AsyncClient, backend: ScriptedBackend) -> None:
+    """Or turns them off; what is not said is for the server to say."""
+    for path, body in (
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", TEXT),
+        ("/generate", {"text": "x"}),
+    ):
+        backend.requests.clear()
+        for speculative in (True, False, {"steps": 3, "topk": 1}, {"draft_tokens": 2}):
+            assert (await client.post(path, json=body | {"speculative": speculative})).status_code == 200
+        assert [request.speculative for request in backend.requests] == [True, False, True, True]
+        limits = [request.draft_limits for request in backend.requests]
+        assert limits == [DraftLimits(), DraftLimits(), DraftLimits(3, 1), DraftLimits(0, 0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"steps": 0}, "speculative.steps"),
+        ({"topk": "many"}, "speculative.topk"),
+        ({"draft_tokens": 1}, "speculative.draft_tokens"),
+        (3, "speculative"),
+    ],
+)
+async def test_limits_that_make_no_sense_are_refused_by_name(
+    client: httpx.AsyncClient, wrong: Any, field: str
+) -> None:
+    response = await client.post("/v1/completions", json=TEXT | {"speculative": wrong})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field and field in response.json()["error"]["message"]
 
 
 async def test_health_follows_the_backend(client: httpx.AsyncClient, backend: ScriptedBackend) -> None:

@@ -117,6 +117,7 @@ class Tier:
             pools=(model,),
             scheduler=self.scheduler,
             drafter=None,
+            pacing=None,
             leases=self.leases,
             stager=Stager({}, self.leases.covers, outbox),
             pulls=self.pulls,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 import torch
 from engine_rig import PAGE, Rig
 from paper_device import VOCAB, PaperDevice, Pool, logits_after
+from wandering import SPEC, Wandering
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Entry, Finish, GenerationRequest, PromptLogprobs
@@ -18,6 +19,7 @@ from eyas.engine.batch.sequence import Sequence, Work
 from eyas.engine.batch.stopping import banned_ids, finish
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
+from eyas.engine.device.depths import Depths
 from eyas.engine.device.flight import DeviceFlight
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout, StepShape
@@ -28,6 +30,7 @@ from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.sampling.scores import score
 from eyas.engine.scheduling.scheduler import Limits
+from eyas.engine.speculation.pacing import Pacing
 
 EOS = (23,)
 TILE = 3
@@ -54,6 +57,7 @@ class Setting:
     max_running: int = 4
     ahead: bool = True
     graphs: bool = True
+    adaptive: bool = False
 
     @property
     def limits(self) -> Limits:
@@ -88,6 +92,7 @@ class WatchedRunner(DeviceRunner):
             self.special_ahead += work.round and work.seq.in_flight > 0 and work.seq.special
         flight = super().launch(works)
         self.shapes.append(flight.shape)
+        assert self._depths is None or flight.shape.width == 1 + (flight.depth or 0)
         lengths = [work.seq.kv_len for work in flight.placed.rounds]
         assert lengths == sorted(lengths, reverse=True), "attention begins with the longest"
         return flight
@@ -123,11 +128,23 @@ class World:
         batches, mixed = ((2, setting.max_running), (2,)) if setting.graphs else ((), ())
         buckets = Buckets(setting.width, TILE, batches, mixed, 8, 8)
         layout = Layout(PAGE, self.tables.padding_slot, TILE)
-        self.runner = WatchedRunner(self.device, buckets, layout, EOS, ahead=setting.ahead)
-        self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer())
+        self.policy, depths, pacing = None, None, None
+        if setting.adaptive:
+            self.policy = Wandering(replace(SPEC, steps=setting.width - 1), setting.max_running, seed)
+            pacing = Pacing(self.policy)
+            depths = Depths(pacing, self._by_depth(buckets, self.policy.depths))
+        self.runner = WatchedRunner(self.device, buckets, layout, EOS, ahead=setting.ahead, depths=depths)
+        self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer(), pacing)
         self.rig.requests.copy_page = self.runner.copy_page
         self.stories: dict[str, Story] = {}
         self.seen: dict[int, Sequence] = {}
+
+    @staticmethod
+    def _by_depth(whole: Buckets, depths: SequenceOf[int]) -> dict[int, Buckets]:
+        """As `device_build.by_depth` makes them."""
+        mixed = {depth: whole.mixed_batches if depth in (0, depths[-1]) else () for depth in depths}
+        alike = replace(whole, alone=False)
+        return {depth: replace(alike, width=1 + depth, mixed_batches=mixed[depth]) for depth in depths}
 
     def _committer(self) -> Committer:
         requests = self.rig.requests

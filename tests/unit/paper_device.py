@@ -20,10 +20,11 @@ import torch
 from eyas.common.params import MAX_BAD_WORDS, MAX_TOP_LOGPROBS, SamplingParams
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.tables import Tables
-from eyas.engine.device.step import Joined, StepInput
+from eyas.engine.device.step import Joined, Late, StepInput
 from eyas.engine.kernels.special import COLUMNS, REPORT_WORDS
 from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.sampling.scores import Scores, score
+from eyas.engine.speculation.feature_ring import KEPT_ROWS
 
 VOCAB = 24
 
@@ -67,6 +68,9 @@ class PaperDevice:
         self.state = SimpleNamespace(prompts=None, tap=None, drafter=drafter, lookup=None)
         self.tables = tables
         self.pool = pool
+        self.head = Pool(pool.page_size)  # the draft head's: of a row its position, and the id after it
+        self.kept: dict[tuple[int, int], int] = {}  # by slot and place in the ring: a row that waits
+        self.caught_up = 0
         self.accepted = self.joined = self.waits = 0
         self.special_rows: list[int] = []  # of each step that had some
         self._random = random.Random(seed)
@@ -78,8 +82,22 @@ class PaperDevice:
         for (slot, token, position, _), feature in zip(joined.words.T.tolist(), joined.features, strict=True):
             length, root = int(self.tables.length[slot]), int(self.tables.root[slot])
             assert (token, position) == (root, length - 1) and feature[0] == self._read(slot, length)[-1]
-            self._settle(slot, length, [root])
+            self.head.rows[self._row(slot, length - 1)] = length - 1, root
+            self._settle(slot, length, [root], joined.width)
             self.joined += 1
+
+    def catch_up(self, late: Late) -> None:
+        for slot, count in late.words.T.tolist():
+            length = int(self.tables.length[slot])
+            for position in range(length - count, length):
+                assert self.kept.pop((slot, position % KEPT_ROWS)) == position, "another row waits there"
+                self.head.rows[self._row(slot, position)] = (
+                    position,
+                    int(self.tables.text[slot, position + 1]),
+                )
+            if count:
+                self.caught_up += 1
+                self._propose(slot, late.width)
 
     def features(self, rows: SequenceOf[int]) -> torch.Tensor:
         """The feature of a row is its id."""
@@ -175,14 +193,26 @@ class PaperDevice:
         landing = zip(
             self._part["end_slots"].tolist(), self._part["end_positions"].tolist(), ends, strict=True
         )
+        self._follow_prompts(ends)
         for slot, length, token in landing:
             if self._is_real(slot):
-                self._settle(slot, length, [token])
+                self._settle(slot, length, [token], shape.width)
         paths = [*range(shape.width)] * shape.batch
         return torch.tensor([*result, *ends, *paths], dtype=torch.int32), None
 
+    def _follow_prompts(self, ends: SequenceOf[int]) -> None:
+        """The head takes the chunks' rows."""
+        part, first = self._part, self._shape.round_rows
+        following = part["following"].tolist()
+        for row, token in zip(part["end_rows"].tolist(), ends, strict=True):
+            following[row] = token
+        kv_rows, positions = part["kv_rows"][first:].tolist(), part["positions"][first:].tolist()
+        rows = zip(kv_rows, positions, following, strict=False)
+        self.head.rows |= {row: (position, token) for row, position, token in rows if row >= 0}
+
     def copy_page(self, source: int, target: int) -> None:
         self.pool.copy_page(source, target)
+        self.head.copy_page(source, target)
 
     def wait(self) -> None:
         self.waits += 1
@@ -219,21 +249,33 @@ class PaperDevice:
         self.accepted += accepted
         length = int(self.tables.length[one.slot]) + accepted + 1
         tokens = chosen[: accepted + 1]
-        self._settle(one.slot, length, tokens)
+        for position, token in enumerate(tokens, start=length - len(tokens)):
+            if self._shape.width > 1:
+                self.head.rows[self._row(one.slot, position)] = position, token
+            else:
+                self.kept[one.slot, position % KEPT_ROWS] = position
+        self._settle(one.slot, length, tokens, self._shape.width)
         drafts = len(one.nodes) - 1
         return [accepted + 1, drafts, drafts, *tokens, *[-1] * (width - len(tokens))]
 
-    def _settle(self, slot: int, length: int, tokens: list[int]) -> None:
-        """What is certain now; and drafts below it, of which chance says how many are right."""
+    def _settle(self, slot: int, length: int, tokens: list[int], width: int) -> None:
+        """What is certain now; and drafts below it for a round of `width` rows."""
         root = tokens[-1]
         self.tables.length[slot], self.tables.root[slot] = length, root
         for position, token in zip(range(length + 1 - len(tokens), length + 1), tokens, strict=True):
             self.tables.text[slot, position : position + 1] = token
         self.tables.drafts[slot] = -1
-        drafts = self.tables.sizes.width - 1
-        if not self.tables.speculative[slot] or not drafts:
+        self._propose(slot, width)
+
+    def _propose(self, slot: int, width: int) -> None:
+        """Chance says how many drafts are right. All rows before them have been there for the head."""
+        drafts = min(width - 1, int(self.tables.speculative[slot]))
+        if not drafts:
             return
-        ids = [*self._read(slot, length), root]
+        length = int(self.tables.length[slot])
+        ids = [*self._read(slot, length), int(self.tables.root[slot])]
+        known = [self.head.rows.get(self._row(slot, row), (-1, -1)) for row in range(length)]
+        assert known == [*enumerate(ids[1:])], "a row that the head was never given"
         right = self._random.randint(0, drafts)
         for i in range(drafts):
             token = self._token(slot, ids)

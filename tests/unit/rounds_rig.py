@@ -55,14 +55,20 @@ def put_tree(tables: Tables, slot: int, tree: DraftTree) -> None:
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         tables.drafts[slot, node] = token
         tables.parents[slot, node] = parent
-        tables.mask[slot, node + 1] = visible(tree, node + 1)
+        tables.mask[:, slot, node + 1] = words_of(visible(tree, node + 1), len(tables.mask))
         tables.depth[slot, node + 1] = tree.depth(node)
 
 
 def visible(tree: DraftTree, node: int) -> int:
-    """The bits of what `node` (0: the root) sees, as a signed 64-bit word."""
-    bits = 1 | sum(1 << (above + 1) for above in (tree.path(node - 1) if node else []))
-    return bits - (1 << 64) if bits >> 63 else bits
+    """The bits of what `node` (0: the root) sees."""
+    return 1 | sum(1 << (above + 1) for above in (tree.path(node - 1) if node else []))
+
+
+def words_of(bits: int, words: int) -> torch.Tensor:
+    """The bits in signed words of 64."""
+    parts = [(bits >> (64 * i)) % (1 << 64) for i in range(words)]
+    signed = [part - (1 << 64) if part >> 63 else part for part in parts]
+    return torch.tensor(signed, device=DEVICE)
 
 
 def random_case(seed: int, width: int, batch: int = 5, grow=random_tree) -> Case:
@@ -80,7 +86,7 @@ def random_case(seed: int, width: int, batch: int = 5, grow=random_tree) -> Case
         tables.length[slot] = rng.randrange(1, 4 * PAGE)
         tables.root[slot] = rng.randrange(VOCAB)
         tables.seed[slot] = rng.getrandbits(63) * rng.choice([-1, 1])
-        tables.speculative[slot] = rng.random() < 0.7
+        tables.speculative[slot] = 0 if rng.random() < 0.3 else rng.choice((1, 2, 32, 32))
         if width > 1 and rng.random() < 0.9:
             trees[slot] = grow(rng, rng.choice([width - 1, rng.randrange(width)]))
             put_tree(tables, slot, trees[slot])

@@ -257,6 +257,10 @@ def test_flags_by_the_names_of_another_server() -> None:
     }
     for flag, field in theirs.items():
         assert getattr(configuration.engine_config(parse("serve", "--device", "cuda", flag, "7")), field) == 7
+    for flag in ("--spec-adaptive", "--speculative-adaptive"):
+        assert configuration.engine_config(parse("serve", flag)).speculation == SpeculationConfig(
+            adaptive=True
+        )
     spec = ("--speculative-num-steps=3", "--speculative-eagle-topk=8", "--speculative-num-draft-tokens=32")
     assert configuration.engine_config(parse("serve", *spec)).speculation == SpeculationConfig(3, 8, 32)
 
@@ -350,6 +354,7 @@ def test_synthetic_acceptance_is_resolved_for_every_step() -> None:
         ["--num-pages", "9", "--mem-fraction-static", "0.5", "--dtype", "float16", "--tp", "4"],
         ["--attention-backend", "torch"],
         ["--host-cache-gb", "2.5"],
+        ["--spec-adaptive", "--spec-steps", "7"],
         ["--draft-capture-layers", "2,16,29"],
         ["--prefill-attention-backend", "flashinfer"],
         ["--spec-steps", "3", "--rejection-sample-method", "synthetic", "--synthetic-acceptance-length", "3"],

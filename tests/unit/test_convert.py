@@ -18,6 +18,7 @@ from eyas.common.step_times import Curve, StepBudget, StepRates, StepTimes
 from eyas.common.types import (
     Backlog,
     Choice,
+    DraftLimits,
     Entry,
     Finish,
     FirstToken,
@@ -61,6 +62,7 @@ request = st.builds(
     choices=st.lists(st.builds(Choice, token, tokens), max_size=3).map(tuple),
     timeout_s=st.floats(2.0**-10, 2.0**20, width=32),
     speculative=st.booleans(),
+    draft_limits=st.builds(DraftLimits, token, token, token),
     predicted=tokens,
 )
 timings = st.builds(Timings, single, single, single, st.integers(0, 2**62), st.text(max_size=4), token)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
@@ -18,11 +19,17 @@ from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
 from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.device import executor
-from eyas.engine.loading import build
+from eyas.engine.device import runner as device_runner
+from eyas.engine.loading import build, device_build
 from eyas.engine.loading.step_rates import Reach, measure
+from eyas.engine.speculation import device as device_drafter
+from eyas.engine.speculation import feature_ring
+from eyas.engine.speculation.device import DeviceDrafter
+from eyas.engine.speculation.feature_ring import FeatureRing
 from tests.unit.families import write_family
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.wandering import wander
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -249,3 +256,68 @@ def test_a_tree_longer_than_a_window_is_refused(config: EngineConfig, tmp_path: 
     tree = replace(config, model=str(target), draft=str(head), speculation=SpeculationConfig(2, 2, 4))
     with pytest.raises(ConfigError, match="trees of 4 rows do not fit into the model's window of 3 tokens"):
         answers(on_device(tree), [])
+
+
+# --- depths that change ----------------------------------------------------------------------------------
+
+
+ADAPTIVE = {
+    "chain": SpeculationConfig(steps=3, topk=1, draft_tokens=4, adaptive=True),
+    "tree": SpeculationConfig(steps=3, topk=2, draft_tokens=7, adaptive=True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", ADAPTIVE)
+def test_whatever_the_depth_the_tokens_are_the_plain_engines(
+    config: EngineConfig, drafts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every change of depth is played, beside prompts, penalties, scores and a sequence without drafts."""
+    wanted = [*requests(), special_requests()[3]]
+    expected, _ = answers(replace(config, draft=None), wanted)
+    policies = wander(monkeypatch)
+    found, _ = answers(on_device(replace(config, speculation=ADAPTIVE[drafts])), wanted)
+    assert tokens(found) == tokens(expected)
+    assert logprobs(found[2]) == pytest.approx(logprobs(expected[2]), abs=1e-4)
+    assert set(policies[0].chosen) == {0, 1, 3}
+    assert {entry.offered for result in found for entry in result.entries} >= {0, 1, 3}
+    assert not any(entry.offered for entry in found[-1].entries)
+
+
+def proposals(config: EngineConfig, patch: pytest.MonkeyPatch) -> tuple[list[dict[int, list[int]]], Any]:
+    """The tokens of a greedy answer, and by the length of its text what was proposed below it."""
+    told: dict[int, list[int]] = {}
+    propose = DeviceDrafter._propose
+
+    def heard(self: DeviceDrafter, last: Any, slots: torch.Tensor, spec: SpeculationConfig) -> None:
+        propose(self, last, slots, spec)
+        for slot in set(slots.tolist()) - {self._tables.padding_slot}:
+            told[int(self._tables.length[slot])] = self._tables.drafts[slot, : spec.steps].tolist()
+
+    with patch.context() as within:
+        within.setattr(DeviceDrafter, "_propose", heard)
+        params = SamplingParams(temperature=0.0, max_tokens=11, ignore_eos=True)
+        found, _ = answers(on_device(config), [GenerationRequest("one", PROMPT[:5], params)])
+    return tokens(found), told
+
+
+@pytest.mark.slow
+def test_after_plain_rounds_the_drafts_are_as_ever(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head takes what they left, also where that is more than the ring holds; else it drafts others."""
+    chain = replace(config, max_running=1, speculation=ADAPTIVE["chain"])
+    same, always = proposals(
+        replace(chain, speculation=replace(chain.speculation, adaptive=False)), monkeypatch
+    )
+    for module in (feature_ring, device_drafter, device_runner, device_build):
+        monkeypatch.setattr(module, "KEPT_ROWS", 2)
+    wander(monkeypatch, [0, 0, 0, 3, 0, 1])
+    again, found = proposals(chain, monkeypatch)
+    both = found.keys() & always.keys()
+    assert again == same and len(both) > 2
+    assert all(found[at] == always[at][: len(found[at])] for at in both)
+    monkeypatch.setattr(FeatureRing, "keep", lambda self, tapped, slots: None)
+    again, found = proposals(chain, monkeypatch)
+    both = found.keys() & always.keys()
+    assert again == same and any(found[at] != always[at][: len(found[at])] for at in both)

@@ -19,13 +19,19 @@ def apply(tables: Tables, writes: TableWrites) -> None:
     tables.apply(torch.from_numpy(writes.array()))
 
 
+def by_slot(tables: Tables, name: str) -> torch.Tensor:
+    """A table, its slots first: those of a mask follow its words."""
+    table: torch.Tensor = getattr(tables, name)
+    return table.movedim(1, 0) if name == "mask" else table
+
+
 def test_no_two_entries_share_a_word() -> None:
-    for width in range(1, 6):
+    for width in (*range(1, 6), 130):
         tables = Tables(TableSizes(5, 7, width), "cpu")
         base, owner = tables.memory.data_ptr(), np.zeros(tables.memory.shape[0], int)
         for name in NAMES:
             column = getattr(tables, name)
-            assert column.shape[0] == 5 and column.is_contiguous()
+            assert by_slot(tables, name).shape[0] == 5 and column.is_contiguous()
             assert column.data_ptr() % column.element_size() == 0
             words = column.numel() * column.element_size() // 4
             first = (column.data_ptr() - base) // 4
@@ -54,35 +60,39 @@ def test_a_seat_takes_every_bit_of_its_parameters() -> None:
         tables, writes = Tables(SIZES, "cpu"), None
         params = SamplingParams(temperature=0.7, top_p=0.9, min_p=0.1, top_k=40, seed=seed)
         tables.drafts.fill_(3)
-        before = {name: getattr(tables, name).clone() for name in NAMES}
+        before = {name: by_slot(tables, name).clone() for name in NAMES}
         writes = TableWrites(tables)
-        writes.occupy(2, params, choice=6, speculative=True)
+        writes.occupy(2, params, choice=6, speculative=5)
         apply(tables, writes)
         assert int(tables.seed[2]) % 2**64 == seed
         floats = (tables.temperature[2], tables.top_p[2], tables.min_p[2])
         assert [float(x) for x in floats] == np.float32([0.7, 0.9, 0.1]).tolist()
-        assert (int(tables.top_k[2]), int(tables.choice[2]), int(tables.speculative[2])) == (40, 6, 1)
+        assert (int(tables.top_k[2]), int(tables.choice[2]), int(tables.speculative[2])) == (40, 6, 5)
         assert tables.drafts[2].tolist() == [-1] * 3
         for name in NAMES:
             others = [0, 1, 3, 4]
-            assert torch.equal(getattr(tables, name)[others], before[name][others]), name
+            assert torch.equal(by_slot(tables, name)[others], before[name][others]), name
 
 
 def test_top_k_of_nothing_is_off_and_of_everything_fits() -> None:
     tables = Tables(SIZES, "cpu")
     writes = TableWrites(tables)
     for slot, top_k in enumerate((0, 2**40, 5)):
-        writes.occupy(slot, SamplingParams(top_k=top_k), 0, speculative=False)
+        writes.occupy(slot, SamplingParams(top_k=top_k), 0, speculative=0)
     apply(tables, writes)
     assert tables.top_k[:3].tolist() == [0, 2**31 - 1, 5] and not tables.speculative.any()
 
 
 def test_tables_begin_with_a_chain_and_no_drafts() -> None:
     tables = Tables(SIZES, "cpu")
-    assert tables.mask[0].tolist() == [0b1, 0b11, 0b111, 0b1111]
+    assert tables.mask[0, 0].tolist() == [0b1, 0b11, 0b111, 0b1111]
     assert tables.depth[0].tolist() == [0, 1, 2, 3] and tables.parents[0].tolist() == [-1, 0, 1]
     assert (tables.drafts == -1).all() and tables.padding_slot == 4
-    assert Tables(TableSizes(2, 3, 64), "cpu").mask[0, 63] == -1, "all bits of the widest round"
+    assert Tables(TableSizes(2, 3, 64), "cpu").mask[0, 0, 63] == -1, "all bits of one word"
+    wide = Tables(TableSizes(2, 3, 130), "cpu").mask
+    for node in range(130):
+        words = [int(word) % 2**64 for word in wide[:, 1, node]]
+        assert sum(word << (64 * i) for i, word in enumerate(words)) == (1 << (node + 1)) - 1
 
 
 def test_no_pokes_are_an_empty_array() -> None:

@@ -204,7 +204,7 @@ def test_a_gap_or_a_repetition_ends_the_sequence(base: int) -> None:
         _commit(3, -1),
         _commit(3),
         _commit(3, 1, features=b"xyz"),
-        _commit(3, 1, steps=0),
+        _commit(3, 1, steps=-1),
         _commit(3, 1, steps=10**6),
         _commit(3, 1, topk=0),
         _commit(3, 1, topk=10**6),
@@ -342,10 +342,26 @@ def test_a_worker_that_never_answers_is_soon_not_waited_for() -> None:
     drafter = _drafter()
     (seq,) = _sequences(drafter, 1)
     for i in range(LATE_ROUNDS + 1):
-        drafter.post([Commit(seq, 4 + i, [9], torch.zeros(1, WIDTH), propose=True)])
+        drafter.post([Commit(seq, 4 + i, [9], torch.zeros(1, WIDTH), SPEC)])
         assert drafter.owed() == (i < LATE_ROUNDS)
     drafter.close(seq)
     assert not drafter.owed() and [c.seq for up in drafter.outgoing() for c in up.closes] == [seq.uid]
+
+
+def test_rows_below_which_nothing_is_wanted_are_taken_without_an_answer() -> None:
+    drive = Drive(pages=64)
+    assert drive.up(_open(), _commit(0, 5, steps=0)) == ([], [])
+    ((proposal,), closed) = drive.up(_commit(1, 6))
+    assert proposal.base_len == 2 and len(proposal.tokens) == 2 and not closed
+    drafter = _drafter()
+    (seq,) = _sequences(drafter, 1)
+    drafter.post([Commit(seq, 4, [9], torch.zeros(1, WIDTH), SPEC)])
+    assert drafter.owed()
+    drafter.post([Commit(seq, 5, [9], torch.zeros(1, WIDTH), None)])
+    assert not drafter.owed() and [c.steps for up in drafter.outgoing() for c in up.commits] == [
+        SPEC.steps,
+        0,
+    ]
 
 
 def test_news_of_a_sequence_that_is_gone_does_not_put_its_worker_off() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from eyas.engine.batch.tables import mask_words
 from eyas.engine.kernels.attend import Launch, Queries, attend
 from eyas.engine.kernels.attend_tiles import Tiling, tiling_of
 from eyas.engine.kernels.paged import PagedKv
@@ -91,7 +92,8 @@ def decode_expected(scene: Scene, q: torch.Tensor, queries: Queries) -> torch.Te
         for j in range(queries.width):
             after = [r for r in range(j + 1)]
             if queries.mask is not None:
-                after = [r for r in range(queries.width) if (int(queries.mask[b, j]) >> r) & 1]
+                words = queries.mask[:, b, j].tolist()
+                after = [r for r in range(queries.width) if (words[r // 64] >> r % 64) & 1]
             path = [*range(start), *(start + r for r in after)]
             rows.append(scene.expected(q[b * queries.width + j], slot, scene.seen(slot, path)))
     return torch.stack(rows)
@@ -125,14 +127,16 @@ def test_plain_rows_and_chains(heads: int, kv_heads: int, dim: int, width: int, 
     assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(("width", "rows", "parts"), [(5, 16, 4), (33, 32, 2), (64, 64, 4)])
+@pytest.mark.parametrize(("width", "rows", "parts"), [(5, 16, 4), (33, 32, 2), (64, 64, 4), (150, 64, 4)])
 def test_trees(width: int, rows: int, parts: int) -> None:
     """Masks of random bits: more than trees ask for. Bits of rows that do not exist count for nothing."""
     ends = [width, 90 + width, 31 + width]
     scene = Scene(4, 2, 32, ends)
     slots, starts = positions(ends, [1, 0, 2], width)
-    mask = torch.randint(-(2**63), 2**63 - 1, (len(ends), width), generator=scene.random)
-    mask |= torch.tensor([1 << j if j < 63 else -(2**63) for j in range(width)])
+    shape = mask_words(width), len(ends), width
+    mask = torch.randint(-(2**63), 2**63 - 1, shape, generator=scene.random)
+    for j in range(width):
+        mask[j // 64, :, j] |= 1 << j % 64 if j % 64 < 63 else -(2**63)
     queries = Queries(slots, starts, width, mask.to(DEVICE))
     q = scene.queries(len(ends) * width)
     got = decode(scene, q, queries, Tiling(rows, keys=32, parts=parts, warps=4, stages=2))
@@ -143,7 +147,7 @@ def test_a_tree_that_is_a_chain_is_a_chain() -> None:
     ends = [70, 20]
     scene = Scene(2, 1, 32, ends)
     slots, starts = positions(ends, [0, 1], 6)
-    mask = torch.tensor([(1 << (j + 1)) - 1 for j in range(6)], device=DEVICE).expand(2, 6).contiguous()
+    mask = torch.tensor([(1 << (j + 1)) - 1 for j in range(6)], device=DEVICE).expand(1, 2, 6).contiguous()
     q = scene.queries(12)
     tiling = tiling_of(batch=2, rows=12, kv_heads=1)
     chain, tree = (decode(scene, q, Queries(slots, starts, 6, bits), tiling) for bits in (None, mask))
@@ -155,11 +159,11 @@ def test_a_level_of_a_tree_sees_the_levels_above() -> None:
     ends = [107, 37]
     scene = Scene(4, 2, 32, ends)
     slots, starts = positions(ends, [0, 1], 7)
-    mask = torch.tensor([1, 3, 5, 11, 19, 37, 101], device=DEVICE).expand(2, 7).contiguous()
+    mask = torch.tensor([1, 3, 5, 11, 19, 37, 101], device=DEVICE).expand(1, 2, 7).contiguous()
     q = scene.queries(14)
     tiling = Tiling(rows=16, keys=32, parts=4, warps=4, stages=2)
     whole = decode(scene, q, Queries(slots, starts, 7, mask), tiling).view(2, 7, 4, 32)
-    level = Queries(slots, starts, 3, mask[:, 4:].contiguous(), extent=7)
+    level = Queries(slots, starts, 3, mask[..., 4:].contiguous(), extent=7)
     got = decode(scene, q.reshape(2, 7, 4, 32)[:, 4:].flatten(0, 1), level, tiling)
     assert (got.view(2, 3, 4, 32) - whole[:, 4:]).abs().max() < 1e-5
 
@@ -205,7 +209,7 @@ def test_a_window_is_counted_along_a_trees_paths(window: int) -> None:
     ends = [107, 37, 8]
     scene = Scene(4, 2, 32, ends)
     slots, starts = positions(ends, [0, 1, 2], 8)
-    mask = torch.tensor(parents_mask([-1, 0, 0, 1, 1, 2, 3, 0]), device=DEVICE).expand(3, 8).contiguous()
+    mask = torch.tensor(parents_mask([-1, 0, 0, 1, 1, 2, 3, 0]), device=DEVICE).expand(1, 3, 8).contiguous()
     queries = Queries(slots, starts, 8, mask | -(1 << 9))  # bits of rows that are not there count for nothing
     q = scene.queries(24)
     plain = decode_expected(scene, q, queries)
@@ -213,15 +217,32 @@ def test_a_window_is_counted_along_a_trees_paths(window: int) -> None:
     got = decode(scene, q, queries, Tiling(rows=16, keys=32, parts=3, warps=4, stages=2))
     assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
     assert (got - plain).abs().max() > 0.05
-    level = Queries(slots, starts, 2, mask[:, 6:].contiguous(), extent=8)
+    level = Queries(slots, starts, 2, mask[..., 6:].contiguous(), extent=8)
     rows = decode(scene, q.reshape(3, 8, 4, 32)[:, 6:].flatten(0, 1), level, tiling_of(3, 4, 2))
     assert (rows.view(3, 2, 4, 32) - got.view(3, 8, 4, 32)[:, 6:]).abs().max() < 1e-5
+
+
+def test_a_window_and_a_tree_of_several_words() -> None:
+    """70 nodes, each below the one half as far on: paths of up to seven, in two words."""
+    width, ends = 70, [107, 190]
+    scene = Scene(2, 1, 32, ends)
+    slots, starts = positions(ends, [1, 0], width)
+    bits = parents_mask([(node + 1) // 2 - 1 for node in range(width)])
+    words = [[bit % (1 << 63) for bit in bits], [bit >> 64 for bit in bits]]  # node 63 is a leaf
+    words[0][63] -= 1 << 63
+    mask = torch.tensor(words, device=DEVICE).unsqueeze(1).expand(2, 2, width).contiguous()
+    queries, q = Queries(slots, starts, width, mask), scene.queries(2 * width)
+    plain = decode_expected(scene, q, queries)
+    scene.ruled(Scores(0.3, window=75))
+    got = decode(scene, q, queries, Tiling(rows=64, keys=32, parts=3, warps=4, stages=2))
+    assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
+    assert (got - plain).abs().max() > 0.05
 
 
 def test_a_tree_longer_than_the_window_is_refused() -> None:
     scene = Scene(2, 1, 32, [40])
     scene.ruled(Scores(0.2, window=3))
-    mask = torch.ones(1, 4, dtype=torch.int64, device=DEVICE)
+    mask = torch.ones(1, 1, 4, dtype=torch.int64, device=DEVICE)
     with pytest.raises(ValueError, match="window of 3"):
         decode(scene, scene.queries(4), Queries(*positions([40], [0], 4), 4, mask), tiling_of(1, 8, 1))
 
@@ -245,12 +266,12 @@ def test_padding_is_finite_and_changes_nothing(tree: bool) -> None:
     ends = [75, 40]
     scene = Scene(2, 1, 32, ends)
     slots, starts = positions(ends, [0, 1], 2)
-    mask = torch.tensor([[1, 3], [1, 2], [0, 0]], device=DEVICE) if tree else None
+    mask = torch.tensor([[[1, 3], [1, 2], [0, 0]]], device=DEVICE) if tree else None
     q = scene.queries(6)
     tiling = Tiling(rows=16, keys=32, parts=4, warps=4, stages=2)
     padded = Queries(int32(*slots, 2), int32(*starts, 0), 2, mask)
     got = decode(scene, q, padded, tiling)
-    alone = decode(scene, q[:4], Queries(slots, starts, 2, None if mask is None else mask[:2]), tiling)
+    alone = decode(scene, q[:4], Queries(slots, starts, 2, None if mask is None else mask[:, :2]), tiling)
     assert torch.equal(got[:4], alone) and got.isfinite().all()
 
 

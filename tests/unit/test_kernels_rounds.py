@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import Tables, mask_words
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.rounds import FACTS, prepare, propose_rows, verdict
 from eyas.engine.sampling.noise import _philox, streams
@@ -25,9 +25,10 @@ from tests.unit.rounds_rig import (
     random_case,
     random_tree,
     visible,
+    words_of,
 )
 
-WIDTHS = [1, 2, 4, 7, 33, 64]
+WIDTHS = [1, 2, 4, 7, 33, 64, 150]
 
 
 def picked(case: Case, width: int, seed: int) -> torch.Tensor:
@@ -57,7 +58,8 @@ def test_prepare(width: int, grow) -> None:
 def check_prepare(case: Case, width: int) -> None:
     batch, tables = case.batch, case.tables
     rows = new_rows(batch.size, width)
-    mask = torch.full((batch.size, width), -7, dtype=torch.int64, device=DEVICE)
+    words = mask_words(width)
+    mask = torch.full((words, batch.size, width), -7, dtype=torch.int64, device=DEVICE)
     before = snapshot(tables)
     prepare(batch, rows, mask)
     for b, slot in enumerate(case.slots):
@@ -73,7 +75,7 @@ def check_prepare(case: Case, width: int) -> None:
                 position = start + (tree.depth(node - 1) if node else 0)
             assert (int(rows.tokens[row]), int(rows.positions[row])) == (token, position)
             if real:
-                assert int(mask[b, node]) == visible(tree, node)
+                assert torch.equal(mask[:, b, node], words_of(visible(tree, node), words))
     assert all(torch.equal(value, before[name]) for name, value in snapshot(tables).items())
 
 
@@ -236,9 +238,11 @@ def test_synthetic_rates_that_cannot_be(rates, length, words: str) -> None:
 
 
 def test_propose_rows() -> None:
-    """Each step's rows as the draft runner builds them; drafts only where the sequence is speculative."""
+    """Each step's rows as the draft runner builds them; drafts only as deep as the sequence's may be."""
     case = random_case(1, 5, batch=7)
     tables, batch = case.tables, case.batch
+    for slot, deepest in zip(case.slots, (2, 1, 3, 0, 32), strict=False):
+        tables.speculative[slot] = deepest
     before = snapshot(tables)
     for step in range(4):
         rows = new_rows(batch.size, 1)
@@ -246,12 +250,11 @@ def test_propose_rows() -> None:
         propose_rows(batch, best, step, rows)
         for b, slot in enumerate(case.slots):
             live, base = slot != tables.padding_slot, int(tables.length[slot]) + step
-            wanted = live and bool(tables.speculative[slot])
+            wanted = live and step < int(tables.speculative[slot])
             if live:
                 before["drafts"][slot, step] = 10 * step + b if wanted else -1
             physical = case.row(slot, base) if wanted else -1
             held = (10 * step + b, base) if physical >= 0 else (0, 0)
             assert int(rows.kv_rows[b]) == physical and int(rows.starts[b]) == base
             assert (int(rows.tokens[b]), int(rows.positions[b])) == held
-    assert len({int(tables.speculative[slot]) for slot in case.slots[:-1]}) == 2
     assert all(torch.equal(value, before[name]) for name, value in snapshot(tables).items())

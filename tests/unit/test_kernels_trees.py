@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from eyas.common.config import SpeculationConfig
-from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
+from eyas.engine.batch.tables import Tables
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.couple import couple
 from eyas.engine.kernels.rounds import verdict
@@ -18,13 +18,13 @@ from eyas.engine.kernels.trees import Frontier, Growth, grow, new_growth, select
 from eyas.engine.sampling.sampler import Row, draft_probabilities
 from eyas.engine.speculation.expansion import TreeExpansion
 from eyas.engine.speculation.verify import walk
-from tests.unit.rounds_rig import DEVICE, Case, ints, new_rows, new_verdicts, random_case, visible
+from tests.unit.rounds_rig import DEVICE, Case, ints, new_rows, new_verdicts, random_case, visible, words_of
 
 pytestmark = pytest.mark.slow
 
 VOCAB = 50
 SHAPES = [(1, 3, 8), (2, 1, 4), (3, 2, 8), (4, 3, 8), (5, 8, 32), (3, 8, 64), (8, 3, 16), (4, 16, 40)]
-COLUMNS = ("drafts", "parents", "mask", "depth")
+SHAPES += [(3, 8, 65), (11, 8, 200)]  # of several words: the nodes, and the rows of a level as well
 
 
 def spec_of(shape: tuple[int, int, int]) -> SpeculationConfig:
@@ -59,13 +59,18 @@ def test_growing(shape: tuple[int, int, int], coarse: bool) -> None:
     growth = new_growth(spec, case.batch.size, token_map if coarse else None, DEVICE)
     twins = grow_both(case, growth, rng, coarse)
     padding = case.tables.padding_slot
-    untouched = [getattr(case.tables, name)[padding].clone() for name in COLUMNS]
+    untouched = rows_of(case.tables, padding)
     select(case.batch, growth)
     for slot, twin in zip(case.slots, twins, strict=True):
         if slot != padding:
             check_tables(case, slot, twin.select(), spec.draft_tokens)
-    found = [getattr(case.tables, name)[padding] for name in COLUMNS]
-    assert all(torch.equal(a, b) for a, b in zip(found, untouched, strict=True))
+    assert all(map(torch.equal, rows_of(case.tables, padding), untouched))
+
+
+def rows_of(tables: Tables, slot: int) -> list[torch.Tensor]:
+    """A copy of what is told of a slot's drafts."""
+    rows = tables.drafts[slot], tables.parents[slot], tables.depth[slot], tables.mask[:, slot]
+    return [row.clone() for row in rows]
 
 
 def grow_both(case: Case, growth: Growth, rng: random.Random, coarse: bool) -> list[TreeExpansion]:
@@ -97,7 +102,8 @@ def check_frontier(
     for g, node in enumerate(twin.frontier()):
         row = b * topk + g
         assert int(growth.frontier[level, b, g]) == node.candidate
-        assert int(growth.visible[level, b, g]) % (1 << 64) == sum(1 << seen for seen in node.rows)
+        found = growth.visible[level, :, b, g]
+        assert torch.equal(found, words_of(sum(1 << seen for seen in node.rows), len(found)))
         assert int(below.sources[row]) == b * (topk if level else 1) + node.parent_slot
         physical = case.row(slot, start + node.rows[-1]) if wanted else -1
         assert int(below.rows.kv_rows[row]) == physical
@@ -107,11 +113,13 @@ def check_frontier(
 
 def check_tables(case: Case, slot: int, tree: DraftTree, width: int) -> None:
     tables, rest = case.tables, [-1] * (width - 1 - len(tree))
-    drafted = list(tree.tokens) if tables.speculative[slot] else [-1] * len(tree)
+    deepest = int(tables.speculative[slot])
+    drafted = [token if tree.depth(i) <= deepest else -1 for i, token in enumerate(tree.tokens)]
     assert tables.drafts[slot].tolist() == [*drafted, *rest]
     assert tables.parents[slot].tolist() == [*tree.parents, *rest]
     for node in range(len(tree) + 1):
-        assert int(tables.mask[slot, node]) == visible(tree, node)
+        words = tables.mask[:, slot, node]
+        assert torch.equal(words, words_of(visible(tree, node), len(words)))
         assert int(tables.depth[slot, node]) == (tree.depth(node - 1) if node else 0)
 
 
@@ -149,7 +157,7 @@ def test_a_grown_tree_is_verified() -> None:
     """From the top-k of a level to the tokens of a round, nothing but device tables in between."""
     spec, rng = spec_of((3, 4, 12)), random.Random(0)
     case = random_case(0, spec.draft_tokens)
-    case.tables.speculative[:-1] = 1
+    case.tables.speculative[:-1] = spec.steps
     growth = new_growth(spec, case.batch.size, None, DEVICE)
     trees = [twin.select() for twin in grow_both(case, growth, rng, coarse=False)]
     select(case.batch, growth)
@@ -189,9 +197,3 @@ def test_scores_that_differ_in_the_last_bit_only() -> None:
         twin.grow(ids[:half].tolist(), probabilities[:half].tolist())
         check_frontier(case, growth, twin, 0, level, below)
     assert twin.frontier()[0].candidate == 4
-
-
-@pytest.mark.parametrize("shape", [(10, 8, 32), (3, 8, 65)])
-def test_trees_that_no_mask_holds(shape: tuple[int, int, int]) -> None:
-    with pytest.raises(ConfigError, match="at most 64"):
-        new_growth(spec_of(shape), 1, None, DEVICE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 from overlap_world import Setting, World, some_requests
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import Choice, DraftLimits, Entry, GenerationRequest
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.device import runner as device_runner
@@ -17,6 +18,7 @@ from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import StepShape
 from eyas.engine.loop import commit
 from eyas.engine.scheduling.scheduler import Limits
+from eyas.engine.speculation.feature_ring import KEPT_ROWS
 
 TIGHT = 14  # pages: the largest request needs 13
 
@@ -46,6 +48,34 @@ def test_giving_way_to_another_call_changes_no_token(seed: int) -> None:
     assert world.rig.scheduler.preemptions > 0, "no sequence had to give way"
 
 
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("pages", [TIGHT + 4, 60])
+def test_changing_depths_change_no_token_and_leave_no_gap_in_draft_kv(pages: int, seed: int) -> None:
+    """Of each proposal all rows before it have been there for the head, also of pages from the cache."""
+    world = World(seed, Setting(width=6, pages=pages, adaptive=True))
+    world.run(some_requests(seed, 30), cancels=0.05)
+    assert world.policy is not None and set(world.policy.chosen) == {0, 1, 3, 5}
+    assert {shape.width for shape in world.runner.shapes} == {1, 2, 4, 6}
+    assert world.device.accepted > 20 and world.device.caught_up > 1
+    assert world.runner.ahead > 15
+
+
+def test_plain_rounds_are_caught_up_once_the_ring_is_full() -> None:
+    world = World(0, Setting(width=3, adaptive=True, graphs=False))
+    assert world.policy is not None
+    world.policy.path = itertools.repeat(0)
+    params = SamplingParams(max_tokens=36, temperature=0.0, ignore_eos=True)
+    world.run([GenerationRequest("a", (1, 2, 3), params)])
+    assert {shape.width for shape in world.runner.shapes if shape.batch} == {1}
+    assert world.device.caught_up == 36 // KEPT_ROWS and not world.device.accepted
+
+
+def test_a_head_that_is_not_told_of_plain_rounds_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceRunner, "_catch_up", lambda self, works, width: None)
+    with pytest.raises(AssertionError, match="a row that the head was never given"):
+        World(0, Setting(width=3, adaptive=True)).run(some_requests(0, 20))
+
+
 def test_one_step_at_a_time_gives_the_same() -> None:
     world = World(0, Setting(ahead=False))
     world.run(some_requests(0, 20))
@@ -72,6 +102,25 @@ def test_a_special_request_costs_its_own_rows_and_no_wait() -> None:
     )
     assert world.runner.rounds - world.runner.ahead <= 3, "a step had landed before the next was launched"
     assert set(world.device.special_rows) == {1, 3}, "of a prompt's end, and of a round"
+
+
+def test_a_request_drafts_as_deep_as_it_allows() -> None:
+    """Beside one that allows all, and narrows no row of that one."""
+    world = World(0, Setting(width=6, graphs=False))
+    params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    limits = {"all": DraftLimits(), "steps": DraftLimits(steps=2), "nodes": DraftLimits(draft_tokens=2)}
+    offered: dict[str, set[int]] = {name: set() for name in limits}
+    told = world._told
+
+    def heard(entry: Entry) -> None:
+        offered[entry.id].add(entry.offered)
+        told(entry)
+
+    world._told = heard  # type: ignore[method-assign]
+    world.run(
+        [GenerationRequest(name, (1, 2, 3), params, draft_limits=most) for name, most in limits.items()]
+    )
+    assert {name: max(depths) for name, depths in offered.items()} == {"all": 5, "steps": 2, "nodes": 1}
 
 
 def test_a_request_without_drafts_has_one_row() -> None:
@@ -165,7 +214,7 @@ def _choices_sound_alike(patch: pytest.MonkeyPatch) -> None:
     occupy = TableWrites.occupy
 
     def first(
-        writes: TableWrites, slot: int, params: SamplingParams, choice: int, *, speculative: bool
+        writes: TableWrites, slot: int, params: SamplingParams, choice: int, *, speculative: int
     ) -> None:
         occupy(writes, slot, params, 0, speculative=speculative)
 

@@ -103,7 +103,15 @@ SPECULATION = {
     "plain": ((3, 1, 4), PLAIN),
     "ngram": ((3, 1, 4, (), True), PLAIN | {"_look_up"}),
     "chain": ((3, 1, 4), DRAFTED | {"_propose_rows"}),
-    "tree": ((3, 2, 6), DRAFTED | {"_compact", "_grow", "_select"}),
+    "tree": ((3, 2, 6), DRAFTED | {"_compact", "_couple", "_grow", "_select"}),
+    "wide tree": ((4, 30, 100), DRAFTED | {"_compact", "_couple", "_grow", "_select"}),
+}
+OWN = {
+    "plain": ["_verdict"],
+    "ngram": ["_look_up"],
+    "chain": ["_propose_rows", "_look_up"],
+    "tree": ["_couple", "_select"],
+    "wide tree": ["_attend", "_prepare", "_grow", "_select"],  # whose masks have several words
 }
 
 
@@ -117,11 +125,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("rounds", SPECULATION)
 def test_all_kernels_are_found_and_compile(tmp_path: Path, cache: Path, rounds: str) -> None:
-    """Some of them are compiled: one of the plain step, and what only this kind of round has."""
+    """Some of them are compiled: one of the plain step, those that only this kind of round has."""
     spec, kernels = SPECULATION[rounds]
-    own = {"plain": ["_verdict"], "ngram": ["_look_up"], "chain": ["_propose_rows", "_look_up"]}
-    compiled = ["_norm", *own.get(rounds, ["_select"])]
-    found = _recorded(tmp_path, spec, compiled, drafted=rounds in ("chain", "tree"))
+    compiled = ["_norm", *OWN[rounds]]
+    found = _recorded(tmp_path, spec, compiled, drafted=rounds not in ("plain", "ngram"))
     assert set(found) == kernels
     assert len(list(cache.rglob("*.cubin"))) == sum(found[name] for name in compiled)
 

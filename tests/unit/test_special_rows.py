@@ -61,7 +61,7 @@ class Step:
         output = pick.choices(range(IDS), k=pick.randrange(8))
         seq = Sequence(slot, generation, pick.randrange(3), request.prompt_ids, output, slot=slot)
         writes = TableWrites(self.tables)
-        writes.occupy(slot, wanted, seq.choice, speculative=True)
+        writes.occupy(slot, wanted, seq.choice, speculative=32)
         occupy_special(writes, seq, EOS)
         writes.put("length", slot, (len(seq) - 1,))
         self.tables.apply(torch.from_numpy(writes.array()).to(DEVICE))

@@ -22,6 +22,7 @@ class Flight:
 
     works: tuple[Any, ...]
     shape: str = "any"
+    depth: None = None
     over: bool = False
     launched: float = field(default_factory=time.monotonic)
 

@@ -12,7 +12,8 @@ class DecodeRows:
     """B sequences of `width` rows each, one after the other in a forward.
 
     `slots`, `starts` int32 [B]: row j of sequence b is logical row starts[b] + j of that sequence.
-    `mask` int64 [B, width]: bit r of entry j says that node j sees row starts[b] + r. None: chains.
+    `mask` int64 [words, B, width]: bit r % 64 of word r // 64 of entry j says that node j sees row
+    starts[b] + r. None: chains.
     `extent`: the number of rows from starts[b] on that the mask covers, if that is more than `width`.
     """
 

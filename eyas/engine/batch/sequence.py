@@ -191,6 +191,10 @@ class Work:
         """Does a draft head inside the step follow it? Not where its request turned drafting off."""
         return not self.round or self.seq.generation.request.speculative
 
+    def waits(self, depth: int | None) -> bool:
+        """Is it a round of a step that drafts nothing, where others may? The head takes its row later."""
+        return self.round and depth == 0
+
     def asked(self, first: int = 0) -> Asked | None:
         """Which of its rows must be scored, if `first` is the place of its first row in the forward."""
         scores = self.seq.generation.scores

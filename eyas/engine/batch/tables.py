@@ -29,6 +29,13 @@ looked up then (-1: none) and whether a head proposed; then how well both source
 """
 
 _WORDS_OF = {torch.int32: 1, torch.float32: 1, torch.int64: 2}
+MASK_BITS = 64
+"""Rows that one word of a mask can show."""
+
+
+def mask_words(rows: int) -> int:
+    """Words of a mask over `rows` rows: bit r % 64 of word r // 64 says whether row r is seen."""
+    return -(-rows // MASK_BITS)
 
 
 @dataclass(frozen=True)
@@ -55,14 +62,14 @@ class Tables:
         nodes, drafts = sizes.width, max(sizes.width - 1, 1)
         columns = {
             "seed": (torch.int64, 1),
-            "mask": (torch.int64, nodes),  # bit r of node j: node r is visible from node j (0: the root)
+            "mask": (torch.int64, mask_words(nodes) * nodes),  # bit r of node j: it sees node r (0: the root)
             "pages": (torch.int32, sizes.max_pages),
             "length": (torch.int32, 1),  # rows with valid KV, which is the root token's position
             "root": (torch.int32, 1),  # the newest committed token; its row is not computed yet
             "drafts": (torch.int32, drafts),  # tokens proposed below the root; -1: none
             "parents": (torch.int32, drafts),  # the draft's parent: a draft's index, or -1 for the root
             "depth": (torch.int32, nodes),  # how far node j lies below the root
-            "speculative": (torch.int32, 1),  # 0: nothing is proposed for this sequence
+            "speculative": (torch.int32, 1),  # how deep this sequence's drafts may be; 0: none is proposed
             "choice": (torch.int32, 1),
             "top_k": (torch.int32, 1),  # 0: off
             "temperature": (torch.float32, 1),
@@ -92,7 +99,12 @@ class Tables:
             setattr(self, name, view if name in _WIDE else view.view(-1))
         self.drafts.fill_(-1)
         chain = torch.arange(nodes, device=device)
-        self.mask.copy_((1 << (chain + 1)) - 1)
+        # [words, slots, nodes]: most trees need one word. A node sees none that is higher, so that the later
+        # words of the first 64 nodes are always 0, and who writes a chain writes the first word alone.
+        self.mask = self.mask.view(-1, sizes.slots, nodes)
+        for word, view in enumerate(self.mask):
+            seen = (chain + 1 - word * MASK_BITS).clamp(0, MASK_BITS)
+            view.copy_(torch.where(seen == MASK_BITS, -1, (1 << seen % MASK_BITS) - 1))
         self.depth.copy_(chain)
         self.parents.copy_(torch.arange(-1, drafts - 1, device=device))
 
@@ -154,7 +166,7 @@ class TableWrites:
         self._places += self._tables.places(name, slot, start, len(words))
         self._words += words
 
-    def occupy(self, slot: int, params: SamplingParams, choice: int, *, speculative: bool) -> None:
+    def occupy(self, slot: int, params: SamplingParams, choice: int, *, speculative: int) -> None:
         """Sets everything about a sequence that does not change while it runs, and clears its drafts."""
         seed = params.seed or 0
         self.put("seed", slot, (_signed(seed & 0xFFFFFFFF), _signed(seed >> 32)))
@@ -163,7 +175,7 @@ class TableWrites:
         floats = (params.temperature, params.top_p, params.min_p)
         for name, word in zip(("temperature", "top_p", "min_p"), _bits(floats), strict=True):
             self.put(name, slot, (word,))
-        self.put("speculative", slot, (int(speculative),))
+        self.put("speculative", slot, (speculative,))
         self.put("drafts", slot, [-1] * self._tables.drafts.shape[1])
 
     def draft(self, slot: int, tree: DraftTree, *, branching: bool) -> None:

@@ -34,6 +34,7 @@ LEAST = 64
 @dataclass(frozen=True)
 class Buckets:
     """Ascending batches with a graph, of rounds alone and of those beside a chunk. `width`: rows of a round.
+    `alone`: also of sequences without drafts alone.
 
     `chunk_tokens` and `mixed_tokens`: rows of a step with prompts, those of rounds included: the most, and as
     many as a step should have that also has rounds (0: there is no difference, and no graph).
@@ -45,6 +46,7 @@ class Buckets:
     mixed_batches: tuple[int, ...] = ()
     chunk_tokens: int = 0
     mixed_tokens: int = 0
+    alone: bool = True
 
     def mixed_prefill_budget(self, batch: int, many: bool) -> int:
         """Gives the prompt rows beside `batch` rounds: those of a captured shape, or the most allowed.
@@ -98,7 +100,7 @@ class Buckets:
         if self.width == 1:
             return []
         sizes = [size for size in self.batches if size & (size - 1) == 0 or size == self.batches[-1]]
-        alone = [StepShape(0, self.width, singles=size) for size in sizes]
+        alone = [StepShape(0, self.width, singles=size) for size in sizes] if self.alone else []
         return alone + [StepShape(size, self.width, singles=FEW_SINGLES) for size in sizes if size > 1]
 
     def _chunks(self, batch: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.spans import Span
-from eyas.engine.device.step import Joined, StepInput, StepShape
+from eyas.engine.device.step import Joined, Late, StepInput, StepShape
 from eyas.engine.parallel.ranks import RankCall
 
 BEGIN = "begin"
@@ -21,6 +21,7 @@ SAMPLE = "sample"
 FEATURES = "features"
 FINISH = "finish"
 JOIN = "join"
+CATCH_UP = "catch_up"
 COPY_PAGE = "copy_page"
 
 
@@ -64,16 +65,28 @@ def sample(rows: np.ndarray) -> RankCall:
 def join(joined: Joined, writes: np.ndarray) -> RankCall:
     """`writes`: int32 [2, n], as a `StepInput` has them."""
     parts = (joined.words.reshape(-1), joined.features.view(np.int32).reshape(-1), writes.reshape(-1))
-    return RankCall(JOIN, (*joined.features.shape,), np.concatenate(parts, dtype=np.int32).tobytes())
+    numbers = (*joined.features.shape, joined.width)
+    return RankCall(JOIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
 
 
 def joined_of(call: RankCall) -> tuple[Joined, np.ndarray]:
     """What `join` was made of."""
-    count, width = call.numbers
+    count, width, rows = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)
     words, features, writes = np.split(array, [4 * count, (4 + width) * count])
-    joined = Joined(words.reshape(4, count), features.view(np.float32).reshape(count, width))
+    joined = Joined(words.reshape(4, count), features.view(np.float32).reshape(count, width), rows)
     return joined, writes.reshape(2, -1)
+
+
+def catch_up(late: Late) -> RankCall:
+    """`late`: as `Executor.catch_up` takes it."""
+    return RankCall(CATCH_UP, (late.width,), late.words.tobytes())
+
+
+def late_of(call: RankCall) -> Late:
+    """What `catch_up` was made of."""
+    words = np.frombuffer(bytearray(call.data), np.int32).reshape(2, -1)
+    return Late(words, call.numbers[0])
 
 
 def features(rows: SequenceOf[int]) -> RankCall:

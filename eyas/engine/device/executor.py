@@ -20,7 +20,7 @@ from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.tables import Tables
 from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import SLICE, padding_rows
-from eyas.engine.device.step import Joined, StepInput, StepShape
+from eyas.engine.device.step import Joined, Late, StepInput, StepShape
 from eyas.engine.sampling.scores import Scores, score_slices
 
 IN_FLIGHT = 3  # steps whose host buffers may be in use at once: one running, one launched, one being written
@@ -84,8 +84,20 @@ class Executor:
         words = _pinned(joined.words, self.state.device).to(self.state.device, non_blocking=True)
         if self.state.drafter is not None:
             features = _pinned(joined.features, self.state.device).to(self.state.device, non_blocking=True)
-            self.state.drafter.join(words, features)
+            self.state.drafter.join(words, features, joined.width)
         self.state.look_up(words[0].clone())  # on 16 bytes, as kernels like it
+
+    @torch.inference_mode()
+    def catch_up(self, late: Late) -> None:
+        """Before the next step: the draft head takes rows that wait for it."""
+        self._catch_up(late)
+
+    def _catch_up(self, late: Late) -> None:
+        assert self.state.drafter is not None
+        words = _pinned(late.words, self.state.device).to(self.state.device, non_blocking=True)
+        self.state.drafter.catch_up(words, late.width)
+        if late.width > 1:
+            self.state.look_up(words[0].clone())
 
     @torch.inference_mode()
     def begin(self, step: StepInput) -> None:
@@ -215,7 +227,14 @@ class Executor:
         features = self._features(program, [0])
         self.wait()
         words = np.array([[self.state.tables.padding_slot], [0], [0], [-1]], np.int32)
-        self._join(Joined(words, features.numpy()))
+        self._join(Joined(words, features.numpy(), self.tables.sizes.width))
+        self.wait()
+
+    @torch.inference_mode()
+    def rehearse_late(self, count: int) -> None:
+        """Let `count` sequences of padding catch up."""
+        words = np.array([[self.state.tables.padding_slot] * count, [0] * count], np.int32)
+        self._catch_up(Late(words, self.tables.sizes.width))
         self.wait()
 
     def wait(self) -> None:

@@ -77,6 +77,7 @@ class DeviceFlight:
     scored: SequenceOf[Scored] = ()
     features: Features | None = None
     certain: Certain | None = None
+    depth: int | None = None
     launched: float = field(default_factory=time.monotonic)
 
     @property

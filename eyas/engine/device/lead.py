@@ -19,7 +19,7 @@ from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.device import calls
 from eyas.engine.device.executor import Event, Executor
 from eyas.engine.device.program import DeviceState
-from eyas.engine.device.step import Joined, StepInput
+from eyas.engine.device.step import Joined, Late, StepInput
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import Channel, Followers, RankCall, RankInfo
 from eyas.engine.sampling.scores import Scores
@@ -103,6 +103,10 @@ class LedExecutor(Executor):
     def join(self, joined: Joined, writes: np.ndarray) -> None:
         self._lead.tell(calls.join(joined, writes))
         super().join(joined, writes)
+
+    def catch_up(self, late: Late) -> None:
+        self._lead.tell(calls.catch_up(late))
+        super().catch_up(late)
 
     def features(self, rows: SequenceOf[int]) -> torch.Tensor:
         self._lead.tell(calls.features(rows))

@@ -13,7 +13,7 @@ import torch
 
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import Tables, mask_words
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels import landing, paths, sample
@@ -61,10 +61,10 @@ class DeviceState:
         """The target's, then the draft head's, under the same page numbers."""
         return (self.pool,) if self.drafter is None else (self.pool, self.drafter.pool)
 
-    @property
-    def path_rows(self) -> int:
-        """Rows of the longest path that a round can accept, its root included."""
-        return max((part.path_rows for part in (self.head, self.lookup) if part is not None), default=1)
+    def path_rows(self, width: int) -> int:
+        """Rows of the longest path that a round of `width` rows can accept, its root included."""
+        parts = (part.path_rows for part in (self.head, self.lookup) if part is not None)
+        return min(max(parts, default=1), width)
 
     @property
     def device(self) -> str:
@@ -107,11 +107,12 @@ class StepProgram:
         self._planned = planned
         self._part = {name: inputs[first : first + count] for name, (first, count) in shape.sections.items()}
         rounds, singles, ends = shape.result_ends
-        self.result_words = ends + shape.batch * state.path_rows
+        path_rows = state.path_rows(shape.width)
+        self.result_words = ends + shape.batch * path_rows
         self._table = results[:rounds].view(shape.batch, -1) if shape.batch else results[:0]
         self._single_table = results[rounds:singles].view(shape.singles, -1) if shape.singles else results[:0]
         self._ends = results[singles:ends]
-        self._paths = results[ends : self.result_words].view(shape.batch, state.path_rows)
+        self._paths = results[ends : self.result_words].view(shape.batch, path_rows)
 
     def blank(self) -> None:
         """Inputs of a step in which every row is padding."""
@@ -149,7 +150,8 @@ class StepProgram:
         """Prepares the rows of the sequences in a part of the step's array, from row `first` on."""
         batch, part = self._batch(slots), self._part
         starts = batch.slots.new_empty(batch.size)
-        mask = torch.empty(batch.size, width, dtype=torch.int64, device=starts.device)
+        shape = mask_words(width), batch.size, width
+        mask = torch.empty(shape, dtype=torch.int64, device=starts.device)
         own = slice(first, first + batch.size * width)
         rows = round_kernels.RoundRows(
             part["tokens"][own], part["positions"][own], part["kv_rows"][own], starts
@@ -206,7 +208,7 @@ class StepProgram:
             self._land(chosen[shape.round_rows :])
         if state.drafter is not None and shape.drafts:
             batch = self._batch("slots") if shape.batch else None
-            state.drafter.follow(self._tapped, batch, verdicts, self._chunk())
+            state.drafter.follow(self._tapped, batch, verdicts, self._chunk(), shape.width)
         if shape.batch:
             state.look_up(self._part["slots"])
         if shape.ends:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eyas.common.config import MOST_STEPS
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Kind, Work
 from eyas.engine.batch.spans import Span
@@ -18,28 +19,35 @@ from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.batch.window import ROWS
 from eyas.engine.device.buckets import Buckets
+from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.flight import Certain, DeviceFlight, Features, Scored
 from eyas.engine.device.special import SpecialRows, occupy_special, reads_text
-from eyas.engine.device.step import Joined, Layout, Placed, StepInput, StepShape, pack, tiles_for
+from eyas.engine.device.step import Joined, Late, Layout, Placed, StepInput, StepShape, pack, tiles_for
+from eyas.engine.speculation.feature_ring import KEPT_ROWS
+
+LATE_AT_ONCE = 64
+"""Sequences whose waiting rows the head takes at once: no more rows than of a prompt's chunk."""
 
 
 @dataclass
 class _Known:
     """What the tables know of who sits in a slot: how many pages, and whether they follow its growth.
 
-    `drafted`: the head proposes for it.
+    `drafted`: something is proposed for it inside the step. `waiting`: rows that plain rounds have left to
+    the head.
     """
 
     occupancy: int
     choice: int
     drafted: bool
+    waiting: int = 0
     pages: int = 0
     grows: bool = False
 
 
 class DeviceRunner:
-    """`ahead`: may a step be launched while another is in flight?"""
+    """`ahead`: may a step be launched while another is in flight? `depths`: if these are adaptive."""
 
     def __init__(
         self,
@@ -49,6 +57,7 @@ class DeviceRunner:
         eos_ids: tuple[int, ...],
         *,
         ahead: bool,
+        depths: Depths | None = None,
     ) -> None:
         self.drafts = executor.state.drafter is not None
         self._lookup = executor.state.lookup
@@ -56,14 +65,23 @@ class DeviceRunner:
         self._elsewhere = executor.state.tap is not None
         self._executor = executor
         self._buckets = buckets
+        self._depths = depths
         self._layout = layout
         self._eos_ids = eos_ids
         self._occupants: dict[int, _Known] = {}  # by slot
 
     def launch(self, works: SequenceOf[Work]) -> DeviceFlight:
         """Starts a step; `land` of the result waits for it."""
-        writes = self._tables(works)
-        shape, placed = self._place(works)
+        writes, joining = TableWrites(self._executor.tables), []
+        for work in works:
+            if self._tell(work, writes):
+                joining.append(work)
+        depth, buckets = self._depth(works)
+        if joining:  # they are told, and drafted for, before the step
+            self._executor.join(self._joined(joining, buckets.width), writes.array())
+            writes = TableWrites(self._executor.tables)
+        self._catch_up(works, buckets.width)
+        shape, placed = self._place(works, buckets)
         data, spans = pack(placed, shape, self._layout), self._spans(placed.chunks)
         asked = _asked(placed.chunks, shape.round_rows)
         ends = self._chunk_ends(placed.chunks) if self._elsewhere else []
@@ -77,28 +95,55 @@ class DeviceRunner:
         result, event = self._executor.finish(step)
         told = None
         if self._elsewhere and self._executor.certain is not None:
-            told = Certain(self._executor.certain, self._executor.state.path_rows, ends)
-        return DeviceFlight(shape, works, placed, result, event, special, scores, features, told)
+            told = Certain(self._executor.certain, self._executor.state.path_rows(shape.width), ends)
+        return DeviceFlight(shape, works, placed, result, event, special, scores, features, told, depth)
 
-    def _place(self, works: SequenceOf[Work]) -> tuple[StepShape, Placed]:
+    def _depth(self, works: SequenceOf[Work]) -> tuple[int | None, Buckets]:
+        """How deep the step drafts, if that may change, and its graphs."""
+        if self._depths is None:
+            return None, self._buckets
+        seqs = [work.seq for work in works if work.round]
+        followed = [self._occupants[seq.slot].drafted for seq in seqs]
+        return self._depths.choose(seqs, followed, prompts=len(seqs) < len(works))
+
+    def _catch_up(self, works: SequenceOf[Work], width: int) -> None:
+        """The head takes what plain rounds left to it: before a step that drafts, or once it is too much."""
+        if self._depths is None or not self.drafts:
+            return
+        followed = [work for work in works if work.round and self._occupants[work.seq.slot].drafted]
+        late = []
+        for work in followed:
+            told = self._occupants[work.seq.slot]
+            if told.waiting == KEPT_ROWS or (told.waiting and width > 1):
+                late.append((work.seq.slot, told.waiting))
+                told.waiting, work.seq.draft_len = 0, work.seq.kv_len
+            told.waiting += width == 1
+        for first in range(0, len(late), LATE_AT_ONCE):
+            some = late[first : first + LATE_AT_ONCE]
+            sizes = late_sizes(self._layout.padding_slot)
+            size = next(size for size in sizes if size >= len(some))
+            some += [(self._layout.padding_slot, 0)] * (size - len(some))
+            self._executor.catch_up(Late(np.array(some, np.int32).T.copy(), width))
+
+    def _place(self, works: SequenceOf[Work], buckets: Buckets) -> tuple[StepShape, Placed]:
         """Attention begins with those that take longest. Those that nothing is drafted for have a row each,
         if the step's shape has such rows.
         """
         longest = sorted((work for work in works if work.round), key=lambda work: -work.seq.kv_len)
         placed = Placed(
-            [work for work in longest if self._is_wide(work)],
-            [work for work in longest if not self._is_wide(work)],
+            [work for work in longest if self._is_wide(work, buckets)],
+            [work for work in longest if not self._is_wide(work, buckets)],
             [work for work in works if not work.round],
         )
         counts = [len(work.tokens) for work in placed.chunks]
         tiles, ends = tiles_for(counts, self._layout), len(placed.ends)
-        shape = self._buckets.shape(len(placed.rounds), sum(counts), tiles, ends, singles=len(placed.singles))
+        shape = buckets.shape(len(placed.rounds), sum(counts), tiles, ends, singles=len(placed.singles))
         return shape, placed if shape.singles else Placed(longest, (), placed.chunks)
 
-    def _is_wide(self, work: Work) -> bool:
+    def _is_wide(self, work: Work, buckets: Buckets) -> bool:
         if self._elsewhere:
             return bool(self._drafts_of(work))
-        return self._buckets.width == 1 or self._occupants[work.seq.slot].drafted
+        return buckets.width == 1 or self._occupants[work.seq.slot].drafted
 
     def _drafts_of(self, work: Work) -> DraftTree | None:
         """What this step can verify of the drafts that came from elsewhere.
@@ -133,17 +178,6 @@ class DeviceRunner:
             rows += range(end - count, end)
         return rows
 
-    def _tables(self, works: SequenceOf[Work]) -> TableWrites:
-        """What the step tells the tables. Those who join are told, and drafted for, before it."""
-        writes, joining = TableWrites(self._executor.tables), []
-        for work in works:
-            if self._tell(work, writes):
-                joining.append(work)
-        if not joining:
-            return writes
-        self._executor.join(self._joined(joining), writes.array())
-        return TableWrites(self._executor.tables)
-
     def _features(self, chunks: SequenceOf[Work], shape: StepShape) -> Features | None:
         """Of the last rows of prompts that others start from, here or elsewhere."""
         row, rows, works = shape.round_rows - 1, [], []
@@ -161,7 +195,8 @@ class DeviceRunner:
 
     def prompt_rows(self, rounds: int, many: bool) -> int:
         """How many prompt rows a step with this number of rounds should have; `many`: whether many wait."""
-        return self._buckets.mixed_prefill_budget(rounds, many)
+        buckets = self._buckets if self._depths is None else self._depths.beside_prompts()
+        return buckets.mixed_prefill_budget(rounds, many)
 
     def copy_page(self, source: int, target: int) -> None:
         """Between the steps launched before and those after."""
@@ -201,15 +236,16 @@ class DeviceRunner:
     def _occupy(self, work: Work, writes: TableWrites) -> _Known:
         """The sequence takes its slot."""
         seq, lookup = work.seq, self._lookup
-        params, speculative = seq.generation.request.params, self._is_drafted_for(work)
-        writes.occupy(seq.slot, params, seq.choice, speculative=speculative)
+        params, drafted = seq.generation.request.params, self._is_drafted_for(work)
+        deepest = seq.generation.request.draft_limits.deepest or MOST_STEPS
+        writes.occupy(seq.slot, params, seq.choice, speculative=deepest if drafted else 0)
         if params.reads_history or params.min_tokens:
             occupy_special(writes, seq, self._eos_ids)
-        if lookup is not None and speculative:
+        if lookup is not None and drafted:
             lookup.occupy(writes, seq)
-        if reads_text(params) or (lookup is not None and speculative and lookup.reads(seq)):
-            writes.put("text", seq.slot, seq.all_tokens())
-        return _Known(seq.occupancy, seq.choice, speculative)
+            if lookup.reads(seq) and not reads_text(params):  # else it is there already
+                writes.put("text", seq.slot, seq.all_tokens())
+        return _Known(seq.occupancy, seq.choice, drafted)
 
     def _joins(self, work: Work) -> bool:
         """Is this its first round, after a prompt whose last feature alone came here, or nothing at all?"""
@@ -227,7 +263,7 @@ class DeviceRunner:
             return False
         return not self.drafts or seq.draft_len >= work.start
 
-    def _joined(self, joining: SequenceOf[Work]) -> Joined:
+    def _joined(self, joining: SequenceOf[Work], width: int) -> Joined:
         size, words = self._layout.page_size, []
         for work in joining:
             row = work.start - 1
@@ -237,7 +273,12 @@ class DeviceRunner:
         if self.drafts:
             rows = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
             features = np.concatenate(rows)
-        return Joined(np.array(words, np.int32).T.copy(), features)
+        return Joined(np.array(words, np.int32).T.copy(), features, width)
+
+
+def late_sizes(running: int) -> tuple[int, ...]:
+    """How many sequences may be told to catch up at once, if so many run; those of padding included."""
+    return tuple(1 << power for power in range((min(running, LATE_AT_ONCE) - 1).bit_length() + 1))
 
 
 def _asked(chunks: SequenceOf[Work], first: int) -> list[tuple[Work, Asked]]:

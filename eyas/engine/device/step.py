@@ -134,11 +134,23 @@ class Joined:
     """J sequences before their first round whose drafts, and newest draft row below the root, are missing.
 
     `words` int32 [4, J]: each one's slot; of that row the token after it, its position and its physical row.
-    `features` float32 [J, head width]: the row's; without a head, of width 0.
+    `features` float32 [J, head width]: the row's; without a head, of width 0. `width`: rows of the rounds in
+    the step that follows.
     """
 
     words: np.ndarray
     features: np.ndarray
+    width: int
+
+
+@dataclass(frozen=True)
+class Late:
+    """Sequences whose rows wait for the draft head in its ring. `words`, `width`: as `DeviceDrafter.catch_up`
+    has them.
+    """
+
+    words: np.ndarray
+    width: int
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ class Queries:
 
     slots int32 [B]: the sequence's page table; starts int32 [B]: query j stands at logical row starts[b] + j,
     whose key and value are already in the pool. Every query sees the rows below starts[b]. Without `mask` it
-    also sees those up to its own; with `mask` int64 [B, width] it sees row starts[b] + r where bit r of
-    mask[b, j] is set (r < 64; a query's own bit is set by the caller). `extent`: rows from starts[b] on that
-    are there (None: `width`); a level of a growing tree sees those of the levels above it as well. A window
-    is counted along the query's path; one that is shorter than a tree's extent is refused.
+    also sees those up to its own; with `mask` int64 [words, B, width] it sees row starts[b] + r where bit
+    r % 64 of mask[r // 64, b, j] is set (a query's own bit is set by the caller). `extent`: rows from
+    starts[b] on that are there (None: `width`); a level of a growing tree sees those of the levels above it
+    as well. A window is counted along the query's path; one that is shorter than a tree's extent is refused.
 
     Padding names a slot whose page table is all zeros, and start 0: its results are finite and mean nothing.
     """
@@ -82,7 +82,7 @@ class _Layout:
 
     width: int
     extent: int
-    tree: bool
+    words: int
     heads: int
     kv_heads: int
     dim: int
@@ -94,6 +94,18 @@ class _Layout:
     window: int
     bounded: bool
     ceiling: float
+
+    @property
+    def tree(self) -> bool:
+        return self.words > 0
+
+    @property
+    def bits(self) -> int:
+        return 64 * self.words
+
+    @property
+    def bits_block(self) -> int:
+        return int(triton.next_power_of_2(self.bits))
 
     @property
     def narrow(self) -> bool:
@@ -178,7 +190,7 @@ def _layout(heads: int, kv: PagedKv, queries: Queries, tiling: Tiling, pdl: bool
     return _Layout(
         width=queries.width,
         extent=extent,
-        tree=queries.mask is not None,
+        words=0 if queries.mask is None else queries.mask.shape[0],
         heads=heads,
         kv_heads=kv.kv_heads,
         dim=kv.dim,
@@ -230,8 +242,10 @@ def _attend(
     q_at = q + (query.to(tl.int64) * q_stride + column * layout.dim)[:, None] + dim
     q_tile = tl.load(q_at, mask=real[:, None], other=0.0)
     sees = row // layout.group
-    if layout.tree:
+    if layout.words == 1:
         sees = tl.load(masks + query, mask=real, other=0)
+    elif layout.tree:
+        sees = masks + tl.where(real, query, 0)  # an address: no register has room for all words
     at = head * layout.dim + dim
     acc, lse = _over_part(
         q_tile, sees[:, None], keys + at, values + at, table, start, low, first, last, scale, layout
@@ -303,7 +317,8 @@ def _over_part(q_tile, sees, keys, values, table, start, low, first, last, scale
     """Softmax over rows first .. last - 1 in blocks -> result float32 [tile, dim], base 2 lse [tile].
 
     keys and values point at [1, dim] of the pool's first row; sees [tile, 1] is a query's own row after
-    `start`, or its mask; low is the first row that any of them sees.
+    `start`, or its mask, or the address of the first of its mask's words; low is the first row that any of
+    them sees.
     """
     peak = tl.full([layout.tile], _UNSEEN, tl.float32)
     total = tl.full([layout.tile], 0.0, tl.float32)
@@ -326,12 +341,11 @@ def _over_part(q_tile, sees, keys, values, table, start, low, first, last, scale
         if layout.ceiling > 0:
             scores = tanh(scores) * layout.ceiling
         if layout.narrow:
-            seen = _seen(row[None, :] - start, sees, layout.tree) & inside[None, :]
+            seen = _seen(row[None, :] - start, sees, layout) & inside[None, :]
             scores = tl.where(seen & (row[None, :] >= lowest), scores, _UNSEEN)
         elif block + layout.keys > start:
-            scores = tl.where(
-                _seen(row[None, :] - start, sees, layout.tree) & inside[None, :], scores, _UNSEEN
-            )
+            seen = _seen(row[None, :] - start, sees, layout) & inside[None, :]
+            scores = tl.where(seen, scores, _UNSEEN)
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp2(scores - new_peak[:, None])
         kept = tl.exp2(peak - new_peak)
@@ -342,21 +356,31 @@ def _over_part(q_tile, sees, keys, values, table, start, low, first, last, scale
 
 
 @triton.jit
-def _seen(after, sees, TREE: tl.constexpr):
+def _seen(after, sees, layout: tl.constexpr):
     """Whether a query sees the rows that stand `after` [1, keys] rows after its sequence's start."""
-    if TREE:
-        return (after < 0) | (((sees >> tl.minimum(tl.maximum(after, 0), 63)) & 1) != 0)
+    if layout.tree:
+        return (after < 0) | (_bits(sees, tl.minimum(tl.maximum(after, 0), layout.bits - 1), layout) != 0)
     else:
         return after <= sees
+
+
+@triton.jit
+def _bits(sees, row, layout: tl.constexpr):
+    """Those bits of each query's mask: row [1, n] -> [tile, n], each 0 or 1."""
+    if layout.words == 1:
+        return (sees >> row) & 1
+    else:
+        word = tl.load(sees + row // 64 * tl.num_programs(2) * layout.width)
+        return (word >> row % 64) & 1
 
 
 @triton.jit
 def _depth(sees, layout: tl.constexpr):
     """How far each query's path goes beyond its sequence's start, [tile, 1]."""
     if layout.tree:
-        bit = tl.arange(0, 64)[None, :]
-        ancestors = tl.where(bit < layout.extent, (sees >> bit) & 1, 0)  # itself included
-        return (tl.sum(ancestors, 1) - 1).to(tl.int32)[:, None]
+        row = tl.arange(0, layout.bits_block)[None, :]
+        ancestors = _bits(sees, tl.minimum(row, layout.bits - 1), layout)  # itself included
+        return (tl.sum(tl.where(row < layout.extent, ancestors, 0), 1) - 1).to(tl.int32)[:, None]
     else:
         return sees
 

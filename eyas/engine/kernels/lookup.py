@@ -103,8 +103,8 @@ def _look_up(
 ):
     after_previous(PDL)
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
-    record = looking + slot * WORDS
-    if (slot != padding) & (tl.load(speculative + slot) != 0):
+    record, deepest = looking + slot * WORDS, tl.load(speculative + slot)
+    if (slot != padding) & (deepest != 0):
         text += slot * context
         told += slot * predicted_stride
         count = tl.minimum(tl.load(length + slot) + 1, context)
@@ -117,6 +117,7 @@ def _look_up(
         match = (best >> _LENGTH).to(tl.int32)
         node = tl.arange(0, NODES)
         token = _followers(best, text, count, told, told_count, LONGEST + answered, node, DEPTH)
+        token = tl.where(node < deepest, token, -1)
         proposes = match > 0
         if HEADED:
             there = tl.load(drafts + slot * drafts_stride) >= 0
@@ -127,7 +128,8 @@ def _look_up(
             tl.store(drafts + slot * drafts_stride + node, token, mask=inside)
             if TREES:
                 below = slot * nodes_stride + 1
-                _chain(parents + slot * drafts_stride, mask + below, depth + below, node, inside)
+                chained = inside & (node < DEPTH)
+                _chain(parents + slot * drafts_stride, mask + below, depth + below, node, chained)
 
 
 @triton.jit
@@ -206,8 +208,11 @@ def _prefers(record, text, count, match, found, there, CERTAIN: tl.constexpr, LA
 
 
 @triton.jit
-def _chain(parents, mask, depth, node, inside):
-    """The drafts of a slot are a chain: addresses of its parents, and of their masks and depths."""
-    tl.store(parents + node, node - 1, mask=inside)
-    tl.store(mask + node, (tl.full(node.shape, 4, tl.int64) << node) - 1, mask=inside)
-    tl.store(depth + node, node + 1, mask=inside)
+def _chain(parents, mask, depth, node, chained):
+    """These drafts of a slot are a chain: addresses of its parents, and of their masks and depths.
+
+    Of a mask of several words that is the first: no chain is so deep that the others show a row of it.
+    """
+    tl.store(parents + node, node - 1, mask=chained)
+    tl.store(mask + node, (tl.full(node.shape, 4, tl.int64) << node) - 1, mask=chained)
+    tl.store(depth + node, node + 1, mask=chained)

@@ -106,11 +106,12 @@ def store_rows(out, row, token, position, kv_row, inside):
 def prepare(batch: Batch, rows: RoundRows, mask: Tensor) -> None:
     """Writes the rows of a round: each sequence's root, then its drafts.
 
-    `mask` int64 [B, W] receives the masks of the tables: bit r of entry j says that node j sees node r. If W
-    is less than the width of the tables, the round has the first W nodes. A node without a draft is empty.
+    `mask` int64 [words, B, W] receives the masks of the tables: bit r % 64 of word r // 64 of entry j says
+    that node j sees node r. If W is less than the width of the tables, the round has the first W nodes. A
+    node without a draft is empty.
     """
     tables = batch.tables
-    width = mask.shape[1]
+    words, _, width = mask.shape
     _prepare[(triton.cdiv(batch.size * width, LANES),)](
         batch.slots,
         tables.length,
@@ -126,6 +127,7 @@ def prepare(batch: Batch, rows: RoundRows, mask: Tensor) -> None:
         tables.pages.shape[1],
         tables.drafts.shape[1],
         tables.depth.shape[1],
+        WORDS=words,
         WIDTH=width,
         PAGE_SIZE=batch.page_size,
         BLOCK=LANES,
@@ -151,6 +153,7 @@ def _prepare(
     max_pages,
     drafts_stride,
     nodes_stride,
+    WORDS: tl.constexpr,
     WIDTH: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -169,8 +172,10 @@ def _prepare(
     below = tl.load(depth + slot * nodes_stride + node, mask=held, other=0)
     store_rows(out, row, token, start + below, kv_row, inside)
     tl.store(out[3] + sequence, start, mask=inside & (node == 0))
-    visible = tl.load(mask + slot * nodes_stride + node, mask=inside, other=0)
-    tl.store(round_mask + row, visible, mask=inside)
+    for word in tl.static_range(WORDS):
+        entry = (word * (padding + 1) + slot) * nodes_stride + node  # the padding slot is the last
+        visible = tl.load(mask + entry, mask=inside, other=0)
+        tl.store(round_mask + word * rows + row, visible, mask=inside)
 
 
 def verdict(batch: Batch, chosen: Tensor, verdicts: Verdicts, rates: Tensor | None = None) -> None:
@@ -313,7 +318,7 @@ def _draw(seed, start, rates, PATH: tl.constexpr, BLOCK: tl.constexpr):
 def propose_rows(batch: Batch, best: Tensor, step: int, rows: RoundRows) -> None:
     """Stores draft number `step` of each sequence, and writes the row that the draft head runs next.
 
-    `best` int32 [B]: target ids. A sequence that is not speculative gets -1 and an empty row. The row and
+    `best` int32 [B]: target ids. A sequence whose drafts end above gets -1 and an empty row. The row and
     its position lie `step` after the root's, since draft row i is (feature i, token i + 1).
     """
     tables = batch.tables
@@ -362,7 +367,7 @@ def _propose_rows(
     slot = tl.load(slots + row, mask=inside, other=padding)
     live = inside & (slot != padding)
     token = tl.load(best + row, mask=inside, other=0)
-    wanted = live & (tl.load(speculative + slot) != 0)
+    wanted = live & (tl.load(speculative + slot) > step)
     tl.store(drafts + slot * drafts_stride + step, tl.where(wanted, token, -1), mask=live)
     start = tl.load(length + slot) + step
     kv_row = physical_rows(pages, slot, start, wanted, max_pages, PAGE_SIZE)

@@ -15,11 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from eyas.common.config import SpeculationConfig
-from eyas.common.errors import ConfigError
+from eyas.engine.batch.tables import mask_words
 from eyas.engine.kernels.rounds import PLAIN, Batch, RoundRows, after_previous, physical_rows, store_rows
 
 RIVALS = tl.constexpr(16)  # candidates with which all others are compared at a time
-MASK_BITS = 64
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,8 @@ class Growth:
 
     `scores` float64, `tokens`, `parents` int32 [B, C] (-1: the root): candidates in the order of their flat
     indices. Slot g of level l is the g-th best candidate of that level, and draft row l * k + g. `frontier`
-    int32 [steps - 1, B, k]: its flat index. `visible` int64 [steps - 1, B, k]: the draft rows that it sees as
-    bits, its own included, so visible[l] is the attention mask of level l.
+    int32 [steps - 1, B, k]: its flat index. `visible` int64 [steps - 1, words, B, k]: the draft rows that it
+    sees as bits, its own included, so visible[l] is the attention mask of level l.
     `kept` int32 [B, draft_tokens - 1]: flat indices of the nodes of the final tree. `token_map` int64 [Vd]:
     the target's id of each draft id (None: the same).
     """
@@ -57,13 +56,8 @@ class Frontier:
 
 
 def new_growth(spec: SpeculationConfig, batch: int, token_map: Tensor | None, device: str) -> Growth:
-    """Memory for `batch` trees. Raises ConfigError if a 64-bit mask cannot hold such a tree."""
+    """Memory for `batch` trees."""
     k, levels = spec.topk, spec.steps - 1
-    if levels * k > MASK_BITS or spec.draft_tokens > MASK_BITS:
-        raise ConfigError(
-            f"a tree of {spec.steps} steps, top {k}, {spec.draft_tokens} tokens: draft_tokens and "
-            f"(steps - 1) * topk may be at most {MASK_BITS}"
-        )
     candidates = k + levels * k * k
 
     def ints(*shape: int) -> Tensor:
@@ -75,7 +69,7 @@ def new_growth(spec: SpeculationConfig, batch: int, token_map: Tensor | None, de
         tokens=ints(batch, candidates),
         parents=ints(batch, candidates),
         frontier=ints(levels, batch, k),
-        visible=torch.zeros(levels, batch, k, dtype=torch.int64, device=device),
+        visible=torch.zeros(levels, mask_words(levels * k), batch, k, dtype=torch.int64, device=device),
         kept=ints(batch, spec.draft_tokens - 1),
         token_map=token_map,
     )
@@ -108,6 +102,7 @@ def grow(
         level,
         tables.pages.shape[1],
         TOPK=spec.topk,
+        WORDS=growth.visible.shape[1],
         AT_ROOT=level == 0,
         CANDIDATES=growth.scores.shape[1],
         PAGE_SIZE=batch.page_size,
@@ -137,6 +132,7 @@ def _grow(
     level,
     max_pages,
     TOPK: tl.constexpr,
+    WORDS: tl.constexpr,
     AT_ROOT: tl.constexpr,
     CANDIDATES: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -151,13 +147,11 @@ def _grow(
     parent_slot = child // TOPK
     token, score = _children(probabilities, ids, token_map, sequence * PARENTS * TOPK + child, new)
     parent = tl.full([BLOCK], -1, tl.int32)
-    seen = tl.zeros([BLOCK], tl.int64)
     first = 0
     if not AT_ROOT:
         first = TOPK + (level - 1) * TOPK * TOPK
         above = ((level - 1) * tl.num_programs(0) + sequence) * TOPK + parent_slot
         parent = tl.load(frontier + above, mask=new, other=0)
-        seen = tl.load(visible + above, mask=new, other=0)
         score *= tl.load(scores + sequence * CANDIDATES + parent, mask=new, other=0.0)
     place = sequence * CANDIDATES + first + child
     tl.store(scores + place, score, mask=new)
@@ -170,7 +164,13 @@ def _grow(
         row = level * TOPK + rank
         at = (level * tl.num_programs(0) + sequence) * TOPK + rank
         tl.store(frontier + at, first + child, mask=best)
-        tl.store(visible + at, seen | (tl.full([BLOCK], 1, tl.int64) << row), mask=best)
+        for word in tl.static_range(WORDS):
+            seen = _bit(row, word)
+            if not AT_ROOT:
+                above = (((level - 1) * WORDS + word) * tl.num_programs(0) + sequence) * TOPK + parent_slot
+                seen |= tl.load(visible + above, mask=new, other=0)
+            at = ((level * WORDS + word) * tl.num_programs(0) + sequence) * TOPK + rank
+            tl.store(visible + at, seen, mask=best)
         slot = tl.load(slots + sequence)
         start = tl.load(length + slot)
         wanted = best & (tl.load(speculative + slot) != 0)
@@ -192,6 +192,12 @@ def _children(probabilities, ids, token_map, given, new):
 
 
 @triton.jit
+def _bit(row, word):
+    """The word of a mask that shows `row` alone."""
+    return tl.where(row // 64 == word, tl.full(row.shape, 1, tl.int64) << (row % 64), 0)
+
+
+@triton.jit
 def _rank(scores, score, index, count, BLOCK: tl.constexpr):
     """How many of scores[0 .. count - 1] are higher than `score`, or equal at a lower index."""
     rank = tl.zeros([BLOCK], tl.int32)
@@ -206,8 +212,8 @@ def _rank(scores, score, index, count, BLOCK: tl.constexpr):
 def select(batch: Batch, growth: Growth) -> None:
     """Makes the best draft_tokens - 1 candidates of all levels the drafts of each sequence's next round.
 
-    They are in the order of their flat indices, so that parents come before their children. A sequence that
-    is not speculative gets none.
+    They are in the order of their flat indices, so that parents come before their children. None is deeper
+    than the sequence's drafts may be.
     """
     tables, spec = batch.tables, growth.spec
     candidates = growth.scores.shape[1]
@@ -225,6 +231,7 @@ def select(batch: Batch, growth: Growth) -> None:
         tables.padding_slot,
         tables.drafts.shape[1],
         tables.depth.shape[1],
+        WORDS=tables.mask.shape[0],
         STEPS=spec.steps,
         CANDIDATES=candidates,
         NODES=spec.draft_tokens - 1,
@@ -251,6 +258,7 @@ def _select(
     padding,
     drafts_stride,
     nodes_stride,
+    WORDS: tl.constexpr,
     STEPS: tl.constexpr,
     CANDIDATES: tl.constexpr,
     NODES: tl.constexpr,
@@ -276,19 +284,19 @@ def _select(
     token = tl.load(candidate_tokens + sequence * CANDIDATES + all_kept, mask=real, other=-1)
     up = tl.load(candidate_parents + sequence * CANDIDATES + all_kept, mask=real, other=-1)
     parent = tl.where(up >= 0, _place(up, all_kept), -1)
-    one = tl.full([NODE_BLOCK], 1, tl.int64)
-    seen = one | (one << (node + 1))
-    below = tl.where(real, 1, 0)
-    for _ in range(STEPS - 1):
-        seen |= tl.where(up >= 0, one << (_place(up, all_kept) + 1), 0)
-        below += tl.where(up >= 0, 1, 0)
-        up = tl.load(candidate_parents + sequence * CANDIDATES + up, mask=up >= 0, other=-1)
-
-    token = tl.where(tl.load(speculative + slot) != 0, token, -1)
     there = (slot != padding) & (node < drafts_stride)
+    for word in tl.static_range(WORDS):
+        seen = _bit(node * 0, word) | _bit(node + 1, word)
+        above, below = up, tl.where(real, 1, 0)
+        for _ in range(STEPS - 1):
+            seen |= tl.where(above >= 0, _bit(_place(above, all_kept) + 1, word), 0)
+            below += tl.where(above >= 0, 1, 0)
+            above = tl.load(candidate_parents + sequence * CANDIDATES + above, mask=above >= 0, other=-1)
+        entry = (word * (padding + 1) + slot) * nodes_stride + node + 1
+        tl.store(mask + entry, seen, mask=there)
+    token = tl.where(below <= tl.load(speculative + slot), token, -1)
     tl.store(drafts + slot * drafts_stride + node, token, mask=there)
     tl.store(parents + slot * drafts_stride + node, parent, mask=there)
-    tl.store(mask + slot * nodes_stride + node + 1, seen, mask=there)
     tl.store(depth + slot * nodes_stride + node + 1, below, mask=there)
 
 

@@ -54,6 +54,7 @@ from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_runner import DraftRunner
 from eyas.engine.speculation.drafter import Drafter
 from eyas.engine.speculation.lookup_drafter import LookupDrafter
+from eyas.engine.speculation.pacing import Pacing, pacing_of
 from eyas.engine.speculation.remote import RemoteDrafter
 from kv_transfer.backends.table import NONE, unfit
 from kv_transfer.layout import pages_for
@@ -117,6 +118,7 @@ class _Core:
     runner: Runner
     pools: tuple[KvPool, ...]
     drafter: Drafter | None
+    pacing: Pacing | None
     limits: Limits
     slowest_step_s: float
     rates: StepRates | None
@@ -137,6 +139,7 @@ def _plain_core(loaded: EngineSpec) -> _Core:
         runner=runner,
         pools=pools,
         drafter=drafter,
+        pacing=pacing_of(config) if drafter else None,
         limits=Limits(config.page_size, config.max_running, config.chunk_tokens, round_rows),
         slowest_step_s=_warm_up(runner, pool, config),
         rates=_rates(runner, config, Reach(8, 64, min(512, target.context_length))),
@@ -166,9 +169,10 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
     with start.phases("rates"):
         most = Reach(config.max_running, config.chunk_tokens, loaded.target.context_length)
         rates = _rates(device.runner, config, most, GRAIN)
-    elsewhere = loaded.head is not None and not loaded.drafts_here  # all else is drafted inside the steps
+    elsewhere = loaded.head is not None and not loaded.drafts_here
     drafter = _drafter(config, None, loaded.target.vocab_size) if elsewhere else None
-    return loaded, _Core(device.runner, device.pools, drafter, limits, device.slowest_step_s, rates)
+    pacing = pacing_of(config) if drafter else device.pacing
+    return loaded, _Core(device.runner, device.pools, drafter, pacing, limits, device.slowest_step_s, rates)
 
 
 def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:
@@ -204,6 +208,7 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
         pools=pools,
         scheduler=Scheduler(pages, cache, core.limits, pulls, host),
         drafter=core.drafter,
+        pacing=core.pacing,
         leases=leases,
         stager=Stager(moves.outlets, leases.covers, outbox),
         pulls=pulls,
@@ -256,7 +261,7 @@ def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size:
     spec = config.speculation
     head: Drafter | None = None
     if draft_runner is not None:
-        head = ColocatedDrafter(draft_runner, spec)
+        head = ColocatedDrafter(draft_runner)
     elif config.draft is not None:  # draft workers may come at any time
         head = RemoteDrafter(spec, vocab_size)
     return LookupDrafter(spec, head) if config.speculates else None

@@ -5,15 +5,16 @@ The order matters: weights first, then as many KV pages as memory has left, then
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
-from eyas.common.config import RESERVE_BYTES
+from eyas.common.config import GRAPH_ROWS, RESERVE_BYTES
 from eyas.common.errors import ConfigError
 from eyas.common.params import MAX_STOP_TOKEN_IDS
 from eyas.common.types import KvKind
@@ -22,16 +23,18 @@ from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.batch.rows import Rows
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import FEW_SINGLES, MAX_ENDS, Buckets, default_batches
+from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import WORDS, Executor
 from eyas.engine.device.lead import Lead, LedExecutor
 from eyas.engine.device.program import DeviceState
-from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.device.runner import DeviceRunner, late_sizes
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout, StepShape
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kernels.scores import Scores
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.loading.depth_times import measure_depths
 from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases, Start
@@ -42,8 +45,11 @@ from eyas.engine.models.heads import device_head, load_device_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.sampling.scores import SLICE, SLICE_BYTES
+from eyas.engine.speculation.depth import ladder, shallower
 from eyas.engine.speculation.device import DeviceDrafter, DeviceTap
 from eyas.engine.speculation.device_lookup import DeviceLookup, words_predicted
+from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
+from eyas.engine.speculation.pacing import Pacing, pacing_of
 from kv_transfer.layout import pages_for
 
 BEYOND = 256
@@ -54,9 +60,10 @@ MIXED_BATCHES = (8, 16, 32, 48, 64, 80, 96, 128, 192, 256)
 
 @dataclass(frozen=True)
 class Device:
-    """`pools`: target first, then the draft head's, under the same page numbers."""
+    """`pools`: target first, then the draft head's, under the same page numbers. `pacing`: of their depth."""
 
     runner: DeviceRunner
+    pacing: Pacing | None
     pools: tuple[KvPool, ...]
     slowest_step_s: float
 
@@ -80,8 +87,14 @@ def build_device(loaded: EngineSpec, start: Start, lead: Lead | None = None) -> 
     loaded, executor, state = rank.loaded, rank.executor, rank.executor.state
     layout = Layout(loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
     eos_ids = loaded.target.eos_token_ids
-    runner = DeviceRunner(executor, rank.buckets, layout, eos_ids, ahead=loaded.config.overlap_schedule)
-    return loaded, Device(runner, state.pools, rank.slowest_step_s)
+    pacing = pacing_of(loaded.config) if by_depth(loaded) else None
+    depths = None if pacing is None else Depths(pacing, by_depth(loaded))
+    ahead = loaded.config.overlap_schedule
+    runner = DeviceRunner(executor, rank.buckets, layout, eos_ids, ahead=ahead, depths=depths)
+    if pacing is not None and depths is not None and loaded.config.device != "cpu":
+        with start.phases("depths"):
+            measure_depths(runner, depths, pacing, loaded.config)
+    return loaded, Device(runner, pacing, state.pools, rank.slowest_step_s)
 
 
 def build_rank(
@@ -98,9 +111,10 @@ def build_rank(
     with start.phases("kernels"):
         start.wait_for_kernels()
         ranks.barrier()  # from here on they wait for each other's kernels
-        slowest = _warm_up(executor, rehearsed(loaded, buckets))
+        depths = by_depth(loaded).values() or (buckets,)
+        slowest = max(_warm_up(executor, rehearsed(loaded, depth)) for depth in depths)
     with start.phases("capture"):
-        executor.capture(list(buckets.captured()))
+        executor.capture(captured(loaded))
     return Rank(loaded, executor, buckets, slowest)
 
 
@@ -146,13 +160,14 @@ def build_state(
     attentions = {group: _attention(loaded, group, tables, prompts) for group in groups}
     with phases("weights"):
         model, tap, head = _models(loaded, ranks, attentions)
+    ring = None if tap is None or head is None else _ring(loaded, tables, tap)
     special = SpecialSampler(tables, loaded.target.vocab_size, pdl=_pdl(loaded))
     if loaded.config.num_pages is None:
         loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
     pools = tuple(loaded.pool(group) for group in groups)
     drafter, elsewhere, spec = None, None, loaded.config.speculation
     if tap is not None and head is not None:
-        drafter = DeviceDrafter((tap, head), pools[1], tables, spec, pdl=_pdl(loaded))
+        drafter = DeviceDrafter((tap, head), pools[1], tables, spec, pdl=_pdl(loaded), ring=ring)
     elif tap is not None:
         elsewhere = DeviceTap(tap, spec, loaded.width)
     return loaded, DeviceState(
@@ -249,7 +264,8 @@ def _attention(
     """`prompts` is planned for the target's heads: a draft head with others does without it."""
     config, heads = loaded.config, _heads(loaded, group)
     batch = max(config.max_running, config.cuda_graph_max_bs)
-    most = Most(batch + MAX_ENDS, max(loaded.width, config.speculation.topk))
+    waiting = KEPT_ROWS if config.speculation.adaptive else 1
+    most = Most(batch + MAX_ENDS, max(loaded.width, config.speculation.topk, waiting))
     shape = loaded.with_pages(1).shape(group)
     prompts = prompts if heads == _heads(loaded, KvKind.TARGET) else None
     return PagedAttention(tables.pages, heads[0], shape, most, pdl=_pdl(loaded), prompts=prompts)
@@ -311,20 +327,51 @@ def buckets_of(loaded: EngineSpec) -> Buckets:
     return Buckets(loaded.width, rows, batches, mixed if config.mixed_tokens else (), *tokens)
 
 
+def by_depth(loaded: EngineSpec) -> dict[int, Buckets]:
+    """The same for every depth, if these are adaptive: each has graphs of up to `GRAPH_ROWS` rows.
+
+    Beside chunks only plain rounds and the deepest have any; sequences without drafts alone are plain rounds.
+    Where drafts come from elsewhere the steps' graphs do not change: a sequence without drafts has one row.
+    """
+    whole, spec = buckets_of(loaded), loaded.config.speculation
+    if whole.width == 1 or not spec.adaptive or (loaded.head is not None and not loaded.drafts_here):
+        return {}
+    found = {}
+    for depth in ladder(spec):
+        width = shallower(spec, depth).width if depth else 1
+        batches, mixed = (
+            tuple(batch for batch in batches if batch * width <= GRAPH_ROWS or batch == batches[0])
+            for batches in (whole.batches, whole.mixed_batches)
+        )
+        if not depth:
+            mixed = tuple(b for b in mixed if b & (b - 1) == 0 or b == mixed[-1])  # a row of padding is cheap
+        elif depth < spec.steps:
+            mixed = ()
+        found[depth] = replace(whole, width=width, batches=batches, mixed_batches=mixed, alone=False)
+    return found
+
+
+def captured(loaded: EngineSpec) -> list[StepShape]:
+    """Every shape that has a graph, the largest first."""
+    depths = by_depth(loaded).values() or (buckets_of(loaded),)
+    shapes = itertools.chain.from_iterable(buckets.captured() for buckets in depths)
+    return sorted(shapes, key=lambda shape: -shape.rows)
+
+
 def rehearsed(loaded: EngineSpec, buckets: Buckets) -> Iterator[StepShape]:
     """Steps that may run without a graph: the largest prompt chunk, alone and beside rounds; and a round.
 
-    Also as many rounds as there may be, if those have none.
+    Also as many rounds as there may be, if those have none. `buckets`: of one depth.
     """
     chunk = min(loaded.config.chunk_tokens, loaded.target.context_length)
-    tiles = -(-chunk // buckets.tile_rows)
-    yield StepShape(0, loaded.width, chunk, tiles, 1)
-    yield StepShape(1, loaded.width, chunk, tiles, 1)
-    yield StepShape(1, loaded.width)
-    if loaded.width > 1:
-        yield StepShape(1, loaded.width, singles=1)
-    if loaded.config.max_running > loaded.config.cuda_graph_max_bs:
-        yield StepShape(loaded.config.max_running, loaded.width)
+    tiles, width = -(-chunk // buckets.tile_rows), buckets.width
+    yield StepShape(0, width, chunk, tiles, 1)
+    yield StepShape(1, width, chunk, tiles, 1)
+    yield StepShape(1, width)
+    if width > 1:
+        yield StepShape(1, width, singles=1)
+    if loaded.config.max_running > max(buckets.batches, default=0):
+        yield StepShape(loaded.config.max_running, width)
 
 
 def _warm_up(executor: Executor, shapes: Iterable[StepShape]) -> float:
@@ -337,4 +384,14 @@ def _warm_up(executor: Executor, shapes: Iterable[StepShape]) -> float:
         slowest = max(slowest, time.monotonic() - began)
     if executor.state.drafter is not None:
         executor.rehearse_join(program)
+        if executor.state.drafter.adaptive:
+            for size in late_sizes(executor.tables.padding_slot):
+                executor.rehearse_late(size)
     return slowest
+
+
+def _ring(loaded: EngineSpec, tables: Tables, tap: FeatureTap) -> FeatureRing | None:
+    """Where plain rounds leave rows to a draft head. Its memory is taken before that of pages."""
+    if not loaded.config.speculation.adaptive:
+        return None
+    return FeatureRing(tables, len(tap.layers) * loaded.target.hidden_size, loaded.placement.dtype)

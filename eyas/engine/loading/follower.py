@@ -43,6 +43,7 @@ class Follower:
             calls.FEATURES: self._features,
             calls.FINISH: self._finish,
             calls.JOIN: self._join,
+            calls.CATCH_UP: self._catch_up,
             calls.COPY_PAGE: self._copy_page,
         }
 
@@ -61,6 +62,9 @@ class Follower:
 
     def _join(self, call: RankCall) -> None:
         self._executor.join(*calls.joined_of(call))
+
+    def _catch_up(self, call: RankCall) -> None:
+        self._executor.catch_up(calls.late_of(call))
 
     def _finish(self, call: RankCall) -> None:
         assert self._step is not None

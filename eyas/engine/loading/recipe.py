@@ -18,11 +18,12 @@ from eyas.engine.checkpoint.weights import Part, Shape, Weights
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.program import StepProgram
+from eyas.engine.device.runner import late_sizes
 from eyas.engine.device.special import SLICE
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.skinny import MAX_ROWS
 from eyas.engine.kernels.special import COLUMNS
-from eyas.engine.loading.device_build import buckets_of, build_state, rehearsed
+from eyas.engine.loading.device_build import buckets_of, build_state, by_depth, captured, rehearsed
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases
 from eyas.engine.models.base import DeviceModel
@@ -51,7 +52,10 @@ def launches(config: EngineConfig) -> None:
         features = program.features(torch.empty(1, dtype=torch.int64, device="meta")).float()
         for joining in default_batches(config.max_running):
             words = torch.empty(4, joining, dtype=torch.int32, device="meta")
-            state.drafter.join(words, features.expand(joining, -1).contiguous())
+            state.drafter.join(words, features.expand(joining, -1).contiguous(), loaded.width)
+        for width in (buckets.width for buckets in by_depth(loaded).values()):
+            for late in late_sizes(config.max_running):
+                state.drafter.catch_up(torch.empty(2, late, dtype=torch.int32, device="meta"), width)
 
 
 def _keep_one_of_each(model: DeviceModel) -> None:
@@ -80,15 +84,16 @@ class _Absent(ProcessGroup):
 
 def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
     """Those of a start; rounds of any size, and the smallest wide prompt, for which there may be no graph."""
-    buckets = buckets_of(loaded)
-    yield from rehearsed(loaded, buckets)
-    yield from buckets.captured()
-    for batch in default_batches(loaded.config.max_running):
-        yield StepShape(batch, loaded.width)
-        if loaded.width > 1:
-            yield StepShape(0, loaded.width, singles=batch)
-    rows = MAX_ROWS + 1
-    yield StepShape(0, loaded.width, rows, -(-rows // buckets.tile_rows), 1)
+    yield from captured(loaded)
+    for buckets in by_depth(loaded).values() or (buckets_of(loaded),):
+        width = buckets.width
+        yield from rehearsed(loaded, buckets)
+        for batch in default_batches(loaded.config.max_running):
+            yield StepShape(batch, width)
+            if width > 1:
+                yield StepShape(0, width, singles=batch)
+        rows = MAX_ROWS + 1
+        yield StepShape(0, width, rows, -(-rows // buckets.tile_rows), 1)
 
 
 class _Unread(EngineSpec):

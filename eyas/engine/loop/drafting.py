@@ -11,20 +11,37 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 import torch
 
-from eyas.common.types import KvHandle
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.types import DraftLimits, KvHandle
 from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.messages import DraftDown, DraftUp
 from eyas.engine.loop.patience import Patience
+from eyas.engine.speculation.depth import narrowed, shallower
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
+from eyas.engine.speculation.pacing import Pacing
+
+NO_LIMITS = DraftLimits()
 
 
 class Drafting:
-    """`drafter`: None if there is none outside the step. `most_nodes`: of a proposal that a step verifies."""
+    """`drafter`: None if there is none outside the step. `most_nodes`: of a proposal that a step verifies.
 
-    def __init__(self, drafter: Drafter | None, width: int, most_nodes: int) -> None:
+    `spec`: what is wanted of the drafter; with `pacing` as deep as that says, and at most so.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        width: int,
+        most_nodes: int,
+        spec: SpeculationConfig = EngineConfig.speculation,
+        pacing: Pacing | None = None,
+    ) -> None:
         """`width`: of the head; 0 without one."""
         self.drafter = drafter
+        self._spec = spec
+        self._pacing = pacing
         self.patience = Patience()
         self._width = width
         self._most_nodes = most_nodes
@@ -45,13 +62,14 @@ class Drafting:
         features = one.features[: len(tokens)]
         if self.drafter.local_kv:
             if tokens and (seq.drafting or (seq.draft_len == start and self._open(seq, start))):
-                self._commits.append(Commit(seq, start, tokens, features, propose))
+                want = self._want(seq) if propose else None
+                self._commits.append(Commit(seq, start, tokens, features, want))
             return
         seq.window.add(start, features)
         if not propose:
             return  # a drafter far away hears of a prompt by its handle, or of the window at its end
         if seq.drafting:
-            self._commits.append(Commit(seq, start, tokens, features, propose))
+            self._commits.append(Commit(seq, start, tokens, features, self._want(seq)))
         else:
             self._open_from_window(seq)
 
@@ -89,7 +107,7 @@ class Drafting:
             return self._open_from_window(seq, handle)
         if seq.draft_len != base or not self._open(seq, base):
             return False
-        self._commits.append(Commit(seq, base, seq.output[:1], feature, propose=True))
+        self._commits.append(Commit(seq, base, seq.output[:1], feature, self._want(seq)))
         return True
 
     def _open(self, seq: Sequence, base: int, handle: KvHandle | None = None) -> bool:
@@ -104,8 +122,17 @@ class Drafting:
         if not seq.window.chunks or not self._open(seq, base, handle):
             return False
         recent = torch.cat(tuple(seq.window.chunks))
-        self._commits.append(Commit(seq, base, seq.tokens(base + 1, len(seq)), recent, propose=True))
+        self._commits.append(Commit(seq, base, seq.tokens(base + 1, len(seq)), recent, self._want(seq)))
         return True
+
+    def _want(self, seq: Sequence) -> SpeculationConfig | None:
+        """The proposal that the sequence's next round is to verify; None: it is plain."""
+        spec, limits = self._spec, seq.generation.request.draft_limits
+        if self._pacing is not None:
+            if not self._pacing.depth:
+                return None
+            spec = shallower(spec, self._pacing.depth)
+        return spec if limits == NO_LIMITS else narrowed(spec, limits)
 
     def post(self) -> None:
         """Everything since the last call, in one batch."""
@@ -144,11 +171,13 @@ class Drafting:
         seq = draft.seq
         if not seq.pages or draft.base >= len(seq):
             return
-        tree = draft.tree.trim(seq.tokens(draft.base + 1, len(seq)))
+        tree, want = draft.tree.trim(seq.tokens(draft.base + 1, len(seq))), self._want(seq)
         left = seq.generation.request.params.max_tokens - len(seq.output) - 1
-        if tree:
-            tree = tree.narrow(self._most_nodes).truncate_depth(left)
-        seq.tree = tree or None
+        if tree and want is not None:
+            nodes = min(self._most_nodes, want.width - 1)
+            seq.tree = tree.narrow(nodes).truncate_depth(min(left, want.steps)) or None
+        else:
+            seq.tree = None
 
     def stepped(self, landed: SequenceOf[Landed], seconds: float) -> None:
         """A step took so long: how long is a proposal worth waiting for?"""

@@ -54,6 +54,7 @@ from eyas.engine.scheduling.draft_kv import DraftKv
 from eyas.engine.scheduling.requests import Requests
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.speculation.drafter import Drafter
+from eyas.engine.speculation.pacing import Pacing
 from kv_transfer.copier import Copier
 
 IDLE_S = 0.1  # the longest nap: deadlines and leases are looked after at least so often
@@ -68,8 +69,8 @@ STOP_S = 5.0  # a copy that still runs at shutdown is waited for so long
 class Parts:
     """Everything an engine is made of, loaded and warm.
 
-    `drafter`: one outside the steps, if there is one. `pulls`: of target KV; `draft_pulls`: of draft KV,
-    where that lives here. `travels`: can pages leave the pools, or come there?
+    `drafter`: one outside the steps, if there is one. `pacing`: where depths are adaptive. `pulls`: of target
+    KV; `draft_pulls`: of draft KV, if that lives here. `travels`: can pages leave the pools, or come there?
     """
 
     config: EngineConfig
@@ -78,6 +79,7 @@ class Parts:
     pools: tuple[KvPool, ...]  # target first; a draft pool here shares its page numbers
     scheduler: Scheduler
     drafter: Drafter | None
+    pacing: Pacing | None
     leases: Leases
     stager: Stager
     pulls: Pulls
@@ -98,7 +100,8 @@ class Engine:
         self._outbox = parts.outbox
         self._pulls = [pulls for pulls in (parts.pulls, parts.draft_pulls) if pulls is not None]
         nodes = parts.scheduler.limits.round_rows - 1
-        self._drafting = Drafting(parts.drafter, parts.ready.draft_width, nodes)
+        spec, width = parts.config.speculation, parts.ready.draft_width
+        self._drafting = Drafting(parts.drafter, width, nodes, spec, parts.pacing)
         self._requests = self._new_requests()
         self._loop = self._new_loop()
         self._handlers = self._routes()
@@ -117,6 +120,7 @@ class Engine:
             max_waiting=parts.config.max_waiting,
             transfer_policy=parts.config.transfer_policy,
             travels=parts.travels,
+            drafts=parts.config.speculation if parts.config.speculates else None,
         )
         draft_kv = None
         if parts.draft_pulls is not None:
@@ -147,7 +151,7 @@ class Engine:
             new_uid=self._requests.new_uid,
             on_end=self._requests.end,
         )
-        return StepLoop(parts.scheduler, parts.runner, committer)
+        return StepLoop(parts.scheduler, parts.runner, committer, parts.pacing)
 
     def _routes(self) -> dict[type, Callable[..., None]]:
         requests, leases, stager = self._requests, self._parts.leases, self._parts.stager

@@ -34,6 +34,7 @@ class PlainFlight:
     results: SequenceOf[Landed]
     launched: float
     shape: None = None
+    depth: None = None
     over: bool = True
 
     def land(self) -> SequenceOf[Landed]:

@@ -33,6 +33,11 @@ class Flight(Protocol):
         ...
 
     @property
+    def depth(self) -> int | None:
+        """How deep the drafts are that its rounds verify and make; None: its runner makes none."""
+        ...
+
+    @property
     def over(self) -> bool:
         """Has it been computed? Asked without waiting."""
         ...

@@ -18,20 +18,25 @@ from eyas.engine.loop.runner import Flight, Runner
 from eyas.engine.loop.step_clock import StepClock
 from eyas.engine.loop.step_counts import StepCounts
 from eyas.engine.scheduling.scheduler import Scheduler
+from eyas.engine.speculation.pacing import Pacing
 
 LOOK_S = 0.001  # a step in flight may end earlier than expected: that is looked for so often
 
 
 @dataclass
 class StepLoop:
-    """At most one flight is in the air between two steps."""
+    """At most one flight is in the air between two steps. `pacing` is told of each, where depths adapt."""
 
     scheduler: Scheduler
     runner: Runner
     committer: Committer
+    pacing: Pacing | None = None
     counts: StepCounts = field(default_factory=StepCounts)
     share: PromptShare = field(default_factory=PromptShare)
     _flight: Flight | None = field(default=None, init=False)
+    _landed_at: float | None = field(
+        default=None, init=False
+    )  # when the last step landed; None: it idled since
     _clock: StepClock = field(default_factory=StepClock, init=False)
 
     @property
@@ -48,6 +53,7 @@ class StepLoop:
         works = self.scheduler.schedule()
         self._forget_preempted()
         if not works and self._flight is None:
+            self._landed_at = None
             self._settle()
             return False
         launched = self._launch(works) if works else None
@@ -74,17 +80,21 @@ class StepLoop:
         flight = self.runner.launch(works)
         self.scheduler.pool.launched()
         for work in works:
-            self._note(work, now)
+            drafted = self.runner.drafts and work.followed and not work.waits(flight.depth)
+            self._note(work, now, drafted=drafted)
         return flight
 
-    def _note(self, work: Work, now: float) -> None:
-        """The lower bounds that hold once this has run; a prompt for elsewhere is offered as it begins."""
+    def _note(self, work: Work, now: float, *, drafted: bool) -> None:
+        """The lower bounds that hold once this has run; a prompt for elsewhere is offered as it begins.
+
+        `drafted`: a head in the step takes its rows.
+        """
         seq, generation = work.seq, work.seq.generation
         generation.began = generation.began or now
         if generation.kind is Kind.PREFILL and not self.committer.leases.is_offered(generation):
             handles = self.committer.leases.offer(generation, seq.pages)
             self.committer.outbox.add(PrefillStarted(generation.id, generation.attempt, handles))
-        seq.grow(1 if work.round else len(work.tokens), drafted=self.runner.drafts and work.followed)
+        seq.grow(1 if work.round else len(work.tokens), drafted=drafted)
         seq.in_flight += work.sample
         seq.tree = None
 
@@ -101,4 +111,8 @@ class StepLoop:
         self.share.ran(flight.launched, now, prompts=not all(work.round for work in flight.works))
         self.counts.landed(len(flight.works), seconds)
         self.committer.drafting.stepped(landed, seconds)
+        if self.pacing is not None:
+            since = None if self._landed_at is None else now - self._landed_at
+            self.pacing.landed(landed, flight.depth, since)
+        self._landed_at = now
         self.committer.commit(landed)

@@ -6,8 +6,9 @@ import itertools
 import math
 from dataclasses import dataclass
 
+from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import Choice, DraftLimits, GenerationRequest
 from eyas.engine.batch.sequence import Kind
 from eyas.engine.scheduling.scheduler import Scheduler
 
@@ -21,6 +22,7 @@ class Admission:
     max_waiting: int
     transfer_policy: str  # "recompute" or "fail": what becomes of a request whose pages did not arrive
     travels: bool = True  # can KV pages leave this worker, or come here?
+    drafts: SpeculationConfig | None = None  # how far a request's drafts may reach; None: there are none
 
     def check(self, request: GenerationRequest, kind: Kind, scheduler: Scheduler) -> None:
         """Raises InvalidRequest, which names the field, for what can never be served here."""
@@ -45,6 +47,8 @@ class Admission:
         if not 0.0 < request.timeout_s < math.inf:
             raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
         params.validate(self.vocab_size)
+        if self.drafts is not None and request.speculative:
+            _check_limits(request.draft_limits, self.drafts)
         rows = n if kind is Kind.PREFILL else n + params.max_tokens  # a prompt for elsewhere grows there
         if not scheduler.fits(rows):
             message = "prompt and max_tokens need more KV pages than this worker has"
@@ -64,3 +68,16 @@ class Admission:
     def is_token(self, token: int) -> bool:
         """Whether the model's vocabulary has this number."""
         return 0 <= token < self.vocab_size
+
+
+def _check_limits(asked: DraftLimits, most: SpeculationConfig) -> None:
+    """Raises InvalidRequest for limits beyond the engine's own."""
+    for name, number, limit in (
+        ("steps", asked.steps, most.steps),
+        ("topk", asked.topk, most.topk),
+        ("draft_tokens", asked.draft_tokens, most.draft_tokens),
+    ):
+        if not 0 <= number <= limit:
+            field, flag = f"speculative.{name}", name.replace("_", "-")
+            message = f"{field} is {number}, and this server's --spec-{flag} is {limit}: that is the most"
+            raise InvalidRequest(message, param=field)

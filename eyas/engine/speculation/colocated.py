@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence as SequenceOf
 
 from eyas.common.config import SpeculationConfig
@@ -10,13 +11,18 @@ from eyas.engine.batch.sequence import Sequence
 from eyas.engine.speculation.draft_runner import DraftRequest, DraftRunner, Extension
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 
+WAITING_ROWS = 16
+"""Rows of a sequence that may wait until a proposal is wanted: many at once cost hardly more than one."""
+
 
 class ColocatedDrafter(Drafter):
     """Extends and proposes inside `post`, so no proposal is ever outstanding."""
 
-    def __init__(self, runner: DraftRunner, spec: SpeculationConfig) -> None:
+    def __init__(self, runner: DraftRunner) -> None:
         self._runner = runner
-        self._spec = spec
+        self._waiting: dict[
+            int, Commit
+        ] = {}  # by the sequence's uid: rows that nobody wants a proposal below
         self._drafts: list[Draft] = []
 
     @property
@@ -28,21 +34,32 @@ class ColocatedDrafter(Drafter):
         return True
 
     def post(self, commits: SequenceOf[Commit]) -> None:
-        if not commits:
+        due = [commit for one in commits if (commit := self._due(one)) is not None]
+        if not due:
             return
-        drafted = self._runner.extend([Extension(c.seq.pages, c.base, c.tokens, c.features) for c in commits])
-        requests, owners = [], []
-        for commit, last in zip(commits, drafted, strict=True):
+        drafted = self._runner.extend([Extension(c.seq.pages, c.base, c.tokens, c.features) for c in due])
+        wanted: dict[SpeculationConfig, list[tuple[Sequence, DraftRequest]]] = defaultdict(list)
+        for commit, last in zip(due, drafted, strict=True):
             seq = commit.seq
             seq.draft_len = commit.base + len(commit.tokens)
-            if commit.propose:
+            if commit.want is not None:
                 params = seq.generation.request.params
-                requests.append(DraftRequest(seq.pages, seq.draft_len, last, params, seq.choice))
-                owners.append(seq)
-        if requests:
-            trees = self._runner.propose(requests, self._spec)
-            found = zip(owners, requests, trees, strict=True)
-            self._drafts += [Draft(seq, request.base, tree) for seq, request, tree in found]
+                request = DraftRequest(seq.pages, seq.draft_len, last, params, seq.choice)
+                wanted[commit.want].append((seq, request))
+        for spec, group in wanted.items():
+            trees = self._runner.propose([request for _, request in group], spec)
+            found = zip(group, trees, strict=True)
+            self._drafts += [Draft(seq, request.base, tree) for (seq, request), tree in found]
+
+    def _due(self, commit: Commit) -> Commit | None:
+        """The commit with what waited before it; None: it waits too."""
+        before = self._waiting.pop(commit.seq.uid, None)
+        if before is not None:
+            commit = before.joined(commit)
+        if commit.want is None and commit.generated and len(commit.tokens) < WAITING_ROWS:
+            self._waiting[commit.seq.uid] = commit
+            return None
+        return commit
 
     def take(self) -> list[Draft]:
         drafts, self._drafts = self._drafts, []
@@ -52,4 +69,4 @@ class ColocatedDrafter(Drafter):
         return False
 
     def close(self, seq: Sequence) -> None:
-        pass
+        self._waiting.pop(seq.uid, None)

@@ -18,6 +18,8 @@ from eyas.engine.kernels import couple, paths, sample, trees
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, DraftModel, FeatureTap
+from eyas.engine.speculation.depth import ladder, shallower
+from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,10 @@ class CertainChunk:
 
 
 class DeviceDrafter:
-    """`head`: in its two halves; `pool`: of the one that drafts."""
+    """`head`: in its two halves; `pool`: of the one that drafts.
+
+    `ring`: where depths are adaptive. Then rounds of fewer rows draft less, and those of one row nothing.
+    """
 
     def __init__(
         self,
@@ -44,16 +49,25 @@ class DeviceDrafter:
         spec: SpeculationConfig,
         *,
         pdl: bool,
+        ring: FeatureRing | None = None,
     ) -> None:
         self._tap = head[0]
         self.taps = self._tap.layers
         self.pool = pool
         self._proposer = DeviceProposer(head[1], pool, tables, spec, pdl=pdl)
+        depths = ladder(spec)[1:] if ring is not None else (spec.steps,)
+        self._specs = {less.width: less for less in (shallower(spec, depth) for depth in depths)}
+        self._ring = ring
 
     @property
     def path_rows(self) -> int:
         """Rows of the longest path that a round can accept, its root included: few drafts make short ones."""
         return self._proposer.path_rows
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether its depth can change."""
+        return self._ring is not None
 
     @property
     def trees(self) -> bool:
@@ -66,15 +80,28 @@ class DeviceDrafter:
         batch: round_kernels.Batch | None,
         verdicts: round_kernels.Verdicts | None,
         chunk: CertainChunk | None,
+        width: int,
     ) -> None:
-        """tapped [m, layers * hidden] of the step's rows: extend by what is certain, propose below it."""
+        """tapped [m, layers * hidden] of the step's rows: extend by what is certain, propose below it.
+
+        `width`: rows of a round, which says how many drafts the next has. With one row there are none, and
+        what is certain waits in the ring; prompts do not wait.
+        """
+        spec = self._specs.get(width)
+        if spec is None and batch is not None:
+            assert self._ring is not None
+            self._ring.keep(tapped[: batch.size], batch.slots)
+            batch = None
+        if batch is None and chunk is None:
+            return
         features = self._tap.features(tapped)
         parts, rounds = [], None
         if batch is not None and verdicts is not None:
             count = tapped.shape[0] - (0 if chunk is None else chunk.rows.count)
-            extension = self._extension(batch, features)
+            few = verdicts.path.shape[1]
+            extension = self._extension(batch, features, few)
             paths.gather_path(batch, verdicts, features[:count], extension)
-            rounds = DecodeRows(batch.slots, extension.rows.starts, self.path_rows)
+            rounds = DecodeRows(batch.slots, extension.rows.starts, few)
             new = extension.rows
             parts.append(
                 (extension.features, new.tokens, new.positions, new.kv_rows, extension.last_row, batch.slots)
@@ -89,25 +116,42 @@ class DeviceDrafter:
         rows = Rows(tokens, positions, kv_rows, rounds)
         if chunk is not None:
             rows = replace(rows, tiles=chunk.rows.tiles, planned=chunk.rows.planned)
-        self._proposer.draft(joined, rows, last, slots)
+        self._proposer.draft(joined, rows, last, slots, spec)
 
     def features(self, tapped: torch.Tensor) -> torch.Tensor:
         """tapped [m, layers * hidden] -> [m, head width]."""
         return self._tap.features(tapped)
 
-    def join(self, words: torch.Tensor, features: torch.Tensor) -> None:
+    def join(self, words: torch.Tensor, features: torch.Tensor, width: int) -> None:
         """Sequences before their first round: the head runs their newest draft row, then proposes below it.
 
         words int32 [4, J], features float32 [J, head width], as `device.step.Joined` has them; the tables
-        know the sequences already.
+        know the sequences already. `width`: as of `follow`.
         """
         slots, tokens, positions, kv_rows = (row.clone() for row in words)  # on 16 bytes, as kernels like it
         rows = round_kernels.RoundRows(tokens, positions, kv_rows, positions)
         last = self._proposer.run(features.to(self.pool.shape.dtype), rows, DecodeRows(slots, positions))
-        self._proposer.propose(last, slots)
+        if (spec := self._specs.get(width)) is not None:
+            self._proposer.propose(last, slots, spec)
 
-    def _extension(self, batch: round_kernels.Batch, features: torch.Tensor) -> paths.PathRows:
-        count = batch.size * self.path_rows
+    def catch_up(self, words: torch.Tensor, width: int) -> None:
+        """The head runs rows that wait in the ring, then proposes below them.
+
+        words int32 [2, J]: as `FeatureRing.waiting` has them. `width`: as of `follow`.
+        """
+        assert self._ring is not None
+        slots = words[0].clone()
+        tapped, rows = self._ring.waiting(words, self.pool.page_size)
+        rounds = DecodeRows(slots, rows.starts, KEPT_ROWS)
+        drafted = self._proposer.run(self._tap.features(tapped), rows, rounds)
+        if (spec := self._specs.get(width)) is not None:
+            first = torch.arange(0, rows.tokens.shape[0], KEPT_ROWS, dtype=torch.int32, device=words.device)
+            newest = first + (words[1] - 1).clamp(min=0)
+            self._proposer.propose(_picked(drafted, newest), slots, spec)
+
+    @staticmethod
+    def _extension(batch: round_kernels.Batch, features: torch.Tensor, few: int) -> paths.PathRows:
+        count = batch.size * few
         rows, last = _round_rows(batch.slots, count), batch.slots.new_empty(batch.size)
         return paths.PathRows(features.new_empty(count, features.shape[1]), rows, last)
 
@@ -145,53 +189,60 @@ class DeviceProposer:
         self._head = head
         self.pool = pool
         self._tables = tables
-        self._spec = spec
+        self.spec = spec
         self._pdl = pdl
         self._firsts = firsts
 
     @property
     def path_rows(self) -> int:
         """As of `DeviceDrafter`."""
-        return self._spec.deepest + 1
+        return self.spec.deepest + 1
 
     @property
     def trees(self) -> bool:
         """As of `DeviceDrafter`."""
-        return self._spec.topk > 1
+        return self.spec.topk > 1
 
-    def draft(self, features: torch.Tensor, rows: Rows, last: torch.Tensor, slots: torch.Tensor) -> None:
+    def draft(
+        self,
+        features: torch.Tensor,
+        rows: Rows,
+        last: torch.Tensor,
+        slots: torch.Tensor,
+        spec: SpeculationConfig | None,
+    ) -> None:
         """Certain rows with their `features` [m, head width], then drafts for each of `slots` int32 [B].
 
-        `last` int32 [B]: which of the rows is each one's newest.
+        `last` int32 [B]: which of the rows is each one's newest. `spec`: as of `propose`; None: no drafts.
         """
         drafted = self._head.forward(features, rows.tokens, rows, self.pool)
-        if slots.shape[0]:
-            self.propose(_picked(drafted, last), slots)
+        if slots.shape[0] and spec is not None:
+            self.propose(_picked(drafted, last), slots, spec)
 
-    def propose(self, last: Drafted, slots: torch.Tensor) -> None:
-        """Drafts for each slot; `last` is what its newest row gave."""
+    def propose(self, last: Drafted, slots: torch.Tensor, spec: SpeculationConfig) -> None:
+        """Drafts for each slot; `last` is what its newest row gave. `spec`: no larger than the proposer's."""
         batch = round_kernels.Batch(self._tables, slots, self.pool.page_size, self._pdl)
         if self.trees:
-            self._tree(last, batch)
+            self._tree(last, batch, spec)
         else:
-            self._chain(last, batch)
+            self._chain(last, batch, spec.steps)
 
-    def _chain(self, last: Drafted, batch: round_kernels.Batch) -> None:
+    def _chain(self, last: Drafted, batch: round_kernels.Batch, steps: int) -> None:
         rows = _round_rows(batch.slots, batch.size)
         places = self._tables.length.index_select(0, batch.slots)
-        for step in range(self._spec.steps):
+        for step in range(steps):
             best = batch.slots.new_empty(batch.size)
             who = sample.SampledRows(batch.slots, places + (1 + step))
             sample.propose(
                 self._head.logits(last.rows), who, self._tables, best, self._head.token_map, pdl=self._pdl
             )
             round_kernels.propose_rows(batch, best, step, rows)
-            if step + 1 < self._spec.steps:
+            if step + 1 < steps:
                 last = self.run(last.features, rows, DecodeRows(batch.slots, rows.starts))
 
-    def _tree(self, last: Drafted, batch: round_kernels.Batch) -> None:
+    def _tree(self, last: Drafted, batch: round_kernels.Batch, spec: SpeculationConfig) -> None:
         """EAGLE-2: every level runs the k best nodes of each sequence."""
-        spec, k = self._spec, self._spec.topk
+        k = spec.topk
         growth = trees.new_growth(spec, batch.size, self._head.token_map, str(last.rows.device))
         for level in range(spec.steps):
             logits = self._head.logits(last.rows)

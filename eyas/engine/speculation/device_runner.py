@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eyas.common.config import SpeculationConfig
+from eyas.common.config import MOST_STEPS, SpeculationConfig
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables, TableWrites
 from eyas.engine.batch.tree import DraftTree
@@ -93,7 +93,7 @@ class DeviceDraftRunner:
         tiles = on["tiles"].view(-1, 4) if packed.long else None
         rows = Rows(on["tokens"], on["positions"], on["kv_rows"], rounds, tiles, firsts=self._firsts)
         features = packed.features().to(self.pool.shape.device, self.pool.shape.dtype)
-        self._proposer.draft(features, rows, on["last"], on["slots"])
+        self._proposer.draft(features, rows, on["last"], on["slots"], self._proposer.spec)
         trees = self._proposals(on["slots"])
         found = {one.owner: tree for one, tree in zip(by_length, trees, strict=True)}
         return [found[one.owner] for one in asked]
@@ -104,7 +104,7 @@ class DeviceDraftRunner:
         for one in asked:
             seat, new = self._seats.of(one.owner), one.extension
             if not seat.pages:
-                writes.occupy(seat.slot, one.params, one.choice, speculative=True)
+                writes.occupy(seat.slot, one.params, one.choice, speculative=MOST_STEPS)
             first = new.offset // self.alignment
             writes.put("pages", seat.slot, new.pages[seat.pages :], start=first + seat.pages)
             writes.put("length", seat.slot, (new.offset + new.base + len(new.tokens),))

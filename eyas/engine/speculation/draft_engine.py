@@ -47,6 +47,9 @@ STOP_S = 5.0
 
 Asking = tuple[Key, DraftedSequence]
 
+ROWS_ALONE = SpeculationConfig(steps=1, topk=1, draft_tokens=2)
+"""Of rows that are written though nothing is wanted below them: the smallest proposal, which is dropped."""
+
 
 @dataclass(frozen=True)
 class DraftParts:
@@ -115,15 +118,14 @@ class DraftEngine:
         """Answers all commits: what was foreseen at once, the others grouped by the shape they ask for."""
         now = time.monotonic()
         followed = self._sequences.followed.items()
-        asking = [(key, one) for key, one in followed if one.commits and one.is_here]
+        asking = [(key, one) for key, one in followed if one.is_here and one.is_due]
         missed = [one for one in asking if not self._foreseen(one, now)]
         if len(missed) < len(asking):
             self._send_replies()
         groups: dict[SpeculationConfig, list[Asking]] = defaultdict(list)
         for key, one in missed:
             if self._sequences.reserve(key):
-                last = one.commits[-1]
-                groups[SpeculationConfig(last.steps, last.topk, last.draft_tokens)].append((key, one))
+                groups[one.wanted or ROWS_ALONE].append((key, one))
         for spec, group in groups.items():
             began = time.monotonic()
             self._draft(spec, group)
@@ -133,6 +135,9 @@ class DraftEngine:
     def _foreseen(self, asking: Asking, now: float) -> bool:
         """Answers a commit with what was drafted ahead of it, if that is what it asks for."""
         key, followed = asking
+        if followed.wanted is None:
+            self._sequences.end_ahead(followed)
+            return False
         chain = self._foresight.answer(followed, now)
         if chain is None:
             return False
@@ -150,11 +155,13 @@ class DraftEngine:
             asked.append(Asked(owner, followed.unwritten(), opened.params, opened.choice, lowest))
         proposed = self._parts.runner.draft(asked, spec)
         for (key, followed), one in zip(group, proposed, strict=True):
+            wanted = followed.wanted is not None
             followed.answered()
             followed.written()
-            self._propose(key, followed, one.tree)
-            if one.chain is not None:
-                self._foresight.begin(followed, one.chain)
+            if wanted:
+                self._propose(key, followed, one.tree)
+                if one.chain is not None:
+                    self._foresight.begin(followed, one.chain)
 
     def _propose(self, key: Key, followed: DraftedSequence, tree: DraftTree) -> None:
         peer, seq = key

@@ -30,6 +30,7 @@ from kv_transfer.layout import pages_for
 
 NO_PAGES = "the draft worker has no free pages"
 PULL_S = 30.0  # draft KV that takes longer to arrive is of no use any more
+WAITING_ROWS = 16  # of a sequence, until the head takes them: many at once cost hardly more than one
 
 _log = logging.getLogger("eyas.engine")
 
@@ -86,6 +87,17 @@ class DraftedSequence:
     def since(self) -> list[int]:
         """The tokens since the last proposal."""
         return [token for commit in self.commits for token in commit.tokens]
+
+    @property
+    def wanted(self) -> SpeculationConfig | None:
+        """The proposal that its newest commit asks for; None: none."""
+        last = self.commits[-1]
+        return SpeculationConfig(last.steps, last.topk, last.draft_tokens) if last.steps else None
+
+    @property
+    def is_due(self) -> bool:
+        """Are there commits that may not wait? Rows below which nothing is wanted do, until they are many."""
+        return bool(self.commits) and (self.wanted is not None or len(self.since) >= WAITING_ROWS)
 
     def unwritten(self) -> Extension:
         """All rows that it was told of and that are not written, as one run; at least one."""
@@ -232,8 +244,8 @@ class DraftSequences:
             and len(commit.features) == 4 * ready.draft_width * len(commit.tokens)
             and all(0 <= token < ready.vocab_size for token in commit.tokens)
             and commit.base_len + len(commit.tokens) < ready.context_length
-            and 1 <= commit.steps <= MOST_STEPS
-            and 1 <= commit.topk <= min(MOST_TOPK, MOST_ROWS // commit.steps)
+            and 0 <= commit.steps <= MOST_STEPS
+            and 1 <= commit.topk <= min(MOST_TOPK, MOST_ROWS // max(commit.steps, 1))
             and (commit.topk == 1 or 2 <= commit.draft_tokens <= MOST_NODES)
         )
 
@@ -298,7 +310,7 @@ class DraftSequences:
         """
         followed = self.followed[key]
         last = followed.commits[-1]
-        need = self._lacking(followed, followed.end + last.steps * max(1, last.topk))
+        need = self._lacking(followed, followed.end + max(1, last.steps) * max(1, last.topk))
         if not self._has_room(need):
             self.close(key, NO_PAGES)
             return False

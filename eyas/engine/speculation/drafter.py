@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.common.config import SpeculationConfig
 from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tree import DraftTree
@@ -22,14 +23,25 @@ from eyas.engine.ipc.messages import DraftDown, DraftUp
 class Commit:
     """Rows that became certain. Row j pairs the feature of position base + j with the token at base + j + 1.
 
-    `features`: [len(tokens), head width]. `propose`: the last row is the newest and needs a proposal.
+    `features`: [len(tokens), head width]. `want`: the last row is the newest, and a proposal below it should
+    be like this; None: none is needed.
     """
 
     seq: Sequence
     base: int
     tokens: SequenceOf[int]
     features: torch.Tensor
-    propose: bool
+    want: SpeculationConfig | None
+
+    @property
+    def generated(self) -> bool:
+        """Are its tokens the model's own? Then no other sequence and no worker waits for its rows."""
+        return self.base >= len(self.seq.prompt) - 1
+
+    def joined(self, following: Commit) -> Commit:
+        """Both as one."""
+        features = torch.cat((self.features, following.features))
+        return Commit(self.seq, self.base, (*self.tokens, *following.tokens), features, following.want)
 
 
 @dataclass(frozen=True)

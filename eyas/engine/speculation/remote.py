@@ -109,10 +109,11 @@ class RemoteDrafter(Drafter):
             if followed.asked > followed.answered:
                 followed.late += 1
                 self._late_rounds += 1
-            followed.asked = commit.base + len(commit.tokens)
+            followed.asked = commit.base + len(commit.tokens) if commit.want else followed.answered
             self._outbox[followed.worker].commits.append(self._message(commit, followed.generation))
 
     def _message(self, commit: Commit, generation: int) -> DraftCommit:
+        want = commit.want
         features = commit.features.float().cpu().contiguous().numpy().astype(np.float32, copy=False)
         return DraftCommit(
             seq=commit.seq.uid,
@@ -120,9 +121,9 @@ class RemoteDrafter(Drafter):
             base_len=commit.base,
             tokens=tuple(commit.tokens),
             features=features.tobytes(),
-            steps=self._spec.steps,
-            topk=self._spec.topk,
-            draft_tokens=self._spec.draft_tokens,
+            steps=want.steps if want else 0,
+            topk=want.topk if want else 1,
+            draft_tokens=want.draft_tokens if want else 1,
         )
 
     def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:

@@ -1,0 +1,52 @@
+"""Which graphs a step takes where the depth of drafts is adaptive: each depth has its own.
+
+A step verifies as many drafts as it makes: the first of a new depth finds fewer than it has rows for, or
+leaves the deeper ones. Steps with prompts are plain, or as deep as may be: other depths have no graphs there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+
+from eyas.engine.batch.sequence import Sequence
+from eyas.engine.device.buckets import Buckets
+from eyas.engine.speculation.pacing import Pacing
+
+
+class Depths:
+    """`buckets`: of every depth between which `pacing` chooses; 0: of plain rounds, one row each."""
+
+    def __init__(self, pacing: Pacing, buckets: Mapping[int, Buckets]) -> None:
+        self._pacing = pacing
+        self._buckets = buckets
+        self.fixed: int | None = None  # the depth of all rounds, while they are measured
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The depths, ascending."""
+        return tuple(self._buckets)
+
+    def beside_prompts(self) -> Buckets:
+        """Of the next step, if it has prompts."""
+        return self._buckets[self._mixed(self._pacing.depth)]
+
+    def choose(
+        self, sequences: SequenceOf[Sequence], followed: SequenceOf[bool], *, prompts: bool
+    ) -> tuple[int, Buckets]:
+        """The depth of a step with a round of each of these sequences, beside `prompts` or not.
+
+        `followed`: those for which the head drafts. Prompt rows were counted by what was chosen before: more
+        of them than fit beside deep rounds stay with plain ones.
+        """
+        if self.fixed is not None:
+            return self.fixed, self._buckets[self.fixed]
+        before = self._pacing.depth
+        self._pacing.choose(sequences, followed)
+        depth = self._pacing.depth if any(followed) or not sequences else 0
+        if prompts:
+            depth = self._mixed(depth and before)
+        return depth, self._buckets[depth]
+
+    def _mixed(self, depth: int) -> int:
+        return self.places[-1] if depth else 0

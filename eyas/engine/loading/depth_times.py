@@ -1,0 +1,48 @@
+"""Measures at an engine's start how long rounds of each depth take, for the policy that chooses between them.
+
+Made-up sequences of one token decode through the engine's own runner, before any page has an owner.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from eyas.common.config import EngineConfig
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.device.depths import Depths
+from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.speculation.pacing import Pacing
+
+RUNS = 3  # of each: the shortest counts
+BATCHES = (1, 8, 32, 64, 128, 256)
+
+
+def measure_depths(runner: DeviceRunner, depths: Depths, pacing: Pacing, config: EngineConfig) -> None:
+    """Tells `pacing` of a few batches. Their rows are garbage that is never read."""
+    occupancies = itertools.count(-2, -1)  # real ones count from 0 up; -1 is none
+    most = config.max_running
+    for batch in sorted({min(batch, most) for batch in BATCHES}):
+        works = [_work(slot, next(occupancies), config) for slot in range(batch)]
+        for depth in reversed(depths.places):  # plain rounds last: what they leave is never caught up
+            depths.fixed = depth
+            seconds = min(_seconds(runner, works) for _ in range(RUNS))
+            pacing.depths.times.measured(batch, depth, seconds)
+    depths.fixed = None
+
+
+def _seconds(runner: DeviceRunner, works: list[Work]) -> float:
+    began = time.monotonic()
+    runner.launch(works).land()
+    return time.monotonic() - began
+
+
+def _work(slot: int, occupancy: int, config: EngineConfig) -> Work:
+    """A round of a sequence with a page; the rows that it grows beyond that fall into others' pages."""
+    assert config.num_pages is not None
+    request = GenerationRequest("measured", (0,), SamplingParams())
+    seq = Sequence(slot, Generation(request, 0, Kind.LOCAL, 0.0, 0.0), 0, request.prompt_ids, [])
+    seq.pages, seq.slot, seq.occupancy = [slot % config.num_pages], slot, occupancy
+    return Work(seq, 0, [0], None, sample=True, round=True)

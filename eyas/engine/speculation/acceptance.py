@@ -1,0 +1,63 @@
+"""How often drafts are accepted at each depth: running estimates of every sequence, and of all together.
+
+A depth's rate is conditional: how often its draft is accepted where all above it were. A sequence that was
+seen little counts as all others do, and a depth that was seen little as the depth above it. It knows slots
+and counts; no tokens, no times.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIRST_RATE = 0.7  # of the first draft, before anything was seen
+WEIGHT = 4.0  # rounds that what is believed beforehand counts as
+OWN_ROUNDS, ALL_ROUNDS = 48.0, 256.0  # what was seen longer ago hardly counts: of one sequence, of all
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Acceptance:
+    """Of at most `slots` sequences at a time, down to depth `most`."""
+
+    def __init__(self, slots: int, most: int) -> None:
+        self._occupants = np.full(slots, -1, np.int64)
+        self._own = np.zeros((2, slots, most))  # accepted; offered, with all above it accepted
+        self._all = np.zeros((2, most))
+        self._down_to = np.tri(most + 1, most, -1)  # row d: 1.0 for the first d depths
+
+    def seen(self, slots: Ints, occupancies: Ints, accepted: Ints, offered: Ints) -> None:
+        """A round of n sequences: int64 [n] each; `offered`: the depth of each one's drafts."""
+        self._seat(slots, occupancies)
+        new = self._down_to[np.stack((accepted, np.minimum(accepted + 1, offered)))]
+        self._own[:, slots] = self._own[:, slots] * (1.0 - new[1] / OWN_ROUNDS) + new
+        total = new.sum(1)
+        self._all = self._all * (1.0 - np.minimum(total[1] / ALL_ROUNDS, 1.0)) + total
+
+    def tokens(self, slots: Ints, occupancies: Ints, limits: Ints) -> Floats:
+        """Expected tokens of a round of n sequences, by the depth of its drafts: float64 [most + 1].
+
+        `limits` int64 [n]: no deeper draft counts for a sequence; 0: it has none.
+        """
+        self._seat(slots, occupancies)
+        hit, tried = self._own[:, slots]
+        rates = (hit + WEIGHT * self._rates()) / (tried + WEIGHT)
+        rates *= self._down_to[limits]
+        tokens: Floats = np.concatenate(([0.0], rates.cumprod(1).sum(0).cumsum())) + len(slots)
+        return tokens
+
+    def _rates(self) -> Floats:
+        """Of all sequences together, by depth: float64 [most]."""
+        rates, above = [], FIRST_RATE
+        for hit, tried in self._all.T.tolist():
+            above = (hit + WEIGHT * above) / (tried + WEIGHT)
+            rates.append(above)
+        return np.array(rates)
+
+    def _seat(self, slots: Ints, occupancies: Ints) -> None:
+        """Forgets what was seen of others in these slots."""
+        others = slots[self._occupants[slots] != occupancies]
+        if len(others):
+            self._own[:, others] = 0.0
+            self._occupants[slots] = occupancies

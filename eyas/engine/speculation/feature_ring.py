@@ -1,0 +1,53 @@
+"""What plain rounds leave to the draft head: the last few rows of each sequence, on the device.
+
+A plain round does not call the head. Its rows wait here, and the head takes several at once: before anything
+is drafted again, and before the ring is full. It knows what the target's layers gave and where the tables say
+that it belongs; it does not know what a head makes of it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from eyas.engine.batch.tables import Tables
+from eyas.engine.kernels.rounds import RoundRows
+
+KEPT_ROWS = 16
+"""Of each sequence: many at once cost the head hardly more than one, until its products bind."""
+
+
+class FeatureRing:
+    """Rows [slots, KEPT_ROWS, width]: of position p in place p mod KEPT_ROWS."""
+
+    def __init__(self, tables: Tables, width: int, dtype: torch.dtype) -> None:
+        self._tables = tables
+        sizes = tables.sizes.slots, KEPT_ROWS, width
+        self._rows = torch.zeros(sizes, dtype=dtype, device=tables.memory.device)
+
+    def keep(self, tapped: torch.Tensor, slots: torch.Tensor) -> None:
+        """tapped [B, width]: the newest rows of `slots` int32 [B], which their lengths count already."""
+        whose = slots.long()
+        self._rows[whose, (self._tables.length[whose] - 1).long() % KEPT_ROWS] = tapped
+
+    def waiting(self, words: torch.Tensor, page_size: int) -> tuple[torch.Tensor, RoundRows]:
+        """words int32 [2, J]: slots, and how many of the newest rows of each wait (0 to KEPT_ROWS).
+
+        Gives [J * KEPT_ROWS, width] and the draft head's rows for them: each one's token is the next in the
+        text. Rows beyond those that wait are empty.
+        """
+        tables, whose = self._tables, words[0].long()
+        starts = tables.length[whose] - words[1]
+        inside = torch.arange(KEPT_ROWS, dtype=torch.int32, device=words.device)
+        positions = starts[:, None] + inside
+        real = inside < words[1][:, None]
+        real &= positions + 1 < tables.text.shape[1]
+        safe = positions.clamp(0, tables.text.shape[1] - 2).long()
+        tokens = tables.text[whose[:, None], safe + 1]
+        kv_rows = tables.pages[whose[:, None], safe // page_size] * page_size + safe.int() % page_size
+        rows = RoundRows(
+            torch.where(real, tokens, 0).view(-1),
+            torch.where(real, positions, 0).view(-1),
+            torch.where(real, kv_rows, -1).view(-1),
+            starts,
+        )
+        return self._rows[whose[:, None], safe % KEPT_ROWS].view(real.numel(), -1), rows

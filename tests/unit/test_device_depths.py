@@ -1,0 +1,164 @@
+"""Adaptive depths on a device: which graphs there are, which a step takes, and what plain rounds leave."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from wandering import Wandering
+
+from eyas.common.config import GRAPH_ROWS, SpeculationConfig, resolve_engine
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.device.buckets import Buckets
+from eyas.engine.device.depths import Depths
+from eyas.engine.device.executor import WORDS
+from eyas.engine.device.runner import LATE_AT_ONCE, late_sizes
+from eyas.engine.loading.device_build import _check_words, buckets_of, by_depth, captured, largest, rehearsed
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
+from eyas.engine.speculation.pacing import Pacing
+
+CHAIN = SpeculationConfig(7, 1, 8, adaptive=True)
+TREE = SpeculationConfig(5, 8, 32, adaptive=True)
+
+
+def loaded(spec: SpeculationConfig, **asked: Any) -> EngineSpec:
+    return EngineSpec.of(resolve_engine("cuda", speculation=spec, **asked))
+
+
+@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
+def test_every_depth_has_graphs(spec: SpeculationConfig) -> None:
+    made = loaded(spec)
+    depths, shapes = by_depth(made), captured(made)
+    assert list(depths) == ([0, 1, 3, 5, 7] if spec is CHAIN else [0, 1, 3, 5])
+    widths = [buckets.width for buckets in depths.values()]
+    assert widths[0] == 1 and widths[-1] == spec.width and widths == sorted(set(widths))
+    assert len(set(shapes)) == len(shapes)
+    for depth, buckets in depths.items():
+        alone = [s for s in shapes if s.width == buckets.width and not s.chunk]
+        assert {s.batch for s in alone} >= {1, 2, 4, 8} and all(s.batch for s in alone)
+        assert max(s.round_rows for s in alone) <= GRAPH_ROWS + 8
+        beside = {s.batch for s in shapes if s.width == buckets.width and s.chunk}
+        assert bool(beside) == (depth in (0, spec.steps))
+    assert max(s.batch for s in shapes if s.width == 1) == 256, "as many as without drafts"
+    _check_words(made, buckets_of(made))
+    most = largest(made, buckets_of(made))
+    for shape in (*shapes, *(s for buckets in depths.values() for s in rehearsed(made, buckets))):
+        assert shape.sections["all"][1] <= most.sections["all"][1] <= WORDS
+
+
+def test_without_adaptive_depths_the_graphs_are_as_ever() -> None:
+    made = loaded(replace(CHAIN, adaptive=False))
+    assert by_depth(made) == {} and captured(made) == list(buckets_of(made).captured())
+    assert by_depth(loaded(CHAIN, draft=None)) == {}
+
+
+@pytest.mark.parametrize("steps", [3, 5, 7])
+def test_graphs_do_not_multiply(steps: int) -> None:
+    """About as many more as a server without drafts has, and a few for each depth between."""
+    spec = SpeculationConfig(steps, 1, steps + 1)
+    before, now = (len(captured(loaded(replace(spec, adaptive=adaptive)))) for adaptive in (False, True))
+    assert before < now <= before + 125
+
+
+# --- which graphs a step takes -----------------------------------------------------------------------------
+
+
+class Told(Wandering):
+    """Chooses what the test says."""
+
+    def says(self, *path: int) -> None:
+        self.path = iter(path)
+
+
+def depths() -> tuple[Told, Depths]:
+    policy = Told(SpeculationConfig(3, 1, 4, adaptive=True), 4)
+    whole = Buckets(4, 4, (1, 4), (4,), 64, 64, alone=False)
+    by = {d: replace(whole, width=1 + d, mixed_batches=(4,) if d in (0, 3) else ()) for d in (0, 1, 3)}
+    return policy, Depths(Pacing(policy), by)
+
+
+def seqs(count: int = 2) -> list[Any]:
+    generation = SimpleNamespace(request=GenerationRequest("any", (1,), SamplingParams()))
+    return [SimpleNamespace(slot=slot, occupancy=slot, generation=generation) for slot in range(count)]
+
+
+def choices(depths: Depths, *, prompts: bool, count: int) -> Iterator[int]:
+    for _ in range(count):
+        depth, buckets = depths.choose(seqs(), [True, False], prompts=prompts)
+        assert buckets.width == 1 + depth
+        yield depth
+
+
+def test_a_step_of_rounds_is_as_deep_as_is_said() -> None:
+    policy, found = depths()
+    policy.says(3, 0, 1, 3)
+    assert [*choices(found, prompts=False, count=4)] == [3, 0, 1, 3]
+
+
+def test_beside_prompts_rounds_are_plain_or_as_deep_as_may_be() -> None:
+    """And stay plain for the step whose prompt rows were counted for plain ones."""
+    policy, found = depths()
+    policy.says(1, 0, 3, 1)
+    assert found.beside_prompts().width == 4
+    assert [*choices(found, prompts=True, count=2)] == [3, 0]
+    assert found.beside_prompts().width == 1
+    assert [*choices(found, prompts=True, count=2)] == [0, 3]
+
+
+def test_sequences_that_nothing_is_drafted_for_cost_a_row_each() -> None:
+    policy, found = depths()
+    policy.says(3)
+    depth, buckets = found.choose(seqs(), [False, False], prompts=False)
+    assert depth == 0 and buckets.width == 1
+
+
+def test_those_that_catch_up_at_once_are_few_sizes() -> None:
+    assert late_sizes(1) == (1,) and late_sizes(5) == (1, 2, 4, 8)
+    assert late_sizes(256)[-1] == LATE_AT_ONCE == late_sizes(64)[-1]
+
+
+# --- what plain rounds leave -------------------------------------------------------------------------------
+
+
+def test_the_ring_gives_back_the_newest_rows_in_order() -> None:
+    """Of sequences that have left different numbers, beside one of padding."""
+    pick, page_size, slots = random.Random(0), 4, 5
+    tables = Tables(TableSizes(slots, 12, width=4, context=44), "cpu")
+    ring, expected = FeatureRing(tables, 3, torch.float32), []
+    lengths, behind = [5, 40, 17], [3, KEPT_ROWS, 1]
+    for slot, (length, count) in enumerate(zip(lengths, behind, strict=True)):
+        tables.pages[slot] = torch.tensor(pick.sample(range(100), 12))
+        tables.text[slot] = torch.arange(44) + 100 * slot
+        for position in range(
+            max(0, length - count - 5), length
+        ):  # older ones are overwritten, or not asked for
+            tables.length[slot] = position + 1
+            feature = torch.full((1, 3), 1000.0 * slot + position)
+            ring.keep(torch.cat((feature, feature + 0.5)), torch.tensor([slot, slots - 1], dtype=torch.int32))
+        for position in range(length - count, length):
+            page = int(tables.pages[slot, position // page_size])
+            row = page * page_size + position % page_size
+            expected.append((slot, position, 1000.0 * slot + position, 100 * slot + position + 1, row))
+    words = torch.tensor([[2, 0, slots - 1, 1], [1, 3, 0, KEPT_ROWS]], dtype=torch.int32)
+    features, rows = ring.waiting(words, page_size)
+    assert rows.starts.tolist() == [16, 2, int(tables.length[slots - 1]), 24]
+    assert all(tensor.dtype == torch.int32 for tensor in rows.tensors)
+    found = []
+    for row in range(4 * KEPT_ROWS):
+        slot, token, position, kv_row = (
+            int(words[0, row // KEPT_ROWS]),
+            *(int(tensor[row]) for tensor in rows.tensors[:3]),
+        )
+        if kv_row < 0:
+            assert token == position == 0
+        else:
+            found.append((slot, position, float(features[row, 0]), token, kv_row))
+    assert sorted(found) == sorted(expected)
