@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from eyas.common import api_keys
@@ -157,8 +156,8 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_speculation(parser: argparse.ArgumentParser) -> None:
-    spec = SpeculationConfig()
-    add = parser.add_argument_group("speculation").add_argument
+    spec, group = SpeculationConfig(), parser.add_argument_group("speculation")
+    add = group.add_argument
     add(
         "--draft-capture-layers",
         type=numbers,
@@ -205,10 +204,11 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="beside a draft head: drafts are also looked up in prompt and answer",
     )
-    _add_synthetic(add)
+    _add_synthetic(group)
 
 
-def _add_synthetic(add: Callable[..., argparse.Action]) -> None:
+def _add_synthetic(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--rejection-sample-method",
         choices=["standard", "synthetic"],

@@ -98,14 +98,14 @@ async def test_draft_pages_come_the_same_way(
         b = await start(real_worker(config, Role.DECODE, registry=known, pool_dir=str(tmp_path / "b")))
         decode = await start(decoding(b))
         arrivals: list[tuple[KvHandle, str, bytes]] = []
-        take = d.engine.arrived
+        take = d.engine._sequences.arrived
 
         def arrived(owner: Any, arrival: Any) -> None:
             pages = d.engine._parts.runner.pool.tensor[arrival.pages]
             arrivals.append((arrival.handle, arrival.path, pages.numpy().tobytes()))
             take(owner, arrival)
 
-        d.engine.arrived = arrived
+        d.engine._sequences.arrived = arrived
         for i in range(40):  # until decode has found its draft worker
             handles = await prefill(a, request(f"r{i}"), draft=True)
             decode.attach(request(f"r{i}"), handles)

@@ -100,7 +100,7 @@ async def test_draft_pages_pass_through_staging_too(
         known += f",{d.address}"
         b = await start(real_worker(config, Role.DECODE, registry=known, pool_dir=str(tmp_path)))
         decode = await start(decoding(b))
-        arrived = d.engine.arrived
+        arrived = d.engine._sequences.arrived
         pulled: list[bytes] = []
 
         def remember(owner: Any, arrival: Any) -> None:
@@ -109,7 +109,7 @@ async def test_draft_pages_pass_through_staging_too(
             pulled.append(pages.numpy().tobytes())
             arrived(owner, arrival)
 
-        d.engine.arrived = remember
+        d.engine._sequences.arrived = remember
         for turn in range(40):  # until decode has found its draft worker
             made = request(0, f"t{turn}")
             decode.attach(made, await prefill(a, made, draft=True))

@@ -13,6 +13,8 @@ import torch
 from wandering import Wandering
 
 from eyas.common.config import GRAPH_ROWS, SpeculationConfig, resolve_engine
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.depths import Depths
@@ -84,7 +86,8 @@ def depths() -> tuple[Told, Depths]:
 
 
 def seqs(count: int = 2) -> list[Any]:
-    return [SimpleNamespace(slot=slot, occupancy=slot) for slot in range(count)]
+    generation = SimpleNamespace(request=GenerationRequest("any", (1,), SamplingParams()))
+    return [SimpleNamespace(slot=slot, occupancy=slot, generation=generation) for slot in range(count)]
 
 
 def choices(depths: Depths, *, prompts: bool, count: int) -> Iterator[int]:

@@ -16,6 +16,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.speculation.device_lookup import DeviceLookup
+from eyas.engine.speculation.lookup_drafter import LookupDrafter
 
 __all__ = ["config", "patient"]
 
@@ -55,13 +56,20 @@ def setting(plain: EngineConfig, way: str) -> EngineConfig:
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=() if way == "alone" else SLOW) for way in WAYS])
-def test_tokens_and_rounds_are_the_plain_engines(config: EngineConfig, way: str) -> None:
-    """Plain decoding's tokens, and the drafts of the plain engine that looks up: forks' first ones too."""
+def test_tokens_and_rounds_are_the_plain_engines(
+    config: EngineConfig, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain decoding's tokens, and the drafts of the plain engine that looks up: forks' first ones too.
+
+    The device's host looks nothing up.
+    """
     wanted, plain = requests(config), setting(config, way)
     bare, _ = answers(replace(config, draft=None, speculation=SpeculationConfig()), wanted)
     expected, _ = answers(plain, wanted)
+    on_the_host: list[object] = []
+    monkeypatch.setattr(LookupDrafter, "grew", lambda drafter, seq: on_the_host.append(seq))
     found, _ = answers(on_device(plain), wanted)
-    assert tokens(found) == tokens(expected) == tokens(bare)
+    assert tokens(found) == tokens(expected) == tokens(bare) and not on_the_host
     assert [rounds(result) for result in found] == [rounds(result) for result in expected]
     assert sum(entry.accepted for entry in found[0].entries) > 1
     assert not any(entry.offered for entry in found[3].entries)

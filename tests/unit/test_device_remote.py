@@ -65,6 +65,8 @@ def test_tokens_are_those_of_plain_decoding(config: EngineConfig, drafts: str) -
     assert tokens(found) == tokens(expected)
     rounds, accepted = rounds_with_drafts(found)
     assert rounds > 5 and accepted > 0
+    whole = sum(entry.offered == spec.steps for result in found for entry in result.entries)
+    assert whole > 3, "proposals are waited for: they are not trimmed by a step that ran ahead"
 
 
 @pytest.mark.slow
@@ -74,6 +76,16 @@ def test_a_device_drafts_for_a_device(config: EngineConfig) -> None:
     found = served(Loopback(*apart(chain, device_drafter=True)), requests())
     assert tokens(found) == tokens(expected)
     assert rounds_with_drafts(found)[1] > 0
+
+
+def test_without_a_head_nothing_is_drafted_outside_the_steps(config: EngineConfig) -> None:
+    looking = replace(on_device(config), draft=None, speculation=SpeculationConfig(ngram=True), num_pages=64)
+    assert looking.speculates
+    cluster = Loopback(looking)
+    try:
+        assert cluster.workers["unified"].engine._parts.drafter is None
+    finally:
+        cluster.close()
 
 
 class Killed(Loopback):

@@ -21,7 +21,7 @@ from eyas.engine.speculation.drafter import Draft
 from eyas.engine.speculation.lookup_drafter import LookupDrafter
 from tests.unit.lookup_rig import ScriptedHead, sequence
 from tests.unit.lookup_rig import sequences as some
-from tests.unit.rounds_rig import DEVICE, put_tree, random_tree, visible
+from tests.unit.rounds_rig import DEVICE, put_tree, random_tree, visible, words_of
 
 CONTEXT = 96
 SLOTS = 12  # and one for padding
@@ -49,7 +49,7 @@ class World:
     def occupy(self, sequences: list[Sequence]) -> None:
         writes = TableWrites(self.tables)
         for seq in sequences:
-            writes.occupy(seq.slot, SamplingParams(), 0, speculative=self.spec.deepest)
+            writes.occupy(seq.slot, SamplingParams(), 0, speculative=32)
             self.device.occupy(writes, seq)
             writes.put("text", seq.slot, seq.all_tokens())
             writes.put("length", seq.slot, (len(seq) - 1,))
@@ -85,7 +85,8 @@ class World:
             assert tables.drafts[slot].tolist() == tokens + [-1] * (room - len(tokens)), slot
             for node in range(len(tokens)):
                 assert int(tables.parents[slot, node]) == tree.parents[node]
-                assert int(tables.mask[0, slot, node + 1]) == visible(tree, node + 1)
+                seen = words_of(visible(tree, node + 1), len(tables.mask))
+                assert torch.equal(tables.mask[:, slot, node + 1], seen)
                 assert int(tables.depth[slot, node + 1]) == tree.depth(node)
 
 
@@ -170,7 +171,7 @@ def a_tree(rng: random.Random, spec: SpeculationConfig) -> DraftTree:
 
 
 @pytest.mark.parametrize("history", [True, False])
-@pytest.mark.parametrize("shape", [(3, 1, 4), (3, 2, 8)])
+@pytest.mark.parametrize("shape", [(3, 1, 4), (3, 2, 8), (5, 16, 70)])
 def test_one_of_two_proposals(shape: tuple[int, int, int], history: bool) -> None:
     spec = SpeculationConfig(*shape, ngram=history)
     looked_up, heads = map(sum, zip(*rounds(spec, seed=7), strict=True))

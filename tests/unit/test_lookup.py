@@ -10,7 +10,7 @@ from lookup_rig import ScriptedHead, sequence
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.speculation.drafter import Draft
+from eyas.engine.speculation.drafter import Draft, Drafter
 from eyas.engine.speculation.lookup import (
     AT_FIRST,
     CERTAIN,
@@ -202,6 +202,11 @@ def test_a_head_hears_what_it_would_hear_alone() -> None:
     drafter.post([])
     drafter.close(seq)
     assert head.heard == ["open", "post", "close"]
+
+
+def test_whatever_drafters_are_asked_a_head_is_asked() -> None:
+    asked = {name for name in vars(Drafter) if not name.startswith("_")}
+    assert asked > {"open", "late_rounds"} and asked <= set(vars(LookupDrafter))
 
 
 def test_who_is_gone_is_forgotten() -> None:

@@ -243,8 +243,8 @@ class DeviceRunner:
             occupy_special(writes, seq, self._eos_ids)
         if lookup is not None and drafted:
             lookup.occupy(writes, seq)
-        if reads_text(params) or (lookup is not None and drafted and lookup.reads(seq)):
-            writes.put("text", seq.slot, seq.all_tokens())
+            if lookup.reads(seq) and not reads_text(params):  # else it is there already
+                writes.put("text", seq.slot, seq.all_tokens())
         return _Known(seq.occupancy, seq.choice, drafted)
 
     def _joins(self, work: Work) -> bool:

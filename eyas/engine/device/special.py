@@ -186,6 +186,8 @@ def reads_text(params: SamplingParams) -> bool:
 
 
 def occupy_special(writes: TableWrites, seq: Sequence, eos_ids: tuple[int, ...]) -> None:
-    """What the tables must know of a sequence whose rows are special, now or later, beside its text."""
+    """What the tables must know of a sequence whose rows are special, now or later."""
     params = seq.generation.request.params
     writes.occupy_special(seq.slot, params, ending_ids(params, eos_ids))
+    if reads_text(params):
+        writes.put("text", seq.slot, seq.all_tokens())

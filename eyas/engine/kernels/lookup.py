@@ -128,7 +128,8 @@ def _look_up(
             tl.store(drafts + slot * drafts_stride + node, token, mask=inside)
             if TREES:
                 below = slot * nodes_stride + 1
-                _chain(parents + slot * drafts_stride, mask + below, depth + below, node, inside)
+                chained = inside & (node < DEPTH)
+                _chain(parents + slot * drafts_stride, mask + below, depth + below, node, chained)
 
 
 @triton.jit
@@ -207,8 +208,11 @@ def _prefers(record, text, count, match, found, there, CERTAIN: tl.constexpr, LA
 
 
 @triton.jit
-def _chain(parents, mask, depth, node, inside):
-    """The drafts of a slot are a chain: addresses of its parents, and of their masks and depths."""
-    tl.store(parents + node, node - 1, mask=inside)
-    tl.store(mask + node, (tl.full(node.shape, 4, tl.int64) << node) - 1, mask=inside)
-    tl.store(depth + node, node + 1, mask=inside)
+def _chain(parents, mask, depth, node, chained):
+    """These drafts of a slot are a chain: addresses of its parents, and of their masks and depths.
+
+    Of a mask of several words that is the first: no chain is so deep that the others show a row of it.
+    """
+    tl.store(parents + node, node - 1, mask=chained)
+    tl.store(mask + node, (tl.full(node.shape, 4, tl.int64) << node) - 1, mask=chained)
+    tl.store(depth + node, node + 1, mask=chained)

@@ -169,7 +169,8 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
     with start.phases("rates"):
         most = Reach(config.max_running, config.chunk_tokens, loaded.target.context_length)
         rates = _rates(device.runner, config, most, GRAIN)
-    drafter = None if loaded.drafts_here else _drafter(config, None, loaded.target.vocab_size)
+    elsewhere = loaded.head is not None and not loaded.drafts_here
+    drafter = _drafter(config, None, loaded.target.vocab_size) if elsewhere else None
     pacing = pacing_of(config) if drafter else device.pacing
     return loaded, _Core(device.runner, device.pools, drafter, pacing, limits, device.slowest_step_s, rates)
 

@@ -102,6 +102,9 @@ class LookupDrafter(Drafter):
     def owed(self) -> bool:
         return self._head is not None and self._head.owed()
 
+    def in_time(self) -> bool:
+        return self._head is not None and self._head.in_time()
+
     def outgoing(self) -> list[DraftUp]:
         return [] if self._head is None else self._head.outgoing()
 
