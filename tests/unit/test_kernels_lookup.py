@@ -136,6 +136,15 @@ def test_a_prediction_is_kept_as_far_as_there_is_room() -> None:
     assert world.tables.drafts[0].tolist() == list(ids[:5])
 
 
+def test_a_request_may_want_fewer_drafts() -> None:
+    world, seqs = World.of(SpeculationConfig(5, 1, 6, ngram=True), headed=False), some(1, 2, SLOTS)
+    world.occupy(seqs)
+    world.tables.speculative.fill_(2)
+    expected = world.round(seqs, {})
+    assert any(len(tree) > 2 for tree in expected.values())
+    world.check(seqs, {slot: tree.narrow(2) for slot, tree in expected.items()})
+
+
 def test_who_is_not_drafted_for_is_left_alone() -> None:
     world, sequences = World.of(SpeculationConfig(5, 1, 6, ngram=True), headed=False), some(1, 2, SLOTS)
     world.occupy(sequences)
