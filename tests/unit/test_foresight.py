@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from engine_rig import HandCopier, hand_pulls
@@ -235,6 +236,10 @@ class Story:
             told = [*drafts[: fork.accepted], fork.tokens[0]]
         self._say([self._rows(seq, told)])
 
+    def wait(self, seq: int) -> None:
+        """A plain round, below which no proposal is wanted."""
+        self._say([msgspec.structs.replace(self._rows(seq, self._tokens(1)), steps=0)])
+
     def _say(self, messages: list) -> None:
         for worker in self.workers:
             worker.tell(*messages)
@@ -288,6 +293,24 @@ def test_a_hit_whose_rows_are_not_written_yet_is_written_by_the_next_miss(folder
     story.round(1)  # nothing is drafted ahead of it: a miss
     assert not followed.repairs and ahead.proposals == never.proposals and stale
     assert torch.equal(ahead.rows(1), never.rows(1))
+
+
+def test_rows_below_which_nothing_is_wanted_are_not_taken_for_written(folders: tuple[Path, Path]) -> None:
+    """They come between a hit and the forward that writes its true features."""
+    ahead, never = Worker(folders, ahead=True), Worker(folders, ahead=False)
+    story = Story(ahead, never, params=GREEDY)
+    story.begin(1, 0)
+    while not ahead.hits:
+        ahead.idle(STEPS + 1)
+        story.round(1)
+    followed = ahead.engine._sequences.followed[1, 1]
+    assert followed.repairs
+    story.wait(1)
+    ahead.idle(1)
+    assert followed.commits and not followed.repairs
+    story.round(1)
+    assert torch.equal(ahead.rows(1), never.rows(1))
+    assert ahead.hits == 1 and ahead.proposals == never.proposals
 
 
 def test_spare_pages_give_way_and_come_back(folders: tuple[Path, Path]) -> None:

@@ -120,8 +120,9 @@ class DraftedSequence:
         self.commits = []
 
     def written(self) -> None:
-        """The rows of all answered commits are in its pages."""
-        self.rows, self.repairs = self.end, []
+        """The rows of all answered commits are in its pages; those of commits that wait are not."""
+        last = self.repairs[-1]
+        self.rows, self.repairs = last.base_len + len(last.tokens) - self.first, []
 
 
 class BatchRunner(Protocol):
