@@ -103,7 +103,7 @@ def test_drafts_from_elsewhere_are_a_tree_whose_nodes_see_their_path() -> None:
     tables = Tables(TableSizes(slots=3, max_pages=2, width=6), "cpu")
     writes = TableWrites(tables)
     writes.draft(1, DraftTree((7, 8, 9, 6), (-1, -1, 0, 2)), branching=True)
-    before = {name: getattr(tables, name).clone() for name in NAMES}
+    before = {name: by_slot(tables, name).clone() for name in NAMES}
     apply(tables, writes)
     assert tables.drafts[1].tolist() == [7, 8, 9, 6, -1]
     assert tables.parents[1, :4].tolist() == [-1, -1, 0, 2] and tables.depth[1, :5].tolist() == [
@@ -113,10 +113,25 @@ def test_drafts_from_elsewhere_are_a_tree_whose_nodes_see_their_path() -> None:
         2,
         3,
     ]
-    assert tables.mask[1, :5].tolist() == [0b1, 0b11, 0b101, 0b1011, 0b11011]
+    assert tables.mask[0, 1, :5].tolist() == [0b1, 0b11, 0b101, 0b1011, 0b11011]
     for name in NAMES:
         for slot in (0, 2):
-            assert torch.equal(getattr(tables, name)[slot], before[name][slot]), name
+            assert torch.equal(by_slot(tables, name)[slot], before[name][slot]), name
+
+
+def test_drafts_from_elsewhere_may_be_as_wide_as_the_tables() -> None:
+    pick, tables = random.Random(2), Tables(TableSizes(slots=3, max_pages=2, width=140), "cpu")
+    for _ in range(2):  # over another tree, too
+        tree = DraftTree(range(139), [pick.randint(-1, node - 1) for node in range(139)])
+        before = {name: by_slot(tables, name).clone() for name in NAMES}
+        writes = TableWrites(tables)
+        writes.draft(1, tree, branching=True)
+        apply(tables, writes)
+        for node in range(140):
+            seen = {0, *(above + 1 for above in tree.path(node - 1))} if node else {0}
+            words = [int(word) for word in tables.mask[:, 1, node]]
+            assert {r for r in range(192) if words[r // 64] >> r % 64 & 1} == seen
+        assert torch.equal(tables.mask[:, ::2], before["mask"].movedim(1, 0)[:, ::2])
 
 
 def test_where_all_drafts_are_chains_only_their_ids_are_written() -> None:

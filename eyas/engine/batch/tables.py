@@ -55,14 +55,14 @@ class TableSizes:
 
 
 class Tables:
-    """Tensors [slots, ...]; `memory` is the int32 block under all of them."""
+    """Tensors [slots, ...], but `mask` [words, slots, nodes]; `memory` is the int32 block under them all."""
 
     def __init__(self, sizes: TableSizes, device: str) -> None:
         self.sizes = sizes
         nodes, drafts = sizes.width, max(sizes.width - 1, 1)
         columns = {
             "seed": (torch.int64, 1),
-            "mask": (torch.int64, mask_words(nodes) * nodes),  # bit r of node j: it sees node r (0: the root)
+            "mask": (torch.int64, nodes),  # bit r of node j: node r is visible from node j (0: the root)
             "pages": (torch.int32, sizes.max_pages),
             "length": (torch.int32, 1),  # rows with valid KV, which is the root token's position
             "root": (torch.int32, 1),  # the newest committed token; its row is not computed yet
@@ -85,22 +85,23 @@ class Tables:
             "endings": (torch.int32, sizes.endings),
             "bad_words": (torch.int32, MAX_BAD_WORDS * MAX_BAD_WORD_TOKENS),  # each from its end, then -1
         }
+        planes = {"mask": mask_words(nodes)}  # of all slots, one after the other; most trees need one
         self._places: dict[str, tuple[int, int]] = {}  # table -> (first word, words per slot)
         end = 0
         for name, (dtype, count) in columns.items():
             self._places[name] = (end, count * _WORDS_OF[dtype])
-            end += sizes.slots * count * _WORDS_OF[dtype]
+            end += sizes.slots * count * _WORDS_OF[dtype] * planes.get(name, 1)
             end += end % 2  # int64 columns begin at even words
         self.memory = torch.zeros(end, dtype=torch.int32, device=device)
         for name, (dtype, count) in columns.items():
             first, words = self._places[name]
-            block = self.memory[first : first + sizes.slots * words]
-            view = block.view(dtype).view(sizes.slots, count)
+            block = self.memory[first : first + sizes.slots * words * planes.get(name, 1)]
+            view = block.view(dtype).view(-1, count)
             setattr(self, name, view if name in _WIDE else view.view(-1))
         self.drafts.fill_(-1)
         chain = torch.arange(nodes, device=device)
-        # [words, slots, nodes]: most trees need one word. A node sees none that is higher, so that the later
-        # words of the first 64 nodes are always 0, and who writes a chain writes the first word alone.
+        # A node sees none that is higher, so that the later words of the first 64 nodes are always 0, and who
+        # writes a chain writes the first word alone.
         self.mask = self.mask.view(-1, sizes.slots, nodes)
         for word, view in enumerate(self.mask):
             seen = (chain + 1 - word * MASK_BITS).clamp(0, MASK_BITS)
@@ -194,7 +195,10 @@ class TableWrites:
         self.put("parents", slot, tree.parents)
         self.put("depth", slot, depths)
         for node, mask in enumerate(masks):
-            self.put("mask", slot, (_signed(mask & 0xFFFFFFFF), _signed(mask >> 32)), start=2 * node)
+            for word in range(mask_words(node + 1)):
+                part = mask >> MASK_BITS * word
+                halves = _signed(part & 0xFFFFFFFF), _signed(part >> 32 & 0xFFFFFFFF)
+                self.put("mask", slot, halves, start=2 * (word * self._tables.mask[0].numel() + node))
 
     def occupy_special(self, slot: int, params: SamplingParams, endings: Iterable[int]) -> None:
         """The lists that processors read. `endings`: ids that would end the output."""

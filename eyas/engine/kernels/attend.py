@@ -96,18 +96,6 @@ class _Layout:
     ceiling: float
 
     @property
-    def tree(self) -> bool:
-        return self.words > 0
-
-    @property
-    def bits(self) -> int:
-        return 64 * self.words
-
-    @property
-    def bits_block(self) -> int:
-        return int(triton.next_power_of_2(self.bits))
-
-    @property
     def narrow(self) -> bool:
         """Are there rows before a sequence's end that its queries do not see?"""
         return self.window > 0 or self.bounded
@@ -244,7 +232,7 @@ def _attend(
     sees = row // layout.group
     if layout.words == 1:
         sees = tl.load(masks + query, mask=real, other=0)
-    elif layout.tree:
+    elif layout.words > 0:
         sees = masks + tl.where(real, query, 0)  # an address: no register has room for all words
     at = head * layout.dim + dim
     acc, lse = _over_part(
@@ -358,8 +346,9 @@ def _over_part(q_tile, sees, keys, values, table, start, low, first, last, scale
 @triton.jit
 def _seen(after, sees, layout: tl.constexpr):
     """Whether a query sees the rows that stand `after` [1, keys] rows after its sequence's start."""
-    if layout.tree:
-        return (after < 0) | (_bits(sees, tl.minimum(tl.maximum(after, 0), layout.bits - 1), layout) != 0)
+    if layout.words > 0:
+        row = tl.minimum(tl.maximum(after, 0), layout.words * 64 - 1)
+        return (after < 0) | (_bits(sees, row, layout) != 0)
     else:
         return after <= sees
 
@@ -377,10 +366,12 @@ def _bits(sees, row, layout: tl.constexpr):
 @triton.jit
 def _depth(sees, layout: tl.constexpr):
     """How far each query's path goes beyond its sequence's start, [tile, 1]."""
-    if layout.tree:
-        row = tl.arange(0, layout.bits_block)[None, :]
-        ancestors = _bits(sees, tl.minimum(row, layout.bits - 1), layout)  # itself included
-        return (tl.sum(tl.where(row < layout.extent, ancestors, 0), 1) - 1).to(tl.int32)[:, None]
+    if layout.words > 0:
+        depth = tl.full([layout.tile], -1, tl.int64)  # it is among its own ancestors
+        for word in tl.static_range(layout.words):
+            row = word * 64 + tl.arange(0, 64)[None, :]
+            depth += tl.sum(tl.where(row < layout.extent, _bits(sees, row, layout), 0), 1)
+        return depth.to(tl.int32)[:, None]
     else:
         return sees
 

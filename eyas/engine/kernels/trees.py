@@ -164,13 +164,7 @@ def _grow(
         row = level * TOPK + rank
         at = (level * tl.num_programs(0) + sequence) * TOPK + rank
         tl.store(frontier + at, first + child, mask=best)
-        for word in tl.static_range(WORDS):
-            seen = _bit(row, word)
-            if not AT_ROOT:
-                above = (((level - 1) * WORDS + word) * tl.num_programs(0) + sequence) * TOPK + parent_slot
-                seen |= tl.load(visible + above, mask=new, other=0)
-            at = ((level * WORDS + word) * tl.num_programs(0) + sequence) * TOPK + rank
-            tl.store(visible + at, seen, mask=best)
+        _store_visible(visible, level, parent_slot, rank, new, best, TOPK, WORDS, AT_ROOT)
         slot = tl.load(slots + sequence)
         start = tl.load(length + slot)
         wanted = best & (tl.load(speculative + slot) != 0)
@@ -189,6 +183,28 @@ def _children(probabilities, ids, token_map, given, new):
         token = tl.load(token_map + token, mask=new, other=0)
     probability = tl.load(probabilities + given, mask=new, other=0.0).to(tl.float64)
     return token.to(tl.int32), tl.where(probability > 0.0, tl.minimum(probability, 1.0), 0.0)  # NaN: 0
+
+
+@triton.jit
+def _store_visible(
+    visible,
+    level,
+    parent_slot,
+    rank,
+    new,
+    best,
+    TOPK: tl.constexpr,
+    WORDS: tl.constexpr,
+    AT_ROOT: tl.constexpr,
+):
+    """A node sees what its parent sees, and its own row."""
+    for word in tl.static_range(WORDS):
+        seen = _bit(level * TOPK + rank, word)
+        if not AT_ROOT:
+            above = ((level - 1) * WORDS + word) * tl.num_programs(0) + tl.program_id(0)
+            seen |= tl.load(visible + above * TOPK + parent_slot, mask=new, other=0)
+        here = (level * WORDS + word) * tl.num_programs(0) + tl.program_id(0)
+        tl.store(visible + here * TOPK + rank, seen, mask=best)
 
 
 @triton.jit
