@@ -19,7 +19,6 @@ from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kv.pool import PoolShape
 from eyas.engine.models.decoder import EmbeddingAndHead
 from eyas.engine.models.heads import head_family, read_head, target_alike
-from eyas.engine.models.keys import Misfit
 from eyas.engine.models.table import read_model
 from eyas.flags import positive
 from eyas.train.acceptance import ByDepth
@@ -55,8 +54,6 @@ def run(args: argparse.Namespace) -> int:
     target = None if args.target is None else read_model(args.target)
     try:
         head = read_head(args.head, target or target_alike(args.head))
-    except Misfit as misfit:
-        return _end([f"it does not fit {args.target or 'any target'}: {text}" for text in misfit.complaints])
     except ConfigError as error:
         return _end([error.message])
     print(f"{args.head}: {about(head)}")

@@ -7,6 +7,7 @@ know what a fault means for a request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import itertools
 import os
@@ -111,5 +112,10 @@ async def resume(pids: list[int], after_s: float) -> None:
 
 def engines(front: int) -> list[int]:
     """The engine processes of a worker's front."""
-    children = psutil.Process(front).children()
-    return [child.pid for child in children if any("spawn_main" in word for word in child.cmdline())]
+    return [child.pid for child in psutil.Process(front).children() if _is_engine(child)]
+
+
+def _is_engine(child: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended meanwhile
+        return any("spawn_main" in word for word in child.cmdline())
+    return False

@@ -91,7 +91,7 @@ async def test_a_draft_worker_measures_draft_pages(pair: Any) -> None:
     async with pair("here", Role.DRAFT) as (a, b):
         (link,) = await links(b, a.address)
         assert (link.path, link.problem) == ("shm", "") and link.bytes_per_s > 0
-        assert b.engine._pool.used == 0
+        assert b.engine._sequences._pool.used == 0
 
 
 @pytest.mark.parametrize(("by", "path"), [("grpc", "grpc"), ("memory", "memory")])

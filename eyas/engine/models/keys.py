@@ -28,14 +28,6 @@ Raw = Mapping[str, Any]
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
-class Misfit(ConfigError):
-    """A draft head and a target do not go together; `complaints`: why not, a sentence each."""
-
-    def __init__(self, folder: Path, complaints: Sequence[str]) -> None:
-        super().__init__(f"draft head {folder}: {'; '.join(complaints)}")
-        self.complaints = tuple(complaints)
-
-
 class Fit:
     """What a draft head must have for its target: everything that it lacks is told at once."""
 
@@ -50,9 +42,9 @@ class Fit:
             self._complaints.append(complaint)
 
     def settle(self) -> None:
-        """Raises Misfit with all complaints, if there are any."""
+        """Raises one ConfigError with all complaints, if there are any."""
         if self._complaints:
-            raise Misfit(self._folder, self._complaints)
+            raise ConfigError(f"draft head {self._folder}: {'; '.join(self._complaints)}")
 
 
 @contextlib.contextmanager
