@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from eyas.common.config import NANO, EngineConfig, ServeConfig, SpeculationConfig
+from eyas.common.config import NANO, NANO_EAGLE, NANO_MTP, EngineConfig, ServeConfig, SpeculationConfig
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
@@ -118,6 +118,8 @@ VARIANTS = [
         fault=faults.stale_features,
         harmless=True,
     ),
+    Variant("EAGLE-2 chain, together", InProcess((replace(CHAIN, draft=str(NANO_EAGLE)),), TOGETHER)),
+    Variant("MTP tree, split", InProcess(split_configs(replace(SHORT_TREE, draft=str(NANO_MTP))), TOGETHER)),
     Variant("looked up, together", InProcess((NGRAM,), TOGETHER)),
     Variant("looked up, split", InProcess(split_configs(NGRAM)[:2], TOGETHER), quick=False),
     Variant("looked up beside a tree", InProcess((BOTH,), TOGETHER), quick=False),
