@@ -63,7 +63,8 @@ def test_random_requests_leave_nothing_on_the_device() -> None:
 def test_the_pool_takes_what_the_fraction_says() -> None:
     """Weights and pages together; graphs, activations and contexts lie outside the fraction: 2 GiB at most.
 
-    The first engine of a process pays for contexts that the second finds. A pool that peers map is no tensor of PyTorch's allocator, so the device itself is asked.
+    The first engine of a process pays for contexts that the second finds. A pool that peers map is no tensor
+    of PyTorch's allocator, so the device itself is asked.
     """
     total = torch.cuda.mem_get_info()[1]
     less, more = (_taken_at(fraction) for fraction in (0.2, 0.5))
