@@ -139,17 +139,22 @@ class Meter:
         self._metrics.running.dec()
         self._metrics.request_seconds.observe(time.perf_counter() - self._start)
 
-    def delta(self, delta: TextDelta) -> None:
-        """Counts a delta; called as each arrives."""
-        if delta.tokens:
-            now = time.perf_counter()
-            if last := self._last.get(delta.choice):
-                self._metrics.inter_token.observe((now - last) / len(delta.tokens))
-            elif not self._last:
-                self._metrics.first_token.observe(now - self._start)
-            self._last[delta.choice] = now
-        if delta.finish is not None:
-            self._metrics.finished.labels(delta.finish).inc()
+    def deltas(self, deltas: Sequence[TextDelta]) -> None:
+        """Counts deltas that arrive now."""
+        for delta in deltas:
+            if delta.tokens:
+                self.tokens(delta.choice, len(delta.tokens))
+            if delta.finish is not None:
+                self._metrics.finished.labels(delta.finish).inc()
+
+    def tokens(self, choice: int, count: int) -> None:
+        """Counts tokens of a choice that arrive now."""
+        now = time.perf_counter()
+        if last := self._last.get(choice):
+            self._metrics.inter_token.observe((now - last) / count)
+        elif not self._last:
+            self._metrics.first_token.observe(now - self._start)
+        self._last[choice] = now
 
     def ended(self, usage: UsageCounts, traces: Sequence[RequestTrace]) -> None:
         """Counts the whole call; called once, however it ended. `traces`: one per prompt."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyas.common import convert, rpc
+from eyas.common.convert_step import step_to_pb
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.links import Link, link_to_pb
 from eyas.common.types import (
@@ -266,7 +267,7 @@ class ScriptedWorker(
                     entry = Entry(request.id, attempt, choice, index, ids, finish=finish, timings=timings)
                     entries.append(entry)
                     at[choice] = stop
-            down.put_nowait(decode_pb2.DecodeServiceSessionResponse(step=convert.step_to_pb(entries)))
+            down.put_nowait(decode_pb2.DecodeServiceSessionResponse(step=step_to_pb(entries)))
 
 
 @contextlib.asynccontextmanager
