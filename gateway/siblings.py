@@ -70,7 +70,7 @@ def labelled(pages: Mapping[str, bytes]) -> bytes:
             known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
                 known.add_sample(sample.name, {**sample.labels, "process": name}, sample.value)
-    return generate_latest(_Known(families.values()))  # type: ignore[arg-type]  # it only collects
+    return generate_latest(_Known(families.values()))
 
 
 class _Known(Collector):

@@ -181,7 +181,8 @@ class HttpProtocol(HttpToolsProtocol):
         """The body's time limit starts."""
         super().on_headers_complete()
         parts = HeldParts(self.cycle, self._connections.outbox)
-        self.scope["extensions"] = {PARTS: parts}  # type: ignore[typeddict-item]  # an extension of our own
+        extensions: Any = {PARTS: parts}
+        self.scope["extensions"] = extensions
         self._in_header, self._in_body = False, True
         self._watch()
 
