@@ -2,8 +2,9 @@
 
     python -m eyas.bench.paced_worker PORT STEP_MS
 
-Its gRPC services are the real ones. It admits every request at once; then each step says the next token of
-all requests in one message, as an engine does. It knows no model, and refuses to know who asks.
+Its gRPC services are the real ones. It admits every request at once and says its first tokens; then each step
+says the next token of all requests in one message, as an engine does. It knows no model, and refuses to know
+who asks.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from eyas.engine.ipc.messages import Admitted, Cancel, Command, Ready, Step, Sub
 
 CONTEXT = 1 << 20  # tokens: an answer is as long as the measurement
 TOKENS = range(100, 1000)  # they come in turn: ordinary words of any vocabulary
+FIRST = 8  # tokens that come at once: all that a gateway's canary asks for, however slow the pace
 
 
 class PacedEngine:
@@ -54,25 +56,25 @@ class PacedEngine:
 
     def step(self) -> None:
         """Says one token of each request."""
-        entries = [self._entry(*pair) for pair in list(self._running.values())]
+        entries = [self._entry(*pair, tokens=1) for pair in list(self._running.values())]
         if entries:
             self.client.dispatch([Step(tuple(entries))])
 
-    def _entry(self, request: GenerationRequest, attempt: int) -> Entry:
-        id, at = request.id, self._at[request.id]
-        self._at[id] = at + 1
-        last = at + 1 == request.params.max_tokens
-        if last:
+    def _entry(self, request: GenerationRequest, attempt: int, tokens: int) -> Entry:
+        id, at, end = request.id, self._at[request.id], request.params.max_tokens
+        self._at[id] = after = min(at + tokens, end)
+        if after == end:
             self._forget(id)
-        token = TOKENS[at % len(TOKENS)]
-        return Entry(id, attempt, 0, at, (token,), finish=Finish.LENGTH if last else None)
+        ids = tuple(TOKENS[i % len(TOKENS)] for i in range(at, after))
+        return Entry(id, attempt, 0, at, ids, finish=Finish.LENGTH if after == end else None)
 
     def _hear(self, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
                 case Submit(request, attempt):
                     self._running[request.id], self._at[request.id] = (request, attempt), 0
-                    self.client.dispatch([Admitted(request.id, attempt)])
+                    first = Step((self._entry(request, attempt, FIRST),))
+                    self.client.dispatch([Admitted(request.id, attempt), first])
                 case Cancel(id):
                     self._forget(id)
 
