@@ -24,6 +24,7 @@ async def test_ten_thousand_streams_go_on_side_by_side() -> None:
     assert figures["kib_per_stream"] < KIB
 
 
+@pytest.mark.slow
 async def test_a_few_streams_cost_what_is_told_of_them() -> None:
     figures = await measure_gateway(GatewayLoad(streams=16, step_ms=20, seconds=1))
     least, most = figures["events_least_most"]
