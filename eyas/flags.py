@@ -243,8 +243,8 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
     _add_keys(parser)
     add("--cors-origin", type=names, default=(), metavar="URL,...", help="sites whose pages may call (none)")
-    processes = f"gateway processes on the same ports; limits hold for each ({gateway.processes})"
-    add("--gateway-workers", type=positive, default=gateway.processes, metavar="N", help=processes)
+    text = f"gateway processes on the same ports ({gateway.processes})"
+    add("--gateway-workers", type=positive, default=gateway.processes, metavar="N", help=text)
     _add_drain(parser, gateway.drain_s)
 
 
@@ -262,8 +262,7 @@ def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=GatewayConfig.model, metavar="DIR", help="tokenizer and limits")
     add_gateway(parser, GatewayConfig())
     parser.add_argument("--log-format", choices=FORMATS, default=GatewayConfig.log_format)
-    member = "its socket, if it is one of several on its ports (--gateway-workers gives it one)"
-    parser.add_argument("--member", metavar="PATH", help=member)
+    parser.add_argument("--member", metavar="PATH", help="its socket, if --gateway-workers started it")
     _add_supervised(parser)
 
 

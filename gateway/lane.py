@@ -8,7 +8,10 @@ file knows what makes an entry fit; it refuses to know how text is made and writ
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
+
+import msgspec
 
 from eyas.common.types import Entry
 from gateway.metrics import Meter
@@ -17,6 +20,29 @@ from gateway.text import TextStream
 
 TextEvent = Callable[[int, str], bytes]
 """(choice, text): the event that adds text to a choice and says nothing else."""
+
+_encode = msgspec.json.Encoder().encode
+_MARK = secrets.token_hex(16)  # a text that stands for any other: nothing else in an event is like it
+
+
+class TextEvents:
+    """Events that add text to a choice and say nothing else: most of them.
+
+    `render(choice, text)` is the plain way to write one. All of its bytes but the text's are rendered once
+    per choice.
+    """
+
+    def __init__(self, render: Callable[[int, str], bytes]) -> None:
+        self._render = render
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def event(self, choice: int, text: str) -> bytes:
+        """The event, byte by byte as `render` writes it."""
+        if choice not in self._around:
+            before, _, after = self._render(choice, _MARK).partition(_encode(_MARK))
+            self._around[choice] = before, after
+        before, after = self._around[choice]
+        return before + _encode(text) + after
 
 
 class Express:

@@ -119,7 +119,6 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-
         self.placement = PlacementMetrics(registry)
 
     async def __aenter__(self) -> GatewayMetrics:

@@ -6,8 +6,7 @@ where the deltas come from. msgspec encodes, because this runs per engine step a
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -15,7 +14,7 @@ import msgspec
 from eyas.common.errors import EyasError
 from gateway.answer import Answer
 from gateway.detokenize import TokenBytes
-from gateway.lane import TextEvent
+from gateway.lane import TextEvent, TextEvents
 from gateway.openai_logprobs import TextLogprobs, chat_logprobs, text_logprobs
 from gateway.openai_request import ApiCall
 from gateway.text import TextDelta, UsageCounts
@@ -24,7 +23,6 @@ from gateway.timings import TimingsObject, timings_object
 DONE = b"data: [DONE]\n\n"
 _ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}  # by HTTP status, where one has its own
 _encode = msgspec.json.Encoder().encode
-_MARK = secrets.token_hex(16)  # a text that stands for any other: nothing else in an event is like it
 
 Ids = Sequence[int] | msgspec.UnsetType  # sent on request only
 
@@ -216,26 +214,6 @@ class Frame:
         call = self._call
         fingerprint = call.model.system_fingerprint
         return Reply(call.id, kind, call.created, call.model.id, fingerprint, choices, usage)
-
-
-class TextEvents:
-    """Events that add text to a choice and say nothing else: most of them.
-
-    `render(choice, text)` is the plain way to write one. All of its bytes but the text's are rendered once
-    per choice.
-    """
-
-    def __init__(self, render: Callable[[int, str], bytes]) -> None:
-        self._render = render
-        self._around: dict[int, tuple[bytes, bytes]] = {}
-
-    def event(self, choice: int, text: str) -> bytes:
-        """The event, byte by byte as `render` writes it."""
-        if choice not in self._around:
-            before, _, after = self._render(choice, _MARK).partition(_encode(_MARK))
-            self._around[choice] = before, after
-        before, after = self._around[choice]
-        return before + _encode(text) + after
 
 
 def _is_bare(call: ApiCall) -> bool:

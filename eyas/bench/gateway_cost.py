@@ -109,11 +109,12 @@ class _Processes:
 
     def cpu_s(self) -> float:
         """The CPU seconds of all so far."""
-        return sum(times.user + times.system for times in (one.cpu_times() for one in self._all))
+        times = [one.cpu_times() for one in self._all]
+        return float(sum(one.user + one.system for one in times))
 
     def memory(self) -> int:
         """The bytes that all have in memory."""
-        return sum(one.memory_info().rss for one in self._all)
+        return int(sum(one.memory_info().rss for one in self._all))
 
 
 async def _start(load: GatewayLoad, running: contextlib.AsyncExitStack) -> tuple[Server, _Processes]:
@@ -166,28 +167,33 @@ class _Stream(asyncio.Protocol):
 @contextlib.asynccontextmanager
 async def _opened(server: Server, count: int) -> AsyncIterator[list[_Stream]]:
     """Streams that have all begun. Raises DeadlineExceeded if they have not within OPEN_S."""
-    asked = {"model": GatewayConfig.served_model, "prompt": [5, 6, 7, 8], "max_tokens": ENDLESS}
-    body = json.dumps(asked | {"stream": True, "timeout": 600}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    loop, address, streams = asyncio.get_running_loop(), urlsplit(server.url), list[_Stream]()
+    streams: list[_Stream] = []
     try:
-        async with asyncio.timeout(OPEN_S):
-            for _ in range(count):
-                while sum(_waits(stream) for stream in streams[-2 * OPENING :]) >= OPENING:
-                    await asyncio.sleep(0.005)
-                connecting = loop.create_connection(
-                    lambda: _Stream(head.encode() + body), address.hostname, address.port
-                )
-                streams.append((await connecting)[1])
-            while any(map(_waits, streams)):
-                await asyncio.sleep(0.05)
+        try:
+            async with asyncio.timeout(OPEN_S):
+                await _open(server, count, streams)
+        except TimeoutError as error:
+            begun = sum(stream.events > 0 for stream in streams)
+            raise DeadlineExceeded(f"{begun} of {count} streams began within {OPEN_S:g} s") from error
         yield streams
-    except TimeoutError as error:
-        begun = sum(stream.events > 0 for stream in streams)
-        raise DeadlineExceeded(f"{begun} of {count} streams began within {OPEN_S:g} s") from error
     finally:
         for stream in streams:
             stream.transport.abort()
+
+
+async def _open(server: Server, count: int, streams: list[_Stream]) -> None:
+    asked = {"model": GatewayConfig.served_model, "prompt": [5, 6, 7, 8], "max_tokens": ENDLESS}
+    body = json.dumps(asked | {"stream": True, "timeout": 600}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    loop, address = asyncio.get_running_loop(), urlsplit(server.url)
+    host, port = address.hostname or "", address.port or 80
+    for _ in range(count):
+        while sum(_waits(stream) for stream in streams[-2 * OPENING :]) >= OPENING:
+            await asyncio.sleep(0.005)
+        _, stream = await loop.create_connection(lambda: _Stream(head.encode() + body), host, port)
+        streams.append(stream)
+    while any(map(_waits, streams)):
+        await asyncio.sleep(0.05)
 
 
 def _waits(stream: _Stream) -> bool:

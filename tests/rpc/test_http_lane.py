@@ -26,7 +26,6 @@ from gateway import lane
 from gateway.delivery import MAX_BUFFERED_STEPS
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
-from gateway.openai_reply import TextEvents
 
 TEXT = {"model": "eyas-nano", "prompt": [5, 6, 7], "max_tokens": 40, "stream": True, "seed": 1}
 CHAT = {k: v for k, v in TEXT.items() if k != "prompt"} | {"messages": [{"role": "user", "content": "Hi"}]}
@@ -116,7 +115,7 @@ def test_an_event_rendered_around_its_text_is_the_plain_one(text: str, choice: i
         said = {"index": choice, "text": text, "model": 'a "text" of its own'}
         return b"data: " + json.dumps(said, ensure_ascii=False).encode() + b"\n\n"
 
-    events = TextEvents(render)
+    events = lane.TextEvents(render)
     for words in ("", text, "twice"):
         (line,) = [events.event(choice, words).removeprefix(b"data: ").decode()]
         assert json.loads(line) == json.loads(render(choice, words).removeprefix(b"data: "))
