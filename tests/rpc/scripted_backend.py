@@ -50,6 +50,14 @@ async def each(stream: Any) -> AsyncIterator[Any]:
             yield one
 
 
+async def first(stream: Any, count: int) -> list[Entry]:
+    """What a stream of entries gives first, at least `count` of them."""
+    entries: list[Entry] = []
+    while len(entries) < count:
+        entries += await stream.take()
+    return entries
+
+
 @dataclass
 class ScriptedBackend:
     """`says(request, choice)` is the text of a choice; it is told in steps of `stride` tokens, then EOS."""
