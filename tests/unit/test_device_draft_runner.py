@@ -172,6 +172,36 @@ def test_a_warm_up_leaves_nothing_that_counts(runners: list[BatchRunner]) -> Non
     assert theirs == ours
 
 
+def test_a_warm_up_of_a_large_pool_keeps_to_its_slots_pages(plain: EngineConfig) -> None:
+    """A GPU has more pages than one sequence can have, and the tables know no bounds."""
+    device = draft_worker(EngineSpec.of(replace(on_device(plain), num_pages=400))).runner
+    assert isinstance(device, DeviceDraftRunner)
+    before = device.tables.depth.clone()
+    warm_up(device, WIDTH, CHAIN)
+    assert torch.equal(device.tables.depth, before)
+    assert int(device.tables.pages[2:].abs().sum()) == 0, "nobody sits there"
+    device.pool.close()
+
+
+@pytest.mark.parametrize("runners", [CHAIN, TREE], indirect=True)
+def test_no_row_is_written_behind_those_that_are_reserved(runners: list[BatchRunner]) -> None:
+    """Also where less is wanted than this engine drafts: the pages behind are other sequences'."""
+    device, less = runners[1], replace(CHAIN, steps=1)
+    assert isinstance(device, DeviceDraftRunner)
+
+    def draft(owner: str, pages: list[int]) -> None:
+        rows = PAGE * len(pages) - device.draft_rows(less)
+        new = Extension(pages, 0, [1] * rows, torch.randn(rows, WIDTH))
+        device.draft([Asked(owner, new, GREEDY, 0)], less)
+
+    for owner, page in (("a", 3), ("b", 5), ("c", 7)):
+        draft(owner, [page, page + 1])  # every slot has known a second page
+    device.pool.tensor.zero_()
+    for owner in ("d", "e", "f"):
+        draft(owner, [20])
+    assert device.pool.tensor.flatten(1).abs().sum(1).nonzero().flatten().tolist() == [20]
+
+
 def test_slots_go_to_those_that_ask() -> None:
     seats = Seats(2)
     first, second = seats.of("a"), seats.of("b")
