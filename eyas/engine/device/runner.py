@@ -217,16 +217,17 @@ class DeviceRunner:
         """
         seq = work.seq
         told = self._occupants.get(seq.slot)
-        joins = False
+        joins, tree = False, self._drafts_of(work) if self._elsewhere else None
         if told is None or (told.occupancy, told.choice) != (seq.occupancy, seq.choice):
             joins = self._joins(work)
             seq.draft_len += joins and self.drafts
             told = self._occupants[seq.slot] = self._occupy(work, writes)
+            tree = tree or DraftTree((), ())  # whoever sat there has left some
         if work.round and not told.grows:  # its prompt came from elsewhere, or all but its last row is done
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])
         told.grows = told.grows or work.sample
-        if self._elsewhere and (tree := self._drafts_of(work)) is not None:
+        if tree is not None:
             writes.draft(seq.slot, tree, branching=self._executor.state.trees)
         if told.pages < len(seq.pages):
             writes.put("pages", seq.slot, seq.pages[told.pages :], start=told.pages)
