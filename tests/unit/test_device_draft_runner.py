@@ -163,6 +163,15 @@ def test_no_proposal_is_larger_than_asked(runners: list[BatchRunner]) -> None:
     assert lengths == [2, 3]
 
 
+@pytest.mark.parametrize("runners", [TREE], indirect=True)
+def test_who_asks_for_a_chain_gets_the_best_path_of_a_tree(runners: list[BatchRunner]) -> None:
+    asked = Follower("a", 0).commit(3, runners, pages())[1]
+    device, chain = runners[1], SpeculationConfig(steps=2, topk=1, draft_tokens=3)
+    whole, asked_for = (device.draft([asked], spec)[0].tree for spec in (TREE, chain))
+    assert list(asked_for.parents) == [-1, 0] and len(whole) == 4
+    assert list(asked_for.tokens) == list(whole.thin(1).tokens)
+
+
 @pytest.mark.slow
 def test_a_warm_up_leaves_nothing_that_counts(runners: list[BatchRunner]) -> None:
     device = runners[1]

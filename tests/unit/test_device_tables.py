@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from eyas.common.config import MOST_STEPS
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest
+from eyas.common.types import DraftLimits, GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
@@ -169,3 +170,20 @@ def test_who_takes_a_slot_is_told_once_with_or_without_drafts() -> None:
         apply(tables, writes)
         assert tables.drafts[2].tolist() == ([7, 8, -1] if tree else [-1] * 3)
         assert (int(tables.root[2]), int(tables.length[2])) == (9, 2)
+
+
+def test_a_slot_knows_the_limits_of_its_request() -> None:
+    tables = Tables(SIZES, "cpu")
+    executor: Any = SimpleNamespace(
+        tables=tables, state=SimpleNamespace(drafter=object(), lookup=None, tap=None, trees=True)
+    )
+    runner = DeviceRunner(executor, Buckets(4, 16, ()), Layout(16, 4, 16), (), ahead=True)
+    for occupancy, limits in enumerate((DraftLimits(3, 2, 9), DraftLimits())):
+        request = GenerationRequest("a", (1, 2), SamplingParams(), draft_limits=limits)
+        seq = Sequence(1, Generation(request, 1, Kind.LOCAL, 0.0, 1.0), 0, (1, 2), [9])
+        seq.slot, seq.occupancy, seq.pages, seq.draft_len = 2, occupancy, [3], 2
+        writes = TableWrites(tables)
+        runner._tell(Work(seq, 2, [9], None, sample=True, round=True), writes)
+        apply(tables, writes)
+        found = [int(table[2]) for table in (tables.speculative, tables.most_topk, tables.most_nodes)]
+        assert found == ([3, 2, 8] if limits.steps else [MOST_STEPS, 0, 0])

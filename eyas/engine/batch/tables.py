@@ -70,6 +70,11 @@ class Tables:
             "parents": (torch.int32, drafts),  # the draft's parent: a draft's index, or -1 for the root
             "depth": (torch.int32, nodes),  # how far node j lies below the root
             "speculative": (torch.int32, 1),  # how deep this sequence's drafts may be; 0: none is proposed
+            "most_topk": (torch.int32, 1),  # children of a draft that are verified (0: all) ..
+            "most_nodes": (
+                torch.int32,
+                1,
+            ),  # .. and drafts in all, where they are trees of a head in the step
             "choice": (torch.int32, 1),
             "top_k": (torch.int32, 1),  # 0: off
             "temperature": (torch.float32, 1),
@@ -118,6 +123,8 @@ class Tables:
     parents: torch.Tensor
     depth: torch.Tensor
     speculative: torch.Tensor
+    most_topk: torch.Tensor
+    most_nodes: torch.Tensor
     choice: torch.Tensor
     top_k: torch.Tensor
     temperature: torch.Tensor

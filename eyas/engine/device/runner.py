@@ -238,8 +238,12 @@ class DeviceRunner:
         """The sequence takes its slot."""
         seq, lookup = work.seq, self._lookup
         params, drafted = seq.generation.request.params, self._is_drafted_for(work)
-        deepest = seq.generation.request.draft_limits.deepest or MOST_STEPS
+        limits = seq.generation.request.draft_limits
+        deepest = limits.deepest or MOST_STEPS
         writes.occupy(seq.slot, params, seq.choice, speculative=deepest if drafted else 0)
+        if self.drafts and self._executor.state.trees:
+            writes.put("most_topk", seq.slot, (limits.topk,))
+            writes.put("most_nodes", seq.slot, (max(limits.draft_tokens - 1, 0),))
         if params.reads_history or params.min_tokens:
             occupy_special(writes, seq, self._eos_ids)
         if lookup is not None and drafted:

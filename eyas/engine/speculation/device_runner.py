@@ -193,4 +193,4 @@ def _sent(arrays: dict[str, np.ndarray], device: str) -> dict[str, torch.Tensor]
 
 def _cut(tree: DraftTree, spec: SpeculationConfig) -> DraftTree:
     """No larger than `spec` says."""
-    return tree.truncate_depth(spec.steps).narrow(max(spec.steps, spec.draft_tokens - 1))
+    return tree.truncate_depth(spec.steps).thin(spec.topk).narrow(spec.width - 1)
