@@ -35,7 +35,7 @@ def spec_of(shape: tuple[int, int, int]) -> SpeculationConfig:
 def level_of(
     rng: random.Random, rows: int, topk: int, coarse: bool, strange: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a draft head's top-k gives: probabilities sorted within a row; `strange`: now and then no number."""
+    """What a draft head's top-k gives: probabilities sorted within a row; `strange`: some are no numbers."""
     odd = (0.0, float("nan"), 1.0 + 1e-6, 1.0)
     probabilities, ids = [], []
     for _ in range(rows):
