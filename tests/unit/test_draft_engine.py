@@ -148,11 +148,9 @@ def _open(seq: int = 1, base: int = 0, **changes) -> DraftOpen:
     fields = {
         "seq": seq,
         "generation": seq,
-        "tokens": tuple(range(base + 1)),
         "base_len": base,
         "params": SamplingParams(),
         "choice": 0,
-        "prompt_len": base + 1,
     }
     return DraftOpen(**(fields | changes))
 

@@ -223,7 +223,7 @@ class Story:
 
     def begin(self, seq: int, base: int) -> None:
         self.base[seq] = base
-        opened = DraftOpen(seq, seq, (), base, self._params, 0, base + 1)
+        opened = DraftOpen(seq, seq, base, self._params, 0)
         self._say([opened, self._rows(seq, self._tokens(9))])
 
     def round(self, seq: int) -> None:
