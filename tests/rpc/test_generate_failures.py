@@ -395,7 +395,6 @@ async def collect_after(got: list[Entry], stream: ClusterGeneration) -> dict[int
     """Like `collect`, with the entries already read in front."""
     outputs: dict[int, list[int]] = {}
     for entry in [*got, *[entry async for entry in each(stream)]]:
-        ids = outputs.setdefault(entry.choice, [])
-        assert entry.index == len(ids)
-        ids.extend(entry.tokens)
+        assert entry.index == len(outputs.setdefault(entry.choice, []))
+        outputs[entry.choice].extend(entry.tokens)
     return outputs

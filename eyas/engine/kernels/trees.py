@@ -316,9 +316,8 @@ def _select(
             above = tl.load(candidate_parents + sequence * CANDIDATES + above, mask=above >= 0, other=-1)
         entry = (word * (padding + 1) + slot) * nodes_stride + node + 1
         tl.store(mask + entry, seen, mask=there)
-    token = tl.where(
-        _allowed(real & thin & (below <= tl.load(limits[0] + slot)), limits[2] + slot), token, -1
-    )
+    fits = real & thin & (below <= tl.load(limits[0] + slot))
+    token = tl.where(_allowed(fits, limits[2] + slot), token, -1)
     tl.store(drafts + slot * drafts_stride + node, token, mask=there)
     tl.store(parents + slot * drafts_stride + node, parent, mask=there)
     tl.store(depth + slot * nodes_stride + node + 1, below, mask=there)
