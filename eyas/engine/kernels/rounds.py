@@ -20,7 +20,7 @@ from eyas.engine.batch.tables import Tables
 PLAIN = (
     *("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative", "seed"),
     *("rows", "padding", "max_pages", "drafts_stride", "nodes_stride", "step", "level"),
-    *("text", "context"),
+    *("text", "context", "most_topk", "most_nodes"),
 )
 LANES = 128  # rows per program, in kernels with one lane per row
 FACTS = 3

@@ -235,7 +235,9 @@ def select(batch: Batch, growth: Growth) -> None:
     candidates = growth.scores.shape[1]
     _select[(batch.size,)](
         batch.slots,
-        (tables.speculative, tables.most_topk, tables.most_nodes),
+        tables.speculative,
+        tables.most_topk,
+        tables.most_nodes,
         growth.scores,
         growth.tokens,
         growth.parents,
@@ -263,7 +265,9 @@ def select(batch: Batch, growth: Growth) -> None:
 @triton.jit(do_not_specialize=PLAIN)
 def _select(
     slots,
-    limits,
+    speculative,
+    most_topk,
+    most_nodes,
     scores,
     candidate_tokens,
     candidate_parents,
@@ -303,12 +307,10 @@ def _select(
     up = tl.load(candidate_parents + sequence * CANDIDATES + all_kept, mask=real, other=-1)
     parent = tl.where(up >= 0, _place(up, all_kept), -1)
     there = (slot != padding) & (node < drafts_stride)
-    topk = tl.load(limits[1] + slot)
-    topk = tl.where(topk > 0, topk, TOPK)
+    topk = _limit(most_topk + slot, TOPK)
     for word in tl.static_range(WORDS):
         seen = _bit(node * 0, word) | _bit(node + 1, word)
-        above, below = up, tl.where(real, 1, 0)
-        thin = all_kept % TOPK < topk  # a flat index tells the place among siblings
+        above, below, thin = up, tl.where(real, 1, 0), all_kept % TOPK < topk  # its place among siblings
         for _ in range(STEPS - 1):
             seen |= tl.where(above >= 0, _bit(_place(above, all_kept) + 1, word), 0)
             below += tl.where(above >= 0, 1, 0)
@@ -316,18 +318,18 @@ def _select(
             above = tl.load(candidate_parents + sequence * CANDIDATES + above, mask=above >= 0, other=-1)
         entry = (word * (padding + 1) + slot) * nodes_stride + node + 1
         tl.store(mask + entry, seen, mask=there)
-    fits = real & thin & (below <= tl.load(limits[0] + slot))
-    token = tl.where(_allowed(fits, limits[2] + slot), token, -1)
+    own = real & thin & (below <= tl.load(speculative + slot))
+    token = tl.where(own & (tl.cumsum(own.to(tl.int32), 0) <= _limit(most_nodes + slot, NODES)), token, -1)
     tl.store(drafts + slot * drafts_stride + node, token, mask=there)
     tl.store(parents + slot * drafts_stride + node, parent, mask=there)
     tl.store(depth + slot * nodes_stride + node + 1, below, mask=there)
 
 
 @triton.jit
-def _allowed(drafts, most):
-    """The first of `drafts`, as many as `most` says (0: all)."""
-    count = tl.load(most)
-    return drafts & ((count == 0) | (tl.cumsum(drafts.to(tl.int32), 0) <= count))
+def _limit(own, most):
+    """A sequence's own limit, or the engine's where that is 0."""
+    limit = tl.load(own)
+    return tl.where(limit > 0, limit, most)
 
 
 @triton.jit
