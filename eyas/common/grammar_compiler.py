@@ -22,7 +22,7 @@ from eyas.common.json_schema import exact
 from eyas.common.vocabulary import pieces
 
 MAX_CHOICES = 1000
-MAX_WHITESPACE = 32
+MAX_WHITESPACE = 16
 """Characters of white space in a row, where JSON allows any number: else an output may never go on."""
 
 _MOST_SAID = 300  # characters of a reason: errors may quote the whole grammar

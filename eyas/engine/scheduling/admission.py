@@ -23,6 +23,7 @@ class Admission:
     transfer_policy: str  # "recompute" or "fail": what becomes of a request whose pages did not arrive
     travels: bool = True  # can KV pages leave this worker, or come here?
     drafts: SpeculationConfig | None = None  # how far a request's drafts may reach; None: there are none
+    grammars: bool = True  # can outputs be held to one?
 
     def check(self, request: GenerationRequest, kind: Kind, scheduler: Scheduler) -> None:
         """Raises InvalidRequest, which names the field, for what can never be served here."""
@@ -47,6 +48,8 @@ class Admission:
         if not 0.0 < request.timeout_s < math.inf:
             raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
         params.validate(self.vocab_size)
+        if params.grammar is not None and not self.grammars:
+            raise InvalidRequest("grammar is followed by the torch attention backend only", param="grammar")
         if self.drafts is not None and request.speculative:
             _check_limits(request.draft_limits, self.drafts)
         rows = n if kind is Kind.PREFILL else n + params.max_tokens  # a prompt for elsewhere grows there
