@@ -28,9 +28,10 @@ class Grammars:
     """Everything about grammars for one model. The engine's thread uses it."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        """`eos_ids`: what ends an answer of the model."""
         self._folder = folder
         self._vocab_size = vocab_size
-        self._eos_ids = eos_ids
+        self.eos_ids = eos_ids
         self._compiler: GrammarCompiler | None = None  # the thread's
         self._thread: ThreadPoolExecutor | None = None
         self._compiled: dict[Grammar, Future[Any]] = {}  # the newest last
@@ -82,7 +83,7 @@ class Grammars:
                 if not future.done():
                     return None
                 compiled = future.result()
-                self._states[seq] = GrammarState(compiled, params, self._eos_ids, self._vocab_size)
+                self._states[seq] = GrammarState(compiled, params, self.eos_ids, self._vocab_size)
             self._states[seq].follow(seq.output)
         except EyasError as error:
             self._failed[seq.generation] = error
@@ -101,7 +102,7 @@ class Grammars:
 
     def _compile(self, grammar: Grammar) -> Any:
         if self._compiler is None:
-            self._compiler = GrammarCompiler(self._folder, self._vocab_size, self._eos_ids)
+            self._compiler = GrammarCompiler(self._folder, self._vocab_size, self.eos_ids)
         return self._compiler.compile(grammar)
 
     def _forget(self) -> None:

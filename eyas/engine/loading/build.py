@@ -134,7 +134,7 @@ def _plain_core(loaded: EngineSpec) -> _Core:
     pool = loaded.pool(KvKind.TARGET)
     draft_runner = plain_runner(loaded, model.ends) if loaded.drafts_here else None
     pools = (pool,) if draft_runner is None else (pool, draft_runner.pool)
-    grammars = Grammars(Path(config.model), target.vocab_size, target.eos_token_ids)
+    grammars = Grammars(Path(target.folder), target.vocab_size, target.eos_token_ids)
     tap = _tap(loaded, model) if loaded.head else None
     runner = PlainRunner(model, pools, backend, tap, grammars)
     drafter = _drafter(config, draft_runner, target.vocab_size)
@@ -160,7 +160,9 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
             meeting = new_pool_path("meeting", Path(first.config.pool_dir))
             lead = Lead(partial(follower.main, loaded), ranks, first.config.device, meeting)
         loaded = first
-    loaded, device = build_device(loaded, start, lead)
+    target = loaded.target
+    grammars = Grammars(Path(target.folder), target.vocab_size, target.eos_token_ids)
+    loaded, device = build_device(loaded, start, grammars, lead)
     config = loaded.config
     limits = Limits(
         config.page_size,
@@ -174,7 +176,6 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
     with start.phases("rates"):
         most = Reach(config.max_running, config.chunk_tokens, loaded.target.context_length)
         rates = _rates(device.runner, config, most, GRAIN)
-    grammars = Grammars(Path(config.model), loaded.target.vocab_size, loaded.target.eos_token_ids)
     elsewhere = loaded.head is not None and not loaded.drafts_here
     drafter = _drafter(config, None, loaded.target.vocab_size) if elsewhere else None
     pacing = pacing_of(config) if drafter else device.pacing

@@ -6,6 +6,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
+import msgspec
+
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.types import Choice, DraftLimits, GenerationRequest
@@ -23,7 +25,7 @@ class Admission:
     transfer_policy: str  # "recompute" or "fail": what becomes of a request whose pages did not arrive
     travels: bool = True  # can KV pages leave this worker, or come here?
     drafts: SpeculationConfig | None = None  # how far a request's drafts may reach; None: there are none
-    grammars: bool = True  # can outputs be held to one?
+    drafts_by_grammar: bool = True  # are drafts known early enough to be held to a grammar?
 
     def check(self, request: GenerationRequest, kind: Kind, scheduler: Scheduler) -> None:
         """Raises InvalidRequest, which names the field, for what can never be served here."""
@@ -48,14 +50,18 @@ class Admission:
         if not 0.0 < request.timeout_s < math.inf:
             raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
         params.validate(self.vocab_size)
-        if params.grammar is not None and not self.grammars:
-            raise InvalidRequest("grammar is followed by the torch attention backend only", param="grammar")
         if self.drafts is not None and request.speculative:
             _check_limits(request.draft_limits, self.drafts)
         rows = n if kind is Kind.PREFILL else n + params.max_tokens  # a prompt for elsewhere grows there
         if not scheduler.fits(rows):
             message = "prompt and max_tokens need more KV pages than this worker has"
             raise InvalidRequest(message, param="max_tokens")
+
+    def taken(self, request: GenerationRequest) -> GenerationRequest:
+        """The request as it runs here: it may do without drafts, which change no token."""
+        if request.params.grammar is None or self.drafts_by_grammar:
+            return request
+        return msgspec.structs.replace(request, speculative=False)
 
     def _check_choices(self, choices: tuple[Choice, ...], most: int, slots: int) -> None:
         """Each must have fewer than `most` tokens: with that many it has ended, or it is begun elsewhere."""
