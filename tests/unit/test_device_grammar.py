@@ -26,7 +26,9 @@ from tests.unit.tiny import write_tiny_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PIECES = ("0", "1", "a", "b", "ab", "{", "}", '"', ":", ",", "[", "]", " ", "10", '":')
+PIECES = ("0", "1", "~", "b", "ab", "{", "}", '"', ":", ",", "[", "]", " ", "a", '":')
+"""By id; the model's own end, which is 2, writes what no grammar here holds."""
+
 END = len(PIECES)
 CHAIN = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
 
@@ -107,27 +109,27 @@ def answers(config: EngineConfig, requests: list[GenerationRequest]) -> list[Res
     cluster = Loopback(config)
     try:
         results = [cluster.submit(request, split=False) for request in requests]
-        wait_all(results, 90)
+        wait_all(results, 300)
     finally:
         cluster.close()
     return results
 
 
 def text(ids: list[int]) -> str:
-    return "".join(PIECES[id] for id in ids if id != END)
+    return "".join(PIECES[id] for id in ids if id not in (2, END))
 
 
 def requests() -> list[GenerationRequest]:
     """Held to grammars, with choices and penalties, beside one that is free and drafted for."""
-    held = {"stop_token_ids": (END,), "max_tokens": 12}
-    bits = SamplingParams(temperature=0.0, grammar=Grammar.regex("(01|10){2,3}"), **held)  # type: ignore[arg-type]
+    held = {"stop_token_ids": (END,), "max_tokens": 8}
+    bits = SamplingParams(temperature=0.0, grammar=Grammar.regex("(01|10){1,3}"), **held)  # type: ignore[arg-type]
     words = SamplingParams(
         temperature=0.9, seed=4, logprobs=1, grammar=Grammar.choice(["ab", "ba", "abba"]), **held
     )  # type: ignore[arg-type]
     pairs = SamplingParams(
         temperature=0.8, seed=7, repetition_penalty=1.2, grammar=Grammar.json_schema(PAIR), **held
     )  # type: ignore[arg-type]
-    free = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    free = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
     return [
         GenerationRequest("bits", (1, 2, 3, 4, 5), bits),
         GenerationRequest("words", tuple(range(14)) * 2, words, (Choice(0), Choice(1))),
@@ -140,6 +142,7 @@ PAIR = {"type": "object", "properties": {"a": {"enum": [0, 1]}}, "required": ["a
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("drafts", [None, CHAIN], ids=["plain", "chain"])
 def test_answers_are_the_plain_engines(config: EngineConfig, drafts: SpeculationConfig | None) -> None:
     """And valid; the free one beside them is drafted for as ever."""
@@ -147,7 +150,7 @@ def test_answers_are_the_plain_engines(config: EngineConfig, drafts: Speculation
     asked = requests()
     expected, found = answers(plain, asked), answers(on_device(plain), asked)
     assert tokens(found) == tokens(expected)
-    patterns = {"bits": "(01|10){2,3}", "words": "ab|ba|abba", "pairs": r'\{ *"a" *: *[01] *\}'}
+    patterns = {"bits": "(01|10){1,3}", "words": "ab|ba|abba", "pairs": r'\{ *"a" *: *[01] *\}'}
     for result, request in zip(found, asked, strict=True):
         for choice, ids in result.tokens.items():
             if request.id in patterns and result.finishes[choice] is Finish.STOP:
