@@ -107,12 +107,19 @@ async def test_a_process_that_dies_costs_its_grammar_alone(checks: GrammarChecks
 
 
 async def test_memory_is_bounded(checks: GrammarChecks) -> None:
-    huge = Grammar.regex("((((((((a{0,99}){0,99}){0,99}){0,99}b{0,99}){0,99}){0,99}c{0,99}){0,99}){0,999}")
+    huge = Grammar.regex("((a{0,99}){0,99}b{0,99}){0,999}")
     try:
         await checks.check(huge)
     except InvalidRequest as error:
         assert "cannot be followed" in error.message
     await checks.check(GOOD)
+
+
+async def test_masks_that_take_long_are_refused(checks: GrammarChecks) -> None:
+    """They compile at once, and would hold up every stream of an engine."""
+    with pytest.raises(InvalidRequest, match="too ambiguous"):
+        await checks.check(Grammar.regex("((.*)*)*x"))
+    await checks.check(Grammar.regex(".*x"))
 
 
 async def test_waiting_is_bounded(checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch) -> None:

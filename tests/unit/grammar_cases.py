@@ -20,6 +20,7 @@ from eyas.common.vocabulary import pieces
 from gateway.tokenizer import Tokenizer
 
 EOS = 2
+ENDS = (0, EOS)  # of the embedded model
 Judge = Callable[[str], bool]
 
 PERSON = {
@@ -100,7 +101,7 @@ def prompt(text: str) -> tuple[int, ...]:
 
 def text_of(tokens: list[int]) -> str:
     """Of a whole output. Raises UnicodeDecodeError if it ends inside a character."""
-    kept = tokens[:-1] if tokens and tokens[-1] == EOS else tokens
+    kept = tokens[:-1] if tokens and tokens[-1] in ENDS else tokens
     return b"".join(table()[token] for token in kept).decode()
 
 

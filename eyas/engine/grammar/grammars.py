@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from eyas.common.errors import EyasError
+from eyas.common.errors import EngineError, EyasError
 from eyas.common.grammar import Grammar
 from eyas.common.grammar_compiler import GrammarCompiler
 from eyas.engine.batch.sequence import Generation, Sequence, Work
@@ -55,7 +55,11 @@ class Grammars:
             return []
         state = self._state(work.seq)
         assert state is not None, "what holds is not scheduled"
-        return state.masks(work.tree)
+        try:
+            return state.masks(work.tree)
+        except Exception as error:  # the library's; the step goes on, and its request fails after it
+            self._fail(work.seq, error)
+            return [None] * (1 + len(work.tree or ()))
 
     def cut(self, seq: Sequence, tree: DraftTree) -> DraftTree:
         """The drafts that its grammar allows, which are all of them without one."""
@@ -85,10 +89,15 @@ class Grammars:
                 compiled = future.result()
                 self._states[seq] = GrammarState(compiled, params, self.eos_ids, self._vocab_size)
             self._states[seq].follow(seq.output)
-        except EyasError as error:
-            self._failed[seq.generation] = error
+        except Exception as error:  # of the library, perhaps: it concerns this request alone
+            self._fail(seq, error)
             return None
         return self._states[seq]
+
+    def _fail(self, seq: Sequence, error: Exception) -> None:
+        if not isinstance(error, EyasError):
+            error = EngineError(f"grammar cannot be followed: {error}")
+        self._failed[seq.generation] = error
 
     def _future(self, grammar: Grammar) -> Future[Any]:
         if grammar in self._compiled:
