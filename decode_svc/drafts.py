@@ -16,6 +16,7 @@ from collections.abc import Iterable
 import grpc
 
 from eyas.common import convert, rpc
+from eyas.common.convert_params import params_to_pb
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     DraftClose,
@@ -178,7 +179,7 @@ def _open_to_pb(open: DraftOpen) -> draft_pb2.DraftOpen:
         seq=open.seq,
         generation=open.generation,
         base_len=open.base_len,
-        params=convert.params_to_pb(open.params),
+        params=params_to_pb(open.params),
         choice=open.choice,
         handle=convert.handle_to_pb(open.handle) if open.handle is not None else None,
         attempt=open.attempt,

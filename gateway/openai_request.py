@@ -62,6 +62,14 @@ class ApiCall:
     continuous_usage: bool = False  # in every event, not in the last one alone
     token_ids: bool = False
     echoes: tuple[Echo, ...] = ()
+    grammar_field: str = ""  # of the body: where its grammar comes from
+
+    def named(self, error: Exception) -> Exception:
+        """A refusal of its grammar names the field that asks for it."""
+        if not isinstance(error, InvalidRequest) or error.param != "grammar":
+            return error
+        field = self.grammar_field
+        return InvalidRequest(error.message.replace("grammar", field, 1), param=field)
 
     def of(self, caller: str) -> ApiCall:
         """A copy in the name of this caller (`keys.Keys.caller`)."""
@@ -184,6 +192,9 @@ def named(names: Mapping[str, str], source: str) -> Iterator[None]:
 def sampling_params(model: ServedModel, body: SamplingFields, **others: Any) -> SamplingParams:
     """The parameters that `body` and `others` give; the rest are the model's defaults."""
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    asked = body.grammar_field
+    if asked is not None:
+        given["grammar"] = asked[1]
     return model.params(**given, stop_token_ids=tuple(body.stop_token_ids or ()), **others)
 
 
@@ -233,4 +244,5 @@ def _call(
         timings=body.timings,
         began=time.monotonic(),
         echoes=tuple(echoes),
+        grammar_field=body.grammar_field[0] if body.grammar_field else "",
     )

@@ -24,6 +24,7 @@ from eyas.engine.device.executor import WORDS
 from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import padding_rows
 from eyas.engine.device.step import StepShape
+from eyas.engine.kernels.special import COLUMNS
 from eyas.engine.loading.device_build import build_state
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases
@@ -110,7 +111,8 @@ def launched(state: DeviceState, shape: StepShape, special: int = 0) -> Launches
     if not special:
         return step
     with counted() as sampling:
-        program.sample_special(torch.from_numpy(padding_rows(special, state.tables.padding_slot)))
+        rows = padding_rows(special, state.tables.padding_slot, state.model.config.vocab_size)
+        program.sample_special(torch.from_numpy(rows[:, : len(COLUMNS)].copy()))  # none has a mask
     return sampling
 
 

@@ -82,6 +82,10 @@ class DraftTree:
         """The tree of the nodes at most `depth` below the root."""
         return self._renumbered([i for i, below in enumerate(self._depths()) if below <= depth], ROOT)
 
+    def keep(self, nodes: Sequence[int]) -> DraftTree:
+        """The tree of `nodes` (ascending), whose parents are among them."""
+        return self._renumbered(list(nodes), ROOT)
+
     def thin(self, topk: int) -> DraftTree:
         """The tree of the first `topk` children of each node that remains."""
         kept: dict[int, int] = {ROOT: 0}  # node: its children so far

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from eyas.common.config import SpeculationConfig
@@ -87,11 +88,12 @@ class RemoteDrafter(Drafter):
         worker = min(up, key=lambda w: (w not in siblings, load[w]))
         self._generations += 1
         self._followed[seq.uid] = _Followed(seq, worker, self._generations, handle)
+        params = seq.generation.request.params
         message = DraftOpen(
             seq=seq.uid,
             generation=self._generations,
             base_len=base,
-            params=seq.generation.request.params,
+            params=msgspec.structs.replace(params, grammar=None),  # what it forbids is cut here
             choice=seq.choice,
             handle=handle,
             attempt=seq.generation.attempt,
