@@ -18,6 +18,9 @@ from eyas.common.step_times import StepBudget, StepTimes, prompt_s
 FINE = 0.9
 """A prediction within this part of its target is good enough: beyond it, other places are looked for."""
 
+FAR = 3.0
+"""Beyond this many times its target, a prediction is worse than one that moves more."""
+
 FEW = 8
 """Workers that are looked at for a part of a request, beside the one with the longest cached prefix."""
 
@@ -87,9 +90,10 @@ class RequestPlacement:
 def place(prompt: int, places: Sequence[Place], rates: Rates, apart: bool = True) -> RequestPlacement | None:
     """Where a prompt of `prompt` tokens is computed and decoded; None: every worker or pair of them is full.
 
-    Placements that keep both targets come first; among them the ones that move no pages, unless some worker
-    prefers prompts; then the one that is furthest from its targets. Where no placement keeps them, no prompt
-    is moved to sequences that it would slow down. `apart` False: never two workers.
+    Placements that keep both targets come first, then those that miss none by far; among them the ones that
+    move no pages, unless some worker prefers prompts; then the one that is furthest from its targets. So
+    where no placement keeps them, no prompt is moved to sequences that it would slow down, until the worker
+    that prefers prompts is far behind. `apart` False: never two workers.
     """
     able = [p for p in places if p.decode_room and (apart or p.prefill_room)]
     decoders = _few(_decoders(able), lambda p: (p.sequences, p.queued, p.worker))
@@ -102,7 +106,7 @@ def place(prompt: int, places: Sequence[Place], rates: Rates, apart: bool = True
     return None if best is None else best[1]
 
 
-_Key = tuple[bool, int, float, str]
+_Key = tuple[int, int, float, str]
 _Option = tuple[_Key, RequestPlacement]
 
 
@@ -148,9 +152,9 @@ def _option(placement: RequestPlacement, rates: Rates, moved: int, missing: int)
     """With its sort key: the best is the smallest. `missing`: tokens to compute, a cost by themselves."""
     ratio = max(placement.ttft_s / rates.targets.ttft_s, placement.tpot_s / rates.targets.tpot_s)
     own = prompt_s(rates.times, rates.budget, missing, 0, 0) / rates.targets.ttft_s
-    fine = ratio <= FINE
+    missed = 0 if ratio <= FINE else 1 if ratio <= FAR else 2
     names = f"{placement.decode} {placement.prefill or ''}"
-    return (not fine, moved, ratio + own, names), placement
+    return (missed, moved, ratio + own, names), placement
 
 
 def _ratio_of_decoding(prompt: int, p: Place, rates: Rates) -> tuple[float, int, str]:

@@ -139,7 +139,7 @@ def test_measured_steps_leave_nothing_behind(
     told: list[StepRates | None] = []
 
     def rates(runner: Any, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:
-        few = Reach(min(most.decoding, 2), 8, 40)
+        few = Reach(1, 3, 40)
         told.append(measure(runner, config, few, grain))
         return told[-1]
 
