@@ -10,10 +10,10 @@ roles decide.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from eyas.common.step_pace import mean_pace
 from eyas.common.step_times import StepPace, StepRates
@@ -29,8 +29,8 @@ from gateway.placement import Place, Preference, Rates, Targets, place
 from gateway.preference import preferring, rethink
 from gateway.router import Candidate, RequestRoute
 
-THINK_EVERY_S = 5.0
-"""How often preferences are thought over."""
+THINK_EVERY_S = 1.0
+"""How often preferences are thought over, or a tenth of the time where many workers make it take long."""
 
 _log = logging.getLogger("eyas.gateway")
 
@@ -99,9 +99,12 @@ class AutoLayout(RequestLayout):
 
     async def run(self) -> None:
         """Thinks preferences over until it is cancelled."""
+        pause = THINK_EVERY_S
         while True:
-            await asyncio.sleep(THINK_EVERY_S)
+            await asyncio.sleep(pause)
+            began = time.monotonic()
             await self.think()
+            pause = max(THINK_EVERY_S, 9 * (time.monotonic() - began))
 
     async def think(self) -> None:
         """Lets preferences follow what was asked lately, and how long steps took: where that, or the set of
@@ -123,6 +126,8 @@ class AutoLayout(RequestLayout):
         prefilling = preferring(places)
         self._paces.saw(prefilling, mean_pace(worker.info.backlog.pace for worker in workers))
         self._pace = self._paces.at(prefilling)
+        for kind, value in dataclasses.asdict(self._pace).items():
+            self._metrics.pace.labels(kind).set(value)
 
     def _prefer(self, wanted: dict[str, Preference]) -> None:
         if wanted != self.preferences:
@@ -146,9 +151,9 @@ class AutoLayout(RequestLayout):
         if not told:
             return None
         middle = sorted(told, key=_chunk_s)[len(told) // 2]
-        targets = replace(self._targets, tpot_s=self._targets.tpot_s * self.tokens_per_step)
-        rates = Rates(replace(middle.times, pace=self._pace), middle.budget, targets)
-        return replace(rates, answer=self._answer) if self._answer else rates
+        targets = dataclasses.replace(self._targets, tpot_s=self._targets.tpot_s * self.tokens_per_step)
+        rates = Rates(dataclasses.replace(middle.times, pace=self._pace), middle.budget, targets)
+        return dataclasses.replace(rates, answer=self._answer) if self._answer else rates
 
 
 def place_of(worker: Candidate, preference: Preference) -> Place:

@@ -21,8 +21,14 @@ FINE = 0.9
 FAR = 3.0
 """Beyond this many times its target, a prediction is worse than one that moves more."""
 
+CLEAR = 1.1
+"""A prompt that no preference moves is moved for at least this factor: near a target all is nearly alike."""
+
 FEW = 8
 """Workers that are looked at for a part of a request, beside the one with the longest cached prefix."""
+
+UNASKED = 2
+"""The rank of a placement on two workers of which none prefers prompts, after those that move less."""
 
 SHORT = 64
 """Up to this number, missing tokens may be computed where the request decodes: a transfer takes longer."""
@@ -142,7 +148,7 @@ def _apart(prompt: int, decode: Place, places: Sequence[Place], rates: Rates) ->
         missing = prompt - p.cached
         ttft = prompt_s(rates.times, rates.budget, p.queued + missing, p.sequences, p.context)
         harmed = _tpot(p, rates, computing=missing) if p.sequences else 0.0
-        moved = 0 if p.preference is Preference.PREFILL else 2
+        moved = 0 if p.preference is Preference.PREFILL else UNASKED
         yield _option(
             RequestPlacement(decode.worker, p.worker, ttft, max(tpot, harmed)), rates, moved, missing
         )
@@ -152,7 +158,8 @@ def _option(placement: RequestPlacement, rates: Rates, moved: int, missing: int)
     """With its sort key: the best is the smallest. `missing`: tokens to compute, a cost by themselves."""
     ratio = max(placement.ttft_s / rates.targets.ttft_s, placement.tpot_s / rates.targets.tpot_s)
     own = prompt_s(rates.times, rates.budget, missing, 0, 0) / rates.targets.ttft_s
-    missed = 0 if ratio <= FINE else 1 if ratio <= FAR else 2
+    told = CLEAR * ratio if moved == UNASKED else ratio
+    missed = 0 if told <= FINE else 1 if told <= FAR else 2
     names = f"{placement.decode} {placement.prefill or ''}"
     return (missed, moved, ratio + own, names), placement
 

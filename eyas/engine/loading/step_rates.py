@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ AGAIN_S = 0.02
 
 DEEP_BATCH = 8
 """Sequences by which the time for what they attend to is measured."""
+
+_log = logging.getLogger("eyas.engine")
 
 ROUNDS = 4
 """The most steps that a sample's sequences take, one after the other."""
@@ -104,6 +107,11 @@ def measure(runner: Runner, config: EngineConfig, most: Reach, grain: int) -> St
     if min(reach.decoding, reach.rows - 1, reach.length - 1) < 1:
         return None
     times = fit(_Steps(runner, pages, size, width).seconds, reach, grain)
+    few, many, chunk = (1e3 * times.step_s(*rows) for rows in ((1, 0), (reach.decoding, 0), (0, 0, reach.rows)))
+    _log.info(
+        "steps take %.2f ms with one sequence, %.2f with %d, %.2f with %d prompt rows; %.2f more per 100k tokens",
+        *(few, many, reach.decoding, chunk, reach.rows, times.context_ms.at(1e5)),
+    )
     return StepRates(times, StepBudget(config.chunk_tokens, config.mixed_tokens or config.chunk_tokens))
 
 
