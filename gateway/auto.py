@@ -142,8 +142,7 @@ class AutoLayout(RequestLayout):
         return self.preferences.get(worker.info.worker, Preference.ANY)
 
     def _rates(self, workers: Sequence[Candidate]) -> Rates | None:
-        """What the workers measured, at the pace of late: they are alike, and the one in the middle speaks for
-        all.
+        """What the workers measured, at the pace of late. They are alike: the one in the middle speaks for all.
 
         A target per token is one per step here: a step may give several tokens.
         """

@@ -39,7 +39,7 @@ class PlacementMetrics:
         )
         self.pace = Gauge(
             "eyas_step_pace",
-            "Time of late of steps that decode, compute prompts, or do both (mixed), over that measured at start",
+            "Time of late of steps that decode, compute prompts, or both (mixed), over that at start",
             ["kind"],
             registry=registry,
         )

@@ -90,7 +90,9 @@ class Device:
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_what_a_sequence_takes_once_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
+def test_what_a_sequence_takes_once_is_no_part_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
     """Else long contexts and large batches seem slow, and a cluster that should split does not."""
     device = Device(ahead)
     monkeypatch.setattr(step_rates.time, "monotonic", lambda: device.now)

@@ -22,7 +22,7 @@ TRUTHS = {
 }
 SHARES = (0.8, 0.95)
 MORE_S = 15.0
-"""Loads and warm-ups are longer than those of two GPUs: a cluster is cold, and learns at its first requests."""
+"""Loads and warm-ups are longer than those of two GPUs: a cold cluster learns at its first requests."""
 
 REACH = 0.97
 LATE = {("mixed 1.5", "8192/256", 0.95): 0.85}
@@ -33,7 +33,8 @@ def played(workload: Workload, layout: ClusterLayout, truth: StepPace, rate: flo
     """Two workers that believe the example's table; `truth`: what their steps take over it."""
     hardware = example()
     true = replace(hardware, times=replace(hardware.times, pace=truth))
-    shape = ClusterShape(true, 2, layout, workload.targets, int(layout is ClusterLayout.SPLIT), hardware.times)
+    prefill = int(layout is ClusterLayout.SPLIT)
+    shape = ClusterShape(true, 2, layout, workload.targets, prefill, hardware.times)
     return outcome(play(shape, workload.arrivals(rate, 1)), workload.targets, workload.warm_s)
 
 

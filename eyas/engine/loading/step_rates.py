@@ -107,12 +107,17 @@ def measure(runner: Runner, config: EngineConfig, most: Reach, grain: int) -> St
     if min(reach.decoding, reach.rows - 1, reach.length - 1) < 1:
         return None
     times = fit(_Steps(runner, pages, size, width).seconds, reach, grain)
-    few, many, chunk = (1e3 * times.step_s(*rows) for rows in ((1, 0), (reach.decoding, 0), (0, 0, reach.rows)))
-    _log.info(
-        "steps take %.2f ms with one sequence, %.2f with %d, %.2f with %d prompt rows; %.2f more per 100k tokens",
-        *(few, many, reach.decoding, chunk, reach.rows, times.context_ms.at(1e5)),
-    )
+    _log.info("%s", _said(times, reach))
     return StepRates(times, StepBudget(config.chunk_tokens, config.mixed_tokens or config.chunk_tokens))
+
+
+def _said(times: StepTimes, reach: Reach) -> str:
+    one, most = 1e3 * times.step_s(1, 0), 1e3 * times.step_s(reach.decoding, 0)
+    prompt, context = 1e3 * times.step_s(0, 0, reach.rows), times.context_ms.at(1e5)
+    return (
+        f"steps take {one:.2f} ms with one sequence, {most:.2f} with {reach.decoding}, {prompt:.2f} with "
+        f"{reach.rows} prompt rows, and {context:.2f} more per 100,000 tokens of context"
+    )
 
 
 class _Steps:
@@ -132,7 +137,7 @@ class _Steps:
         return first if first > AGAIN_S else min(first, self._second_of_two(works))
 
     def _second_of_two(self, works: list[Work]) -> float:
-        """From the end of a step to that of the next one, which was launched before, if the runner does that."""
+        """From the end of a step to that of the next one: launched before it, if the runner does that."""
         before = self._runner.launch(works)
         if not self._runner.ahead:
             before.land()
