@@ -142,7 +142,7 @@ class AutoLayout(RequestLayout):
         return self.preferences.get(worker.info.worker, Preference.ANY)
 
     def _rates(self, workers: Sequence[Candidate]) -> Rates | None:
-        """What the workers measured, at the pace of late. They are alike: the one in the middle speaks for all.
+        """What alike workers measured, by the one in the middle, at the pace of late.
 
         A target per token is one per step here: a step may give several tokens.
         """
