@@ -243,6 +243,8 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
     _add_keys(parser)
     add("--cors-origin", type=names, default=(), metavar="URL,...", help="sites whose pages may call (none)")
+    text = f"gateway processes on the same ports ({gateway.processes})"
+    add("--gateway-workers", type=positive, default=gateway.processes, metavar="N", help=text)
     _add_drain(parser, gateway.drain_s)
 
 
@@ -260,6 +262,7 @@ def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=GatewayConfig.model, metavar="DIR", help="tokenizer and limits")
     add_gateway(parser, GatewayConfig())
     parser.add_argument("--log-format", choices=FORMATS, default=GatewayConfig.log_format)
+    parser.add_argument("--member", metavar="PATH", help="its socket, if --gateway-workers started it")
     _add_supervised(parser)
 
 

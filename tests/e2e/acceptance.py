@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,9 +131,10 @@ def main() -> None:
         pairs = zip(prompts, params, strict=True)
         requests = tuple(GenerationRequest(str(i), *pair) for i, pair in enumerate(pairs))
         ours, theirs = (measure(config, requests, coupled=coupled) for coupled in (True, False))
-        means = (ours.tokens / ours.count, theirs.tokens / theirs.count, theirs.target_only / theirs.count)
+        means = [ours.tokens / ours.count, theirs.tokens / theirs.count]
+        means += [theirs.target_only / theirs.count] if t else []  # greedy answers are not sampled
         table.add_row(head.name, f"{t:g}", name, str(ours.count), *(f"{mean:.3f}" for mean in means))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 110).print(table)
 
 
 if __name__ == "__main__":
