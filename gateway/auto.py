@@ -1,19 +1,22 @@
 """`--layout auto`: every worker can do both, and each request goes where it is predicted to be best.
 
 It turns what workers say, and what this gateway has sent them since, into the snapshot by which
-`gateway.placement` decides, and lets the workers' preferences follow the load (`gateway.preference`). A
-preference acts at the next placement. It refuses to know legs and streams; where nothing can be predicted,
+`gateway.placement` decides, and lets the workers' preferences follow the load (`gateway.preference`). Both
+predict from the step times that the workers measured at their start, times the pace of their steps of late.
+A preference acts at the next placement. It refuses to know legs and streams; where nothing can be predicted,
 roles decide.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from eyas.common.step_times import StepRates
+from eyas.common.step_pace import mean_pace
+from eyas.common.step_times import StepPace, StepRates
 from eyas.common.types import Role
 from gateway import router
 from gateway.capacity import Mix
@@ -21,12 +24,15 @@ from gateway.delivery import Pace
 from gateway.demand import FADE, DemandMeter
 from gateway.layouts import RequestLayout
 from gateway.metrics import PlacementMetrics
+from gateway.paces import PaceMemory
 from gateway.placement import Place, Preference, Rates, Targets, place
-from gateway.preference import rethink
+from gateway.preference import preferring, rethink
 from gateway.router import Candidate, RequestRoute
 
-THINK_EVERY_S = 5.0
-"""How often preferences are thought over."""
+THINK_EVERY_S = 1.0
+"""How often preferences are thought over, or a tenth of the time where many workers make it take long."""
+
+_log = logging.getLogger("eyas.gateway")
 
 
 class AutoLayout(RequestLayout):
@@ -49,7 +55,8 @@ class AutoLayout(RequestLayout):
         self._clock = clock
         self._demand = DemandMeter(clock())
         self._steps, self._tokens = 0.0, 0.0  # fading sums over answers
-        self._thought: tuple[Mix | None, frozenset[str]] = (None, frozenset())
+        self._paces, self._pace = PaceMemory(), StepPace()  # the pace is that of the last look
+        self._thought: tuple[Mix, StepPace, frozenset[str]] | None = None
         self._answer = 0.0  # mean steps of an answer, as of the last thought; 0.0: not known
         self.preferences: dict[str, Preference] = {}
 
@@ -92,22 +99,40 @@ class AutoLayout(RequestLayout):
 
     async def run(self) -> None:
         """Thinks preferences over until it is cancelled."""
+        pause = THINK_EVERY_S
         while True:
-            await asyncio.sleep(THINK_EVERY_S)
+            await asyncio.sleep(pause)
+            began = time.monotonic()
             await self.think()
+            pause = max(THINK_EVERY_S, 9 * (time.monotonic() - began))
 
     async def think(self) -> None:
-        """Lets preferences follow what was asked lately: if that, or the set of workers, has changed."""
+        """Lets preferences follow what was asked lately, and how long steps took: where that, or the set of
+        workers, has changed.
+        """
         workers = [worker for worker in self._workers() if _does_both(worker)]
+        places = [place_of(worker, self._preference(worker)) for worker in workers]
+        self._look(places, workers)
         mix, names = self._demand.mix(), frozenset(worker.info.worker for worker in workers)
         rates = self._rates(workers)
-        if mix is None or rates is None or (mix, names) == self._thought or not _meet(workers):
+        if mix is None or rates is None or not _meet(workers) or (mix, self._pace, names) == self._thought:
             return
-        self._thought, self._answer = (mix, names), mix.output
-        places = [place_of(worker, self._preference(worker)) for worker in workers]
-        self._prefer(await asyncio.to_thread(rethink, mix, places, rates))  # many workers take it long
+        self._thought, self._answer = (mix, self._pace, names), mix.output
+        # It takes long with many workers.
+        self._prefer(await asyncio.to_thread(rethink, mix, places, rates, self._paces))
+
+    def _look(self, places: Sequence[Place], workers: Sequence[Candidate]) -> None:
+        """Takes note of how long steps took."""
+        prefilling = preferring(places)
+        self._paces.saw(prefilling, mean_pace(worker.info.backlog.pace for worker in workers))
+        self._pace = self._paces.at(prefilling)
+        for kind, value in dataclasses.asdict(self._pace).items():
+            self._metrics.pace.labels(kind).set(value)
 
     def _prefer(self, wanted: dict[str, Preference]) -> None:
+        if wanted != self.preferences:
+            told = ", ".join(f"{worker} {preference.value}" for worker, preference in wanted.items())
+            _log.info("preferences: %s; %s", told, self._thought)
         self.preferences = wanted
         self._metrics.preference.clear()
         for worker, preference in wanted.items():
@@ -117,7 +142,7 @@ class AutoLayout(RequestLayout):
         return self.preferences.get(worker.info.worker, Preference.ANY)
 
     def _rates(self, workers: Sequence[Candidate]) -> Rates | None:
-        """What the workers measured: they are alike, and the one in the middle speaks for all.
+        """What alike workers measured, by the one in the middle, at the pace of late.
 
         A target per token is one per step here: a step may give several tokens.
         """
@@ -125,9 +150,9 @@ class AutoLayout(RequestLayout):
         if not told:
             return None
         middle = sorted(told, key=_chunk_s)[len(told) // 2]
-        targets = replace(self._targets, tpot_s=self._targets.tpot_s * self.tokens_per_step)
-        rates = Rates(middle.times, middle.budget, targets)
-        return replace(rates, answer=self._answer) if self._answer else rates
+        targets = dataclasses.replace(self._targets, tpot_s=self._targets.tpot_s * self.tokens_per_step)
+        rates = Rates(dataclasses.replace(middle.times, pace=self._pace), middle.budget, targets)
+        return dataclasses.replace(rates, answer=self._answer) if self._answer else rates
 
 
 def place_of(worker: Candidate, preference: Preference) -> Place:

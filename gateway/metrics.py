@@ -38,6 +38,12 @@ class PlacementMetrics:
             ["worker", "preference"],
             registry=registry,
         )
+        self.pace = Gauge(
+            "eyas_step_pace",
+            "Time of late of steps that decode, compute prompts, or both (mixed), over that at start",
+            ["kind"],
+            registry=registry,
+        )
         self.ttft_ratio = Histogram(
             "eyas_ttft_to_predicted",
             "Time to first token over the prediction of the auto layout",

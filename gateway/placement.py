@@ -18,8 +18,17 @@ from eyas.common.step_times import StepBudget, StepTimes, prompt_s
 FINE = 0.9
 """A prediction within this part of its target is good enough: beyond it, other places are looked for."""
 
+FAR = 3.0
+"""Beyond this many times its target, a prediction is worse than one that moves more."""
+
+CLEAR = 1.1
+"""A prompt that no preference moves is moved for at least this factor: near a target all is nearly alike."""
+
 FEW = 8
 """Workers that are looked at for a part of a request, beside the one with the longest cached prefix."""
+
+UNASKED = 2
+"""The rank of a placement on two workers of which none prefers prompts, after those that move less."""
 
 SHORT = 64
 """Up to this number, missing tokens may be computed where the request decodes: a transfer takes longer."""
@@ -87,9 +96,10 @@ class RequestPlacement:
 def place(prompt: int, places: Sequence[Place], rates: Rates, apart: bool = True) -> RequestPlacement | None:
     """Where a prompt of `prompt` tokens is computed and decoded; None: every worker or pair of them is full.
 
-    Placements that keep both targets come first; among them the ones that move no pages, unless some worker
-    prefers prompts; then the one that is furthest from its targets. Where no placement keeps them, no prompt
-    is moved to sequences that it would slow down. `apart` False: never two workers.
+    Placements that keep both targets come first, then those that miss none by far; among them the ones that
+    move no pages, unless some worker prefers prompts; then the one that is furthest from its targets. So
+    where no placement keeps them, no prompt is moved to sequences that it would slow down, until the worker
+    that prefers prompts is far behind. `apart` False: never two workers.
     """
     able = [p for p in places if p.decode_room and (apart or p.prefill_room)]
     decoders = _few(_decoders(able), lambda p: (p.sequences, p.queued, p.worker))
@@ -102,7 +112,7 @@ def place(prompt: int, places: Sequence[Place], rates: Rates, apart: bool = True
     return None if best is None else best[1]
 
 
-_Key = tuple[bool, int, float, str]
+_Key = tuple[int, int, float, str]
 _Option = tuple[_Key, RequestPlacement]
 
 
@@ -138,7 +148,7 @@ def _apart(prompt: int, decode: Place, places: Sequence[Place], rates: Rates) ->
         missing = prompt - p.cached
         ttft = prompt_s(rates.times, rates.budget, p.queued + missing, p.sequences, p.context)
         harmed = _tpot(p, rates, computing=missing) if p.sequences else 0.0
-        moved = 0 if p.preference is Preference.PREFILL else 2
+        moved = 0 if p.preference is Preference.PREFILL else UNASKED
         yield _option(
             RequestPlacement(decode.worker, p.worker, ttft, max(tpot, harmed)), rates, moved, missing
         )
@@ -148,9 +158,10 @@ def _option(placement: RequestPlacement, rates: Rates, moved: int, missing: int)
     """With its sort key: the best is the smallest. `missing`: tokens to compute, a cost by themselves."""
     ratio = max(placement.ttft_s / rates.targets.ttft_s, placement.tpot_s / rates.targets.tpot_s)
     own = prompt_s(rates.times, rates.budget, missing, 0, 0) / rates.targets.ttft_s
-    fine = ratio <= FINE
+    told = CLEAR * ratio if moved == UNASKED else ratio
+    missed = 0 if told <= FINE else 1 if told <= FAR else 2
     names = f"{placement.decode} {placement.prefill or ''}"
-    return (not fine, moved, ratio + own, names), placement
+    return (missed, moved, ratio + own, names), placement
 
 
 def _ratio_of_decoding(prompt: int, p: Place, rates: Rates) -> tuple[float, int, str]:

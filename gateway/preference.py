@@ -11,24 +11,32 @@ import dataclasses
 from collections.abc import Sequence
 
 from gateway.capacity import Mix, capacity
+from gateway.paces import PaceMemory
 from gateway.placement import Place, Preference, Rates
 
 GAIN = 1.05
 """The number changes for at least this factor of capacity: preferences do not flap between equals."""
 
 
-def best_split(mix: Mix, workers: int, now: int, rates: Rates) -> int:
+def best_split(mix: Mix, workers: int, now: int, rates: Rates, paces: PaceMemory) -> int:
     """How many of the workers should prefer prompts; 0: none does, and all do both. `now`: how many do."""
-    bears = [capacity(mix, workers, prefilling, rates) for prefilling in range(workers)]
+    bears = []
+    for prefilling in range(workers):
+        times = dataclasses.replace(rates.times, pace=paces.at(prefilling))
+        bears.append(capacity(mix, workers, prefilling, dataclasses.replace(rates, times=times)))
     best = max(range(workers), key=lambda prefilling: bears[prefilling])
     return best if bears[best] > GAIN * bears[min(now, workers - 1)] else min(now, workers - 1)
 
 
-def rethink(mix: Mix, places: Sequence[Place], rates: Rates) -> dict[str, Preference]:
+def rethink(mix: Mix, places: Sequence[Place], rates: Rates, paces: PaceMemory) -> dict[str, Preference]:
     """The preference of each worker, by name, for requests of this mix."""
-    prefilling = sum(p.preference is Preference.PREFILL for p in places)
     rates = dataclasses.replace(rates, answer=mix.output)
-    return prefer(places, best_split(mix, len(places), prefilling, rates))
+    return prefer(places, best_split(mix, len(places), preferring(places), rates, paces))
+
+
+def preferring(places: Sequence[Place]) -> int:
+    """How many workers prefer prompts."""
+    return sum(p.preference is Preference.PREFILL for p in places)
 
 
 def prefer(places: Sequence[Place], prefilling: int) -> dict[str, Preference]:

@@ -54,20 +54,32 @@ class InfoResponse(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[_common_pb2.Role, str]]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., draft_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., serving: _Optional[bool] = ..., synthetic: _Optional[bool] = ..., starting: _Optional[bool] = ..., stays: _Optional[bool] = ..., backlog: _Optional[_Union[Backlog, _Mapping]] = ..., rates: _Optional[_Union[StepRates, _Mapping]] = ...) -> None: ...
 
 class Backlog(_message.Message):
-    __slots__ = ("decoding", "context", "queued", "prompt_share", "prefill_room", "decode_room")
+    __slots__ = ("decoding", "context", "queued", "prompt_share", "prefill_room", "decode_room", "pace")
     DECODING_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SHARE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ROOM_FIELD_NUMBER: _ClassVar[int]
     DECODE_ROOM_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     decoding: int
     context: int
     queued: int
     prompt_share: float
     prefill_room: int
     decode_room: int
-    def __init__(self, decoding: _Optional[int] = ..., context: _Optional[int] = ..., queued: _Optional[int] = ..., prompt_share: _Optional[float] = ..., prefill_room: _Optional[int] = ..., decode_room: _Optional[int] = ...) -> None: ...
+    pace: StepPace
+    def __init__(self, decoding: _Optional[int] = ..., context: _Optional[int] = ..., queued: _Optional[int] = ..., prompt_share: _Optional[float] = ..., prefill_room: _Optional[int] = ..., decode_room: _Optional[int] = ..., pace: _Optional[_Union[StepPace, _Mapping]] = ...) -> None: ...
+
+class StepPace(_message.Message):
+    __slots__ = ("decode", "prompt", "mixed")
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    MIXED_FIELD_NUMBER: _ClassVar[int]
+    decode: float
+    prompt: float
+    mixed: float
+    def __init__(self, decode: _Optional[float] = ..., prompt: _Optional[float] = ..., mixed: _Optional[float] = ...) -> None: ...
 
 class StepRates(_message.Message):
     __slots__ = ("rows_ms", "context_ms", "pairs_ms", "mixed_ms", "grain", "chunk_tokens", "mixed_tokens")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 
+import msgspec
+
 from eyas.common.errors import InvalidRequest
-from eyas.common.step_times import Curve, StepBudget, StepRates, StepTimes
+from eyas.common.step_times import Curve, StepBudget, StepPace, StepRates, StepTimes
 from eyas.common.types import Backlog
 from protos import worker_pb2
 
@@ -15,12 +18,17 @@ MOST_POINTS = 256
 
 def backlog_to_pb(backlog: Backlog) -> worker_pb2.Backlog:
     """Every field."""
-    return worker_pb2.Backlog(**{name: getattr(backlog, name) for name in Backlog.__struct_fields__})
+    told = msgspec.structs.asdict(backlog)
+    return worker_pb2.Backlog(**told | {"pace": worker_pb2.StepPace(**dataclasses.asdict(backlog.pace))})
 
 
 def backlog_from_pb(pb: worker_pb2.Backlog) -> Backlog:
-    """Every field; one that is absent has its default."""
-    return Backlog(**{name: getattr(pb, name) for name in Backlog.__struct_fields__})
+    """Every field; one that is absent has its default. Raises InvalidRequest for a pace that is none."""
+    told = {name: getattr(pb, name) for name in Backlog.__struct_fields__}
+    pace = StepPace(pb.pace.decode, pb.pace.prompt, pb.pace.mixed)
+    if not all(math.isfinite(value) and value >= 0.0 for value in dataclasses.astuple(pace)):
+        raise InvalidRequest("backlog has a pace that is none", param="backlog")
+    return Backlog(**told | {"pace": pace})
 
 
 def rates_to_pb(rates: StepRates) -> worker_pb2.StepRates:

@@ -42,13 +42,28 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class StepPace:
+    """Measured over predicted time of steps that only decode, that only compute prompts, and that do both.
+
+    1.0: as predicted; 0.0, in what a worker says of itself: it has not seen such steps.
+    """
+
+    decode: float = 1.0
+    prompt: float = 1.0
+    mixed: float = 1.0
+
+
+UNSEEN = StepPace(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
 class StepTimes:
     """Milliseconds of the parts of a step.
 
     `rows_ms`: by all its rows. `context_ms`: by the tokens that all decode rows together attend to.
     `pairs_ms`: per million pairs of a prompt row and a token that it attends to. `mixed_ms`: what a step with
     prompt rows and decode rows takes beyond the sum of its parts. `grain`: rows; a step with prompts is
-    padded to a multiple of it.
+    padded to a multiple of it. `pace`: by how much steps were longer lately than the parts say.
     """
 
     rows_ms: Curve
@@ -56,16 +71,18 @@ class StepTimes:
     pairs_ms: float
     mixed_ms: float = 0.0
     grain: int = 1
+    pace: StepPace = StepPace()
 
     def step_s(self, decoding: int, context: float, prompt_rows: int = 0, pairs: float = 0.0) -> float:
         """Seconds of a step with `decoding` sequences of `context` tokens in all, and with prompt rows."""
-        rows = decoding + prompt_rows
+        rows, pace = decoding + prompt_rows, self.pace.decode
         if prompt_rows:
             rows = self.grain * math.ceil(rows / self.grain)
+            pace = self.pace.mixed if decoding else self.pace.prompt
         total = self.rows_ms.at(rows) + 1e-6 * pairs * self.pairs_ms
         if decoding:
             total += self.context_ms.at(context) + (self.mixed_ms if prompt_rows else 0.0)
-        return 1e-3 * total
+        return 1e-3 * pace * total
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import struct
 import msgspec
 
 from eyas.common.params import SamplingParams
-from eyas.common.step_times import StepRates
+from eyas.common.step_times import UNSEEN, StepPace, StepRates
 
 
 class Role(enum.StrEnum):
@@ -210,6 +210,7 @@ class Backlog(msgspec.Struct, frozen=True):
     `decoding`: sequences that decode there, or will once their prompts are computed; `context`: their tokens.
     `queued`: prompt tokens that are still to be computed there. `prompt_share`: the part of its last seconds
     that went to steps with prompts. `prefill_room`, `decode_room`: requests that its queue still takes.
+    `pace`: how long its steps took lately, over what its rates say; 0.0 for a kind that it has not seen.
     """
 
     decoding: int = 0
@@ -218,6 +219,7 @@ class Backlog(msgspec.Struct, frozen=True):
     prompt_share: float = 0.0
     prefill_room: int = 0
     decode_room: int = 0
+    pace: StepPace = UNSEEN
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):

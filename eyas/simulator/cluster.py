@@ -12,15 +12,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from eyas.common.step_pace import mean_pace
+from eyas.common.step_times import StepPace, StepTimes
 from eyas.simulator.hardware import Hardware
 from eyas.simulator.worker import SimulatedJob, SimulatedStep, SimulatedWorker
 from eyas.simulator.workload import SimulatedRequest
 from gateway.capacity import Mix
 from gateway.demand import DemandMeter
+from gateway.paces import PaceMemory
 from gateway.placement import Place, Preference, Rates, Targets, place
-from gateway.preference import rethink
+from gateway.preference import preferring, rethink
 
-ASK_EVERY_S = 5.0
+ASK_EVERY_S = 1.0
 """How often the number of workers that prefer prompts is thought over."""
 
 
@@ -34,13 +37,17 @@ class ClusterLayout(Enum):
 
 @dataclass(frozen=True)
 class ClusterShape:
-    """A cluster of alike workers. `prefill`: of a split one, how many compute prompts (the first ones)."""
+    """A cluster of alike workers. `prefill`: of a split one, how many compute prompts (the first ones).
+
+    `believed`: what the workers say of their steps at their start, if that is not what steps really take.
+    """
 
     hardware: Hardware
     workers: int
     layout: ClusterLayout
     targets: Targets
     prefill: int = 0
+    believed: StepTimes | None = None
 
 
 @dataclass
@@ -67,15 +74,16 @@ class _Cluster:
         self._shape = shape
         self._auto = shape.layout is ClusterLayout.AUTO
         hardware = shape.hardware
-        self._workers = [SimulatedWorker(hardware) for _ in range(shape.workers)]
-        self._rates = Rates(hardware.times, hardware.budget, shape.targets)
+        self._workers = [SimulatedWorker(hardware, shape.believed) for _ in range(shape.workers)]
+        self._rates = Rates(shape.believed or hardware.times, hardware.budget, shape.targets)
         self._preferences = [Preference.ANY] * shape.workers
         self._links = [0.0] * shape.workers  # when each worker's outgoing link is free
         self._events: list[tuple[float, int, int, int, SimulatedJob | None]] = []
         self._order = itertools.count()
         self._demand = DemandMeter()
         self._ask_s = ASK_EVERY_S
-        self._mix: Mix | None = None  # that the preferences are for
+        self._paces = PaceMemory()
+        self._thought: tuple[Mix, StepPace] | None = None  # that the preferences are for
         self._played = Played([], [], self._workers, 0.0, 0)
 
     def run(self, arrivals: Iterable[SimulatedRequest]) -> Played:
@@ -203,16 +211,18 @@ class _Cluster:
     # --- preferences ----------------------------------------------------------------------------------------
 
     def _think(self, now: float) -> None:
-        """Lets preferences follow what was asked since the last time."""
+        """Lets preferences follow what was asked since the last time, and how long steps took."""
         self._ask_s = now + ASK_EVERY_S
-        mix = self._demand.mix()
-        if mix is None or mix == self._mix:
-            return
-        self._mix = mix
-        self._rates = replace(self._rates, answer=mix.output)
         empty = SimulatedRequest(now, 1, 1)
         places = [self._place(index, empty, now) for index in range(len(self._workers))]
-        wanted = rethink(mix, places, self._rates)
+        prefilling = preferring(places)
+        self._paces.saw(prefilling, mean_pace(worker.pace for worker in self._workers))
+        mix, pace = self._demand.mix(), self._paces.at(prefilling)
+        if mix is None or (mix, pace) == self._thought:
+            return
+        self._thought = mix, pace
+        self._rates = replace(self._rates, times=replace(self._rates.times, pace=pace), answer=mix.output)
+        wanted = rethink(mix, places, self._rates, self._paces)
         new = [wanted[str(index)] for index in range(len(self._workers))]
         self._played.flips += new != self._preferences
         self._preferences = new

@@ -81,7 +81,11 @@ def parse_hardware(fields: Mapping[str, Any]) -> Hardware:
         name=str(fields["name"]),
         source=str(fields["source"]),
         times=StepTimes(
-            **curves, pairs_ms=times["pairs_ms"], mixed_ms=times["mixed_ms"], grain=sizes["grain"]
+            rows_ms=curves["rows_ms"],
+            context_ms=curves["context_ms"],
+            pairs_ms=times["pairs_ms"],
+            mixed_ms=times["mixed_ms"],
+            grain=sizes["grain"],
         ),
         budget=StepBudget(sizes["chunk_tokens"], sizes["mixed_tokens"]),
         pool_tokens=sizes["pool_tokens"],

@@ -14,6 +14,8 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from eyas.common.prompt_share import PromptShare
+from eyas.common.step_pace import PaceMeter
+from eyas.common.step_times import StepPace, StepTimes
 from eyas.simulator.cache import BlockCache
 from eyas.simulator.hardware import Hardware
 from eyas.simulator.workload import SimulatedRequest
@@ -66,7 +68,8 @@ class SimulatedStep:
 class SimulatedWorker:
     """State of one worker between events. The cluster calls it, and knows the time."""
 
-    def __init__(self, hardware: Hardware) -> None:
+    def __init__(self, hardware: Hardware, believed: StepTimes | None = None) -> None:
+        """`believed`: what its own table says of its steps; None: what they take."""
         self.hardware = hardware
         self.cache = BlockCache()
         self.step: SimulatedStep | None = None
@@ -83,6 +86,8 @@ class SimulatedWorker:
         self._context = 0
         self._reserved = 0
         self._share = PromptShare()
+        self._believed = believed
+        self._meter = PaceMeter()
 
     # --- what a router sees ---------------------------------------------------------------------------------
 
@@ -114,6 +119,11 @@ class SimulatedWorker:
     def prompt_share(self, now: float) -> float:
         """The part of its last seconds that went to steps with prompts."""
         return self._share.at(now)
+
+    @property
+    def pace(self) -> StepPace:
+        """By how much its steps took longer lately than it believes."""
+        return self._meter.pace
 
     # --- requests come --------------------------------------------------------------------------------------
 
@@ -150,12 +160,10 @@ class SimulatedWorker:
         rows = self._compose()
         decoding = len(self._decoding)
         if rows:
-            seconds = self._prompt_step_s(rows)
-            self.step = SimulatedStep(now, seconds, 1, rows)
+            self.step = SimulatedStep(now, self._step_s(self.hardware.times, rows), 1, rows)
         elif decoding:
             rounds = self._decoding[0][0] - self._rounds
-            context = self._context + decoding * (rounds - 1) / 2
-            self.step = SimulatedStep(now, self.hardware.times.step_s(decoding, context), rounds)
+            self.step = SimulatedStep(now, self._step_s(self.hardware.times, (), rounds), rounds)
         else:
             self.step = None
         return self.step
@@ -179,6 +187,10 @@ class SimulatedWorker:
         self.step = None
         self._share.ran(step.begun_s, step.end_s, prompts=bool(step.rows))
         decoding = len(self._decoding)
+        if self._believed is not None:
+            total = sum(count for _, count in step.rows)
+            predicted = self._step_s(self._believed, step.rows, step.rounds)
+            self._meter.ran(decoding, total, step.end_s - step.begun_s, step.rounds * predicted)
         self._rounds += step.rounds
         self._context += step.rounds * decoding
         if decoding:
@@ -261,7 +273,9 @@ class SimulatedWorker:
         self._reserved -= tokens
         self.cache.add(job.arrival.blocks, self.hardware.pool_tokens - self._reserved)
 
-    def _prompt_step_s(self, rows: tuple[tuple[SimulatedJob, int], ...]) -> float:
+    def _step_s(self, times: StepTimes, rows: tuple[tuple[SimulatedJob, int], ...], rounds: int = 1) -> float:
+        """Seconds of a step with these prompt rows; without any, of the one in the middle of `rounds`."""
+        decoding = len(self._decoding)
         pairs = sum(count * (job.arrival.prompt - job.missing + count / 2) for job, count in rows)
         total = sum(count for _, count in rows)
-        return self.hardware.times.step_s(len(self._decoding), self._context, total, pairs)
+        return times.step_s(decoding, self._context + decoding * (rounds - 1) / 2, total, pairs)

@@ -52,7 +52,8 @@ class Chats:
     """Conversations: each turn's prompt is everything said before and a new message.
 
     `pause_s`: the mean from one turn to the next. Turns come when they come, answered or not: the load does
-    not slow down when the cluster does.
+    not slow down when the cluster does. A turn shares with the one before it the whole blocks of that one's
+    prompt. The answer in between is the load's, not what was generated, so no cache holds it.
     """
 
     turns: int

@@ -28,6 +28,7 @@ from tests.gpu.pair_workloads import SEED, WORKLOADS, Workload, jobs, small
 WARM_UP, WARM_UP_PROMPT, WARM_UP_ANSWER = 8, 300, 16
 WARM_UP_S = 60.0
 SETTLE_S = 0.5  # until what the case before gave up is forgotten
+POLICY = ("eyas_placements_total", "eyas_step_pace", "eyas_worker_preference")
 HEAD = (
     f"{'layout':<13}{'workload':<10}{'rate':>6}{'count':>6}{'within':>8}{'goodput':>9}"
     f"{'TTFT p50, p90 ms':>18}{'TPOT p50, p90 ms':>18}{'failed':>8}{'gateway':>9}{'client':>8}{'lag ms':>8}"
@@ -108,9 +109,16 @@ async def _case(setting: Setting, variant: Variant, case: Case, cluster: Served,
     fields = {
         "layout": variant.layout, "mixed": variant.mixed, "workload": workload.name, "rate": case.rate,
         "seed": case.seed, "small": little, "gateway_cpu": round(gateway_cpu, 3), **_columns(sent),
+        "policy": await _policy(cluster),
     }  # fmt: skip
     setting.journal.write("run", **fields)
     setting.journal.say(Run.read(fields).line())
+
+
+async def _policy(cluster: Served) -> list[str]:
+    """What the gateway's metrics say of its decisions, at the end of a run: a line each."""
+    page = (await cluster.target.server.get("/metrics")).decode()
+    return [line for line in page.splitlines() if line.startswith(POLICY)]
 
 
 def _columns(sent: Sent) -> dict[str, object]:

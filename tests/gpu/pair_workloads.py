@@ -109,7 +109,10 @@ def small(workload: Workload) -> Workload:
 
 
 def jobs(arrivals: Sequence[SimulatedRequest], vocabulary: int, *seed: int) -> list[Job]:
-    """The requests as they are sent: a block's tokens follow from its id, those after the blocks are new."""
+    """The requests as they are sent: a block's tokens follow from its id, those after the blocks are new.
+
+    So a cache of pages finds the same tokens of a prompt as the simulator's cache of blocks does.
+    """
     blocks: dict[int, tuple[int, ...]] = {}
     found = []
     for number, arrival in enumerate(arrivals):

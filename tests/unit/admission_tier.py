@@ -108,7 +108,7 @@ class Tier:
         self.leases = Leases(owner, pool, PAGE, {KvKind.TARGET: "m"}, outbox)
         self.scheduler = Scheduler(pool, cache, limits, self.pulls)
         model: Any = FakeModel(self)
-        ready: Any = SimpleNamespace(context_length=64, draft_width=0)
+        ready: Any = SimpleNamespace(context_length=64, draft_width=0, rates=None)
         self.copier = copier
         parts = Parts(
             config=EngineConfig(),

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from eyas.common.step_times import StepRates
+from eyas.common.step_times import StepPace, StepRates
 from eyas.common.types import Backlog, Role, WorkerInfo
 from eyas.simulator.hardware import example
 from gateway.auto import AutoLayout, place_of
@@ -250,3 +250,37 @@ def test_workers_that_do_not_serve_or_have_one_role_get_no_preference() -> None:
         msgspec.structs.replace(info("w2"), roles=(Role.DECODE,)),
     ]
     assert thought(world) == {"w0": Preference.ANY}
+
+
+def paces(world: World, *told: StepPace) -> None:
+    """What the workers say of their steps from now on."""
+    world.infos = [
+        msgspec.structs.replace(one, backlog=msgspec.structs.replace(one.backlog, pace=pace))
+        for one, pace in zip(world.infos, told, strict=True)
+    ]
+
+
+def test_predictions_are_made_at_the_pace_of_the_steps() -> None:
+    world = World()
+    before = world.layout.route(1000, world.workers())
+    paces(world, StepPace(1.5, 1.5, 1.5), StepPace(1.7, 0.0, 0.0))
+    asyncio.run(world.layout.think())
+    after = world.layout.route(1000, world.workers())
+    assert before is not None and after is not None
+    assert after.ttft_s == pytest.approx(1.5 * before.ttft_s) and after.tpot_s > 1.5 * before.tpot_s
+    assert 'eyas_step_pace{kind="decode"} 1.6' in world.page()
+
+
+def test_steps_that_turn_out_slow_change_preferences(caplog: pytest.LogCaptureFixture) -> None:
+    """And once it was seen that the change made others slow, it is undone for good."""
+    world = World()
+    load(world, 512, 100, answer=512)
+    assert set(thought(world).values()) == {Preference.ANY}
+    paces(world, StepPace(1.0, 0.0, 2.0), StepPace(1.0, 0.0, 2.0))
+    with caplog.at_level("INFO", "eyas.gateway"):
+        assert Preference.PREFILL in thought(world).values()
+    assert "preferences: w0 prefill, w1 decode" in caplog.text
+    paces(world, StepPace(1.5, 1.0, 2.0), StepPace(1.5, 0.0, 2.0))
+    assert set(thought(world).values()) == {Preference.ANY}
+    paces(world, StepPace(1.0, 0.0, 2.0), StepPace(1.0, 0.0, 2.0))
+    assert set(thought(world).values()) == {Preference.ANY}

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.common import convert, errors
-from eyas.common.convert_rates import rates_from_pb, rates_to_pb
+from eyas.common.convert_rates import backlog_from_pb, backlog_to_pb, rates_from_pb, rates_to_pb
 from eyas.common.convert_step import step_from_pb, step_to_pb
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import Grammar, GrammarKind
 from eyas.common.params import SamplingParams
-from eyas.common.step_times import Curve, StepBudget, StepRates, StepTimes
+from eyas.common.step_times import Curve, StepBudget, StepPace, StepRates, StepTimes
 from eyas.common.types import (
     Backlog,
     Choice,
@@ -156,7 +156,8 @@ def test_worker_info() -> None:
     )
     assert convert.info_from_pb(over_the_wire(convert.info_to_pb(value))) == value
     times = StepTimes(Curve(((1, 2.5), (8, 2.5), (64, 9.0))), Curve(((0, 0.0), (1e6, 30.0))), 0.5, 0.25, 64)
-    rates, backlog = StepRates(times, StepBudget(512, 128)), Backlog(1, 2**40, 3, 0.25, 5, 6)
+    rates = StepRates(times, StepBudget(512, 128))
+    backlog = Backlog(1, 2**40, 3, 0.25, 5, 6, StepPace(1.5, 0.0, 0.75))
     value = msgspec.structs.replace(value, stays=True, backlog=backlog, rates=rates)
     assert convert.info_from_pb(over_the_wire(convert.info_to_pb(value))) == value
 
@@ -182,6 +183,13 @@ def test_rates_by_which_no_step_can_be_timed_are_refused(change: dict[str, Any])
     bad = StepRates(dataclasses.replace(good, **change), budget)
     with pytest.raises(InvalidRequest, match="rates"):
         rates_from_pb(over_the_wire(rates_to_pb(bad)))
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_pace_that_is_none_is_refused(value: float) -> None:
+    told = backlog_to_pb(Backlog(pace=StepPace(mixed=value)))
+    with pytest.raises(InvalidRequest, match="pace"):
+        backlog_from_pb(told)
 
 
 @pytest.mark.parametrize("cls", errors._tree(errors.EyasError))

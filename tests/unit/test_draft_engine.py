@@ -103,7 +103,7 @@ class Drive:
             Outbox(),
         )
         self.copier.close = lambda deadline: True  # type: ignore[attr-defined]
-        ready = SimpleNamespace(context_length=64, vocab_size=VOCAB, draft_width=WIDTH)
+        ready = SimpleNamespace(context_length=64, vocab_size=VOCAB, draft_width=WIDTH, rates=None)
         pulls = hand_pulls(self.copier, PAGE, outbox)
         config = EngineConfig(page_size=PAGE)
         parts = DraftParts(config, self.runner, self.runner, self.pool, pulls, self.copier, outbox, ready)  # type: ignore[arg-type]

@@ -205,6 +205,27 @@ def test_cached_prefixes_change_no_token(base: EngineConfig) -> None:
     cluster.close()
 
 
+@pytest.mark.parametrize("draft", [True, False])
+def test_a_prompt_is_cached_while_its_answer_goes_on(base: EngineConfig, draft: bool) -> None:
+    """The next turn of a chat may come before the last one is answered."""
+    prompt = tuple(random.Random(6).randrange(VOCAB) for _ in range(100))
+    first = GenerationRequest("a", prompt, SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True))
+    follow = GenerationRequest("b", (*prompt, 1, 2, 3), SamplingParams(temperature=0.0, max_tokens=8))
+    wanted = _plain(base, [first, follow])
+    cluster = Loopback(base if draft else replace(base, draft=None))
+    before = cluster.submit(first, split=False)
+    while not before.tokens:
+        time.sleep(0.001)
+    after = cluster.submit(follow, split=False)
+    wait_all([after], 30)
+    assert len(before.tokens[0]) < 300, "the first answer ended too soon to show anything"
+    wait_all([before], 60)
+    assert [before.tokens, after.tokens] == wanted
+    assert next(e.timings for e in after.entries if e.timings).cached_tokens == 96
+    _assert_nothing_held(cluster)
+    cluster.close()
+
+
 def test_migrated_choices_continue_as_they_would_have(base: EngineConfig) -> None:
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=30)
     request = GenerationRequest("a", tuple(range(50)), params, (Choice(0), Choice(1)))

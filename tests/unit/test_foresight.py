@@ -168,7 +168,7 @@ class Worker:
         self.runner = DraftRunner(rig.head, rig.pool, rig.backend)
         self.pool = PagePool(pages)
         outbox, copier = Outbox(), HandCopier()
-        ready = SimpleNamespace(context_length=512, vocab_size=VOCAB, draft_width=WIDTH)
+        ready = SimpleNamespace(context_length=512, vocab_size=VOCAB, draft_width=WIDTH, rates=None)
         pulls = hand_pulls(copier, rig.pool.page_size, outbox)
         parts = DraftParts(None, self.runner, self.runner, self.pool, pulls, copier, outbox, ready)  # type: ignore[arg-type]
         self.engine = DraftEngine(parts, self)  # type: ignore[arg-type]

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 
 from eyas.simulator.hardware import example
 from gateway.capacity import Mix, capacity, steady
+from gateway.paces import PaceMemory
 from gateway.placement import FEW, FINE, Place, Preference, Rates, RequestPlacement, Targets, place
 from gateway.preference import best_split, prefer
 
 HARDWARE = example()
 LOOSE, TIGHT = Targets(2.0, 0.020), Targets(1.0, 0.008)
 FULL = {"prefill_room": 0, "decode_room": 0}
+
+
+UNSEEN = PaceMemory()  # no step has run
 
 
 def rates(targets: Targets) -> Rates:
@@ -61,7 +65,7 @@ def test_who_prefers_prompts_decodes_only_where_nobody_else_can() -> None:
 
 def test_the_order_of_workers_decides_nothing() -> None:
     for places in itertools.islice(worlds(), 0, None, 3):
-        assert place(4096, places, rates(TIGHT)) == place(4096, places[::-1], rates(TIGHT))
+        assert place(4096, places, rates(TIGHT), UNSEEN) == place(4096, places[::-1], rates(TIGHT))
 
 
 def test_idle_workers_compute_prompts_where_they_decode() -> None:
@@ -107,30 +111,30 @@ def test_the_longest_cached_prefix_wins_among_equals_in_any_cluster() -> None:
 
 def test_long_prompts_split_only_under_a_tight_target() -> None:
     mix = Mix(8192, 8192, 256)
-    assert best_split(mix, 2, 0, rates(TIGHT)) == 1
-    assert best_split(mix, 2, 0, rates(Targets(2.0, 0.015))) == 0
-    assert best_split(Mix(256, 256, 512), 2, 0, rates(TIGHT)) == 0
+    assert best_split(mix, 2, 0, rates(TIGHT), UNSEEN) == 1
+    assert best_split(mix, 2, 0, rates(Targets(2.0, 0.015)), UNSEEN) == 0
+    assert best_split(Mix(256, 256, 512), 2, 0, rates(TIGHT), UNSEEN) == 0
 
 
 def test_requests_in_bunches_split_under_a_tight_target_however_large_the_bunches_are_taken_for() -> None:
     """16 at once are taken for 6 to 26: what is seen for a minute says no more. All that is one decision."""
     for burst, now in itertools.product(range(6, 27), (0, 1)):
         mix = Mix(1024, 1024, 256, burst=burst)
-        assert best_split(mix, 2, now, rates(TIGHT)) == 1
-        assert best_split(mix, 2, 0, rates(Targets(1.0, 0.015))) == 0
+        assert best_split(mix, 2, now, rates(TIGHT), UNSEEN) == 1
+        assert best_split(mix, 2, 0, rates(Targets(1.0, 0.015)), UNSEEN) == 0
 
 
 def test_a_split_changes_for_a_clear_gain_only() -> None:
     mix = Mix(8192, 8192, 256)
     for bound in range(6, 20):
         asked = rates(Targets(1.0, 1e-3 * bound))
-        now = best_split(mix, 8, 0, asked)
-        assert best_split(mix, 8, now, asked) == now
+        now = best_split(mix, 8, 0, asked, UNSEEN)
+        assert best_split(mix, 8, now, asked, UNSEEN) == now
 
 
 def test_a_cluster_of_no_capacity_keeps_what_it_has() -> None:
     impossible = rates(Targets(0.001, 0.001))
-    assert [best_split(Mix(8192, 8192, 256), 4, now, impossible) for now in range(4)] == [0, 1, 2, 3]
+    assert [best_split(Mix(8192, 8192, 256), 4, now, impossible, UNSEEN) for now in range(4)] == [0, 1, 2, 3]
 
 
 def test_preferences_reach_their_number_and_leave_one_to_decode() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from eyas.common.config import EngineConfig
 from eyas.common.prompt_share import WINDOW_S, PromptShare
 from eyas.common.step_times import Curve, StepTimes
+from eyas.engine.batch.sequence import Work
+from eyas.engine.loading import step_rates
 from eyas.engine.loading.step_rates import Reach, Sample, fit, measure
 from eyas.simulator.hardware import example
 
@@ -56,6 +60,50 @@ def test_a_pool_that_is_too_small_is_not_measured() -> None:
     config = EngineConfig(num_pages=4)
     assert measure(None, config, REACH, 1) is None  # type: ignore[arg-type]
     assert measure(None, replace(config, num_pages=2048, max_running=1), REACH, 1) is None  # type: ignore[arg-type]
+
+
+class Device:
+    """A runner on a clock of its own: telling it of a sequence takes the host as long as its pages."""
+
+    drafts = False
+    told_s, step_s, land_s = 2e-6, 4e-3, 3e-4  # per page; of any step; of the host when a step has ended
+
+    def __init__(self, ahead: bool) -> None:
+        self.ahead = ahead
+        self.now = self.free = 100.0  # the host's time, and when the device is free
+        self.known: set[tuple[int, int]] = set()
+        self.flying = 0
+
+    def launch(self, works: list[Work]) -> Any:
+        seqs = [work.seq for work in works]
+        new = [seq for seq in seqs if (seq.slot, seq.occupancy) not in self.known]
+        self.known |= {(seq.slot, seq.occupancy) for seq in new}
+        self.now += self.told_s * sum(len(seq.pages) for seq in new)
+        self.flying += 1
+        assert self.flying <= 1 + self.ahead
+        self.free = end = max(self.now, self.free) + self.step_s
+        return SimpleNamespace(land=lambda: self.land(end))
+
+    def land(self, end: float) -> None:
+        self.flying -= 1
+        self.now = max(self.now, end) + self.land_s
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_what_a_sequence_takes_once_is_no_part_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """Else long contexts and large batches seem slow, and a cluster that should split does not."""
+    device = Device(ahead)
+    monkeypatch.setattr(step_rates.time, "monotonic", lambda: device.now)
+    config = EngineConfig(num_pages=50_000, max_running=256, chunk_tokens=3072)
+    found = measure(device, config, Reach(255, 3071, 100_000), 64)  # type: ignore[arg-type]
+    assert found is not None
+    told_s = 8 * 6250 * device.told_s  # of the sample with long sequences: 25 times a step
+    assert told_s > 20 * device.step_s
+    wanted = device.step_s + (0.0 if ahead else device.land_s)
+    for decoding, context, rows in ((1, 1, 0), (8, 80_000, 0), (200, 20_000, 0), (0, 0, 3000)):
+        assert found.times.step_s(decoding, context, rows) == pytest.approx(wanted, rel=0.05)
 
 
 def test_the_share_of_prompts_fades_and_counts_no_time_twice() -> None:

@@ -48,7 +48,10 @@ class Committer:
         for one in alive:
             if one.work.seq.generation.kind is Kind.PREFILL:
                 self._offer(one)
-            elif one.forks:
+                continue
+            if one.work.sample and not one.work.round:  # while it decodes, others may begin with this prompt
+                self.scheduler.remember(one.work.seq, below=one.work.start + one.rows)
+            if one.forks:
                 self._fork(one)
         self.drafting.post()
         for seq in ended:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from eyas.common.config import EngineConfig
+from eyas.common.step_times import UNSEEN
 from eyas.common.types import Backlog
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.grammar.grammars import Grammars
@@ -49,6 +50,7 @@ from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
 from eyas.engine.loop.runner import Runner
 from eyas.engine.loop.step_loop import StepLoop
+from eyas.engine.loop.step_paces import StepPaces
 from eyas.engine.scheduling.admission import Admission
 from eyas.engine.scheduling.backlog import backlog
 from eyas.engine.scheduling.draft_kv import DraftKv
@@ -154,7 +156,9 @@ class Engine:
             new_uid=self._requests.new_uid,
             on_end=self._requests.end,
         )
-        return StepLoop(parts.scheduler, parts.runner, committer, parts.pacing)
+        rates = parts.ready.rates
+        paces = None if rates is None else StepPaces(rates.times)
+        return StepLoop(parts.scheduler, parts.runner, committer, parts.pacing, paces)
 
     def _routes(self) -> dict[type, Callable[..., None]]:
         requests, leases, stager = self._requests, self._parts.leases, self._parts.stager
@@ -287,7 +291,9 @@ class Engine:
     def _counted(self, now: float) -> Backlog:
         """Counted every `COUNT_S`: it takes a look at every request."""
         if now - self._backlog[0] > COUNT_S:
-            self._backlog = (now, backlog(self._requests, self._loop.share.at(now)))
+            paces = self._loop.paces
+            pace = UNSEEN if paces is None else paces.pace
+            self._backlog = (now, backlog(self._requests, self._loop.share.at(now), pace))
         return self._backlog[1]
 
     def _load(self) -> Load:

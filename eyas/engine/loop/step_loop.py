@@ -17,6 +17,7 @@ from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.runner import Flight, Runner
 from eyas.engine.loop.step_clock import StepClock
 from eyas.engine.loop.step_counts import StepCounts
+from eyas.engine.loop.step_paces import StepPaces
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.speculation.pacing import Pacing
 
@@ -25,12 +26,15 @@ LOOK_S = 0.001  # a step in flight may end earlier than expected: that is looked
 
 @dataclass
 class StepLoop:
-    """At most one flight is in the air between two steps. `pacing` is told of each, where depths adapt."""
+    """At most one flight is in the air between two steps. `pacing` is told of each, where depths adapt, and
+    `paces`, where a router asks how long steps take.
+    """
 
     scheduler: Scheduler
     runner: Runner
     committer: Committer
     pacing: Pacing | None = None
+    paces: StepPaces | None = None
     counts: StepCounts = field(default_factory=StepCounts)
     share: PromptShare = field(default_factory=PromptShare)
     _flight: Flight | None = field(default=None, init=False)
@@ -110,6 +114,8 @@ class StepLoop:
         seconds = now - flight.launched
         self.share.ran(flight.launched, now, prompts=not all(work.round for work in flight.works))
         self.counts.landed(len(flight.works), seconds)
+        if self.paces is not None:
+            self.paces.landed(flight.works, now - max(flight.launched, self._landed_at or 0.0))
         self.committer.drafting.stepped(landed, seconds)
         if self.pacing is not None:
             since = None if self._landed_at is None else now - self._landed_at

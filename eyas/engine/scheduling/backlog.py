@@ -5,12 +5,13 @@ It counts requests and their rows. It knows no clock, and no other worker.
 
 from __future__ import annotations
 
+from eyas.common.step_times import UNSEEN, StepPace
 from eyas.common.types import Backlog
 from eyas.engine.batch.sequence import Kind
 from eyas.engine.scheduling.requests import Requests
 
 
-def backlog(requests: Requests, prompt_share: float) -> Backlog:
+def backlog(requests: Requests, prompt_share: float, pace: StepPace = UNSEEN) -> Backlog:
     """The backlog of now. The rooms are 0 while it drains; rows that a cache may hold count as queued."""
     scheduler = requests.scheduler
     decoding = context = 0
@@ -26,4 +27,4 @@ def backlog(requests: Requests, prompt_share: float) -> Backlog:
     queued = sum(max(seq.missing - 1, 0) for seqs in (scheduler.running, scheduler.waiting) for seq in seqs)
     room = 0 if requests.draining else max(requests.admission.max_waiting - requests.queued, 0)
     seats = 0 if requests.draining else max(scheduler.limits.max_running - len(scheduler.running), 0)
-    return Backlog(decoding, context, queued, prompt_share, room, room + seats)
+    return Backlog(decoding, context, queued, prompt_share, room, room + seats, pace)

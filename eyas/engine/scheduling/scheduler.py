@@ -196,9 +196,10 @@ class Scheduler:
         """Whether a sequence of `rows` rows could run if it were alone."""
         return rows <= self.limits.most_rows(self.pool.num_pages)
 
-    def remember(self, seq: Sequence) -> None:
-        """Caches the sequence's complete pages."""
-        self.cache.insert(seq.all_tokens(), seq.pages, self.complete_rows(seq))
+    def remember(self, seq: Sequence, below: int | None = None) -> None:
+        """Caches the sequence's complete pages, as far as their rows lie below `below`."""
+        rows = self.complete_rows(seq)
+        self.cache.insert(seq.all_tokens(), seq.pages, rows if below is None else min(rows, below))
 
     def complete_rows(self, seq: Sequence) -> int:
         """How many of its rows may be cached. Where pages also hold draft KV, that must be complete too."""
