@@ -16,6 +16,7 @@ from collections.abc import Iterable
 import grpc
 
 from eyas.common import convert, rpc
+from eyas.common.convert_params import params_to_pb
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     DraftClose,
@@ -179,7 +180,7 @@ def _open_to_pb(open: DraftOpen) -> draft_pb2.DraftOpen:
         generation=open.generation,
         tokens=open.tokens,
         base_len=open.base_len,
-        params=convert.params_to_pb(open.params),
+        params=params_to_pb(open.params),
         choice=open.choice,
         prompt_len=open.prompt_len,
         handle=convert.handle_to_pb(open.handle) if open.handle is not None else None,

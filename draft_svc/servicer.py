@@ -13,6 +13,7 @@ import grpc
 
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
+from eyas.common.convert_params import params_from_pb
 from eyas.common.message import Failure
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
@@ -99,7 +100,7 @@ def _open_from_pb(pb: draft_pb2.DraftOpen) -> DraftOpen:
         generation=pb.generation,
         tokens=tuple(pb.tokens),
         base_len=pb.base_len,
-        params=convert.params_from_pb(pb.params),
+        params=params_from_pb(pb.params),
         choice=pb.choice,
         prompt_len=pb.prompt_len,
         handle=convert.handle_from_pb(pb.handle) if pb.HasField("handle") else None,

@@ -145,7 +145,8 @@ def admit(
 
 def _refuse_synthetic(options: GenerationOptions) -> None:
     """Raises InvalidRequest for options that only have a meaning for the model's own tokens."""
-    for name, given in (("seed", options.seed), ("logprobs", options.params.logprobs)):
+    params = options.params
+    for name, given in (("seed", options.seed), ("logprobs", params.logprobs), ("grammar", params.grammar)):
         if given is not None:
             raise InvalidRequest(
                 f"{name} means nothing here: this server accepts drafts by chance, for benchmarks "

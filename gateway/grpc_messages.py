@@ -6,11 +6,13 @@ sent.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from eyas.common.errors import InvalidRequest
+from eyas.common.grammar import Grammar
 from eyas.common.types import DraftLimits, Finish, GenerationRequest, PromptLogprobs, TokenLogprob
 from gateway.admission import GenerationOptions, ServedModel
 from gateway.schema import MAX_BAD_WORDS, MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
@@ -81,7 +83,7 @@ def generation_options(
 ) -> GenerationOptions:
     """The options for `admit`, which checks the sampling parameters; `bad_words` are in ids.
 
-    Raises InvalidRequest for `n`, `truncate_prompt_tokens` and `draft_limits`.
+    Raises InvalidRequest for `n`, `truncate_prompt_tokens`, `draft_limits` and `grammar`.
     """
     given = {name: getattr(options, name) for name in _SAMPLING if options.HasField(name)}
     params = model.params(
@@ -89,6 +91,7 @@ def generation_options(
         logit_bias=dict(options.logit_bias),
         stop_token_ids=tuple(options.stop_token_ids),
         bad_words=bad_words,
+        grammar=_grammar(options.grammar) if options.HasField("grammar") else None,
     )
     n = _given(options, "n", 1)
     if not 1 <= n <= MAX_CHOICES:
@@ -107,6 +110,20 @@ def generation_options(
         draft_limits=_draft_limits(options.draft_limits),
         truncate_prompt=kept,
     )
+
+
+def _grammar(asked: eyas_pb2.Grammar) -> Grammar:
+    kind = asked.WhichOneof("kind")
+    if kind is None:
+        raise InvalidRequest("grammar is empty", param="grammar")
+    if kind == "json_object":
+        if not asked.json_object:
+            raise InvalidRequest("grammar.json_object must be true", param="grammar.json_object")
+        return Grammar.json_object()
+    if kind == "choice":
+        return Grammar.choice(asked.choice.texts)
+    make: Callable[[str], Grammar] = getattr(Grammar, kind)  # a notation whose grammars are texts
+    return make(getattr(asked, kind))
 
 
 def _draft_limits(limits: eyas_pb2.DraftLimits) -> DraftLimits:

@@ -184,6 +184,9 @@ def named(names: Mapping[str, str], source: str) -> Iterator[None]:
 def sampling_params(model: ServedModel, body: SamplingFields, **others: Any) -> SamplingParams:
     """The parameters that `body` and `others` give; the rest are the model's defaults."""
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    asked = body.grammar_field
+    if asked is not None:
+        given["grammar"] = asked[1]
     return model.params(**given, stop_token_ids=tuple(body.stop_token_ids or ()), **others)
 
 

@@ -25,6 +25,7 @@ from eyas.common import types
 from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from gateway import unsupported
 from gateway.fields import Body, RequestId, is_ids, refuse
+from gateway.grammar_fields import GrammarFields, GuidedFields
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
@@ -202,7 +203,7 @@ def drafting(speculative: Any) -> dict[str, Any]:
     return {"draft_limits": types.DraftLimits(*(limit or 0 for limit in limits))}
 
 
-class SamplingFields(Body):
+class SamplingFields(GrammarFields):
     """How tokens are chosen and shown, on every route that generates."""
 
     temperature: float | None = Field(None, ge=0, le=2)
@@ -235,7 +236,7 @@ class SamplingFields(Body):
     """SGLang's name of `include_stop_str_in_output`."""
 
 
-class GenerationBody(SamplingFields):
+class GenerationBody(GuidedFields, SamplingFields):
     """The fields that chat and text completions share. None means the server's default.
 
     `endpoint` names the route in docs/api.md.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from gateway.fields import Unsupported
 
 _TOOLS = "this server calls no tools"
-_GRAMMAR = "output cannot be held to a grammar"
 _TEXT_ONLY = "the model reads and writes text only"
 _BEAMS = "there is no beam search"
 _LORA = "no adapters are served"
@@ -36,31 +35,19 @@ ANY_ROUTE = {
     "session_params": Unsupported(_SESSIONS, ({},)),
 }
 
-GRAMMARS = {
-    "ebnf": Unsupported(_GRAMMAR, ("",)),
-    "json_schema": Unsupported(_GRAMMAR, ("",)),
-    "regex": Unsupported(_GRAMMAR, ("",)),
-    "stop_regex": Unsupported("stop strings are plain text", ("", [])),
-    "structural_tag": Unsupported(_GRAMMAR, ("",)),
-}
+STOP_REGEX = {"stop_regex": Unsupported("stop strings are plain text", ("", []))}
 
 OPENAI = {
     **ANY_ROUTE,
-    **GRAMMARS,
+    **STOP_REGEX,
     "allowed_token_ids": Unsupported(_SAMPLER),
     "best_of": Unsupported("every choice that is generated is returned: ask for n", (1,)),
     "early_stopping": Unsupported(_BEAMS, (False,)),
-    "guided_choice": Unsupported(_GRAMMAR, ([],)),
-    "guided_grammar": Unsupported(_GRAMMAR, ("",)),
-    "guided_json": Unsupported(_GRAMMAR, ("", {})),
-    "guided_regex": Unsupported(_GRAMMAR, ("",)),
     "kv_transfer_params": Unsupported(_ROUTING, ({},)),
     "length_penalty": Unsupported(_BEAMS, (1, 1.0)),
     "logits_processors": Unsupported(_SAMPLER, ([],)),
     "prompt_logprobs": Unsupported(_SCORES),
-    "response_format": Unsupported(_GRAMMAR, ({"type": "text"},)),
     "return_tokens_as_token_ids": Unsupported("return_token_ids tells the ids", (False,)),
-    "structured_outputs": Unsupported(_GRAMMAR, ({},)),
     "use_beam_search": Unsupported(_BEAMS, (False,)),
     "vllm_xargs": Unsupported(_SAMPLER, ({},)),
 }
@@ -108,6 +95,6 @@ GENERATE = ANY_ROUTE | {
     "video_data": Unsupported(_TEXT_ONLY, ([],)),
 }
 
-SAMPLING_PARAMS = GRAMMARS | {
+SAMPLING_PARAMS = STOP_REGEX | {
     "custom_params": Unsupported(_SAMPLER, ({},)),
 }

@@ -34,6 +34,7 @@ from eyas.common.errors import (
     Unauthorized,
     Unavailable,
 )
+from eyas.common.grammar import Grammar
 from eyas.common.types import TokenLogprob
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Delta",
     "EyasError",
     "FinishReason",
+    "Grammar",
     "InvalidRequest",
     "Message",
     "Model",

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias, TypedDict
 
 import msgspec
 
+from eyas.common.grammar import Grammar
 from eyas.common.types import TokenLogprob
 
 FinishReason: TypeAlias = Literal["stop", "length"]
@@ -49,6 +50,7 @@ class Options(TypedDict, total=False):
     truncate_prompt_tokens: int  # keeps this many of the prompt's last tokens; -1: what leaves room
     skip_special_tokens: bool  # False shows them in the text
     prediction: str  # what the answer is expected to be: it comes sooner if that is right, and is the same
+    grammar: Grammar  # what every answer must be, unless max_tokens or a stop string cuts it
     include_stop_str_in_output: bool  # True shows what stopped an answer as its end
 
 

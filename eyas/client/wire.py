@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from eyas.client.types import (
 )
 from eyas.common import rpc
 from eyas.common.errors import EyasError, InvalidRequest
+from eyas.common.grammar import Grammar, GrammarKind
 from eyas.common.types import TokenLogprob
 from protos import eyas_pb2
 
@@ -75,12 +77,22 @@ def options_to_pb(options: Options) -> eyas_pb2.GenerateOptions:
             raise InvalidRequest(f"{name} is not an option", param=name)
         if name == "stop" and isinstance(value, str):
             value = [value]  # a common slip; a string is a sequence of strings too
-        field: dict[str, Any] = {name: value}
         try:
+            field: dict[str, Any] = {name: value}
+            if isinstance(value, Grammar):
+                field[name] = _grammar_to_pb(value)
             message.MergeFrom(eyas_pb2.GenerateOptions(**field))
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"{name} cannot be {value!r}: {error}", param=name) from error
     return message
+
+
+def _grammar_to_pb(grammar: Grammar) -> eyas_pb2.Grammar:
+    if grammar.kind is GrammarKind.JSON_OBJECT:
+        return eyas_pb2.Grammar(json_object=True)
+    if grammar.kind is GrammarKind.CHOICE:
+        return eyas_pb2.Grammar(choice=eyas_pb2.Texts(texts=json.loads(grammar.text)))
+    return eyas_pb2.Grammar(**{grammar.kind.value: grammar.text})
 
 
 def delta_from_pb(delta: eyas_pb2.Delta) -> Delta:

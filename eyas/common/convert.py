@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from eyas.common.convert_params import params_from_pb, params_to_pb
 from eyas.common.convert_rates import backlog_from_pb, backlog_to_pb, rates_from_pb, rates_to_pb
 from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest, from_code
-from eyas.common.params import SamplingParams
 from eyas.common.types import (
     Choice,
     DraftLimits,
@@ -50,52 +50,6 @@ _ROLE_FROM_PB = {wire: role for role, wire in _ROLE_TO_PB.items()}
 
 
 # --- requests ----------------------------------------------------------------------------------------
-
-
-def params_to_pb(params: SamplingParams) -> common_pb2.SamplingParams:
-    """Every field; an absent one of `logprobs` and `prompt_logprobs` stays absent."""
-    return common_pb2.SamplingParams(
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=params.logit_bias,
-        seed=params.seed,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-        prompt_logprobs_start=params.prompt_logprobs_start,
-        bad_words=[common_pb2.Run(ids=word) for word in params.bad_words],
-    )
-
-
-def params_from_pb(pb: common_pb2.SamplingParams) -> SamplingParams:
-    """The values as they came: `SamplingParams.validate` checks them."""
-    return SamplingParams(
-        max_tokens=pb.max_tokens,
-        min_tokens=pb.min_tokens,
-        temperature=pb.temperature,
-        top_k=pb.top_k,
-        top_p=pb.top_p,
-        min_p=pb.min_p,
-        repetition_penalty=pb.repetition_penalty,
-        presence_penalty=pb.presence_penalty,
-        frequency_penalty=pb.frequency_penalty,
-        logit_bias=dict(pb.logit_bias),
-        seed=pb.seed,
-        stop_token_ids=tuple(pb.stop_token_ids),
-        ignore_eos=pb.ignore_eos,
-        logprobs=pb.logprobs if pb.HasField("logprobs") else None,
-        prompt_logprobs=pb.prompt_logprobs if pb.HasField("prompt_logprobs") else None,
-        prompt_logprobs_start=pb.prompt_logprobs_start,
-        bad_words=tuple(tuple(word.ids) for word in pb.bad_words),
-    )
 
 
 def request_to_pb(request: GenerationRequest) -> common_pb2.GenerationRequest:

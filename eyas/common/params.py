@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from eyas.common.errors import InvalidRequest
+from eyas.common.grammar import Grammar
 
 MAX_TOP_LOGPROBS = 20
 MAX_BIASED_TOKENS = 1024
@@ -42,13 +43,14 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     prompt_logprobs_start: int = 0  # only for tokens after this position
     bad_words: tuple[tuple[int, ...], ...] = ()  # runs of ids that the output must not hold
+    grammar: Grammar | None = None  # what the output must be, unless max_tokens cuts it
 
     @property
     def reads_history(self) -> bool:
         """Whether sampling needs more than the model's row of logits, or must give more than a token."""
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
         lists = self.logit_bias, self.bad_words
-        return any(penalties) or any(lists) or self.logprobs is not None
+        return any(penalties) or any(lists) or self.logprobs is not None or self.grammar is not None
 
     def validate(self, vocab_size: int) -> None:
         """Raises InvalidRequest naming the first field with an invalid value."""
@@ -89,10 +91,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
                 and all(0 <= t < vocab_size for word in self.bad_words for t in word),
                 f"must be at most {MAX_BAD_WORDS} runs of 1 to {MAX_BAD_WORD_TOKENS} ids below {vocab_size}",
             ),
+            ("bad_words", not (self.bad_words and self.grammar), "cannot go with a grammar"),
         ]
         for name, holds, rule in rules:
             if not holds:
                 raise InvalidRequest(f"{name} {rule}", param=name)
+        if self.grammar is not None:
+            self.grammar.validate()
 
     @property
     def greedy(self) -> bool:

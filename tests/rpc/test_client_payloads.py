@@ -290,6 +290,6 @@ async def test_openais_client_reads_what_it_gets() -> None:
             await client.chat.completions.create(
                 model="eyas-nano",
                 messages=[{"role": "user", "content": "Hi"}],
-                response_format={"type": "json_object"},
+                tools=[{"type": "function", "function": {"name": "f"}}],
             )
-        assert refusal.value.param == "response_format"
+        assert refusal.value.param == "tools"

@@ -52,7 +52,7 @@ def part(kind: str) -> list[dict[str, Any]]:
             "messages[1].tool_calls",
         ),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "poem"}}, "response_format.type"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"n": 0}, "n"),
         ({"n": 17}, "n"),

@@ -62,6 +62,7 @@ async def test_null_means_absent(client: httpx.AsyncClient) -> None:
 OPENAI_NEUTRAL: list[dict[str, Any]] = [
     {"best_of": 1},
     {"response_format": {"type": "text"}},
+    {"guided_json": {}, "guided_choice": [], "regex": "", "structured_outputs": {}},
     {"top_k": -1},
     {"top_k": 0},
     {"lora_path": ""},
@@ -111,19 +112,17 @@ async def test_what_asks_for_nothing_changes_nothing(
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/chat/completions", {"tools": [{"type": "function"}]}, "tools", "calls no tools"),
     ("/v1/chat/completions", {"tool_choice": "required"}, "tool_choice", "calls no tools"),
-    ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format", "grammar"),
     ("/v1/chat/completions", {"modalities": ["text", "audio"]}, "modalities", "text only"),
     ("/v1/chat/completions", {"echo": True}, "echo", "does not begin with its prompt"),
     ("/v1/chat/completions", {"reasoning_effort": "low"}, "reasoning_effort", "cannot be set"),
     ("/v1/chat/completions", {"best_of": True}, "best_of", "ask for n"),
     ("/v1/completions", {"best_of": 2}, "best_of", "ask for n"),
     ("/v1/completions", {"suffix": "x"}, "suffix", "does not fill gaps"),
-    ("/v1/completions", {"guided_json": {"type": "object"}}, "guided_json", "grammar"),
     ("/v1/completions", {"prompt_logprobs": 1}, "prompt_logprobs", "generated tokens"),
     ("/v1/completions", {"lora_path": "a"}, "lora_path", "adapters"),
     ("/generate", {"return_hidden_states": True}, "return_hidden_states", "not told"),
     ("/generate", {"image_data": "http://x"}, "image_data", "text only"),
-    ("/generate", {"sampling_params": {"regex": "a+"}}, "sampling_params.regex", "grammar"),
+    ("/generate", {"sampling_params": {"stop_regex": "a+"}}, "sampling_params.stop_regex", "plain text"),
     (
         "/v1/chat/completions",
         {"messages": [MESSAGE, {"role": "assistant", "content": "", "tool_calls": [{}]}]},

@@ -178,7 +178,7 @@ BAD = [
     ("return_hidden_states", {"text": "x", "return_hidden_states": True}),
     ("logprob_start_len", {"text": "x", "logprob_start_len": -2}),
     ("logprob_start_len", {"text": "x", "return_logprob": True, "logprob_start_len": 9}),
-    ("sampling_params.regex", {"text": "x", "sampling_params": {"regex": "a+"}}),
+    ("sampling_params.ebnf", {"text": "x", "sampling_params": {"regex": "a+", "ebnf": 'root ::= "a"'}}),
     ("sampling_params.seed", {"text": "x", "sampling_params": {"seed": 1, "sampling_seed": 2}}),
     ("max_new_tokens", {"text": "x", "sampling_params": {"max_new_tokens": 4000}}),
     ("min_new_tokens", {"text": "x", "sampling_params": {"max_new_tokens": 2, "min_new_tokens": 3}}),

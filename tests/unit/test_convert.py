@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from eyas.common import convert, errors
 from eyas.common.convert_rates import rates_from_pb, rates_to_pb
 from eyas.common.errors import InvalidRequest
+from eyas.common.grammar import Grammar, GrammarKind
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import Curve, StepBudget, StepRates, StepTimes
 from eyas.common.types import (
@@ -53,6 +54,7 @@ params = st.builds(
     prompt_logprobs=st.none() | st.integers(0, 20),
     prompt_logprobs_start=token,
     bad_words=st.lists(tokens, max_size=3).map(tuple),
+    grammar=st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), st.text(max_size=8)),
 )
 request = st.builds(
     GenerationRequest,

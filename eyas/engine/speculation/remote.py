@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from eyas.common.config import SpeculationConfig
@@ -87,12 +88,13 @@ class RemoteDrafter(Drafter):
         worker = min(up, key=lambda w: (w not in siblings, load[w]))
         self._generations += 1
         self._followed[seq.uid] = _Followed(seq, worker, self._generations, handle)
+        params = seq.generation.request.params
         message = DraftOpen(
             seq=seq.uid,
             generation=self._generations,
             tokens=tuple(seq.tokens(0, base + 1)),
             base_len=base,
-            params=seq.generation.request.params,
+            params=msgspec.structs.replace(params, grammar=None),  # what it forbids is cut here
             choice=seq.choice,
             prompt_len=len(seq.prompt),
             handle=handle,
