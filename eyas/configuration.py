@@ -154,6 +154,8 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         served_model=args.served_model or served_model(args.model),
         api_keys=_api_keys(args),
         cors_origins=args.cors_origin,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         drain_s=args.drain_s,
         log_format=args.log_format,
         **targets,

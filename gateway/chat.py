@@ -12,15 +12,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes, pass_context
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from eyas.common.errors import ConfigError, InvalidRequest
 
-Message = Mapping[str, str]  # role and content
+Message = Mapping[str, Any]  # as templates read it: role, content, tool_calls and so on
 
 MAX_STEPS = 250_000  # loop iterations and calls per rendering
 MAX_LENGTH = 8 * 1024 * 1024  # characters per rendering
@@ -29,16 +30,27 @@ _MARK = "<|the final message ends here|>"
 
 
 class ChatTemplate:
-    """One compiled template. `special`: values of the variables it may use, such as bos_token."""
+    """A model's compiled template, or several by name: `tool_use` counts for chats with tools.
 
-    def __init__(self, source: str, special: Mapping[str, str], origin: str = "the chat template") -> None:
-        """Raises ConfigError, naming `origin`, if the template does not compile."""
+    `special`: values of the variables it may use, such as bos_token.
+    """
+
+    def __init__(
+        self, sources: str | Mapping[str, str], special: Mapping[str, str], origin: str = "the chat template"
+    ) -> None:
+        """Raises ConfigError, naming `origin`, if a template does not compile, or `default` is not there."""
         self._variables = {"tools": None, "documents": None, **special}
-        try:
-            self._template = _ENVIRONMENT.from_string(source)
-        except Exception as error:  # a template can fail the compiler in any way
-            line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
-            raise ConfigError(f"{origin} does not compile: {line}{error}", param="model") from error
+        self._sources = {"default": sources} if isinstance(sources, str) else dict(sources)
+        if "default" not in self._sources:
+            raise ConfigError(f"{origin} has no template named default", param="model")
+        self._templates = {name: _compiled(source, origin) for name, source in self._sources.items()}
+        trees = [_ENVIRONMENT.parse(source) for source in self._sources.values()]
+        self.reads: frozenset[str] = frozenset().union(*map(find_undeclared_variables, trees))
+        self.lists_parts = any(map(_lists_parts, trees))
+
+    def mentions(self, text: str) -> bool:
+        """Whether `text` is part of a template's source."""
+        return any(text in source for source in self._sources.values())
 
     def render(
         self,
@@ -47,36 +59,73 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt that asks for the next assistant message, or for the rest of the last one.
 
-        `template_kwargs`: further variables of the template.
+        `template_kwargs`: further variables of the template. `tools`: OpenAI's objects, as the caller wrote
+        them.
 
         Raises InvalidRequest if the template refuses the messages or fails on them.
         """
         chat = [dict(message) for message in messages]
         if continue_final_message:
-            final = chat[-1]["content"]
+            final = _final_text(chat)
             chat[-1]["content"] = f"{final}{_MARK} "
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
         text = self._run(
+            self._templates[name],
             {
                 **self._variables,
                 **(template_kwargs or {}),
                 "messages": chat,
+                "tools": tools or None,
                 "add_generation_prompt": add_generation_prompt and not continue_final_message,
                 _STEPS: itertools.count(1),
-            }
+            },
         )
         return _cut_at_mark(text, final) if continue_final_message else text
 
-    def _run(self, variables: Mapping[str, Any]) -> str:
+    @staticmethod
+    def _run(template: Template, variables: Mapping[str, Any]) -> str:
         try:
-            return self._template.render(variables)
+            return template.render(variables)
         except TemplateError as error:
             reason = f"the chat template refused the messages: {error!s:.500}"
         except Exception as error:  # the template is a program, and may fail as programs do
             reason = f"the chat template failed on the messages: {type(error).__name__}: {error!s:.500}"
         raise InvalidRequest(reason, param="messages")
+
+
+def _compiled(source: str, origin: str) -> Template:
+    try:
+        return _ENVIRONMENT.from_string(source)
+    except Exception as error:  # a template can fail the compiler in any way
+        line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
+        raise ConfigError(f"{origin} does not compile: {line}{error}", param="model") from error
+
+
+def _lists_parts(tree: nodes.Template) -> bool:
+    """Whether the template goes through the parts of a message's content: it then takes them as a list."""
+    return any(
+        isinstance(name, nodes.Getattr | nodes.Getitem) and _field(name) == "content"
+        for loop in tree.find_all(nodes.For)
+        for name in (loop.iter, *loop.iter.find_all((nodes.Getattr, nodes.Getitem)))
+    )
+
+
+def _field(name: nodes.Getattr | nodes.Getitem) -> Any:
+    if isinstance(name, nodes.Getattr):
+        return name.attr
+    return name.arg.value if isinstance(name.arg, nodes.Const) else None
+
+
+def _final_text(chat: Sequence[Message]) -> str:
+    """The text of the last message. Raises InvalidRequest if it has none to continue."""
+    final = chat[-1].get("content")
+    if not isinstance(final, str):
+        raise InvalidRequest("the final message has no text that could be continued", param="messages")
+    return final
 
 
 def _cut_at_mark(text: str, final: str) -> str:

@@ -28,11 +28,14 @@ from eyas.common.errors import DeadlineExceeded, EyasError, InvalidRequest
 from gateway.admission import ServedModel, is_synthetic, served_model
 from gateway.answer import Answer, admitted, joined
 from gateway.backend import GenerationBackend
+from gateway.chat_request import ChatModel, chat_call, chat_prompt
+from gateway.dialect import dialect_of
 from gateway.fields import Body, ignored, parse
 from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics, Meter
+from gateway.openai_message import MessageFormat
 from gateway.openai_reply import ChatFormat, Format, TextFormat, error_event
-from gateway.openai_request import ApiCall, chat_call, chat_prompt, text_call
+from gateway.openai_request import ApiCall, text_call
 from gateway.openapi import EVENTS, JSON, Answerer, Endpoint, described
 from gateway.pages import Pages, json_response
 from gateway.schema import ChatBody, DetokenizeBody, TextBody, TokenizeBody
@@ -93,6 +96,8 @@ class HttpFront:
         self._keys = Keys(config.api_keys)
         self._backend = backend
         self._tokenizer = tokenizer
+        dialect = dialect_of(tokenizer.template, config.tool_call_parser, config.reasoning_parser)
+        self._chats = ChatModel(tokenizer, dialect)
         self._metrics = metrics
 
     def endpoints(self) -> list[Endpoint]:
@@ -127,8 +132,9 @@ class HttpFront:
     async def chat(self, request: Request) -> Response:
         """Answers a chat, as OpenAI's /v1/chat/completions."""
         body = await self._body(ChatBody, request)
-        call = await chat_call(self._config, await self._served(), self._tokenizer, body)
-        return self._run(request, call, partial(ChatFormat, call, self._tokenizer.table))
+        call = await chat_call(self._config, await self._served(), self._chats, body)
+        format = ChatFormat if call.reading is None else MessageFormat
+        return self._run(request, call, partial(format, call, self._tokenizer.table))
 
     async def completions(self, request: Request) -> Response:
         """Continues prompts, as OpenAI's /v1/completions."""
@@ -179,7 +185,7 @@ class HttpFront:
         """The ids of a text or a chat."""
         body = await self._body(TokenizeBody, request)
         if body.messages is not None:
-            ids = await chat_prompt(self._tokenizer, body)
+            _, ids = await chat_prompt(self._chats, body)
         else:
             special = body.add_special_tokens is not False
             ids = await self._tokenizer.encode_prompt(body.prompt or "", add_special_tokens=special)

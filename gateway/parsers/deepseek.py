@@ -11,6 +11,7 @@ import re
 from gateway.parsers.calls import NAME, Tools, attempt, begin
 from gateway.parsers.output import Output
 from gateway.parsers.source import Cut, Malformed, Source, Wait
+from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -47,3 +48,24 @@ def _call(source: Source, out: Output) -> Wait[None]:
     if fenced:
         yield from source.space()
         yield from source.accept(FENCE)
+
+
+def fenced_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools as V3 writes them, and nothing else."""
+    calls = [
+        sequence(
+            *(mark(CALL), text("function"), mark(SEPARATOR), text(f"{name}\n{FENCE}json\n")),
+            *(arguments(schema), text(f"\n{FENCE}"), mark(CALL_END)),
+        )
+        for name, schema in tools.items()
+    ]
+    return sequence(mark(BEGIN), repeated(either(calls), text("\n"), many), mark(END))
+
+
+def bare_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools as V3.1 writes them, and nothing else."""
+    calls = [
+        sequence(mark(CALL), text(name), mark(SEPARATOR), arguments(schema), mark(CALL_END))
+        for name, schema in tools.items()
+    ]
+    return sequence(mark(BEGIN), repeated(either(calls), None, many), mark(END))

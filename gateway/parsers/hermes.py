@@ -8,6 +8,7 @@ from __future__ import annotations
 from gateway.parsers.calls import Tools, attempt, call_object
 from gateway.parsers.output import Output
 from gateway.parsers.source import Source, Wait
+from gateway.parsers.tags import Format, Mark, Schemas, call_objects, repeated, sequence, text
 
 MARKERS = BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -22,3 +23,9 @@ def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
 def _body(source: Source, out: Output) -> Wait[None]:
     yield from source.space()
     yield from call_object(source, out)
+
+
+def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools, and nothing else."""
+    call = sequence(mark(BEGIN), text("\n"), call_objects(tools, "arguments"), text("\n"), mark(END))
+    return repeated(call, text("\n"), many)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from gateway.parsers.calls import Tools, attempt, call_object
 from gateway.parsers.output import Output
 from gateway.parsers.source import Source, Wait
+from gateway.parsers.tags import Format, Mark, Schemas, call_objects, repeated, text
 
 TAG = "<|python_tag|>"
 MARKERS = (TAG,)
@@ -32,3 +33,8 @@ def _calls(source: Source, out: Output, known: Tools | None) -> Wait[None]:
         if not (yield from source.accept(";")):
             return
         yield from source.space()
+
+
+def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools, and nothing else."""
+    return repeated(call_objects(tools, "parameters"), text("; "), many)

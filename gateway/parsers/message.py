@@ -22,12 +22,14 @@ class Reading:
     """What is looked for in an answer.
 
     `calls`: the format of its calls; None: none are looked for. `most_calls`: later ones are dropped.
+    `is_named`: the caller named the tool, so that a call is no news about why the answer ends.
     `reasoning`: the tags of its reasoning; `is_open`: the first tag is in the prompt.
     """
 
     calls: ToolFormat | None = None
     tools: Tools = field(default_factory=dict)
     most_calls: int | None = None
+    is_named: bool = False
     reasoning: Tags | None = None
     is_open: bool = False
 

@@ -13,6 +13,17 @@ import re
 from gateway.parsers.calls import NAME, Tools, attempt, begin, call_object
 from gateway.parsers.output import Output
 from gateway.parsers.source import Cut, Malformed, Source, Wait
+from gateway.parsers.tags import (
+    Format,
+    Mark,
+    Schemas,
+    arguments,
+    call_objects,
+    either,
+    repeated,
+    sequence,
+    text,
+)
 
 MARKERS = BEGIN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _ID = re.compile(r"\w+")
@@ -57,3 +68,18 @@ def _named(source: Source, out: Output) -> Wait[None]:
     begin(source, out, name)
     yield from source.json(out.arguments)
     out.done()
+
+
+def listed_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools in an array, and nothing else."""
+    items = repeated(call_objects(tools, "arguments"), text(", "), many)
+    return sequence(mark(BEGIN), text(" ["), items, text("]"))
+
+
+def named_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools, each by its name, and nothing else."""
+    calls = [
+        sequence(mark(BEGIN), text(name), mark(ARGUMENTS), arguments(schema))
+        for name, schema in tools.items()
+    ]
+    return repeated(either(calls), None, many)

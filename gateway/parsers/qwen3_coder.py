@@ -17,6 +17,7 @@ from gateway.parsers.calls import NAME, Tools, attempt, begin
 from gateway.parsers.hermes import BEGIN, END
 from gateway.parsers.output import Output
 from gateway.parsers.source import Cut, Sink, Source, Wait
+from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
@@ -106,3 +107,15 @@ def _refuse(constant: str) -> None:
 
 def _is_text(schema: Any) -> bool:
     return isinstance(schema, Mapping) and schema.get("type") == "string"
+
+
+def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools, and nothing else."""
+    calls = [
+        sequence(
+            *(mark(BEGIN), text(f"\n{FUNCTION}{name}>\n"), arguments(schema, "qwen_xml")),
+            *(text(f"\n{FUNCTION_END}\n"), mark(END)),
+        )
+        for name, schema in tools.items()
+    ]
+    return repeated(either(calls), text("\n"), many)

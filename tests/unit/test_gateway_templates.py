@@ -151,7 +151,7 @@ def test_the_template_is_the_one_that_transformers_finds(
 ) -> None:
     write(write_folder("gpt2", tmp_path, **config), **files)
     found = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(CHAT, tokenize=False)
-    loaded = Tokenizer.load(tmp_path)._template
+    loaded = Tokenizer.load(tmp_path).template
     assert loaded is not None and loaded.render(CHAT) == found == expected
 
 
@@ -159,7 +159,7 @@ def test_a_processors_template_counts_too(tmp_path: Path) -> None:
     write(
         write_folder("gpt2", tmp_path, chat_template="config"), chat_template_json='{"chat_template": "old"}'
     )
-    loaded = Tokenizer.load(tmp_path)._template
+    loaded = Tokenizer.load(tmp_path).template
     assert loaded is not None and loaded.render(CHAT) == "old"
 
 
@@ -217,8 +217,8 @@ def test_special_tokens_are_those_of_transformers(
     variables = "{{ bos_token }} {{ eos_token }} {{ sep_token }} {{ image_token }}"
     write(write_folder("gpt2", tmp_path, chat_template=variables, **config), **files)
     theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.load(tmp_path)
-    assert ours._template is not None
-    assert ours._template.render(CHAT) == theirs.apply_chat_template(CHAT, tokenize=False)
+    assert ours.template is not None
+    assert ours.template.render(CHAT) == theirs.apply_chat_template(CHAT, tokenize=False)
     text = "the cat <s><end><x> s <e><unk><y><img><d> end<not read>"
     ids = theirs.encode(text)
     assert list(ours.encode(text)) == ids
