@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from asyncio import to_thread
@@ -34,10 +35,13 @@ from gateway.fields import Body, ignored, parse
 from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics, Meter
 from gateway.openai_message import MessageFormat
-from gateway.openai_reply import ChatFormat, Format, TextFormat, error_event
-from gateway.openai_request import ApiCall, text_call
+from gateway.openai_reply import ChatFormat, Format, TextFormat
+from gateway.openai_request import ApiCall, named, text_call
 from gateway.openapi import EVENTS, JSON, Answerer, Endpoint, described
 from gateway.pages import Pages, json_response
+from gateway.responses_fields import ResponsesBody
+from gateway.responses_reply import ResponsesFormat
+from gateway.responses_request import FIELDS, as_chat
 from gateway.schema import ChatBody, DetokenizeBody, TextBody, TokenizeBody
 from gateway.sglang_reply import SglangFormat
 from gateway.sglang_request import GenerateBody, generate_call
@@ -105,6 +109,8 @@ class HttpFront:
         streams = (JSON, EVENTS)
         return [
             Endpoint("POST", "/v1/chat/completions", self.chat, "Answers a chat", ChatBody, gives=streams),
+            Endpoint("POST", "/v1/responses", self.responses, "Answers items", ResponsesBody, gives=streams),
+            Endpoint("POST", "/v1/embeddings", self.embeddings, "Refused: the model makes no embeddings"),
             Endpoint("POST", "/v1/completions", self.completions, "Continues text", TextBody, gives=streams),
             Endpoint(
                 "POST", "/generate", self.generate, "Continues text, as SGLang", GenerateBody, gives=streams
@@ -135,6 +141,20 @@ class HttpFront:
         call = await chat_call(self._config, await self._served(), self._chats, body)
         format = ChatFormat if call.reading is None else MessageFormat
         return self._run(request, call, partial(format, call, self._tokenizer.table))
+
+    async def responses(self, request: Request) -> Response:
+        """Answers the items of a chat, as OpenAI's /v1/responses without a memory."""
+        body = await self._body(ResponsesBody, request)
+        with named(FIELDS, "input"):
+            call = await chat_call(self._config, await self._served(), self._chats, as_chat(body))
+        if call.logprobs and call.reading is not None:
+            raise InvalidRequest("top_logprobs is not told beside tools or reasoning", param="top_logprobs")
+        call = dataclasses.replace(call, id=f"resp_{call.requests[0].id}")
+        return self._run(request, call, partial(ResponsesFormat, call, body, self._tokenizer.table))
+
+    async def embeddings(self, request: Request) -> Response:
+        """Refuses: what is served writes text."""
+        raise InvalidRequest("the model writes text: it makes no embeddings", param="model")
 
     async def completions(self, request: Request) -> Response:
         """Continues prompts, as OpenAI's /v1/completions."""
@@ -223,10 +243,10 @@ async def _stream(
                     await _send_events(event, send)
         last = format.closing()
     except EyasError as error:
-        last = error_event(error)
+        last = format.failure(error)
     except Exception:
         _log.exception("a stream failed")
-        last = error_event(EyasError("internal error"))
+        last = format.failure(EyasError("internal error"))
     await _send_last(last, send)
 
 

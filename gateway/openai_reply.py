@@ -45,6 +45,10 @@ class Format(Protocol):
         """The whole answer, of one delta per choice in order."""
         ...
 
+    def failure(self, error: EyasError) -> bytes:
+        """The last events of a stream that fails after it began."""
+        return error_event(error)
+
 
 class CompletionDetails(msgspec.Struct, frozen=True):
     """Drafted tokens, counted in depth, and what the answer begins with."""

@@ -69,6 +69,23 @@ CHAT = OPENAI | {
     "web_search_options": Unsupported("this server searches nothing"),
 }
 
+RESPONSES = (
+    ANY_ROUTE
+    | STOP_REGEX
+    | {
+        "background": Unsupported("an answer goes to who asked for it", (False,)),
+        "conversation": Unsupported(_SESSIONS),
+        "max_tool_calls": Unsupported("tools are the caller's to run"),
+        "previous_response_id": Unsupported(_SESSIONS),
+        "prompt": Unsupported("no prompts are kept"),
+        "truncation": Unsupported("what does not fit is refused", ("disabled",)),
+    }
+)
+
+RESPONSES_TEXT = {
+    "verbosity": Unsupported("the model's wordiness cannot be set", ("medium",)),
+}
+
 MESSAGE = {
     "annotations": Unsupported(_TEXT_ONLY, ([],)),
     "audio": Unsupported(_TEXT_ONLY),

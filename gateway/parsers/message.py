@@ -42,7 +42,7 @@ class Reading:
 class MessageParser:
     """Reads one answer. `reasoning_end`: how many characters the reasoning and its tags have.
 
-    It is 0 without reasoning, and None as long as the reasoning goes on.
+    It is 0 without reasoning, and None as long as that is not known.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -71,13 +71,11 @@ class MessageParser:
         return self._out.drain()
 
     def _read(self, reading: Reading) -> Wait[None]:
-        source, out = self._source, self._out
-        self.reasoning_end = 0
-        if reading.reasoning is not None:
-            if (yield from reasoning.begins(source, out, reading.reasoning, reading.is_open)):
-                self.reasoning_end = None
-                yield from reasoning.read(source, out, reading.reasoning)
-                self.reasoning_end = source.consumed
+        source, out, tags, end = self._source, self._out, reading.reasoning, 0
+        if tags is not None and (yield from reasoning.begins(source, out, tags, reading.is_open)):
+            yield from reasoning.read(source, out, tags)
+            end = source.consumed
+        self.reasoning_end = end
         if reading.calls is not None:
             yield from reading.calls.read(source, out, reading.tools)
         else:

@@ -45,9 +45,11 @@ async def ask(dialect: str, text: str, stride: int = 2, **more: Any) -> dict[str
     async with client_of(backend) as client:
         response = await client.post(PATH, json=BODY | more)
         assert response.status_code == 200, response.text
-        streamed = events(await client.post(PATH, json=BODY | more | {"stream": True}))
+        asked = BODY | more | {"stream": True, "stream_options": {"include_usage": True}}
+        *chunks, last = events(await client.post(PATH, json=asked))
     choice: dict[str, Any] = response.json()["choices"][0]
-    assert without_ids(joined(streamed)) == without_ids(choice)
+    assert without_ids(joined(chunks)) == without_ids(choice)
+    assert last["usage"]["completion_tokens_details"] == response.json()["usage"]["completion_tokens_details"]
     return choice | {"usage": response.json()["usage"]}
 
 
