@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from eyas.common.errors import ConfigError, InvalidRequest
 from gateway.chat import ChatTemplate, Message
 from gateway.detokenize import Detokenizer, LateDetokenizer, TokenBytes
+from gateway.rendering import Renderer
 from gateway.tokenizer_files import cleans_up, load_chat_template, name_special_tokens
 
 _LONG_TEXT = 16_384  # characters from which a thread tokenizes, so that other streams go on
@@ -30,6 +31,7 @@ class Tokenizer:
         """`clean_up`: texts lose the spaces that some tokenizers write before English punctuation."""
         self._hf = hf
         self.template = template
+        self._renderer = None if template is None else Renderer(template)
         self.table = TokenBytes(hf, clean_up=clean_up)
 
     @classmethod
@@ -71,10 +73,10 @@ class Tokenizer:
 
         Raises InvalidRequest if there is no chat template, or it refuses the messages or fails on them.
         """
-        if self.template is None:
+        if self._renderer is None:
             raise InvalidRequest("the model has no chat template: use /v1/completions", param="messages")
-        return self.template.render(
-            messages,
+        return await self._renderer.render(
+            messages=messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
