@@ -108,9 +108,13 @@ def answer(
     params: SamplingParams,
     tell: Callable[[Answer], None],
 ) -> None:
-    """Loads the engine, answers all prompts and ends it. `tell` is called in the order of completion."""
+    """Loads the engine, answers all prompts and ends it. `tell` is called in the order of completion.
+
+    As many prompts as may run are open, and as many wait, but no more than the engine lets wait: it has
+    all of the first ones before one of them runs.
+    """
     from eyas.engine.loading.build import build_engine
     from eyas.engine.loading.startup import Start
 
-    link = AnswerLink(prompts, params, 2 * config.max_running, tell)
+    link = AnswerLink(prompts, params, min(2 * config.max_running, config.max_waiting), tell)
     build_engine(config, link, Start.of(config)).run()

@@ -22,6 +22,7 @@ from eyas.common.types import Role
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 NANO = ASSETS / "nano"
 NANO_HEAD = ASSETS / "nano-eagle3"
+NANO_EAGLE, NANO_MTP = ASSETS / "nano-eagle", ASSETS / "nano-mtp"  # its other heads
 
 
 MOST_STEPS, MOST_TOPK, MOST_NODES = 32, 32, 256  # per round: steps, rows per step, nodes verified

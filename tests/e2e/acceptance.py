@@ -16,8 +16,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -26,7 +28,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from eyas.common.config import NANO, EngineConfig, SpeculationConfig
+from eyas.common.config import NANO, NANO_HEAD, EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.tree import DraftTree
@@ -98,9 +100,8 @@ def counted(rounds: Rounds, *, coupled: bool) -> Iterator[None]:
         yield
 
 
-def measure(spec: SpeculationConfig, requests: tuple[GenerationRequest, ...], *, coupled: bool) -> Rounds:
+def measure(config: EngineConfig, requests: tuple[GenerationRequest, ...], *, coupled: bool) -> Rounds:
     """All requests through an engine of its own."""
-    config = EngineConfig(worker="unified", speculation=spec)
     rounds = Rounds()
     with counted(rounds, coupled=coupled):
         InProcess((config,), TOGETHER).serve(Task(requests, {}, lambda: None))
@@ -115,22 +116,25 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1, help="of the prompts")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.7, 1.0])
+    parser.add_argument("--draft", type=Path, nargs="+", default=[NANO_HEAD], metavar="DIR", help="heads")
     given = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = Tokenizer.load(NANO)
     prompts = [asyncio.run(tokenizer.encode_chat(c)) for c in held_out_prompts(given.prompts, given.seed)]
     table = Table(title="tokens per verify step")
-    for name in ("temperature", "drafts", "rounds", "coupled", "blind", "target-only"):
-        table.add_column(name, justify="left" if name == "drafts" else "right")
-    cases = [(t, name) for t in given.temperature for name in SHAPES]
-    for t, name in track(cases, description="acceptance"):
+    for name in ("head", "temperature", "drafts", "rounds", "coupled", "blind", "target-only"):
+        table.add_column(name, justify="left" if name in ("head", "drafts") else "right")
+    cases = [(head, t, name) for head in given.draft for t in given.temperature for name in SHAPES]
+    for head, t, name in track(cases, description="acceptance"):
+        config = EngineConfig(draft=str(head), worker="unified", speculation=SHAPES[name])
         params = [SamplingParams(temperature=t, seed=i, max_tokens=MAX_TOKENS) for i in range(len(prompts))]
         pairs = zip(prompts, params, strict=True)
         requests = tuple(GenerationRequest(str(i), *pair) for i, pair in enumerate(pairs))
-        ours, theirs = (measure(SHAPES[name], requests, coupled=coupled) for coupled in (True, False))
-        means = (ours.tokens / ours.count, theirs.tokens / theirs.count, theirs.target_only / theirs.count)
-        table.add_row(f"{t:g}", name, str(ours.count), *(f"{mean:.3f}" for mean in means))
-    Console().print(table)
+        ours, theirs = (measure(config, requests, coupled=coupled) for coupled in (True, False))
+        means = [ours.tokens / ours.count, theirs.tokens / theirs.count]
+        means += [theirs.target_only / theirs.count] if t else []  # greedy answers are not sampled
+        table.add_row(head.name, f"{t:g}", name, str(ours.count), *(f"{mean:.3f}" for mean in means))
+    Console(width=None if sys.stdout.isatty() else 110).print(table)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ from tests.rpc.redis_server import SERVER
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 90.0
 STOP_S = 45.0  # a worker that is asked to leave may wait for leases
-PORTS = {"redis": ("6379",), "gateway": ("8000", "8001")}  # of all others: 7000
+PORTS = {"redis": ("6379",), "gateway": ("8000", "8001")}
+OF_WORKERS = ("7000", "9000")
 
 Services = dict[str, dict[str, Any]]
 
@@ -48,7 +49,7 @@ class Hosts:
     def __init__(self, services: Services) -> None:
         self._here: dict[tuple[str, str], str] = {}
         for name in services:
-            for port in PORTS.get(name, ("7000",)):
+            for port in PORTS.get(name, OF_WORKERS):
                 self._here[name, port] = str(next(free_ports()))
 
     def port(self, name: str, port: str) -> str:

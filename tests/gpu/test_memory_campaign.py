@@ -61,29 +61,39 @@ def test_random_requests_leave_nothing_on_the_device() -> None:
 
 @pytest.mark.timeout(120)
 def test_the_pool_takes_what_the_fraction_says() -> None:
-    """Weights and pages together; graphs and activations lie outside the fraction.
+    """Weights and pages together; graphs, activations and contexts lie outside the fraction: 2 GiB at most.
 
-    What an engine of another test left on the device counts as held: 0.2 GiB, less than the 1 % here.
+    The first engine of a process pays for contexts that the second finds. A pool that peers map is no tensor
+    of PyTorch's allocator, so the device itself is asked.
     """
     total = torch.cuda.mem_get_info()[1]
     less, more = (_taken_at(fraction) for fraction in (0.2, 0.5))
-    print(f"\n0.2 and 0.5 of {total / MIB:.0f} MiB: {less / MIB:.0f} and {more / MIB:.0f} MiB allocated")
-    assert abs((more - less) / total - 0.3) < 0.001
-    assert abs(more / total - 0.5) < 0.01
+    print(f"\n0.2 and 0.5 of {total / MIB:.0f} MiB: {less / MIB:.0f} and {more / MIB:.0f} MiB taken")
+    assert abs((more - less) / total - 0.3) < 0.01
+    assert abs(more / total - 0.5) < 0.015
 
 
 def _taken_at(fraction: float) -> int:
-    """Bytes that an idle engine's tensors take."""
-    before = _memory()[0]
+    """Bytes of the device that an idle engine takes."""
+    before = _used()
     config = resolve_engine("cuda", worker="gpu", num_pages=None, mem_fraction_static=fraction)
     cluster = Loopback(config)
     try:
         while any(worker.ready is None for worker in cluster.workers.values()):
             time.sleep(0.01)
-        return _memory()[0] - before
+        return _used() - before
     finally:
         cluster.close()
         torch.cuda.empty_cache()
+
+
+def _used() -> int:
+    """Bytes that are taken on the device, by all."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
 
 
 def _memory() -> tuple[int, int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.bench.shapes import ModelShape, write_model
 from eyas.common.config import SpeculationConfig, resolve_engine
 from eyas.engine.kernels.warm import Warmup
 from eyas.engine.loading.startup import Start
@@ -39,6 +40,7 @@ print(json.dumps([hits, new, float(x.sum())]))
 
 ENGINE = """
 import json, triton
+from eyas.bench.shapes import ModelShape, write_model
 from eyas.common.config import SpeculationConfig, resolve_engine
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
@@ -71,6 +73,8 @@ ROUNDS = {
     "no graphs": {"cuda_graph_max_bs": 0},
     "two ranks": {"draft": None, "tensor_parallel_size": 2},
 }
+SHARED = ModelShape(256, 512, 4, heads=4, kv_heads=2, head_dim=64, vocab=4096, context=4096)
+"""Two GPUs can share it; the embedded model's MLP has no halves for their kernels."""
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
@@ -80,6 +84,9 @@ def test_an_engine_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
     asked = {"worker": "gpu", "num_pages": 2048, "max_running": 48, "prefill_attention_backend": "triton"}
     asked |= ROUNDS[rounds]
+    if rounds == "two ranks":
+        write_model(SHARED, tmp_path / "model")
+        asked |= {"model": str(tmp_path / "model"), "load_format": "dummy"}
     if asked.get("tensor_parallel_size", 1) > torch.cuda.device_count():
         pytest.skip("PyTorch sees one GPU here")
     start = Start.of(resolve_engine("cuda", **asked))

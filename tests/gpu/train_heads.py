@@ -45,7 +45,7 @@ GRID = (
     *("--draft-tokens", "16", "--num-prompts", "256", "--max-answer", "192"),
 )
 FULL = {
-    "nano": Scale(24_000, ("--steps", "2500", "--batch-size", "32", *LEARNING, *KEPT), GRID),
+    "nano": Scale(24_000, ("--steps", "2000", "--batch-size", "32", *LEARNING, *KEPT), GRID),
     "hundred": Scale(24_000, ("--steps", "1500", "--batch-size", "16", *LEARNING, *KEPT), GRID),
 }
 TINY = Scale(

@@ -20,8 +20,7 @@ from eyas.engine.speculation.lookup_drafter import LookupDrafter
 
 __all__ = ["config", "patient"]
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(300)]
-SLOW = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(300)]
 
 CHAIN = SpeculationConfig(steps=3, draft_tokens=4, ngram=True)
 TREE = SpeculationConfig(steps=2, topk=2, draft_tokens=5, ngram=True)
@@ -55,7 +54,7 @@ def setting(plain: EngineConfig, way: str) -> EngineConfig:
     return replace(plain, draft=plain.draft if headed else None, speculation=spec)
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=() if way == "alone" else SLOW) for way in WAYS])
+@pytest.mark.parametrize("way", WAYS)
 def test_tokens_and_rounds_are_the_plain_engines(
     config: EngineConfig, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +74,6 @@ def test_tokens_and_rounds_are_the_plain_engines(
     assert not any(entry.offered for entry in found[3].entries)
 
 
-@SLOW
 @pytest.mark.parametrize("way", ["alone", "chain"])
 def test_a_prompt_from_elsewhere_has_drafts_from_its_first_round_on(config: EngineConfig, way: str) -> None:
     wanted, plain = requests(config)[:3], setting(config, way)
@@ -85,7 +83,6 @@ def test_a_prompt_from_elsewhere_has_drafts_from_its_first_round_on(config: Engi
     assert [by_choice(result) for result in found] == [by_choice(result) for result in expected]
 
 
-@SLOW
 def test_a_text_that_was_not_told_is_noticed(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens stay right whatever is drafted; the rounds are not those of the plain engine."""
     wanted, plain = requests(config)[:2], setting(config, "alone")

@@ -55,7 +55,8 @@ def rounds_with_drafts(results: list[Result]) -> tuple[int, int]:
     return len(entries), sum(entry.accepted for entry in entries)
 
 
-@pytest.mark.parametrize("drafts", ["chain", pytest.param("tree", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", ["chain", "tree"])
 def test_tokens_are_those_of_plain_decoding(config: EngineConfig, drafts: str) -> None:
     """Chunks, a nucleus, penalties, two choices of a prompt: with drafts that come from elsewhere."""
     spec = DRAFTS[drafts]
@@ -78,6 +79,7 @@ def test_a_device_drafts_for_a_device(config: EngineConfig) -> None:
     assert rounds_with_drafts(found)[1] > 0
 
 
+@pytest.mark.slow
 def test_without_a_head_nothing_is_drafted_outside_the_steps(config: EngineConfig) -> None:
     looking = replace(on_device(config), draft=None, speculation=SpeculationConfig(ngram=True), num_pages=64)
     assert looking.speculates

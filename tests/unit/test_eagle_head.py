@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.folder import weight_files
 from tests.unit.head_chain import NOTICED, SAME, N, worst_difference
 from tests.unit.head_equations import Eagle
 from tests.unit.model_rig import HeadRig, Rig
@@ -118,11 +120,42 @@ def test_a_head_that_cannot_work_is_refused(
         HeadRig(head, Rig(target))
 
 
-def test_a_pickle_is_refused_by_name(folders: Folders) -> None:
+def test_a_head_of_an_older_export_is_converted_once(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Official EAGLE heads come as pytorch_model.bin."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     target, head = folders
-    (head / "model.safetensors").rename(head / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="head has no .safetensors .*, and pytorch_model.bin is not"):
-        HeadRig(head, Rig(target))
+    tensors = load_file(head / "model.safetensors")
+    (head / "model.safetensors").unlink()
+    torch.save(tensors, head / "pytorch_model.bin")
+    first, again = weight_files(head), weight_files(head)
+    assert first == again and first[0].is_relative_to(tmp_path / "cache")
+    found = load_file(first[0])
+    assert found.keys() == tensors.keys() and all(found[name].equal(tensors[name]) for name in found)
+    assert HeadRig(head, Rig(target)).config.algorithm
+
+
+@pytest.mark.parametrize(
+    ("held", "told"),
+    [
+        (b"no pickle", "is not a PyTorch file of tensors"),
+        ({"weight": Path("x")}, "is not a PyTorch file of tensors"),  # more than tensors: it could run code
+        ({"weight": 3}, "does not hold tensors by name"),
+    ],
+)
+def test_what_is_no_file_of_tensors_is_refused(
+    held: object, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "pytorch_model.bin"
+    if isinstance(held, bytes):
+        file.write_bytes(held)
+    else:
+        torch.save(held, file)
+    with pytest.raises(ConfigError, match=told):
+        weight_files(tmp_path)
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
 def test_the_two_kinds_are_told_apart(tmp_path: Path, folders: Folders) -> None:

@@ -144,6 +144,7 @@ def test_the_first_round_of_every_choice_is_drafted_by_a_service(base: EngineCon
     cluster.close()
 
 
+@pytest.mark.slow
 def test_preemption_changes_no_token(base: EngineConfig) -> None:
     """A pool too small for all of them: sequences go back to the queue and are recomputed."""
     requests = [

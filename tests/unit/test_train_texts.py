@@ -134,6 +134,14 @@ def test_an_engine_answers_in_this_process(speech: Speech) -> None:
     assert not found[3].rounds
 
 
+def test_no_prompt_finds_the_queue_full() -> None:
+    engine = engine_of("cpu", str(NANO), max_running=4, max_waiting=3, num_pages=64)
+    told: list[int] = []
+    prompts = [Prompt(number, (5, 6, 7), 2) for number in range(20)]
+    answer(engine, prompts, SamplingParams(ignore_eos=True), lambda one: told.append(one.number))
+    assert sorted(told) == list(range(20))
+
+
 def test_a_prompt_that_is_refused_ends_it() -> None:
     engine = engine_of("cpu", str(NANO), num_pages=64)
     with pytest.raises(EyasError, match="prompt 0 was not answered"):

@@ -13,6 +13,9 @@ from typing import Any
 
 from eyas.common.errors import ConfigError
 
+PICKLED = "pytorch_model*.bin"
+"""Weights of an older export: official EAGLE heads come so."""
+
 _SAMPLES_PER_FILE = 16
 _SAMPLE_BYTES = 4096
 
@@ -50,25 +53,33 @@ def end_tokens(folder: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files, in name order; ConfigError if there is none or the index names a missing one."""
+    """The safetensors files, in name order; of a folder that has none, those made of its pytorch_model*.bin.
+
+    Raises ConfigError if there is neither or the index names a missing one.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         files = sorted({folder / name for name in read_json(index)["weight_map"].values()})
     else:
         files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"model folder {folder} has no .safetensors files{pickles(folder)}")
     for file in files:
         if not file.is_file():
             raise ConfigError(f"weight file {file} is named by the index but does not exist")
-    return files
+    return files or _converted(folder)
 
 
-def pickles(folder: Path) -> str:
-    """The end of a sentence about missing safetensors, if there is a file of an older export instead."""
-    if not (names := sorted(path.name for path in folder.glob("*.bin"))):
-        return ""
-    return f", and {names[0]} is not read: save its tensors with safetensors.torch.save_file"
+def has_weights(folder: Path) -> bool:
+    """Whether there are files that `weight_files` takes."""
+    return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", PICKLED))
+
+
+def _converted(folder: Path) -> list[Path]:
+    pickled = sorted(folder.glob(PICKLED))
+    if not pickled:
+        raise ConfigError(f"model folder {folder} has no .safetensors files")
+    from eyas.engine.checkpoint.pickled import converted  # brings torch, which few callers need
+
+    return [converted(path, fingerprint({}, [path])) for path in pickled]
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

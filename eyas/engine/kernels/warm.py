@@ -18,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from eyas.common.cache import cache_home
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -65,8 +67,7 @@ def use_cache(capability: int) -> Path:
     arguments.
     """
     parts = (sys.version, version("torch"), version("triton"), capability)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    directory = home / "eyas" / "kernels" / _digest(repr(parts).encode())
+    directory = cache_home() / "kernels" / _digest(repr(parts).encode())
     directory.mkdir(parents=True, exist_ok=True)
     os.environ["TRITON_CACHE_DIR"] = str(directory)
     return directory

@@ -1,0 +1,49 @@
+"""Weights of an older export (`pytorch_model*.bin`, as official EAGLE heads have them), as safetensors.
+
+Each file is converted once, into the user's cache, and found there from then on. Only tensors are unpickled:
+a file that holds anything else is refused. It knows no tensor by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from eyas.common.cache import cache_home
+from eyas.common.errors import ConfigError
+
+log = logging.getLogger("eyas.engine")
+
+
+def converted(path: Path, digest: str) -> Path:
+    """The safetensors file with the tensors of `path`, whose bytes `digest` names.
+
+    Raises ConfigError if `path` is no file of tensors, or if the cache cannot be written.
+    """
+    found = cache_home() / "weights" / digest / f"{path.stem}.safetensors"
+    if not found.exists():
+        log.info("%s is converted to %s, once", path, found)
+        own = found.with_suffix(f".{os.getpid()}")  # several workers may do this at the same time
+        try:
+            found.parent.mkdir(parents=True, exist_ok=True)
+            save_file(_tensors(path), own)
+            own.rename(found)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be converted: {error}") from None
+    return found
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    """By name; each has memory of its own, as safetensors demand."""
+    try:
+        found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise ConfigError(f"{path} is not a PyTorch file of tensors: {str(error).splitlines()[0]}") from None
+    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        raise ConfigError(f"{path} does not hold tensors by name")
+    return {name: value.clone(memory_format=torch.contiguous_format) for name, value in found.items()}

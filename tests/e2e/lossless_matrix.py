@@ -1,0 +1,57 @@
+"""Every way to draft, in every shape, unified and split: each gives the tokens of plain decoding.
+
+    python -m tests.e2e.lossless_matrix [--prompts 40]
+
+The heads are the embedded model's own. What is looked up, and what a request foretells, makes no tree of its
+own: in the shapes of trees it stands beside the EAGLE-3 head's. The ways that are not about drafting
+(preemption, services, planted faults) are in `tests.e2e.lossless`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+from eyas.common.config import NANO_EAGLE, NANO_HEAD, NANO_MTP, EngineConfig, SpeculationConfig
+from tests.e2e.lossless import TOGETHER, Variant, main
+from tests.e2e.lossless_ways import InProcess
+from tests.unit.loopback import split_configs
+
+PROMPTS = 40
+SHAPES = {
+    "chain 3": SpeculationConfig(3),
+    "chain 7": SpeculationConfig(7),
+    "tree 16": SpeculationConfig(5, 4, 16),
+    "tree 60": SpeculationConfig(7, 8, 60),
+}
+HEADS = {"EAGLE-2": NANO_EAGLE, "EAGLE-3": NANO_HEAD, "MTP": NANO_MTP}
+
+
+def matrix() -> Iterator[Variant]:
+    """All of it: 40 variants."""
+    for shape, spec in SHAPES.items():
+        for kind, head in HEADS.items():
+            yield from _layouts(f"{kind}, {shape}", _engine(spec, str(head)))
+        beside = str(NANO_HEAD) if spec.topk > 1 else None
+        looked_up = _engine(replace(spec, ngram=True), beside)
+        yield from _layouts(f"n-gram, {shape}", looked_up)
+        yield from _layouts(f"prediction, {shape}", looked_up, foretold=True)
+
+
+def _engine(spec: SpeculationConfig, draft: str | None) -> EngineConfig:
+    spec = spec if spec.topk > 1 else replace(spec, draft_tokens=spec.steps + 1)
+    return EngineConfig(draft=draft, worker="unified", num_pages=640, speculation=spec)
+
+
+def _layouts(name: str, engine: EngineConfig, foretold: bool = False) -> Iterator[Variant]:
+    """In one engine, and as prefill, decode and (if there is a head) draft engines."""
+    split = split_configs(engine)
+    yield Variant(f"{name}, unified", InProcess((engine,), TOGETHER, foretold=foretold))
+    yield Variant(
+        f"{name}, split", InProcess(split if engine.draft else split[:2], TOGETHER, foretold=foretold)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(list(matrix()), "python -m tests.e2e.lossless_matrix", PROMPTS))
