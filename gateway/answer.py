@@ -63,7 +63,7 @@ async def admitted(backend: GenerationBackend, tokenizer: Tokenizer, call: ApiCa
             async with asyncio.TaskGroup() as group:
                 starts = [group.create_task(start(request)) for request in call.requests]
         except ExceptionGroup as refused:
-            raise refused.exceptions[0] from None
+            raise call.named(refused.exceptions[0]) from None
         yield Answer([task.result() for task in starts], call.n)
 
 

@@ -65,7 +65,7 @@ async def chat_call(config: GatewayConfig, served: ServedModel, model: ChatModel
     offsets = reading.reasoning is not None
     rules = msgspec.structs.replace(rules, shown=reading.markers, offsets=offsets)
     call = api_call("chatcmpl-", served, body, rules, [request])
-    return dataclasses.replace(call, reading=reading)
+    return dataclasses.replace(call, reading=reading, grammar_field=call.grammar_field or "tools")
 
 
 async def _options(

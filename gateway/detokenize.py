@@ -16,8 +16,8 @@ from itertools import islice
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from gateway.decoders import StreamedDecoder, compile_decoder
-from gateway.text_stages import TextStage, clean_up_stages
+from eyas.common.decoders import StreamedDecoder, compile_decoder
+from eyas.common.text_stages import TextStage, clean_up_stages
 
 _CONTEXT = 16  # tokens before a text that can change how it begins
 

@@ -149,7 +149,8 @@ class HttpFront:
             call = await chat_call(self._config, await self._served(), self._chats, as_chat(body))
         if call.logprobs and call.reading is not None:
             raise InvalidRequest("top_logprobs is not told beside tools or reasoning", param="top_logprobs")
-        call = dataclasses.replace(call, id=f"resp_{call.requests[0].id}")
+        field = call.grammar_field.replace("response_format", "text.format")
+        call = dataclasses.replace(call, id=f"resp_{call.requests[0].id}", grammar_field=field)
         return self._run(request, call, partial(ResponsesFormat, call, body, self._tokenizer.table))
 
     async def embeddings(self, request: Request) -> Response:

@@ -64,6 +64,14 @@ class ApiCall:
     token_ids: bool = False
     echoes: tuple[Echo, ...] = ()
     reading: Reading | None = None
+    grammar_field: str = ""  # of the body: where its grammar comes from
+
+    def named(self, error: Exception) -> Exception:
+        """A refusal of its grammar names the field that asks for it."""
+        if not isinstance(error, InvalidRequest) or error.param != "grammar":
+            return error
+        field = self.grammar_field
+        return InvalidRequest(error.message.replace("grammar", field, 1), param=field)
 
     def of(self, caller: str) -> ApiCall:
         """A copy in the name of this caller (`keys.Keys.caller`)."""
@@ -210,4 +218,5 @@ def api_call(
         timings=body.timings,
         began=time.monotonic(),
         echoes=tuple(echoes),
+        grammar_field=body.grammar_field[0] if body.grammar_field else "",
     )

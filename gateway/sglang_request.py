@@ -178,6 +178,7 @@ async def generate_call(
         stream=body.stream,
         timings=body.timings,
         began=time.monotonic(),
+        grammar_field=f"sampling_params.{asked.grammar_field[0]}" if asked.grammar_field else "",
     )
 
 

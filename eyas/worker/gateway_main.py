@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import uvloop
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -30,6 +31,7 @@ from gateway.canary import Canary
 from gateway.cluster import Cluster
 from gateway.exit import DrainableBackend
 from gateway.generate import ClusterBackend
+from gateway.grammar_checks import GrammarBackend, GrammarChecks
 from gateway.grpc_front import GrpcFront
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
@@ -61,6 +63,7 @@ async def _run(config: GatewayConfig) -> None:
         _log.info("unless a request says otherwise: %s (generation_config.json)", said)
     workers = registry(config.registry)
     cluster = Cluster(workers)
+    grammars = GrammarChecks(Path(config.model))
     leave = Leave()
     try:
         await cluster.start()
@@ -70,7 +73,7 @@ async def _run(config: GatewayConfig) -> None:
             targets = Targets(config.ttft_target, config.tpot_target)
             auto = AutoLayout(cluster.candidates, targets, metrics.placement)
         canary = Canary(ClusterBackend(cluster, auto), metrics)
-        exit = DrainableBackend(canary)
+        exit = DrainableBackend(GrammarBackend(canary, grammars))
         async with fronts(config, exit, tokenizer, metrics), asyncio.TaskGroup() as tasks:
             looks = [tasks.create_task(canary.run()), tasks.create_task(tell_waiting(canary.health, workers))]
             if auto is not None:
@@ -83,6 +86,7 @@ async def _run(config: GatewayConfig) -> None:
             await leave.within(config.drain_s)
             exit.cut()
     finally:
+        await grammars.aclose()
         await cluster.aclose()
 
 

@@ -10,6 +10,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout, StepInput
+from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.kernels.rounds import FACTS
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
@@ -63,7 +65,7 @@ class Busy:
         self._rig.scheduler.limits = limits
         device: Any = self.device
         buckets, layout = Buckets(1, PAGE, (count,)), Layout(PAGE, device.tables.padding_slot, PAGE)
-        runner = DeviceRunner(device, buckets, layout, (), ahead=True)
+        runner = DeviceRunner(device, buckets, layout, Grammars(Path(), 0, ()), ahead=True)
         requests = self._rig.requests
         committer = Committer(
             scheduler=self._rig.scheduler,

@@ -12,6 +12,7 @@ from scripted_backend import ScriptedBackend
 from eyas.common.config import GatewayConfig
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
+from gateway.tokenizer import Tokenizer
 
 CHAT: dict[str, Any] = {"model": "eyas-nano", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT: dict[str, Any] = {"model": "eyas-nano", "prompt": "Hi"}
@@ -23,9 +24,12 @@ ROUTES: dict[str, dict[str, Any]] = {
 }
 
 
-def client_of(backend: ScriptedBackend, config: GatewayConfig | None = None) -> httpx.AsyncClient:
+def client_of(
+    backend: ScriptedBackend, config: GatewayConfig | None = None, tokenizer: Tokenizer | None = None
+) -> httpx.AsyncClient:
+    """`tokenizer`: where the backend has none of its own."""
     config = config or GatewayConfig()
-    app = create_app(config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()))
+    app = create_app(config, backend, tokenizer or backend.tokenizer, GatewayMetrics(CollectorRegistry()))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=10)
 

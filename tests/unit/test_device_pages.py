@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from eyas.engine.device.program import DeviceState
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout
+from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.messages import Cancel, Step
 from eyas.engine.kernels import sample
 from eyas.engine.kv.format import KvFormat
@@ -146,7 +148,7 @@ class World:
         buckets = Buckets(loaded.width, 4, (3, MAX_RUNNING), (4,), CHUNK, CHUNK)
         if not padded:
             buckets = Buckets(loaded.width, 4, ())
-        self.runner = DeviceRunner(self.watch, buckets, layout, (), ahead=True)
+        self.runner = DeviceRunner(self.watch, buckets, layout, Grammars(Path(), 0, ()), ahead=True)
         self.rig.requests.copy_page = self.runner.copy_page
         self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer())
         self.tokens: dict[tuple[str, int], int] = {}

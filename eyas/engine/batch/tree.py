@@ -82,6 +82,10 @@ class DraftTree:
         """The tree of the nodes at most `depth` below the root."""
         return self._renumbered([i for i, below in enumerate(self._depths()) if below <= depth], ROOT)
 
+    def keep(self, nodes: Sequence[int]) -> DraftTree:
+        """The tree of `nodes` (ascending), whose parents are among them."""
+        return self._renumbered(list(nodes), ROOT)
+
     def _depths(self) -> list[int]:
         depths: list[int] = []
         for parent in self.parents:

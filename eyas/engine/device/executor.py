@@ -69,6 +69,10 @@ class Executor:
         """The device's page tables."""
         return self.state.tables
 
+    @property
+    def _vocab_size(self) -> int:
+        return self.state.model.config.vocab_size
+
     # --- a step ----------------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -118,7 +122,7 @@ class Executor:
 
     @torch.inference_mode()
     def sample(self, rows: np.ndarray) -> list[torch.Tensor]:
-        """Special rows int32 [n, len(COLUMNS)] of the step that was begun: their tokens, before its `finish`.
+        """Special rows int32 [n, columns] of the step that was begun: their tokens, before its `finish`.
 
         Returns their reports, slice by slice; valid once the event of that `finish` has passed.
         """
@@ -213,7 +217,7 @@ class Executor:
         if shape.chunk:
             self._score(rows, Asked(0, range(1), (0,), 1))
         if shape.sampled:
-            special = padding_rows(min(shape.sampled, SLICE), self.tables.padding_slot)
+            special = padding_rows(min(shape.sampled, SLICE), self.tables.padding_slot, self._vocab_size)
             program.sample_special(_pinned(special, self.state.device))
         program.rest(program.choose())
         if self.state.tap is not None:
@@ -248,7 +252,7 @@ class Executor:
         if not shapes:
             return
         pool = torch.cuda.graph_pool_handle()
-        most, vocab = max(shape.sampled for shape in shapes), self.state.model.config.vocab_size
+        most, vocab = max(shape.sampled for shape in shapes), self._vocab_size
         logits = torch.empty(most, vocab, dtype=torch.float32, device=self.state.device)
         for shape in track(
             shapes, description="capturing graphs", console=Console(stderr=True), transient=True

@@ -24,6 +24,7 @@ from eyas.engine.device.executor import Executor
 from eyas.engine.device.flight import Certain, DeviceFlight, Features, Scored
 from eyas.engine.device.special import SpecialRows, occupy_special, reads_text
 from eyas.engine.device.step import Joined, Late, Layout, Placed, StepInput, StepShape, pack, tiles_for
+from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.speculation.feature_ring import KEPT_ROWS
 
 LATE_AT_ONCE = 64
@@ -54,7 +55,7 @@ class DeviceRunner:
         executor: Executor,
         buckets: Buckets,
         layout: Layout,
-        eos_ids: tuple[int, ...],
+        grammars: Grammars,
         *,
         ahead: bool,
         depths: Depths | None = None,
@@ -67,7 +68,7 @@ class DeviceRunner:
         self._buckets = buckets
         self._depths = depths
         self._layout = layout
-        self._eos_ids = eos_ids
+        self._grammars = grammars
         self._occupants: dict[int, _Known] = {}  # by slot
 
     def launch(self, works: SequenceOf[Work]) -> DeviceFlight:
@@ -90,7 +91,7 @@ class DeviceRunner:
         self._executor.begin(step)
         scores = [Scored(work, one, self._executor.score(one)) for work, one in asked]
         features = self._features(placed.chunks, shape)
-        rows = SpecialRows.of(shape, placed, self._eos_ids)
+        rows = SpecialRows.of(shape, placed, self._grammars)  # masks, while the device computes
         special = rows.told(self._executor.sample(rows.array()) if rows else ())
         result, event = self._executor.finish(step)
         told = None
@@ -240,7 +241,7 @@ class DeviceRunner:
         deepest = seq.generation.request.draft_limits.deepest or MOST_STEPS
         writes.occupy(seq.slot, params, seq.choice, speculative=deepest if drafted else 0)
         if params.reads_history or params.min_tokens:
-            occupy_special(writes, seq, self._eos_ids)
+            occupy_special(writes, seq, self._grammars.eos_ids)
         if lookup is not None and drafted:
             lookup.occupy(writes, seq)
             if lookup.reads(seq) and not reads_text(params):  # else it is there already

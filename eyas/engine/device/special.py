@@ -1,8 +1,9 @@
 """Special rows: those whose request asks for more than temperature and filters.
 
-Bias, penalties, bans, log-probabilities, first tokens of several choices: all of it is done on the device,
-for these rows only, between a step's forward and its verdict, in memory that does not grow with them. The
-host says which rows and with which numbers; what it reads of the result, it reads when the step has landed.
+Bias, penalties, bans, masks, log-probabilities, first tokens of several choices: all of it is done on the
+device, for these rows only, between a step's forward and its verdict, in memory that does not grow with them.
+The host says which rows and with which numbers; what it reads of the result, it reads when the step has
+landed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.stopping import ending_ids
 from eyas.engine.batch.tables import Tables, TableWrites
 from eyas.engine.device.step import Placed, StepShape
+from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.kernels import sample, special
 from eyas.engine.kernels.special import COLUMNS, Workspace
 
@@ -30,27 +32,34 @@ SLICE = 64
 
 
 class SpecialRows:
-    """The special rows of one step, in the order in which they are added. `eos_ids`: of the model."""
+    """The special rows of one step, in the order in which they are added. `eos_ids`: of the model.
+
+    Where an output is held to a grammar nothing is drafted, so one mask is all that its rows need.
+    """
 
     def __init__(self, eos_ids: tuple[int, ...]) -> None:
         self._eos_ids = eos_ids
         self._places: list[tuple[int, ...]] = []
         self._wishes: list[tuple[int, ...]] = []
         self._asked: dict[int, _Asked] = {}  # by the place of a round's root, or of a prompt's last row
+        self._masks: dict[int, np.ndarray] = {}  # by the place in `_places`
 
     @classmethod
-    def of(cls, shape: StepShape, placed: Placed, eos_ids: tuple[int, ...]) -> Self:
+    def of(cls, shape: StepShape, placed: Placed, grammars: Grammars) -> Self:
         """Those of a step."""
-        rows, first = cls(eos_ids), shape.batch * shape.width
+        rows, first = cls(grammars.eos_ids), shape.batch * shape.width
         for i, work in enumerate(placed.rounds):
             if work.seq.special:
                 rows.add_round(i * shape.width, shape.width, work.seq)
+                rows.add_mask(i * shape.width, grammars.masks(work))
         for place, work in enumerate(placed.singles, start=first):
             if work.seq.special:
                 rows.add_round(place, 1, work.seq)
+                rows.add_mask(place, grammars.masks(work))
         for place, work in enumerate(placed.ends, start=shape.round_rows):
             if work.seq.special:
                 rows.add_end(place, work.seq)
+                rows.add_mask(place, grammars.masks(work))
         return rows
 
     def __bool__(self) -> bool:
@@ -63,6 +72,13 @@ class SpecialRows:
     def add_end(self, place: int, seq: Sequence) -> None:
         """A prompt's last row."""
         self._add(place, 1, seq, position=len(seq))
+
+    def add_mask(self, place: int, masks: SequenceOf[np.ndarray | None]) -> None:
+        """The first of `masks`, if there are any, for what stands at `place`: its root, and its forks."""
+        if masks and masks[0] is not None:
+            asked = self._asked[place]
+            forks = range(asked.first + asked.width, len(self._places))
+            self._masks |= dict.fromkeys((asked.first, *forks), masks[0])
 
     def _add(self, place: int, width: int, seq: Sequence, position: int) -> None:
         params, forks = seq.generation.request.params, seq.next_forks
@@ -78,7 +94,7 @@ class SpecialRows:
             -1 if params.logprobs is None else params.logprobs,
             prompt,
             int(reads_text(params)),
-            params.min_tokens,
+            params.min_tokens if params.grammar is None else 0,  # else the mask says so
             len(ending_ids(params, self._eos_ids)),
             len(params.logit_bias),
             len(params.bad_words),
@@ -86,9 +102,15 @@ class SpecialRows:
         )
 
     def array(self) -> np.ndarray:
-        """int32 [n, len(COLUMNS)], as `SpecialSampler` takes them."""
+        """int32 [n, columns], as `SpecialSampler` takes them."""
         both = [(*place, *wish) for place, wish in zip(self._places, self._wishes, strict=True)]
-        return np.array(both, np.int32).reshape(-1, len(COLUMNS))
+        rows = np.array(both, np.int32).reshape(-1, len(COLUMNS))
+        if not self._masks:
+            return rows
+        masks = np.full((len(rows), len(next(iter(self._masks.values())))), -1, np.int32)
+        for row, mask in self._masks.items():
+            masks[row] = mask
+        return np.concatenate((rows, masks), axis=1)
 
     def told(self, reports: SequenceOf[torch.Tensor]) -> Told:
         """What the reports of all rows, slice by slice, will say once the step has landed."""
@@ -156,14 +178,22 @@ class SpecialSampler:
     def sample(
         self, logits: torch.Tensor, positions: torch.Tensor, settled: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
-        """Up to SLICE rows int32 [n, len(COLUMNS)]: their reports [n, REPORT_WORDS], until the next call.
+        """Up to SLICE rows int32 [n, columns]: their reports [n, REPORT_WORDS], until the next call.
 
-        `logits` float32 [N, vocab] of the step's sampled rows; `positions` int32 of the first of them, those
-        of rounds. Tokens go to their rows' places in `settled` int32 [N].
+        The first columns are COLUMNS; the others, if there are any, the rows' masks. `logits` float32
+        [N, vocab] of the step's sampled rows; `positions` int32 of the first of them, those of rounds. Tokens
+        go to their rows' places in `settled` int32 [N].
         """
         work, count = self._work, rows.shape[0]
+        masked = rows.shape[1] > len(COLUMNS)
+        if masked:  # all columns at once: a part of host memory would be copied piece by piece
+            rows = rows.to(work.rows.device, non_blocking=True)
+            work.masks[:count].copy_(rows[:, len(COLUMNS) :])
+            rows = rows[:, : len(COLUMNS)]
         work.rows[:count].copy_(rows, non_blocking=True)
         special.process(logits, positions, self._tables, work, count)
+        if masked:
+            special.mask(work, count)
         who = sample.SampledRows(
             work.slots[:count], work.positions[:count], work.unsettled[:count], work.choices[:count]
         )
@@ -172,9 +202,10 @@ class SpecialSampler:
         return work.reports[:count]
 
 
-def padding_rows(count: int, padding_slot: int) -> np.ndarray:
-    """Rows that no request asked for, of the step's first sampled row: int32 [count, len(COLUMNS)]."""
-    rows = np.zeros((count, len(COLUMNS)), np.int32)
+def padding_rows(count: int, padding_slot: int, vocab_size: int) -> np.ndarray:
+    """Rows that no request asked for, of the step's first sampled row, with masks that allow all."""
+    rows = np.full((count, len(COLUMNS) + special.mask_words(vocab_size)), -1, np.int32)
+    rows[:, : len(COLUMNS)] = 0
     rows[:, COLUMNS.index("slot")] = padding_slot
     return rows
 

@@ -56,12 +56,13 @@ _LIST = tl.constexpr(128)  # entries of a list at a time
 class Workspace:
     """Memory for R special rows at a time.
 
-    `rows` int32 [R, len(COLUMNS)]; `logits` float32 and `counts` int32 [R, vocab]; `peaks` int64 [R, P];
-    `slots`, `positions`, `choices`, `tokens` and `unsettled` (-1) int32 [R]; `reports` int32
-    [R, REPORT_WORDS].
+    `rows` int32 [R, len(COLUMNS)]; `masks` int32 [R, mask_words(vocab)]; `logits` float32 and `counts`
+    int32 [R, vocab]; `peaks` int64 [R, P]; `slots`, `positions`, `choices`, `tokens` and `unsettled` (-1)
+    int32 [R]; `reports` int32 [R, REPORT_WORDS].
     """
 
     rows: torch.Tensor
+    masks: torch.Tensor
     logits: torch.Tensor
     counts: torch.Tensor
     peaks: torch.Tensor
@@ -81,6 +82,7 @@ class Workspace:
 
         return cls(
             rows=ints(rows, len(COLUMNS)),
+            masks=ints(rows, mask_words(vocab)),
             logits=torch.empty(rows, vocab, dtype=torch.float32, device=device),
             counts=ints(rows, vocab),
             peaks=torch.empty(rows, triton.cdiv(vocab, _PEAK), dtype=torch.int64, device=device),
@@ -108,6 +110,20 @@ def process(
         VOCAB=logits.shape[1],
         TILE=min(_TILE, triton.next_power_of_2(logits.shape[1])),
         num_warps=16,
+    )
+
+
+def mask_words(vocab: int) -> int:
+    """Words of a mask over `vocab` ids: bit id % 32 of word id // 32 is 1 where the id may be chosen."""
+    return -(-vocab // 32)
+
+
+def mask(work: Workspace, count: int) -> None:
+    """What `work.masks` do not allow becomes -inf in the first `count` of `work.logits`."""
+    vocab = work.logits.shape[1]
+    tile = min(_TILE, triton.next_power_of_2(vocab))
+    _mask[(count, triton.cdiv(vocab, tile))](
+        *(work.masks, work.masks.stride(0), work.logits), VOCAB=vocab, TILE=tile, num_warps=8
     )
 
 
@@ -182,6 +198,15 @@ def _process(
     if reads:
         words = bad_words + slot * _BAD_LIST * _LONGEST
         _ban_words(row, words, node, drafts, parents, text, position, prompt, out)
+
+
+@triton.jit
+def _mask(masks, stride, logits, VOCAB: tl.constexpr, TILE: tl.constexpr):
+    row, ids = tl.program_id(0), tl.program_id(1) * TILE + tl.arange(0, TILE)
+    words = tl.load(masks + row * stride + ids // 32, mask=ids < VOCAB, other=-1)
+    banned = ((words >> (ids % 32)) & 1) == 0
+    out = logits + row.to(tl.int64) * VOCAB + ids
+    tl.store(out, tl.full([TILE], -float("inf"), tl.float32), mask=banned & (ids < VOCAB))
 
 
 @triton.jit

@@ -26,6 +26,7 @@ from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.device.buckets import GRAIN
 from eyas.engine.device.lead import Lead
+from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import Ready
 from eyas.engine.ipc.outbox import Outbox
@@ -116,6 +117,7 @@ class _Core:
     """What runs steps, and what it needs of the scheduler. Pools: target first."""
 
     runner: Runner
+    grammars: Grammars
     pools: tuple[KvPool, ...]
     drafter: Drafter | None
     pacing: Pacing | None
@@ -132,11 +134,14 @@ def _plain_core(loaded: EngineSpec) -> _Core:
     pool = loaded.pool(KvKind.TARGET)
     draft_runner = plain_runner(loaded, model.ends) if loaded.drafts_here else None
     pools = (pool,) if draft_runner is None else (pool, draft_runner.pool)
-    runner = PlainRunner(model, pools, backend, _tap(loaded, model) if loaded.head else None)
+    grammars = Grammars(Path(target.folder), target.vocab_size, target.eos_token_ids)
+    tap = _tap(loaded, model) if loaded.head else None
+    runner = PlainRunner(model, pools, backend, tap, grammars)
     drafter = _drafter(config, draft_runner, target.vocab_size)
     round_rows = loaded.round_rows if drafter else 1
     return _Core(
         runner=runner,
+        grammars=grammars,
         pools=pools,
         drafter=drafter,
         pacing=pacing_of(config) if drafter else None,
@@ -155,7 +160,9 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
             meeting = new_pool_path("meeting", Path(first.config.pool_dir))
             lead = Lead(partial(follower.main, loaded), ranks, first.config.device, meeting)
         loaded = first
-    loaded, device = build_device(loaded, start, lead)
+    target = loaded.target
+    grammars = Grammars(Path(target.folder), target.vocab_size, target.eos_token_ids)
+    loaded, device = build_device(loaded, start, grammars, lead)
     config = loaded.config
     limits = Limits(
         config.page_size,
@@ -172,7 +179,9 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
     elsewhere = loaded.head is not None and not loaded.drafts_here
     drafter = _drafter(config, None, loaded.target.vocab_size) if elsewhere else None
     pacing = pacing_of(config) if drafter else device.pacing
-    return loaded, _Core(device.runner, device.pools, drafter, pacing, limits, device.slowest_step_s, rates)
+    return loaded, _Core(
+        device.runner, grammars, device.pools, drafter, pacing, limits, device.slowest_step_s, rates
+    )
 
 
 def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:
@@ -206,7 +215,7 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
         model=loaded.target,
         runner=core.runner,
         pools=pools,
-        scheduler=Scheduler(pages, cache, core.limits, pulls, host),
+        scheduler=Scheduler(pages, cache, core.limits, pulls, host, core.grammars.holds),
         drafter=core.drafter,
         pacing=core.pacing,
         leases=leases,
@@ -216,6 +225,7 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
         copiers=tuple(moves.copiers.values()),
         travels=moves.possible,
         outbox=outbox,
+        grammars=core.grammars,
         ready=_ready(loaded, moves, core.slowest_step_s, core.rates),
     )
 

@@ -30,6 +30,7 @@ from eyas.engine.device.program import DeviceState
 from eyas.engine.device.runner import DeviceRunner, late_sizes
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout, StepShape
+from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kernels.scores import Scores
@@ -78,7 +79,9 @@ class Rank:
     slowest_step_s: float
 
 
-def build_device(loaded: EngineSpec, start: Start, lead: Lead | None = None) -> tuple[EngineSpec, Device]:
+def build_device(
+    loaded: EngineSpec, start: Start, grammars: Grammars, lead: Lead | None = None
+) -> tuple[EngineSpec, Device]:
     """`lead`: over the other ranks, if there are any. Raises ConfigError if model and KV pages do not fit."""
     if lead is None:
         rank = build_rank(loaded, start, ProcessGroup(RankInfo(), loaded.config.device), Executor)
@@ -86,11 +89,10 @@ def build_device(loaded: EngineSpec, start: Start, lead: Lead | None = None) -> 
         rank = build_rank(loaded, start, lead.group, partial(LedExecutor, lead=lead))
     loaded, executor, state = rank.loaded, rank.executor, rank.executor.state
     layout = Layout(loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
-    eos_ids = loaded.target.eos_token_ids
     pacing = pacing_of(loaded.config) if by_depth(loaded) else None
     depths = None if pacing is None else Depths(pacing, by_depth(loaded))
     ahead = loaded.config.overlap_schedule
-    runner = DeviceRunner(executor, rank.buckets, layout, eos_ids, ahead=ahead, depths=depths)
+    runner = DeviceRunner(executor, rank.buckets, layout, grammars, ahead=ahead, depths=depths)
     if pacing is not None and depths is not None and loaded.config.device != "cpu":
         with start.phases("depths"):
             measure_depths(runner, depths, pacing, loaded.config)

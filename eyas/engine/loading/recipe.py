@@ -22,7 +22,7 @@ from eyas.engine.device.runner import late_sizes
 from eyas.engine.device.special import SLICE
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.skinny import MAX_ROWS
-from eyas.engine.kernels.special import COLUMNS
+from eyas.engine.kernels.special import COLUMNS, mask_words
 from eyas.engine.loading.device_build import buckets_of, build_state, by_depth, captured, rehearsed
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases
@@ -40,13 +40,14 @@ def launches(config: EngineConfig) -> None:
     loaded, state = build_state(_Unread.of(nowhere), _Absent(config.tensor_parallel_size), Phases())
     _keep_one_of_each(state.model)
     inputs, results = (torch.empty(WORDS, dtype=torch.int32, device="meta") for _ in range(2))
+    columns = len(COLUMNS) + mask_words(loaded.target.vocab_size)
     for shape in dict.fromkeys(_shapes(loaded)):
         program = StepProgram(state, shape, inputs, results)
         rows = program.forward()
         if shape.chunk:
             state.slice_logits(rows, torch.empty(1, dtype=torch.int32, device="meta"))
         if shape.sampled:
-            program.sample_special(torch.empty(min(shape.sampled, SLICE), len(COLUMNS), dtype=torch.int32))
+            program.sample_special(torch.empty(min(shape.sampled, SLICE), columns, dtype=torch.int32))
         program.rest(program.choose())
     if state.drafter is not None:
         features = program.features(torch.empty(1, dtype=torch.int64, device="meta")).float()

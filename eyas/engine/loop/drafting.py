@@ -15,6 +15,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.types import DraftLimits, KvHandle
 from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Sequence
+from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.messages import DraftDown, DraftUp
 from eyas.engine.loop.patience import Patience
 from eyas.engine.speculation.depth import narrowed, shallower
@@ -37,11 +38,13 @@ class Drafting:
         most_nodes: int,
         spec: SpeculationConfig = EngineConfig.speculation,
         pacing: Pacing | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        """`width`: of the head; 0 without one."""
+        """`width`: of the head; 0 without one. `grammars`: cut what they do not allow."""
         self.drafter = drafter
         self._spec = spec
         self._pacing = pacing
+        self._grammars = grammars
         self.patience = Patience()
         self._width = width
         self._most_nodes = most_nodes
@@ -175,7 +178,8 @@ class Drafting:
         left = seq.generation.request.params.max_tokens - len(seq.output) - 1
         if tree and want is not None:
             nodes = min(self._most_nodes, want.width - 1)
-            seq.tree = tree.narrow(nodes).truncate_depth(min(left, want.steps)) or None
+            tree = tree.narrow(nodes).truncate_depth(min(left, want.steps))
+            seq.tree = (self._grammars.cut(seq, tree) if self._grammars is not None else tree) or None
         else:
             seq.tree = None
 

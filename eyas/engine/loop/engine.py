@@ -17,6 +17,7 @@ import msgspec
 from eyas.common.config import EngineConfig
 from eyas.common.types import Backlog
 from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
     Attach,
@@ -87,6 +88,7 @@ class Parts:
     copiers: tuple[Copier, ...]
     travels: bool
     outbox: Outbox
+    grammars: Grammars
     ready: Ready
 
 
@@ -101,7 +103,7 @@ class Engine:
         self._pulls = [pulls for pulls in (parts.pulls, parts.draft_pulls) if pulls is not None]
         nodes = parts.scheduler.limits.round_rows - 1
         spec, width = parts.config.speculation, parts.ready.draft_width
-        self._drafting = Drafting(parts.drafter, width, nodes, spec, parts.pacing)
+        self._drafting = Drafting(parts.drafter, width, nodes, spec, parts.pacing, parts.grammars)
         self._requests = self._new_requests()
         self._loop = self._new_loop()
         self._handlers = self._routes()
@@ -121,6 +123,7 @@ class Engine:
             transfer_policy=parts.config.transfer_policy,
             travels=parts.travels,
             drafts=parts.config.speculation if parts.config.speculates else None,
+            drafts_by_grammar=parts.config.attention_backend == "torch",
         )
         draft_kv = None
         if parts.draft_pulls is not None:
@@ -210,7 +213,7 @@ class Engine:
         if any(copier.brief for copier in self._parts.copiers):
             time.sleep(BRIEF_S)
             return 0.0
-        return COPYING_S if self._copying else IDLE_S
+        return COPYING_S if self._copying or self._parts.grammars.compiling else IDLE_S
 
     def _dispatch(self, commands: SequenceOf[Command]) -> None:
         for command in commands:
@@ -227,6 +230,8 @@ class Engine:
             pulls.poll(now)
         self._requests.join(now)
         self._requests.expire(now)
+        for generation, error in self._parts.grammars.take_failed().items():
+            self._requests.fail(generation, error)
         self._parts.leases.poll(now)
         self._parts.stager.poll()
 
@@ -322,6 +327,7 @@ class Engine:
         self._stopping = True
 
     def _close(self) -> None:
+        self._parts.grammars.close()
         idle = self._parts.runner.close()
         deadline, host = time.monotonic() + STOP_S, self._scheduler.host
         ends = [copier.close for copier in self._parts.copiers]

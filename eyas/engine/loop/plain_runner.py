@@ -19,6 +19,7 @@ from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.spans import Span
 from eyas.engine.batch.stopping import banned_ids
 from eyas.engine.batch.tree import Drafts
+from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DecoderModel, FeatureTap
 from eyas.engine.sampling.sampler import Row, Sampled, sample
@@ -54,11 +55,14 @@ class PlainRunner:
         pools: tuple[KvPool, ...],
         backend: AttentionBackend,
         tap: FeatureTap | None,
+        grammars: Grammars | None = None,
     ) -> None:
+        """`grammars`: of requests that have one; None: none has."""
         self.model = model
         self._pools = pools
         self._backend = backend
         self._tap = tap
+        self._grammars = grammars
         self._eos_ids = model.config.eos_token_ids
 
     def copy_page(self, source: int, target: int) -> None:
@@ -124,15 +128,18 @@ class PlainRunner:
             return []
         seq, params = work.seq, work.seq.generation.request.params
         banned = banned_ids(params, self._eos_ids, len(seq.output))
+        masks = self._grammars.masks(work) if self._grammars is not None else ()
+        first = masks[0] if masks else None
         if work.tree is None:
             choices = (seq.choice, *seq.forks)
-            return [Row(params, c, len(seq), seq.prompt, seq.output, (), banned) for c in choices]
-        rows = [Row(params, seq.choice, len(seq), seq.prompt, seq.output, (), banned)]
+            return [Row(params, c, len(seq), seq.prompt, seq.output, (), banned, first) for c in choices]
+        rows = [Row(params, seq.choice, len(seq), seq.prompt, seq.output, (), banned, first)]
         for node in range(len(work.tree.tokens)):
             ancestors = [work.tree.tokens[i] for i in work.tree.path(node)]
             depth = len(ancestors)
             banned = banned_ids(params, self._eos_ids, len(seq.output) + depth)
-            rows.append(Row(params, seq.choice, len(seq) + depth, seq.prompt, seq.output, ancestors, banned))
+            at, mask = len(seq) + depth, masks[1 + node] if masks else None
+            rows.append(Row(params, seq.choice, at, seq.prompt, seq.output, ancestors, banned, mask))
         return rows
 
 

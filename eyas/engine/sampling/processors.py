@@ -1,4 +1,4 @@
-"""Changes logits before the temperature: bias, then penalties, then bans, each for the rows that ask for it.
+"""Changes logits before the temperature: bias, penalties, bans, then masks, for the rows that ask for each.
 
 Every operation is elementwise within a row, so a row's result does not depend on its neighbours.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,11 +16,12 @@ from eyas.engine.sampling.row import Row
 
 
 def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Logits [R, V] after bias, penalties and bans: a copy, or `logits` itself if no row asks for any."""
+    """Logits [R, V] after bias, penalties, bans and masks: a copy, or `logits` if no row asks for any."""
     biased = [i for i, row in enumerate(rows) if row.params.logit_bias]
     penalised = [i for i, row in enumerate(rows) if _penalises(row.params)]
     banned = [(i, token) for i, row in enumerate(rows) for token in _banned(row)]
-    if not (biased or penalised or banned):
+    masked = [i for i, row in enumerate(rows) if row.allowed is not None]
+    if not (biased or penalised or banned or masked):
         return logits
     logits = logits.clone()
     if biased:
@@ -30,7 +32,16 @@ def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         logits[penalised] = _penalised(logits[penalised], [rows[i] for i in penalised])
     if banned:
         logits[_cells(logits, banned)] = -torch.inf
+    if masked:
+        logits[masked] = logits[masked].masked_fill_(~_allowed(logits, [rows[i] for i in masked]), -torch.inf)
     return logits
+
+
+def _allowed(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Which ids the rows' masks allow: bool [R, V]."""
+    masks = np.stack([row.allowed for row in rows if row.allowed is not None])
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    return torch.from_numpy(bits).to(logits.device, torch.bool)
 
 
 def _banned(row: Row) -> list[int]:

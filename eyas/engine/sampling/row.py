@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from eyas.common.params import SamplingParams
 
 
@@ -14,8 +16,8 @@ class Row:
 
     `position` is the absolute index of the token being sampled. `ancestors` are the draft tokens between
     the output and this node, without the root. `banned` ids must not be chosen here, and neither must an id
-    that completes one of the parameters' bad words. Rows of one tree should share their `prompt` and `output`
-    objects, because history is counted once per pair of objects.
+    that completes one of the parameters' bad words, nor one that is not `allowed`. Rows of one tree should
+    share their `prompt` and `output` objects, because history is counted once per pair of objects.
     """
 
     params: SamplingParams
@@ -25,3 +27,4 @@ class Row:
     output: Sequence[int]
     ancestors: Sequence[int]
     banned: Sequence[int] = ()
+    allowed: np.ndarray | None = None  # bits, as `eyas.engine.grammar` has them; None: all

@@ -1,6 +1,6 @@
 """Chooses one token per row: the argmax over the surviving ids of log p + G, or of p at temperature 0.
 
-p is the model's distribution after bias, penalties, bans, temperature, top-k, top-p and min-p, in that
+p is the model's distribution after bias, penalties, bans, masks, temperature, top-k, top-p and min-p, in that
 order; `filters` defines how filters treat ties. log p is used up to a constant per row, which does not change
 the argmax. Ties go to the lowest id. A row's token and logprobs are the same to the bit whatever other rows
 share the call, and a node of a draft tree is a row like any other.

@@ -72,8 +72,11 @@ class Scheduler:
         limits: Limits,
         incoming: Incoming,
         host: HostLoads | None = None,
+        holds: Callable[[Sequence], bool] = lambda seq: False,
     ) -> None:
+        """`holds`: must a sequence's next token wait for something that the engine lacks?"""
         self.host = host
+        self._holds = holds
         self.pool = pool
         self._incoming = incoming
         self.cache = cache
@@ -209,9 +212,9 @@ class Scheduler:
         works = [self._decode(seq) for seq in list(self.running) if self._may_decode(seq)]
         budget = self._chunk_budget(len(works))
         for seq in self.running:
-            if seq.in_prompt and budget > 0:
-                works.append(self._chunk(seq, budget))
-                budget -= len(works[-1].tokens)
+            if seq.in_prompt and (chunk := self._chunk(seq, budget)):
+                works.append(chunk)
+                budget -= len(chunk.tokens)
         admitted = self._admissions(budget) if self.waiting else []
         if lost := self.preempted[preempted:]:  # some were preempted after their work was composed
             works = [work for work in works if work.seq not in lost]
@@ -227,8 +230,9 @@ class Scheduler:
                 continue  # the host loads the first of them
             self._occupy(seq)
             shares.add(seq.generation, 1 + seq.keeps)
-            works.append(self._chunk(seq, budget))
-            budget -= len(works[-1].tokens)
+            if chunk := self._chunk(seq, budget):
+                works.append(chunk)
+                budget -= len(chunk.tokens)
         return works
 
     def _may_decode(self, seq: Sequence) -> bool:
@@ -237,17 +241,19 @@ class Scheduler:
             return False
         if seq.in_flight and len(seq.output) + seq.in_flight >= seq.generation.request.params.max_tokens:
             return False  # the steps in flight reach its last token
-        return self._reserve(seq)
+        return not self._holds(seq) and self._reserve(seq)
 
     def _decode(self, seq: Sequence) -> Work:
         root = seq.output[-1] if seq.output else seq.prompt[-1]
-        tree = seq.tree
-        if tree is None:
-            return Work(seq, seq.kv_len, [root], None, sample=True, round=True)
-        return Work(seq, seq.kv_len, [root, *tree.tokens], tree, sample=True, round=True)
+        tokens = [root, *(seq.tree.tokens if seq.tree is not None else ())]
+        return Work(seq, seq.kv_len, tokens, seq.tree, sample=True, round=True)
 
-    def _chunk(self, seq: Sequence, budget: int) -> Work:
+    def _chunk(self, seq: Sequence, budget: int) -> Work | None:
+        """Its next rows; the last one gives a token, and waits if that must. None: nothing can run."""
         stop = min(seq.kv_len + budget, len(seq))
+        stop -= stop == len(seq) and self._holds(seq)
+        if stop <= seq.kv_len:
+            return None
         return Work(seq, seq.kv_len, seq.tokens(seq.kv_len, stop), None, sample=stop == len(seq))
 
     def _admit(self, seq: Sequence, shares: Shares) -> bool:
@@ -308,11 +314,8 @@ class Scheduler:
         limits = self.limits
         if not decoding or limits.mixed_prefill_budget is None:
             return limits.chunk_tokens
-        few, many, backlog = (
-            limits.mixed_prefill_budget(decoding, False),
-            MANY_CHUNKS * limits.mixed_prefill_budget(1, False),
-            0,
-        )
+        few, backlog = limits.mixed_prefill_budget(decoding, False), 0
+        many = MANY_CHUNKS * limits.mixed_prefill_budget(1, False)
         for seq in itertools.chain(self.running, self.waiting):
             backlog += max(seq.missing - 1, 0)
             if backlog > many:

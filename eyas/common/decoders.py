@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenizers import decoders
 
-from gateway.text_stages import Replacer, Stripper, TextStage
+from eyas.common.text_stages import Replacer, Stripper, TextStage
 
 Step = dict[str, Any]  # one decoder as tokenizer.json writes it
 

@@ -1,0 +1,164 @@
+"""Compiles grammars with xgrammar, for a model's vocabulary.
+
+It knows how each notation is read, and what xgrammar's errors say. xgrammar's core needs neither torch nor
+transformers, and importing them takes seconds, so a process that has not imported them goes without. Nothing
+here bounds time or memory: `gateway.grammar_checks` does, before a grammar goes anywhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from eyas.common.errors import InvalidRequest
+from eyas.common.grammar import Grammar, GrammarKind
+from eyas.common.json_schema import exact
+from eyas.common.vocabulary import pieces
+
+MAX_CHOICES = 1000
+MAX_WHITESPACE = 16
+"""Characters of white space in a row, where JSON allows any number: else an output may never go on."""
+
+_MOST_SAID = 300  # characters of a reason: errors may quote the whole grammar
+_ORIGIN = re.compile(r"^(\[[0-9:]*\] )?(/\S+:\d+: )?")
+_ABSENT = ("torch", "transformers")
+
+
+def library() -> Any:
+    """The module `xgrammar`."""
+    if "xgrammar" not in sys.modules:
+        with _without(*(name for name in _ABSENT if name not in sys.modules)):
+            import xgrammar  # noqa: F401
+    return sys.modules["xgrammar"]
+
+
+class GrammarCompiler:
+    """For the vocabulary of a model's folder. One thread uses it."""
+
+    def __init__(self, folder: Path, vocab_size: int | None = None, eos_ids: Sequence[int] = ()) -> None:
+        """`vocab_size`: how many ids the model has; None: as many as its tokenizer.
+
+        Raises InvalidRequest if the folder has no tokenizer that grammars can be followed with.
+        """
+        xgrammar = library()
+        known = pieces(folder)
+        vocab_size = len(known) if vocab_size is None else vocab_size
+        known = known[:vocab_size] + [b""] * (vocab_size - len(known))
+        info = xgrammar.TokenizerInfo(
+            known, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=list(eos_ids)
+        )
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def compile(self, grammar: Grammar) -> Any:
+        """An `xgrammar.CompiledGrammar`. Raises InvalidRequest, which says what is wrong with the grammar."""
+        grammar.validate()
+        try:
+            return self._compile(grammar)
+        except InvalidRequest:
+            raise
+        except Exception as error:  # the library has no one class of its own
+            raise InvalidRequest(_reason(error), param="grammar") from None
+
+    def _compile(self, grammar: Grammar) -> Any:
+        match grammar.kind:
+            case GrammarKind.JSON_SCHEMA:
+                return self._json(exact(json.loads(grammar.text)))
+            case GrammarKind.JSON_OBJECT:
+                return self._json(exact({"type": "object"}))
+            case GrammarKind.REGEX:
+                return self._compiler.compile_regex(grammar.text)
+            case GrammarKind.EBNF:
+                return self._compiler.compile_grammar(grammar.text)
+            case GrammarKind.CHOICE:
+                return self._tag({"type": "structural_tag", "format": _one_of(json.loads(grammar.text))})
+        return self._tag(_exact_tag(json.loads(grammar.text)))
+
+    def _json(self, schema: Any) -> Any:
+        return self._compiler.compile_json_schema(json.dumps(schema), max_whitespace_cnt=MAX_WHITESPACE)
+
+    def _tag(self, tag: dict[str, Any]) -> Any:
+        return self._compiler.compile_structural_tag(json.dumps(tag))
+
+
+def _one_of(texts: Any) -> dict[str, Any]:
+    """The format of a choice. Raises InvalidRequest for anything but a few texts."""
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise InvalidRequest("a choice must be a list of texts that are not empty", param="grammar")
+    if not 1 <= len(texts) <= MAX_CHOICES:
+        raise InvalidRequest(f"a choice must be of 1 to {MAX_CHOICES} texts", param="grammar")
+    parts = [{"type": "const_string", "value": text} for text in dict.fromkeys(texts)]
+    return {"type": "or", "elements": parts}
+
+
+def _exact_tag(tag: Any) -> Any:
+    """The tag with every JSON schema in it made exact. Raises InvalidRequest for a schema that cannot be."""
+    if not isinstance(tag, dict):
+        raise InvalidRequest("a structural tag must be an object", param="grammar")
+    if "format" not in tag and "structures" in tag:
+        tag = _renewed(tag)
+    todo: list[tuple[Any, str]] = [(tag, "#")]
+    while todo:
+        value, pointer = todo.pop()
+        if isinstance(value, list):
+            todo += [(part, f"{pointer}/{i}") for i, part in enumerate(value)]
+        elif isinstance(value, dict) and "json_schema" in value:
+            value["json_schema"] = exact(value["json_schema"], f"{pointer}/json_schema")
+            value.setdefault("max_whitespace_cnt", MAX_WHITESPACE)
+        elif isinstance(value, dict):
+            todo += [(part, f"{pointer}/{name}") for name, part in value.items()]
+    return tag
+
+
+def _renewed(tag: dict[str, Any]) -> dict[str, Any]:
+    """An older notation, which clients still send: a list of (begin, schema, end), and triggers."""
+    try:
+        tags = [
+            {
+                "type": "tag",
+                "begin": one["begin"],
+                "content": {"type": "json_schema", "json_schema": one["schema"]},
+                "end": one["end"],
+            }
+            for one in tag["structures"]
+        ]
+    except (KeyError, TypeError):
+        message = "structures must be a list of objects with begin, schema and end"
+        raise InvalidRequest(message, param="grammar") from None
+    form = {"type": "triggered_tags", "triggers": tag.get("triggers", []), "tags": tags}
+    return {"type": "structural_tag", "format": form}
+
+
+def _reason(error: Exception) -> str:
+    """What the library says, without where in its source, and not the whole grammar again."""
+    text = _ORIGIN.sub("", str(error).strip())
+    text = " ".join(text.split()) or type(error).__name__
+    return f"it cannot be compiled: {text[:_MOST_SAID]}{'...' if len(text) > _MOST_SAID else ''}"
+
+
+@contextlib.contextmanager
+def _without(*names: str) -> Iterator[None]:
+    """While it lasts, modules of these names are empty shells."""
+    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # None: its import fails
+    try:
+        with contextlib.suppress(ImportError):
+            import tvm_ffi  # noqa: F401  # it takes note of what is missing; xgrammar would not
+        sys.modules.update({name: _Shell(name) for name in names})
+        yield
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+class _Shell(ModuleType):
+    """Has every name: a class of no content."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {"__init__": lambda self, *args, **named: None})

@@ -1,0 +1,120 @@
+"""The grammars of an engine's sequences: compiled in a thread beside the step loop, each once.
+
+A sequence whose grammar is not compiled yet waits, and no other does. It knows sequences and futures. It
+refuses to know steps.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from eyas.common.errors import EyasError
+from eyas.common.grammar import Grammar
+from eyas.common.grammar_compiler import GrammarCompiler
+from eyas.engine.batch.sequence import Generation, Sequence, Work
+from eyas.engine.batch.tree import DraftTree
+from eyas.engine.grammar.state import GrammarState
+
+MAX_KEPT = 256  # compiled grammars
+MAX_KEPT_BYTES = 512 << 20
+
+
+class Grammars:
+    """Everything about grammars for one model. The engine's thread uses it."""
+
+    def __init__(self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        """`eos_ids`: what ends an answer of the model."""
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self.eos_ids = eos_ids
+        self._compiler: GrammarCompiler | None = None  # the thread's
+        self._thread: ThreadPoolExecutor | None = None
+        self._compiled: dict[Grammar, Future[Any]] = {}  # the newest last
+        self._states: WeakKeyDictionary[Sequence, GrammarState] = WeakKeyDictionary()
+        self._failed: dict[Generation, EyasError] = {}
+
+    @property
+    def compiling(self) -> bool:
+        """Is a grammar being compiled?"""
+        return any(not future.done() for future in self._compiled.values())
+
+    def holds(self, seq: Sequence) -> bool:
+        """Must its next token wait: for its grammar, or for tokens of its own that are not known yet?"""
+        if seq.generation.request.params.grammar is None:
+            return False
+        return bool(seq.in_flight) or self._state(seq) is None
+
+    def masks(self, work: Work) -> list[np.ndarray | None]:
+        """As `GrammarState.masks`, for the rows of `work` that give a token; empty without a grammar."""
+        if work.seq.generation.request.params.grammar is None:
+            return []
+        state = self._state(work.seq)
+        assert state is not None, "what holds is not scheduled"
+        return state.masks(work.tree)
+
+    def cut(self, seq: Sequence, tree: DraftTree) -> DraftTree:
+        """The drafts that its grammar allows, which are all of them without one."""
+        if seq.generation.request.params.grammar is None or (state := self._state(seq)) is None:
+            return tree
+        return state.cut(tree)
+
+    def take_failed(self) -> dict[Generation, EyasError]:
+        """Requests that cannot be followed, since the last call, and why."""
+        failed, self._failed = self._failed, {}
+        return failed
+
+    def close(self) -> None:
+        """Begins no other compilation."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _state(self, seq: Sequence) -> GrammarState | None:
+        """Where the sequence stands after its output. None: that is not known yet, or never will be."""
+        params = seq.generation.request.params
+        assert params.grammar is not None
+        try:
+            if seq not in self._states:
+                future = self._future(params.grammar)
+                if not future.done():
+                    return None
+                compiled = future.result()
+                self._states[seq] = GrammarState(compiled, params, self.eos_ids, self._vocab_size)
+            self._states[seq].follow(seq.output)
+        except EyasError as error:
+            self._failed[seq.generation] = error
+            return None
+        return self._states[seq]
+
+    def _future(self, grammar: Grammar) -> Future[Any]:
+        if grammar in self._compiled:
+            self._compiled[grammar] = self._compiled.pop(grammar)
+        else:
+            self._forget()
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+            self._compiled[grammar] = self._thread.submit(self._compile, grammar)
+        return self._compiled[grammar]
+
+    def _compile(self, grammar: Grammar) -> Any:
+        if self._compiler is None:
+            self._compiler = GrammarCompiler(self._folder, self._vocab_size, self.eos_ids)
+        return self._compiler.compile(grammar)
+
+    def _forget(self) -> None:
+        """Drops the oldest until there is room for one more."""
+        sizes = {
+            grammar: 0 if future.exception() else future.result().memory_size_bytes
+            for grammar, future in self._compiled.items()
+            if future.done()
+        }
+        total = sum(sizes.values())
+        for grammar, size in sizes.items():
+            if total <= MAX_KEPT_BYTES and len(self._compiled) < MAX_KEPT:
+                break
+            del self._compiled[grammar]
+            total -= size

@@ -1,0 +1,110 @@
+"""Where one sequence stands in its grammar: a function of the grammar and of the tokens that it has.
+
+`follow` is the only place where a state advances, so a sequence that was preempted, migrated or forked is
+where it would be if nothing had happened. Drafts are looked at and taken back. It knows ids and bits, and
+refuses to know logits.
+
+A mask is int32 [ceil(vocab / 32)]: bit id % 32 of word id // 32 (the least significant first) is 1 where the
+id may stand next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import numpy as np
+
+from eyas.common.errors import InvalidRequest
+from eyas.common.grammar_compiler import library
+from eyas.common.params import SamplingParams
+from eyas.engine.batch.tree import ROOT, DraftTree
+
+
+class GrammarState:
+    """One sequence's place in a compiled grammar. One thread uses it."""
+
+    def __init__(
+        self, compiled: Any, params: SamplingParams, eos_ids: SequenceOf[int], vocab_size: int
+    ) -> None:
+        """Raises InvalidRequest where nothing can end an output: it could not stop when the grammar does."""
+        self._params = params
+        self._words = -(-vocab_size // 32)
+        self._ends = (*eos_ids, *params.stop_token_ids)
+        self._ignored = set(eos_ids) - set(params.stop_token_ids) if params.ignore_eos else set[int]()
+        if not self._ends:
+            message = "grammar needs stop_token_ids: the model has no id that ends an answer"
+            raise InvalidRequest(message, param="grammar")
+        self._matcher = library().GrammarMatcher(compiled, override_stop_tokens=list(self._ends))
+        self._followed = 0  # tokens of the output
+
+    def follow(self, output: SequenceOf[int]) -> None:
+        """Advances over what `output` has gained. Raises InvalidRequest for a token that is not allowed."""
+        for token in output[self._followed :]:
+            if self._matcher.is_terminated() or not self._matcher.accept_token(token):
+                message = f"grammar does not allow token {token} at place {self._followed} of the output"
+                raise InvalidRequest(message, param="grammar")
+            self._followed += 1
+
+    def masks(self, tree: DraftTree | None) -> list[np.ndarray | None]:
+        """The mask of the next token, then of what follows each node of `tree`.
+
+        None: nothing is sampled there that counts, because the node's own token, or one above it, is not
+        allowed, or ends the output.
+        """
+        root = None if self._matcher.is_terminated() else self._mask(0)
+        return [root, *(mask for _, mask in self._walk(tree))]
+
+    def cut(self, tree: DraftTree) -> DraftTree:
+        """The tree without the nodes that are not allowed, and those below them."""
+        return tree.keep([node for node, (allowed, _) in enumerate(self._walk(tree, masks=False)) if allowed])
+
+    def _walk(self, tree: DraftTree | None, masks: bool = True) -> list[tuple[bool, np.ndarray | None]]:
+        """For each node, whether it is allowed, and the mask of what follows it."""
+        matcher, found, path = self._matcher, list[tuple[bool, np.ndarray | None]](), list[int]()
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True) if tree else ()):
+            if parent != ROOT and not found[parent][0]:
+                found.append((False, None))
+                continue
+            assert tree is not None
+            path = self._go(path, tree.path(parent), tree.tokens)
+            if matcher.is_terminated() or not matcher.accept_token(token):
+                found.append((False, None))
+                continue
+            path.append(node)
+            seen = masks and not matcher.is_terminated()
+            found.append((True, self._mask(len(path)) if seen else None))
+        self._go(path, [], ())
+        return found
+
+    def _go(self, path: list[int], target: list[int], tokens: SequenceOf[int]) -> list[int]:
+        """From the end of one path of nodes, all of them allowed, to that of another."""
+        same = 0
+        while same < min(len(path), len(target)) and path[same] == target[same]:
+            same += 1
+        if len(path) > same:
+            self._matcher.rollback(len(path) - same)
+        for node in target[same:]:
+            self._matcher.accept_token(tokens[node])
+        return list(target)
+
+    def _mask(self, depth: int) -> np.ndarray:
+        """The mask where the matcher stands, `depth` tokens after the output.
+
+        An end that comes too early, or is to be ignored, is taken out, unless nothing else is left: what is
+        complete ends. So does what cannot go on, because the vocabulary cannot write what must follow.
+        """
+        mask = np.zeros((1, self._words), np.int32)
+        self._matcher.fill_next_token_bitmask(mask, 0)
+        early = self._followed + depth < self._params.min_tokens
+        if banned := self._ends if early else self._ignored:
+            kept = mask & ~self._bits(banned)
+            mask = kept if kept.any() else mask
+        return mask[0] if mask.any() else self._bits(self._ends)
+
+    def _bits(self, ids: Collection[int]) -> np.ndarray:
+        bits = np.zeros(self._words, np.uint32)
+        for id in ids:
+            bits[id // 32] |= np.uint32(1 << id % 32)
+        return bits.view(np.int32)

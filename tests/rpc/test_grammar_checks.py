@@ -1,0 +1,132 @@
+"""Grammars are checked before a worker hears of them, in a process that has limits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_client import CHAT, GENERATE, client_of, refused
+from scripted_backend import ScriptedBackend, nano_tokenizer
+
+from eyas.common.config import NANO
+from eyas.common.errors import InvalidRequest, Overloaded
+from eyas.common.grammar import Grammar
+from gateway import grammar_checks
+from gateway.grammar_checks import GrammarBackend, GrammarChecks
+
+BOMB = Grammar.json_schema(
+    {"anyOf": [{"properties": {f"{i}_{j}": {"type": "string"} for j in range(30)}} for i in range(60)]}
+)
+GOOD = Grammar.json_object()
+BAD = Grammar.regex("(a")
+
+
+@pytest.fixture
+async def checks() -> AsyncIterator[GrammarChecks]:
+    checks = GrammarChecks(Path(NANO))
+    yield checks
+    await checks.aclose()
+
+
+async def test_a_refusal_names_the_field_that_asked(checks: GrammarChecks) -> None:
+    backend = ScriptedBackend(nano_tokenizer())
+    asked: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/chat/completions", CHAT | {"guided_regex": "(a"}, "guided_regex"),
+        (
+            "/v1/chat/completions",
+            CHAT | {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            "response_format",
+        ),
+        ("/generate", GENERATE | {"sampling_params": {"regex": "(a"}}, "sampling_params.regex"),
+    ]
+    async with client_of(GrammarBackend(backend, checks), tokenizer=backend.tokenizer) as client:  # type: ignore[arg-type]
+        for path, body, field in asked:
+            message = refused(await client.post(path, json=body), field)
+            assert message.startswith(f"{field} cannot be followed: ")
+        assert not backend.requests
+        good = CHAT | {"response_format": {"type": "json_object"}}
+        assert (await client.post("/v1/chat/completions", json=good)).status_code == 200
+    assert [request.params.grammar for request in backend.requests] == [GOOD]
+
+
+async def test_what_was_found_is_remembered(checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checks, "MAX_REMEMBERED", 2)
+    for _ in range(2):
+        await checks.check(GOOD)
+        with pytest.raises(InvalidRequest, match="parenthesis"):
+            await checks.check(BAD)
+    asked: list[Grammar] = []
+    compile_one = checks._compile
+
+    async def count(grammar: Grammar) -> str | None:
+        asked.append(grammar)
+        return await compile_one(grammar)
+
+    monkeypatch.setattr(checks, "_compile", count)
+    await checks.check(GOOD)
+    with pytest.raises(InvalidRequest):
+        await checks.check(BAD)
+    assert not asked
+    new = Grammar.regex("a")
+    await asyncio.gather(*(checks.check(new) for _ in range(5)))
+    assert asked == [new]
+    await checks.check(GOOD)  # the oldest was forgotten
+    assert asked == [new, GOOD]
+
+
+async def test_time_is_bounded_and_what_follows_is_answered() -> None:
+    checks = GrammarChecks(Path(NANO), compile_s=0.2)
+    slow = Grammar.json_schema({"enum": [f"{i * 7919}" for i in range(1000)]})
+    try:
+        await checks.check(GOOD)  # the process runs
+        assert checks._child is not None and checks._child.stdin is not None
+        checks._child.send_signal(19)  # SIGSTOP: a compilation that never ends
+        began = time.monotonic()
+        with pytest.raises(InvalidRequest, match="more than 0.2 s"):
+            await checks.check(slow)
+        assert time.monotonic() - began < 5
+        checks._compile_s = 10
+        await checks.check(Grammar.regex("a+"))
+        with pytest.raises(InvalidRequest, match="more than 0.2 s"):
+            await checks.check(slow)  # as it was found
+    finally:
+        await checks.aclose()
+
+
+async def test_a_process_that_dies_costs_its_grammar_alone(checks: GrammarChecks) -> None:
+    await checks.check(GOOD)
+    assert checks._child is not None
+    checks._child.kill()
+    with pytest.raises(InvalidRequest, match="too much memory"):
+        await checks.check(Grammar.regex("b+"))
+    await checks.check(Grammar.regex("c+"))
+
+
+async def test_memory_is_bounded(checks: GrammarChecks) -> None:
+    huge = Grammar.regex("((((((((a{0,99}){0,99}){0,99}){0,99}b{0,99}){0,99}){0,99}c{0,99}){0,99}){0,999}")
+    try:
+        await checks.check(huge)
+    except InvalidRequest as error:
+        assert "cannot be followed" in error.message
+    await checks.check(GOOD)
+
+
+async def test_waiting_is_bounded(checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checks, "MAX_WAITING", 1)
+    first = asyncio.create_task(checks.check(BOMB))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await checks.check(GOOD)
+    await first
+    await checks.check(GOOD)
+
+
+async def test_a_model_without_a_tokenizer_refuses_all(tmp_path: Path) -> None:
+    checks = GrammarChecks(tmp_path)
+    with pytest.raises(InvalidRequest, match="no tokenizer"):
+        await checks.check(GOOD)
+    await checks.aclose()

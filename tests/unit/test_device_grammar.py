@@ -1,0 +1,171 @@
+"""Grammars on the device: masks by the specification, and the plain engine's answers, kernels interpreted."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.grammar import Grammar
+from eyas.common.params import SamplingParams
+from eyas.common.types import Choice, Finish, GenerationRequest
+from eyas.engine.device import special as special_rows
+from eyas.engine.device.special import SpecialRows, SpecialSampler
+from eyas.engine.kernels.special import COLUMNS
+from eyas.engine.sampling.sampler import Row, sample
+from tests.unit.loopback import Loopback, Result, wait_all
+from tests.unit.test_device_engine import SIZES, on_device, tokens, write_head
+from tests.unit.test_special_rows import EOS, VOCAB, Step, same
+from tests.unit.tiny import write_tiny_llama
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PIECES = ("0", "1", "~", "b", "ab", "{", "}", '"', ":", ",", "[", "]", " ", "a", '":')
+"""By id; the model's own end, which is 2, writes what no grammar here holds."""
+
+END = len(PIECES)
+CHAIN = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
+
+
+def bits(ids: list[int]) -> np.ndarray:
+    words = np.zeros(-(-VOCAB // 32), np.uint32)
+    for id in ids:
+        words[id // 32] |= np.uint32(1 << id % 32)
+    return words.view(np.int32)
+
+
+@pytest.mark.parametrize("asked", [{}, {"logprobs": 3}, {"repetition_penalty": 1.7, "logit_bias": {3: 4.0}}])
+def test_masked_rows_are_the_specifications(asked: dict) -> None:
+    """The rows that have a mask, few ids left or many; those beside them are as they would be alone."""
+    step = Step(3, 1, [asked] * 8)
+    rows = SpecialRows(EOS)
+    masks: dict[int, np.ndarray] = {}
+    for place, seq in enumerate([*step.rounds, *step.ends]):
+        rows.add_round(place, 1, seq) if place < len(step.rounds) else rows.add_end(place, seq)
+        if place % 2:
+            ids = step.rng.sample(range(VOCAB), (1, 2, 9, VOCAB - 1)[place // 2])
+            masks[place] = bits(ids)
+            rows.add_mask(place, [masks[place], None])
+    every = torch.from_numpy(rows.array())
+    assert every.shape[1] == len(COLUMNS) + 2
+    sampler = SpecialSampler(step.tables, VOCAB, pdl=False)
+    told = rows.told([sampler.sample(step.logits, step.positions(), step.settled, every).cpu()])
+    for place, seq in enumerate([*step.rounds, *step.ends]):
+        params = seq.generation.request.params
+        row = Row(params, seq.choice, len(seq), seq.prompt, seq.output, (), (), masks.get(place))
+        found = sample(step.logits[place : place + 1].cpu(), [row])
+        assert step.settled[place].item() == found.tokens[0], place
+        assert same(next(iter(told.logprobs(place, (0,))), None), found.logprobs[0])
+        if place in masks:
+            alone = sample(step.logits[place : place + 1].cpu(), [replace(row, allowed=None)])
+            masks[place] = np.array(found.tokens != alone.tokens)
+    assert any(bool(changed) for changed in masks.values()), "the masks changed nothing"
+
+
+def test_rows_without_a_grammar_are_what_they_were() -> None:
+    """No column more, no launch more."""
+    step = Step(1, 1, [{"logprobs": 1}] * 2)
+    rows = SpecialRows(EOS)
+    rows.add_end(0, step.sequences[0])
+    rows.add_mask(0, [])
+    assert rows.array().shape == (1, len(COLUMNS))
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    """The plain engine's, of a tiny model with a vocabulary of 16."""
+    folder = tmp_path_factory.mktemp("models")
+    target = write_tiny_llama(folder / "target", tied=False, **SIZES)
+    write_tokenizer(target)
+    return EngineConfig(
+        model=str(target),
+        draft=str(write_head(folder / "head", target)),
+        speculation=CHAIN,
+        num_pages=32,
+        chunk_tokens=16,
+        max_running=4,
+        context_length=128,
+        pool_dir=str(tmp_path_factory.mktemp("pools")),
+        worker="unified",
+    )
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One that writes PIECES."""
+    ids = {piece: id for id, piece in enumerate(PIECES)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=PIECES[0]))
+    tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
+    tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def answers(config: EngineConfig, requests: list[GenerationRequest]) -> list[Result]:
+    cluster = Loopback(config)
+    try:
+        results = [cluster.submit(request, split=False) for request in requests]
+        wait_all(results, 300)
+    finally:
+        cluster.close()
+    return results
+
+
+def text(ids: list[int]) -> str:
+    return "".join(PIECES[id] for id in ids if id not in (2, END))
+
+
+def requests() -> list[GenerationRequest]:
+    """Held to grammars, with choices and penalties, beside one that is free and drafted for."""
+    held = {"stop_token_ids": (END,), "max_tokens": 8}
+    bits = SamplingParams(temperature=0.0, grammar=Grammar.regex("(01|10){1,3}"), **held)  # type: ignore[arg-type]
+    words = SamplingParams(
+        temperature=0.9, seed=4, logprobs=1, grammar=Grammar.choice(["ab", "ba", "abba"]), **held
+    )  # type: ignore[arg-type]
+    pairs = SamplingParams(
+        temperature=0.8, seed=7, repetition_penalty=1.2, grammar=Grammar.json_schema(PAIR), **held
+    )  # type: ignore[arg-type]
+    free = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    return [
+        GenerationRequest("bits", (1, 2, 3, 4, 5), bits),
+        GenerationRequest("words", tuple(range(14)) * 2, words, (Choice(0), Choice(1))),
+        GenerationRequest("pairs", (7, 7, 7), pairs),
+        GenerationRequest("free", (5, 9, 11), free),
+    ]
+
+
+PAIR = {"type": "object", "properties": {"a": {"enum": [0, 1]}}, "required": ["a"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("drafts", [None, CHAIN], ids=["plain", "chain"])
+def test_answers_are_the_plain_engines(config: EngineConfig, drafts: SpeculationConfig | None) -> None:
+    """And valid; the free one beside them is drafted for as ever."""
+    plain = config if drafts is not None else replace(config, draft=None)
+    asked = requests()
+    expected, found = answers(plain, asked), answers(on_device(plain), asked)
+    assert tokens(found) == tokens(expected)
+    patterns = {"bits": "(01|10){1,3}", "words": "ab|ba|abba", "pairs": r'\{ *"a" *: *[01] *\}'}
+    for result, request in zip(found, asked, strict=True):
+        for choice, ids in result.tokens.items():
+            if request.id in patterns and result.finishes[choice] is Finish.STOP:
+                assert re.fullmatch(patterns[request.id], text(ids)), text(ids)
+    drafted = any(entry.offered for entry in found[-1].entries)
+    assert drafted == (plain.draft is not None)
+
+
+def test_power_a_mask_that_is_shifted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = special_rows.special.mask
+
+    def shifted(work, count: int) -> None:
+        work.masks.bitwise_left_shift_(1)
+        mask(work, count)
+
+    monkeypatch.setattr(special_rows.special, "mask", shifted)
+    with pytest.raises(AssertionError):
+        test_masked_rows_are_the_specifications({})

@@ -1,0 +1,178 @@
+"""Outputs held to a grammar, with drafts of every kind and without: the same to the bit, and valid."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+from grammar_cases import CASES, EOS, PROMPTS, by_schema, random_schema, request, some_params, text_of
+from loopback import Loopback, Result, split_configs, wait_all
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.grammar import Grammar
+from eyas.common.types import Choice, Finish, GenerationRequest
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TREES = SpeculationConfig(steps=4, topk=3, draft_tokens=10)
+LOOKUP = SpeculationConfig(steps=5, draft_tokens=6, ngram=True)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    return EngineConfig(num_pages=300, pool_dir=str(tmp_path_factory.mktemp("pools")), worker="unified")
+
+
+def run(cluster: Loopback, requests: Sequence[GenerationRequest], *, split: bool = False) -> list[Result]:
+    results = [cluster.submit(one, split=split) for one in requests]
+    wait_all(results, 100)
+    cluster.close()
+    return results
+
+
+def ways(base: EngineConfig) -> dict[str, EngineConfig]:
+    return {
+        "off": replace(base, draft=None),
+        "chain": base,
+        "tree": replace(base, speculation=TREES),
+        "lookup": replace(base, speculation=LOOKUP),
+    }
+
+
+def tokens(results: Sequence[Result]) -> list[dict[int, list[int]]]:
+    return [result.tokens for result in results]
+
+
+def check(result: Result, judge: object) -> int:
+    """How many of its outputs are complete. All of these are valid, and end once."""
+    complete = 0
+    for choice, ids in result.tokens.items():
+        assert EOS not in ids[:-1]
+        if result.finishes[choice] is Finish.STOP:
+            assert ids[-1] == EOS
+            assert judge(text_of(ids)), text_of(ids)  # type: ignore[operator]
+            complete += 1
+    return complete
+
+
+def mixed(seed: int) -> list[tuple[GenerationRequest, object]]:
+    """Every notation, as it is and with parameters of many kinds."""
+    pick, made = random.Random(seed), []
+    for i, (grammar, judge) in enumerate([*CASES, *pick.sample(CASES, 4)]):
+        params = some_params(pick) if i % 2 else {}
+        if "stop_token_ids" in params:
+            params["stop_token_ids"] = (EOS,)
+        n = 3 if i % 4 == 1 else 1
+        made.append((request(f"r{i}", grammar, pick.choice(PROMPTS), n, **params), judge))
+    return made
+
+
+def test_drafts_change_nothing_and_every_answer_is_valid(base: EngineConfig) -> None:
+    made = mixed(1)
+    requests = [one for one, _ in made]
+    wanted = {name: config for name, config in ways(base).items() if name in ("off", "chain", "tree")}
+    found = {name: run(Loopback(config), requests) for name, config in wanted.items()}
+    complete = sum(check(result, judge) for result, (_, judge) in zip(found["off"], made, strict=True))
+    assert complete >= len(requests) // 2
+    for name in ("chain", "tree"):
+        assert tokens(found[name]) == tokens(found["off"]), name
+    accepted = sum(entry.accepted for result in found["tree"] for entry in result.entries)
+    assert accepted > 0  # drafts were verified beside masks
+
+
+def test_without_its_grammar_an_answer_is_another(base: EngineConfig) -> None:
+    grammar, judge = CASES[3]
+    held, loose = request("held", grammar), request("loose", grammar)
+    loose = msgspec.structs.replace(loose, params=msgspec.structs.replace(loose.params, grammar=None))
+    texts = [text_of(result.tokens[0]) for result in run(Loopback(base), [held, loose])]
+    assert [judge(text) for text in texts] == [True, False]
+
+
+def test_elsewhere_and_short_of_pages_it_is_the_same(base: EngineConfig) -> None:
+    requests = [one for one, _ in mixed(2)][:7]
+    alone = tokens(run(Loopback(replace(base, draft=None)), requests))
+    assert tokens(run(Loopback(*split_configs(base)), requests, split=True)) == alone
+    scarce = replace(base, num_pages=13, max_running=4, context_length=128)
+    cluster = Loopback(scarce)
+    worker = cluster.workers["unified"]
+    assert tokens(run(cluster, requests)) == alone
+    assert worker.load is not None and worker.load.preemptions > 0
+
+
+def test_what_was_begun_elsewhere_goes_on(base: EngineConfig) -> None:
+    made = [one for one, _ in mixed(3) if len(one.choices) == 1]
+    whole = tokens(run(Loopback(base), made))
+    begun, kept = [], []
+    for one, found in zip(made, whole, strict=True):
+        if len(found[0]) < 4:
+            continue
+        choice = Choice(0, tuple(found[0][: len(found[0]) // 2]))
+        begun.append(GenerationRequest(one.id, one.prompt_ids, one.params, (choice,), begun=True))
+        kept.append(found[0])
+    assert len(begun) > 3
+    cluster = Loopback(replace(base, speculation=TREES))
+    results = [cluster.submit(one, split=False) for one in begun]
+    for result, one in zip(results, begun, strict=True):
+        result.tokens[0] = list(one.choices[0].output_ids)
+    wait_all(results, 60)
+    cluster.close()
+    assert [result.tokens[0] for result in results] == kept
+
+
+@pytest.mark.parametrize("speculation", [SpeculationConfig(), TREES])
+def test_nothing_comes_after_the_end(base: EngineConfig, speculation: SpeculationConfig) -> None:
+    """Neither `ignore_eos` nor `min_tokens` makes an answer go on that can only end."""
+    grammar = Grammar.choice(["Paris", "Rome"])
+    odd = [{"ignore_eos": True}, {"min_tokens": 20}, {"ignore_eos": True, "min_tokens": 20}, {"logprobs": 1}]
+    made = [request(f"r{i}", grammar, **params) for i, params in enumerate(odd)]
+    for result in run(Loopback(replace(base, speculation=speculation)), made):
+        assert result.finishes == {0: Finish.STOP}
+        assert text_of(result.tokens[0]) in ("Paris", "Rome") and result.tokens[0][-1] == EOS
+        told = [one for entry in result.entries for one in entry.logprobs]
+        assert len(told) in (0, len(result.tokens[0]))
+
+
+def test_an_end_waits_for_min_tokens_while_more_may_follow(base: EngineConfig) -> None:
+    grammar = Grammar.regex("[a-z ]+")
+    made = [request("a", grammar, min_tokens=20), request("b", grammar, ignore_eos=True, max_tokens=30)]
+    a, b = run(Loopback(base), made)
+    assert len(a.tokens[0]) >= 20
+    assert len(b.tokens[0]) == 30 and b.finishes[0] is Finish.LENGTH and EOS not in b.tokens[0]
+
+
+def test_a_stop_token_is_only_a_stop(base: EngineConfig) -> None:
+    """An id that is text elsewhere ends an answer only where that is complete."""
+    brace = next(id for id in range(3, 4096) if text_of([id]) == "}")
+    made = request("a", CASES[0][0], stop_token_ids=(brace,))
+    (result,) = run(Loopback(base), [made])
+    assert brace not in result.tokens[0][:-1]
+
+
+def test_a_grammar_that_cannot_be_followed_fails_its_request_alone(base: EngineConfig) -> None:
+    cluster = Loopback(base)
+    bad = cluster.submit(request("bad", Grammar.regex("(a")), split=False)
+    good = cluster.submit(request("good", Grammar.choice(["Paris"])), split=False)
+    wait_all([good], 60)
+    assert bad.done.wait(20) and bad.failure is not None and "parenthesis" in bad.failure
+    assert text_of(good.tokens[0]) == "Paris"
+    cluster.close()
+
+
+@pytest.mark.slow
+def test_many_schemas_with_every_way_of_drafting(base: EngineConfig) -> None:
+    pick, made = random.Random(5), []
+    for i in range(80):
+        grammar, judge = by_schema(random_schema(pick))
+        params = some_params(pick)
+        params.pop("stop_token_ids", None)
+        made.append((request(f"r{i}", grammar, pick.choice(PROMPTS), max_tokens=80, **params), judge))
+    requests = [one for one, _ in made]
+    found = {name: run(Loopback(config), requests) for name, config in ways(base).items()}
+    complete = sum(check(result, judge) for result, (_, judge) in zip(found["off"], made, strict=True))
+    assert complete > 40
+    for name, results in found.items():
+        assert tokens(results) == tokens(found["off"]), name
+    assert tokens(run(Loopback(*split_configs(base)), requests, split=True)) == tokens(found["off"])

@@ -1,0 +1,143 @@
+"""A state is a function of the grammar and the tokens: a node of a tree is as if its path were committed."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from grammar_cases import CASES, EOS, table
+
+from eyas.common.config import NANO
+from eyas.common.errors import InvalidRequest
+from eyas.common.grammar import Grammar
+from eyas.common.grammar_compiler import GrammarCompiler
+from eyas.common.params import SamplingParams
+from eyas.engine.batch.tree import DraftTree
+from eyas.engine.grammar.state import GrammarState
+
+VOCAB = 4096
+
+
+@cache
+def compiled(grammar: Grammar) -> Any:
+    return compiler().compile(grammar)
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(Path(NANO), VOCAB, (EOS,))
+
+
+def state(grammar: Grammar, output: list[int] | None = None, **params: Any) -> GrammarState:
+    made = GrammarState(compiled(grammar), SamplingParams(**params), (EOS,), VOCAB)
+    made.follow(output or [])
+    return made
+
+
+def allowed(mask: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def wander(grammar: Grammar, pick: random.Random, steps: int) -> list[int]:
+    """Tokens that the grammar allows, one after the other, before its end."""
+    output: list[int] = []
+    for _ in range(steps):
+        (mask,) = state(grammar, output).masks(None)
+        assert mask is not None
+        ids = [id for id in allowed(mask) if id != EOS]
+        if not ids:
+            break
+        output.append(pick.choice(ids))
+    return output
+
+
+def some_tree(grammar: Grammar, output: list[int], pick: random.Random, nodes: int) -> DraftTree:
+    """Drafts of which about half are allowed, and ends among them."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    for node in range(nodes):
+        parent = pick.randrange(-1, node)
+        path = DraftTree(tokens, parents).path(parent) if parent >= 0 else []
+        try:
+            (mask,) = state(grammar, [*output, *(tokens[i] for i in path)]).masks(None)
+            ids = allowed(mask) if mask is not None else [5]
+        except InvalidRequest:
+            ids = [5]
+        tokens.append(pick.choice(ids) if pick.random() < 0.6 else pick.choice((EOS, 7, 40)))
+        parents.append(parent)
+    return DraftTree(tokens, parents)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_masks_of_a_tree_are_those_of_its_paths(number: int) -> None:
+    grammar, pick = CASES[number][0], random.Random(number)
+    reached = dead = 0
+    for _ in range(8):
+        output = wander(grammar, pick, pick.randrange(6))
+        tree = some_tree(grammar, output, pick, 10)
+        here = state(grammar, output)
+        before = here.masks(None)[0]
+        root, *nodes = here.masks(tree)
+        kept = here.cut(tree)
+        again = here.masks(None)[0]
+        assert before is not None and again is not None and root is not None
+        assert (before == again).all() and (root == before).all()  # it was taken back
+        possible = []
+        for node, mask in enumerate(nodes):
+            path = [*output, *(tree.tokens[i] for i in tree.path(node))]
+            try:
+                alone = state(grammar, path)
+            except InvalidRequest:
+                assert mask is None
+                dead += 1
+                continue
+            possible.append(node)
+            if tree.tokens[node] == EOS:
+                assert mask is None
+            else:
+                reached += 1
+                assert mask is not None and (mask == alone.masks(None)[0]).all()
+        assert kept == tree.keep(possible)
+    assert reached and dead
+
+
+def test_what_is_not_allowed_is_an_error_that_says_where() -> None:
+    grammar = Grammar.choice(["Paris"])
+    with pytest.raises(InvalidRequest, match="token 40 at place 0"):
+        state(grammar, [40])
+
+
+def test_ends_that_come_too_early_are_taken_out_while_anything_else_is_left() -> None:
+    open_ended, closed = Grammar.regex("a*"), Grammar.regex("a?")
+    a = table().index(b"a")
+    assert EOS in allowed(state(open_ended).masks(None)[0])  # type: ignore[arg-type]
+    for params in ({"min_tokens": 1}, {"ignore_eos": True}):
+        assert EOS not in allowed(state(open_ended, **params).masks(None)[0])  # type: ignore[arg-type]
+    assert EOS in allowed(state(open_ended, [a], min_tokens=1).masks(None)[0])  # type: ignore[arg-type]
+    assert allowed(state(closed, [a], min_tokens=9, ignore_eos=True).masks(None)[0]) == [EOS]  # type: ignore[arg-type]
+    both = {"ignore_eos": True, "stop_token_ids": (77,)}
+    ends = set(allowed(state(open_ended, **both).masks(None)[0])) & {EOS, 77}  # type: ignore[arg-type]
+    assert ends == {77}
+
+
+def test_a_depth_counts_for_min_tokens() -> None:
+    a = table().index(b"a")
+    root, first, second = state(Grammar.regex("a*"), min_tokens=2).masks(DraftTree([a, a], [-1, 0]))
+    assert root is not None and first is not None and second is not None
+    assert [EOS in allowed(mask) for mask in (root, first, second)] == [False, False, True]
+
+
+def test_a_dead_end_ends() -> None:
+    """A grammar that no text fulfils allows nothing: the output ends instead of going on at random."""
+    grammar = Grammar.ebnf('root ::= "a" never\nnever ::= never "b"')
+    assert allowed(state(grammar, [table().index(b"a")]).masks(None)[0]) == [EOS]  # type: ignore[arg-type]
+
+
+def test_a_model_without_an_end_needs_a_stop_token() -> None:
+    with pytest.raises(InvalidRequest, match="stop_token_ids"):
+        GrammarState(compiled(Grammar.regex("a")), SamplingParams(), (), VOCAB)
+    GrammarState(compiled(Grammar.regex("a")), SamplingParams(stop_token_ids=(5,)), (), VOCAB)

@@ -1,0 +1,142 @@
+"""Every schema that is accepted is followed to the letter; what would be followed loosely is refused."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyas.common.config import NANO
+from eyas.common.errors import InvalidRequest
+from eyas.common.grammar import Grammar
+from eyas.common.grammar_compiler import GrammarCompiler, library
+from eyas.common.json_schema import MAX_DEPTH, MAX_ENUM_VALUES, MAX_PROPERTIES, exact
+
+OBJECT = {"type": "object"}
+A = {"type": "object", "properties": {"a": {"type": "integer"}}}
+LOOP = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+
+
+def tagged(name: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {"kind": {"const": name}}, "required": ["kind"]}
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(Path(NANO))
+
+
+def follows(schema: Any, text: str) -> bool:
+    matcher = library().GrammarMatcher(compiler().compile(Grammar.json_schema(schema)))
+    return bool(matcher.accept_string(text) and matcher.is_completed())
+
+
+REFUSED: list[tuple[Any, str]] = [
+    ({"not": {}}, "#/not"),
+    ({"if": {}, "then": {}}, "#/if"),
+    ({"type": "array", "uniqueItems": True}, "#/uniqueItems"),
+    ({"type": "array", "contains": {}}, "#/contains"),
+    ({**OBJECT, "dependentRequired": {"a": ["b"]}}, "#/dependentRequired"),
+    ({**OBJECT, "properties": {"a/b": {"not": {}}}}, "#/properties/a~1b/not"),
+    ({"type": "array", "items": {"anyOf": [{"not": {}}]}}, "#/items/anyOf/0/not"),
+    ({"allOf": [OBJECT, A]}, "#/allOf"),
+    ({"allOf": [{"type": "integer"}], "minimum": 3}, "#/minimum"),
+    ({**A, "anyOf": [{"required": ["a"]}]}, "#/properties"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "#/oneOf"),
+    ({"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 5}]}, "#/oneOf"),
+    ({"oneOf": [tagged("a"), tagged("a")]}, "#/oneOf"),
+    ({"type": "number", "multipleOf": 0.5}, "#/multipleOf"),
+    ({"type": "integer", "multipleOf": 2000}, "#/multipleOf"),
+    ({"type": "integer", "multipleOf": 5, "minimum": 3}, "#/minimum"),
+    ({"type": "string", "format": "poem"}, "#/format"),
+    ({"type": "string", "pattern": "a+", "maxLength": 3}, "#/maxLength"),
+    ({"type": "string", "format": "date", "minLength": 3}, "#/minLength"),
+    ({"type": "string", "pattern": "(?=a)b"}, "#/pattern"),
+    ({"$ref": "http://x/y"}, "#/$ref"),
+    ({"$ref": "#/$defs/none"}, "#/$ref"),
+    ({"$ref": "#/$defs/q", "minimum": 3, "$defs": {"q": {"type": "integer"}}}, "#/minimum"),
+    ({**OBJECT, "properties": {"a": {"$ref": "#/$defs/q"}}, "$defs": {"q": {"not": {}}}}, "#/$defs/q/not"),
+    (LOOP, "#/$ref"),
+    ({**OBJECT, "required": ["a"]}, "#/required"),
+    ({**A, "patternProperties": {"^a": {"type": "string"}}}, "#/patternProperties"),
+    ({**A, "propertyNames": {"pattern": "^b"}}, "#/propertyNames"),
+    ({**OBJECT, "patternProperties": {"a": {}, "b": {}}}, "#/patternProperties"),
+    ({**OBJECT, "patternProperties": {"a": {}}, "minProperties": 1}, "#/minProperties"),
+    ({"minimum": 3, "maxLength": 3}, "#"),
+    ({"type": "anything"}, "#/type"),
+    ({"type": []}, "#/type"),
+    ({"type": "string", "enum": [1]}, "#/enum"),
+    ({"enum": []}, "#/enum"),
+    ({"enum": list(range(MAX_ENUM_VALUES + 1))}, "#/enum"),
+    ({**OBJECT, "properties": {str(i): {} for i in range(MAX_PROPERTIES + 1)}}, "#"),
+]
+
+
+@pytest.mark.parametrize(("schema", "pointer"), REFUSED)
+def test_what_would_be_followed_loosely_is_refused_with_its_place(schema: Any, pointer: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        exact(json.loads(json.dumps(schema)))
+    assert refused.value.message.startswith(f"at {pointer}: ") or f"at {pointer}:" in refused.value.message
+    assert refused.value.param == "grammar"
+
+
+def test_depth_is_bounded_without_recursion() -> None:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(5000):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_DEPTH} deep"):
+        exact(schema)
+
+
+FOLLOWED: list[tuple[Any, list[str], list[str]]] = [
+    ({}, ["1", '{"a":[null]}'], ["", "x"]),
+    (True, ["1"], []),
+    (OBJECT, ["{}", '{"a":{"b":[1]}}'], ["[]", "1"]),
+    (A, ["{}", '{"a":1}', '{ "a" : 1 }'], ['{"b":1}', '{"a":"x"}', '{"a":1,"a":2}']),
+    ({**A, "additionalProperties": True}, ['{"a":1,"b":"x"}'], ['{"a":"x"}', '{"a":1,"a":"x"}']),
+    ({**A, "required": ["a"]}, ['{"a":-5}'], ["{}"]),
+    ({"properties": {"a": {"type": "integer"}}}, ["{}"], ["1"]),
+    ({"type": "array"}, ["[]", '[1,{"b":null}]'], ["{}"]),
+    (
+        {"items": {"type": "integer"}, "minItems": 1, "maxItems": 2},
+        ["[1]"],
+        ["[]", "[1,2,3]"],
+    ),
+    ({"type": "array", "prefixItems": [{"type": "null"}]}, ["[]", "[null]"], ["[1]", "[null,1]"]),
+    ({"minimum": 3}, ["3", "4.5"], ["2", '"a"', "1e1"]),
+    ({"type": "integer", "minimum": 3, "maximum": 10}, ["3", "10"], ["2", "11", "3.5"]),
+    ({"type": "integer", "multipleOf": 7}, ["0", "7", "21"], ["8"]),
+    ({"type": ["integer", "null"], "minimum": 3}, ["5", "null"], ["1", '"a"']),
+    ({"maxLength": 2}, ['""', '"éa"'], ['"abc"', "1"]),
+    ({"type": "string", "pattern": "^[ab]+$"}, ['"ab"'], ['""', '"c"']),
+    ({"type": "string", "format": "date"}, ['"2024-12-31"'], ['"2024-13-01"', '"x"']),
+    ({"type": "string", "enum": ["a", 1, None]}, ['"a"'], ["1", "null"]),
+    ({"enum": ["a", 1, None, [1]]}, ['"a"', "1", "null", "[1]"], ["2"]),
+    ({"const": {"a": 1}}, ['{"a":1}'], ["{}"]),
+    ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, ["1", '"a"'], ["null"]),
+    ({"oneOf": [tagged("a"), tagged("b")]}, ['{"kind":"a"}', '{"kind":"b"}'], ['{"kind":"c"}', "{}"]),
+    (
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {n: tagged(n) for n in "ab"}},
+        ['{"kind":"b"}'],
+        ["{}"],
+    ),
+    ({"anyOf": [{"type": "string", "maxLength": 1}, {"type": "null"}], "default": None}, ["null"], ['"ab"']),
+    ({**OBJECT, "properties": {"x": {"$ref": "#"}}}, ['{"x":{"x":{}}}'], ['{"x":1}']),
+    ({**OBJECT, "propertyNames": {"maxLength": 1}}, ['{"a":1}'], ['{"aa":1}']),
+    ({**OBJECT, "patternProperties": {"^a": {"type": "integer"}}}, ['{"a":1}'], ['{"b":1}', '{"a":"x"}']),
+    ({**OBJECT, "minProperties": 1, "additionalProperties": {"type": "null"}}, ['{"a":null}'], ["{}"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), FOLLOWED)
+def test_what_is_accepted_is_followed(schema: Any, good: list[str], bad: list[str]) -> None:
+    assert [text for text in good if not follows(schema, text)] == []
+    assert [text for text in bad if follows(schema, text)] == []
+
+
+def test_white_space_has_an_end() -> None:
+    assert follows(A, '{\n    "a": 1\n}')
+    assert not follows(A, "{" + " " * 200 + '"a":1}')
