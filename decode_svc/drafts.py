@@ -178,11 +178,9 @@ def _open_to_pb(open: DraftOpen) -> draft_pb2.DraftOpen:
     return draft_pb2.DraftOpen(
         seq=open.seq,
         generation=open.generation,
-        tokens=open.tokens,
         base_len=open.base_len,
         params=params_to_pb(open.params),
         choice=open.choice,
-        prompt_len=open.prompt_len,
         handle=convert.handle_to_pb(open.handle) if open.handle is not None else None,
         attempt=open.attempt,
     )

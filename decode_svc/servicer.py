@@ -15,6 +15,7 @@ import msgspec
 
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
+from eyas.common.convert_step import step_to_pb
 from eyas.common.errors import EyasError, InvalidRequest, Overloaded
 from eyas.common.message import Failure
 from eyas.common.types import Entry, WorkerInfo
@@ -204,4 +205,4 @@ class _Session:
         for entry in entries:
             if entry.finish is not None:
                 self._forget(entry.id, entry.choice)
-        return decode_pb2.DecodeServiceSessionResponse(step=convert.step_to_pb(entries, wire_id))
+        return decode_pb2.DecodeServiceSessionResponse(step=step_to_pb(entries, wire_id))

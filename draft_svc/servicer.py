@@ -98,11 +98,9 @@ def _open_from_pb(pb: draft_pb2.DraftOpen) -> DraftOpen:
     return DraftOpen(
         seq=pb.seq,
         generation=pb.generation,
-        tokens=tuple(pb.tokens),
         base_len=pb.base_len,
         params=params_from_pb(pb.params),
         choice=pb.choice,
-        prompt_len=pb.prompt_len,
         handle=convert.handle_from_pb(pb.handle) if pb.HasField("handle") else None,
         attempt=pb.attempt,
     )

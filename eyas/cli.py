@@ -127,6 +127,7 @@ def _worker(args: argparse.Namespace) -> int:
 
 def _gateway(args: argparse.Namespace) -> int:
     from eyas.worker.folder import check_model
+    from eyas.worker.gateway_group import run_group
     from eyas.worker.gateway_main import run_gateway
     from eyas.worker.lifeline import die_with_parent
 
@@ -134,7 +135,10 @@ def _gateway(args: argparse.Namespace) -> int:
         die_with_parent()
     config = gateway_alone(args)
     check_model(config.model, "dummy")  # the gateway reads the tokenizer, never the weights
-    run_gateway(config)
+    if config.processes > 1:
+        run_group(config)
+    else:
+        run_gateway(config)
     return 0
 
 

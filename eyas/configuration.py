@@ -158,6 +158,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         reasoning_parser=args.reasoning_parser,
         drain_s=args.drain_s,
         log_format=args.log_format,
+        processes=args.gateway_workers,
         **targets,
     )
 
@@ -165,7 +166,8 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
 def gateway_alone(args: argparse.Namespace) -> GatewayConfig:
     """The configuration of `eyas gateway`. Raises ConfigError for targets without the auto layout."""
     _check_targets(args, args.layout)
-    return dataclasses.replace(gateway_config(args, args.registry), layout=args.layout)
+    config = gateway_config(args, args.registry)
+    return dataclasses.replace(config, layout=args.layout, member=args.member)
 
 
 def _check_targets(args: argparse.Namespace, layout: str) -> None:

@@ -246,6 +246,8 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     for flag, known in (("--tool-call-parser", TOOL_FORMATS), ("--reasoning-parser", REASONING)):
         add(flag, choices=[AUTO, *known, NONE], default=AUTO, help="the format (the chat template's)")
     add("--cors-origin", type=names, default=(), metavar="URL,...", help="sites whose pages may call (none)")
+    text = f"gateway processes on the same ports ({gateway.processes})"
+    add("--gateway-workers", type=positive, default=gateway.processes, metavar="N", help=text)
     _add_drain(parser, gateway.drain_s)
 
 
@@ -263,6 +265,7 @@ def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=GatewayConfig.model, metavar="DIR", help="tokenizer and limits")
     add_gateway(parser, GatewayConfig())
     parser.add_argument("--log-format", choices=FORMATS, default=GatewayConfig.log_format)
+    parser.add_argument("--member", metavar="PATH", help="its socket, if --gateway-workers started it")
     _add_supervised(parser)
 
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 
 import msgspec
 
 from eyas.common.types import GenerationRequest
 from gateway.backend import GenerationBackend
+from gateway.lane import Express, TextEvent
+from gateway.metrics import Meter
 from gateway.openai_request import ApiCall
+from gateway.parts import Parts
 from gateway.text import RequestTrace, TextDelta, TextStream, UsageCounts
 from gateway.tokenizer import Tokenizer
 
@@ -24,6 +27,10 @@ class Answer:
     def __init__(self, streams: Sequence[TextStream], n: int) -> None:
         self._streams = streams
         self._n = n
+        self._reads: dict[asyncio.Task[Sequence[TextDelta]], int] = {}  # of several prompts: by number
+        if len(streams) > 1:
+            for prompt in range(len(streams)):
+                self._read(prompt)
 
     @property
     def traces(self) -> list[RequestTrace]:
@@ -36,14 +43,44 @@ class Answer:
         counts = [msgspec.structs.astuple(stream.usage) for stream in self._streams]
         return UsageCounts(*map(sum, zip(*counts, strict=True)))
 
-    def deltas(self) -> AsyncGenerator[TextDelta, None]:
-        """Every delta as it comes; choice c of prompt p has number p * n + c.
+    def take(self) -> Awaitable[Sequence[TextDelta]]:
+        """The deltas that have come, at least one; () at the end. Choice c of prompt p is p * n + c.
 
         Raises EyasError when a generation fails.
         """
+        return self._streams[0].take() if len(self._streams) == 1 else self._take_any()
+
+    def use_lane(self, event: TextEvent, meter: Meter, parts: Parts) -> None:
+        """From now on, `parts` get the events of most tokens at once, instead of `take` their deltas."""
         if len(self._streams) == 1:
-            return self._streams[0].deltas()
-        return _merged(self._streams, self._n)
+            (text,) = self._streams
+            text.use_lane(Express(text, event, meter, parts).take)
+
+    def leave_lane(self) -> None:
+        """Nothing is written any more without `take`."""
+        for text in self._streams:
+            text.use_lane(None)
+
+    async def aclose(self) -> None:
+        """Ends what still reads. The streams stay their owner's."""
+        for task in self._reads:
+            task.cancel()
+        await asyncio.gather(*self._reads, return_exceptions=True)
+
+    async def _take_any(self) -> Sequence[TextDelta]:
+        deltas: list[TextDelta] = []
+        while self._reads and not deltas:
+            done, _ = await asyncio.wait(self._reads, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                prompt = self._reads.pop(task)
+                if came := task.result():
+                    self._read(prompt)
+                base = prompt * self._n
+                deltas += [msgspec.structs.replace(delta, choice=base + delta.choice) for delta in came]
+        return deltas
+
+    def _read(self, prompt: int) -> None:
+        self._reads[asyncio.ensure_future(self._streams[prompt].take())] = prompt
 
 
 @contextlib.asynccontextmanager
@@ -64,30 +101,9 @@ async def admitted(backend: GenerationBackend, tokenizer: Tokenizer, call: ApiCa
                 starts = [group.create_task(start(request)) for request in call.requests]
         except ExceptionGroup as refused:
             raise call.named(refused.exceptions[0]) from None
-        yield Answer([task.result() for task in starts], call.n)
-
-
-async def _merged(streams: Sequence[TextStream], n: int) -> AsyncGenerator[TextDelta, None]:
-    """The deltas of all streams as they come."""
-    sources = [(p * n, stream.deltas()) for p, stream in enumerate(streams)]
-    waiting = {asyncio.ensure_future(_next(source)): (base, source) for base, source in sources}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                base, source = waiting.pop(task)
-                if (delta := task.result()) is None:
-                    continue
-                waiting[asyncio.ensure_future(_next(source))] = (base, source)
-                yield msgspec.structs.replace(delta, choice=base + delta.choice)
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-
-
-async def _next(source: AsyncIterator[TextDelta]) -> TextDelta | None:
-    return await anext(source, None)
+        answer = Answer([task.result() for task in starts], call.n)
+        owned.push_async_callback(answer.aclose)
+        yield answer
 
 
 def joined(deltas: Sequence[TextDelta]) -> TextDelta:

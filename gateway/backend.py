@@ -5,7 +5,7 @@ It knows tokens and workers. It refuses to know text, HTTP, protobuf, or how a r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -26,16 +26,28 @@ class BackendHealth(msgspec.Struct, frozen=True):
     degraded: str = ""
 
 
+Lane = Callable[[Entry], bool]
+"""Takes an entry at once, and then nothing else gets it; False: it did not."""
+
+
 class GenerationStream(Protocol):
     """The tokens of one admitted request. Its reader owns it and calls `aclose`, however it ended."""
 
-    def __aiter__(self) -> AsyncIterator[Entry]:
-        """Each output index of each choice exactly once and in order.
+    def take(self) -> Awaitable[Sequence[Entry]]:
+        """What has come since the last call, once there is something; () at the end.
 
-        Ends after every choice finished or was cancelled. Raises EyasError if the request fails or its
-        deadline passes, and if its reader is so slow that the stream's bounded buffer is full.
+        It gives each output index of each choice exactly once and in order, and ends after every choice
+        finished or was cancelled. Raises EyasError if the request fails or its deadline passes, and if its
+        reader is so slow that the stream's bounded buffer is full.
         """
         ...
+
+    def use_lane(self, lane: Lane | None) -> None:
+        """From now on, an entry that comes while the reader waits is offered to `lane` (None: to none).
+
+        A lane leaves a request's first two tokens to `take`, which alone gives the end and errors. A
+        stream may do without lanes.
+        """
 
     async def cancel(self, choice: int | None = None) -> None:
         """Ends one choice, or (None) the whole request, at any stage. Idempotent."""

@@ -12,14 +12,14 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 from eyas.common.errors import EyasError, Overloaded
 from eyas.common.params import SamplingParams
 from eyas.common.types import Entry, GenerationRequest, Role, WorkerInfo
 from gateway import router
-from gateway.backend import BackendHealth, GenerationBackend, GenerationStream
+from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lane
 from gateway.metrics import GatewayMetrics
 from gateway.router import Candidate
 from gateway.text import RequestTrace
@@ -170,9 +170,10 @@ class CanaryRun:
         )
         async with contextlib.aclosing(await backend.start(request)) as stream:
             self._admitted = True
-            async for entry in stream:
-                self._trace.saw(entry)
-                self.drafted |= entry.offered > 0
+            while entries := await stream.take():
+                for entry in entries:
+                    self._trace.saw(entry)
+                    self.drafted |= entry.offered > 0
 
     @property
     def stage(self) -> str:
@@ -205,23 +206,22 @@ class ObservedStream(GenerationStream):
 
     def __init__(self, stream: GenerationStream, canary: Canary) -> None:
         self._stream = stream
-        self._entries = aiter(stream)
         self._canary = canary
         self._proved = False
         self._closed = False
 
-    def __aiter__(self) -> AsyncIterator[Entry]:
-        return self
+    def take(self) -> Awaitable[Sequence[Entry]]:
+        return self._stream.take() if self._proved else self._observed()
 
-    def __anext__(self) -> Awaitable[Entry]:
-        return anext(self._entries) if self._proved else self._observed()
+    def use_lane(self, lane: Lane | None) -> None:
+        self._stream.use_lane(lane)
 
-    async def _observed(self) -> Entry:
-        entry = await anext(self._entries)
-        if entry.tokens and entry.index + len(entry.tokens) > 1:
+    async def _observed(self) -> Sequence[Entry]:
+        entries = await self._stream.take()
+        if any(entry.tokens and entry.index + len(entry.tokens) > 1 for entry in entries):
             self._proved = True
             self._canary.proved()
-        return entry
+        return entries
 
     async def cancel(self, choice: int | None = None) -> None:
         await self._stream.cancel(choice)

@@ -7,7 +7,9 @@ This file knows output indices and buffer sizes; it refuses to know who sent an 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from array import array
 from collections import deque
 from collections.abc import Sequence
 
@@ -15,8 +17,11 @@ import msgspec
 
 from eyas.common.errors import Cancelled, EyasError
 from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Timings
+from gateway.backend import Lane
 
 MAX_BUFFERED_STEPS = 1024  # engine steps by which a client may lag behind
+_log = logging.getLogger("eyas.gateway")
+MAX_TAKEN = 64  # entries at a time: a client that reads again after a while gets no burst of them all
 
 
 class Pace:
@@ -54,17 +59,19 @@ class Pace:
 class Delivery:
     """A bounded buffer of entries between the workers' streams and one consumer.
 
-    `push`, `close` and `end` neither wait nor raise, so a shared stream can call them; `next` waits.
+    `push`, `close` and `end` neither wait nor raise, so a shared stream can call them; `take` waits. `lane`:
+    what entries are offered to while the consumer waits for the next.
     """
 
     def __init__(self, choices: Sequence[Choice], limit: int = MAX_BUFFERED_STEPS) -> None:
-        self._outputs: dict[int, list[int]] = {c.index: list(c.output_ids) for c in choices}
+        self._outputs = {c.index: array("i", c.output_ids) for c in choices}
         self.pace = Pace(len(choices))
         self._open = set(self._outputs)
         self._steps = limit
         self._limit = limit * max(1, len(choices))  # a step has one entry per choice
         self._buffer: deque[Entry] = deque()
-        self._reader: asyncio.Future[None] | None = None  # what `next` waits for
+        self.lane: Lane | None = None
+        self._reader: asyncio.Future[None] | None = None  # what `take` waits for
         self._prompt_delivered = False
         self._ended = False
         self._error: EyasError | None = None
@@ -77,7 +84,7 @@ class Delivery:
     @property
     def over(self) -> bool:
         """Whether it takes no more entries: it is complete, or it has ended."""
-        return self._ended or self.complete
+        return self._ended or not self._open
 
     @property
     def tokens(self) -> int:
@@ -99,33 +106,51 @@ class Delivery:
         log-probabilities pass once. A skipped index, or a reader that lags too far behind, ends the delivery
         with an error.
         """
-        if self._ended or entry.choice not in self._outputs:
+        output = self._outputs.get(entry.choice)
+        if self._ended or output is None:
             return
-        if entry.prompt is not None and self._prompt_delivered:
-            entry = msgspec.structs.replace(entry, prompt=None)
-        output = self._outputs[entry.choice]
         known = len(output) - entry.index
-        if entry.choice not in self._open:
-            entry = _without_news(entry)
-        elif known < 0:
-            self.end(EyasError(f"a worker skipped from output index {len(output)} to {entry.index}"))
-            return
-        elif known:
-            entry = _without_first(entry, known)
+        if known or entry.prompt is not None or entry.choice not in self._open:
+            if known < 0 and entry.choice in self._open:
+                self.end(EyasError(f"a worker skipped from output index {len(output)} to {entry.index}"))
+                return
+            entry = self._news(entry, known)
         if not entry.tokens and (entry.finish, entry.timings, entry.prompt) == (None, None, None):
             return
+        if entry.tokens:
+            output.extend(entry.tokens)
+            self.pace.came(len(entry.tokens))
+        if entry.finish is not None:
+            self._open.discard(entry.choice)
+        lane, reader = self.lane, self._reader
+        if lane is None or reader is None or reader.done():
+            self._hold(entry)
+            return
+        try:  # the reader waits, so it has dealt with all that it took
+            if not lane(entry):
+                self._hold(entry)
+        except Exception:
+            _log.exception("request %s failed", entry.id)
+            self.end(EyasError("internal error"))
+
+    def _hold(self, entry: Entry) -> None:
+        """Keeps an entry for the reader."""
         if len(self._buffer) >= self._limit:
             self._buffer.clear()
             self.end(Cancelled(f"the client reads too slowly: {self._steps} steps were waiting for it"))
             return
-        output.extend(entry.tokens)
-        if entry.tokens:
-            self.pace.came(len(entry.tokens))
-        self._prompt_delivered |= entry.prompt is not None
-        if entry.finish is not None:
-            self._open.discard(entry.choice)
         self._buffer.append(entry)
         self._wake()
+
+    def _news(self, entry: Entry, known: int) -> Entry:
+        """What is new in an entry whose first `known` tokens are not, or whose choice is closed."""
+        if entry.prompt is not None:
+            if self._prompt_delivered:
+                entry = msgspec.structs.replace(entry, prompt=None)
+            self._prompt_delivered = True
+        if entry.choice not in self._open:
+            return _without_news(entry)
+        return _without_first(entry, known) if known else entry
 
     def close(self, choice: int) -> None:
         """Drops everything that still comes for this choice."""
@@ -138,17 +163,23 @@ class Delivery:
             self._ended, self._error = True, error
             self._wake()
 
-    async def next(self) -> Entry:
-        """The next entry. Raises StopAsyncIteration at the end, or the error the request ended with."""
-        while not self._buffer:
+    async def take(self) -> Sequence[Entry]:
+        """The next entries, at most MAX_TAKEN; () at the end. Raises the error the request ended with."""
+        while not (buffer := self._buffer):
             if self._error is not None:
                 raise self._error
             if self.over:
-                raise StopAsyncIteration
-            # A bare future: this runs for every token, and an asyncio.Event would double the cost.
+                return ()
+            # A bare future: this runs for every step, and an asyncio.Event would double the cost.
             self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        return self._buffer.popleft()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        if len(buffer) > MAX_TAKEN:
+            return [buffer.popleft() for _ in range(MAX_TAKEN)]
+        self._buffer = deque()
+        return buffer
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

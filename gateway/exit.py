@@ -7,11 +7,11 @@ which requests are open. It refuses to know why the process ends, and how long t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import Entry, GenerationRequest, WorkerInfo
-from gateway.backend import BackendHealth, GenerationBackend, GenerationStream
+from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lane
 from gateway.router import Candidate
 
 DRAINING = "the server is draining: it is about to stop"
@@ -90,8 +90,11 @@ class _Open(GenerationStream):
         self._stream = stream
         self._on_close = on_close
 
-    def __aiter__(self) -> AsyncIterator[Entry]:
-        return aiter(self._stream)  # entries do not pass through this class
+    def take(self) -> Awaitable[Sequence[Entry]]:
+        return self._stream.take()
+
+    def use_lane(self, lane: Lane | None) -> None:
+        self._stream.use_lane(lane)
 
     async def cancel(self, choice: int | None = None) -> None:
         await self._stream.cancel(choice)

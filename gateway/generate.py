@@ -24,7 +24,7 @@ from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStar
 from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Role, Timings, WorkerInfo
 from gateway import router
 from gateway.admission import is_synthetic
-from gateway.backend import BackendHealth, GenerationBackend, GenerationStream
+from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lane
 from gateway.cluster import Cluster
 from gateway.delivery import Delivery, first_entry
 from gateway.layouts import RequestLayout, StaticLayout
@@ -99,11 +99,11 @@ class ClusterGeneration(GenerationStream, LegOwner):
 
     # --- the reader's side ---
 
-    def __aiter__(self) -> AsyncIterator[Entry]:
-        return self
+    def take(self) -> Awaitable[Sequence[Entry]]:
+        return self._delivery.take()
 
-    def __anext__(self) -> Awaitable[Entry]:
-        return self._delivery.next()
+    def use_lane(self, lane: Lane | None) -> None:
+        self._delivery.lane = lane
 
     async def cancel(self, choice: int | None = None) -> None:
         """Ends one choice, or the whole request. Idempotent."""

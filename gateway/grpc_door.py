@@ -26,13 +26,17 @@ _log = logging.getLogger("eyas.gateway")
 
 
 def limits(config: GatewayConfig) -> rpc.Options:
-    """The server options that bound connections. (gRPC itself bounds a header to 16 KiB.)"""
+    """The server options that bound connections, and who may share them.
+
+    (gRPC itself bounds a header to 16 KiB.)
+    """
     return {
         "grpc.max_allowed_incoming_connections": config.max_connections,
         "grpc.server_handshake_timeout_ms": 10_000,  # until a new connection has said what it is
         "grpc.max_connection_idle_ms": 60_000,  # without a call
         "grpc.max_concurrent_streams": MAX_CALLS + MAX_PUBLIC_CALLS,
         "grpc.max_receive_message_length": config.max_body_bytes,
+        "grpc.so_reuseport": int(config.member is not None),
     }
 
 

@@ -117,13 +117,14 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             owned.callback(lambda: meter.ended(text.usage, [text.trace]))
             yield response(started=grpc_messages.started_to_pb(model, request))
             prompt_sent = request.params.prompt_logprobs is None
-            async for delta in text.deltas():
-                meter.delta(delta)
+            while deltas := await text.take():
                 if not prompt_sent and text.trace.prompt is not None:
                     prompt_sent = True  # a thread converts it: it is long, and other streams go on
                     prompt = await asyncio.to_thread(grpc_messages.prompt_to_pb, request, text.trace.prompt)
                     yield response(prompt_logprobs=prompt)
-                yield response(delta=grpc_messages.delta_to_pb(delta))
+                meter.deltas(deltas)
+                for delta in deltas:
+                    yield response(delta=grpc_messages.delta_to_pb(delta))
             timings = timings_object(began, text.trace, text.usage)
             yield response(finished=grpc_messages.finished_to_pb(text.usage, timings))
 

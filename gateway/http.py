@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import time
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -22,7 +22,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Send
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import DeadlineExceeded, EyasError, InvalidRequest
@@ -49,6 +48,7 @@ from gateway.text import TextDelta
 from gateway.tokenizer import Tokenizer
 from gateway.wire import (
     Cors,
+    Reply,
     RequestMiddleware,
     WhileConnected,
     on_eyas_error,
@@ -56,14 +56,7 @@ from gateway.wire import (
     read_body,
 )
 
-LAST_SEND_TIMEOUT_S = 10.0
 B = TypeVar("B", bound=Body)
-_JSON_HEADERS = [(b"content-type", b"application/json")]
-_EVENT_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 _log = logging.getLogger("eyas.gateway")
 
 
@@ -172,7 +165,7 @@ class HttpFront:
     def _run(self, request: Request, call: ApiCall, make_format: Callable[[Answer], Format]) -> Response:
         return WhileConnected(partial(self._answer, call.of(request.state.caller), make_format))
 
-    async def _answer(self, call: ApiCall, make_format: Callable[[Answer], Format], send: Send) -> None:
+    async def _answer(self, call: ApiCall, make_format: Callable[[Answer], Format], reply: Reply) -> None:
         """Runs the call and writes its response, all within the request's deadline."""
         deadline = asyncio.get_running_loop().time() + call.timeout_s
         with self._metrics.meter() as meter:
@@ -183,13 +176,13 @@ class HttpFront:
                 owned.callback(lambda: _log_end(call, answer))
                 format = make_format(answer)
                 if call.stream:
-                    await _stream(call, answer, format, meter, deadline, send)
+                    await _stream(call, answer, format, meter, deadline, reply)
                 else:
                     async with _until(deadline):
                         choices = await _collect(answer, call.choices, meter)
                         long = call.prompt_logprobs
                         body = await to_thread(format.whole, choices) if long else format.whole(choices)
-                    await _send_json(body, send)
+                    await reply.whole(body)
 
     async def _body(self, kind: type[B], request: Request) -> B:
         """The request's body as `kind`; the response's headers will name its ignored fields."""
@@ -229,36 +222,42 @@ def _log_end(call: ApiCall, answer: Answer) -> None:
 
 
 async def _stream(
-    call: ApiCall, answer: Answer, format: Format, meter: Meter, deadline: float, send: Send
+    call: ApiCall, answer: Answer, format: Format, meter: Meter, deadline: float, reply: Reply
 ) -> None:
     """Sends events as the deltas come; a failure after the first byte can only be sent as an event."""
-    await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
-    long = call.prompt_logprobs
+    await reply.begin_events()
+
+    def events(deltas: Sequence[TextDelta]) -> bytes:
+        return b"".join([format.event(delta) for delta in deltas])
+
     try:
         async with _until(deadline):
-            await _send_events(format.opening(), send)
-            async with contextlib.aclosing(answer.deltas()) as deltas:
-                async for delta in deltas:
-                    meter.delta(delta)
-                    event = await to_thread(format.event, delta) if long else format.event(delta)
-                    await _send_events(event, send)
+            await reply.write(format.opening())
+            if reply.parts is not None and (event := format.text_event) is not None:
+                answer.use_lane(event, meter, reply.parts)
+            while deltas := await answer.take():
+                meter.deltas(deltas)
+                part = await to_thread(events, deltas) if call.prompt_logprobs else events(deltas)
+                await reply.write(part)
         last = format.closing()
     except EyasError as error:
         last = format.failure(error)
     except Exception:
         _log.exception("a stream failed")
         last = format.failure(EyasError("internal error"))
-    await _send_last(last, send)
+    finally:
+        answer.leave_lane()
+    await reply.end(last)
 
 
 async def _collect(answer: Answer, choices: int, meter: Meter) -> list[TextDelta]:
     """One delta per choice, in order, each with the choice's whole text."""
     parts: list[list[TextDelta]] = [[] for _ in range(choices)]
-    async with contextlib.aclosing(answer.deltas()) as deltas:
-        async for delta in deltas:
-            meter.delta(delta)
+    while deltas := await answer.take():
+        meter.deltas(deltas)
+        for delta in deltas:
             parts[delta.choice].append(delta)
-    return [joined(deltas) for deltas in parts]
+    return [joined(part) for part in parts]
 
 
 @contextlib.asynccontextmanager
@@ -268,21 +267,3 @@ async def _until(deadline: float) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         raise DeadlineExceeded("the request took longer than its timeout") from error
-
-
-async def _send_events(events: bytes, send: Send) -> None:
-    if events:
-        await send({"type": "http.response.body", "body": events, "more_body": True})
-
-
-async def _send_json(body: bytes, send: Send) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": 200, "headers": [*_JSON_HEADERS, length]})
-    await _send_last(body, send)
-
-
-async def _send_last(body: bytes, send: Send) -> None:
-    """Ends the response. Gives up on a client that does not read it within `LAST_SEND_TIMEOUT_S`."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LAST_SEND_TIMEOUT_S):
-            await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -60,6 +60,7 @@ class DecodeLeg(Listener):
         self.admitted = False
         self.waits = False
         self._id = ""
+        self._spoke = False  # so the prompt is computed
         self._stake: Stake | None = None
         self._cluster = cluster
         self._session = cluster.session(worker)
@@ -98,8 +99,9 @@ class DecodeLeg(Listener):
         self._id = ""
 
     def on_entry(self, entry: Entry) -> None:
-        if self._stake is not None:
+        if not self._spoke and self._stake is not None:
             self._stake.computed()
+            self._spoke = True
         self._owner.on_entry(self, entry)
 
     def on_reply(self, reply: Reply) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from eyas.common.metrics import PlainHistogram
+from gateway.siblings import Siblings
 from gateway.text import RequestTrace, TextDelta, UsageCounts
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -54,10 +55,14 @@ class PlacementMetrics:
 
 
 class GatewayMetrics:
-    """The metrics of one gateway process. Canary requests count in `canary_runs` alone."""
+    """The metrics of one gateway process. Canary requests count in `canary_runs` alone.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    A context manager around the time in which its `siblings`, if it has any, may ask for them.
+    """
+
+    def __init__(self, registry: CollectorRegistry, siblings: Siblings | None = None) -> None:
         self.registry = registry
+        self._siblings = siblings
         self.serving = Gauge("eyas_serving", "1 while /health answers 200", registry=registry)
         self.synthetic = Gauge("eyas_synthetic_acceptance", _SYNTHETIC, registry=registry)
         self.canary_runs = Counter(
@@ -114,8 +119,20 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-
         self.placement = PlacementMetrics(registry)
+
+    async def __aenter__(self) -> GatewayMetrics:
+        if self._siblings is not None:
+            await self._siblings.start(lambda: generate_latest(self.registry))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._siblings is not None:
+            await self._siblings.aclose()
+
+    async def page(self) -> bytes:
+        """Its figures in Prometheus' text; beside siblings, those of all of them."""
+        return generate_latest(self.registry) if self._siblings is None else await self._siblings.page()
 
     def meter(self) -> Meter:
         """A meter for one call."""
@@ -139,17 +156,22 @@ class Meter:
         self._metrics.running.dec()
         self._metrics.request_seconds.observe(time.perf_counter() - self._start)
 
-    def delta(self, delta: TextDelta) -> None:
-        """Counts a delta; called as each arrives."""
-        if delta.tokens:
-            now = time.perf_counter()
-            if last := self._last.get(delta.choice):
-                self._metrics.inter_token.observe((now - last) / len(delta.tokens))
-            elif not self._last:
-                self._metrics.first_token.observe(now - self._start)
-            self._last[delta.choice] = now
-        if delta.finish is not None:
-            self._metrics.finished.labels(delta.finish).inc()
+    def deltas(self, deltas: Sequence[TextDelta]) -> None:
+        """Counts deltas that arrive now."""
+        for delta in deltas:
+            if delta.tokens:
+                self.tokens(delta.choice, len(delta.tokens))
+            if delta.finish is not None:
+                self._metrics.finished.labels(delta.finish).inc()
+
+    def tokens(self, choice: int, count: int) -> None:
+        """Counts tokens of a choice that arrive now."""
+        now = time.perf_counter()
+        if last := self._last.get(choice):
+            self._metrics.inter_token.observe((now - last) / count)
+        elif not self._last:
+            self._metrics.first_token.observe(now - self._start)
+        self._last[choice] = now
 
     def ended(self, usage: UsageCounts, traces: Sequence[RequestTrace]) -> None:
         """Counts the whole call; called once, however it ended. `traces`: one per prompt."""

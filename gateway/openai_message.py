@@ -107,6 +107,7 @@ class MessageFormat(Format):
         return b"".join(self._frame.event(choice, prompt) for choice in choices)
 
     def event(self, delta: TextDelta) -> bytes:
+        self._frame.count(delta)
         reader = self._readers[delta.choice]
         parts = [part for event in reader.read(delta) if (part := _part(event, reader.call_ids)) is not None]
         logprobs, ids = self._logprobs(delta), token_ids(self._call, delta)

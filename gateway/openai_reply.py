@@ -14,6 +14,7 @@ import msgspec
 from eyas.common.errors import EyasError
 from gateway.answer import Answer
 from gateway.detokenize import TokenBytes
+from gateway.lane import TextEvent, TextEvents
 from gateway.openai_logprobs import TextLogprobs, chat_logprobs, text_logprobs
 from gateway.openai_request import ApiCall
 from gateway.text import TextDelta, UsageCounts
@@ -27,7 +28,13 @@ Ids = Sequence[int] | msgspec.UnsetType  # sent on request only
 
 
 class Format(Protocol):
-    """How one API writes one answer; it lives as long as the answer."""
+    """How one API writes one answer; it lives as long as the answer.
+
+    `text_event`: writes the event of a delta that holds text alone, once `opening` is written; None if such
+    deltas have no event of their own.
+    """
+
+    text_event: TextEvent | None = None
 
     def opening(self) -> bytes:
         """Events sent as soon as the request is admitted."""
@@ -165,6 +172,13 @@ class Frame:
         # The events of a call differ in their choice alone: the rest is encoded once.
         none = None if call.include_usage else msgspec.UNSET
         self._before, _, self._after = _event(self._reply(event, [], none)).partition(b'"choices":[]')
+        self._counted = msgspec.structs.replace(answer.usage)  # of the deltas that were shown
+
+    def count(self, delta: TextDelta) -> None:
+        """Takes note of a delta before its event: several may have come together."""
+        if self._call.continuous_usage:
+            self._counted.add(delta)
+            self._counted.cached_tokens = self._answer.usage.cached_tokens
 
     def event(self, choice: msgspec.Struct, prompt_ids: Ids = msgspec.UNSET) -> bytes:
         """An event with one choice."""
@@ -177,21 +191,21 @@ class Frame:
         """The last events: usage and timings if asked for, then [DONE]."""
         if not (self._call.include_usage or self._call.timings):
             return DONE
-        usage = self._counted() if self._call.include_usage else msgspec.UNSET
+        usage = self._total() if self._call.include_usage else msgspec.UNSET
         return _event(self._timed(self._reply(self._event, [], usage))) + DONE
 
     def whole(self, choices: Sequence[msgspec.Struct], prompt_ids: Ids = msgspec.UNSET) -> bytes:
         """The answer as one object."""
-        reply = self._reply(self._whole, choices, self._counted())
+        reply = self._reply(self._whole, choices, self._total())
         return _encode(msgspec.structs.replace(self._timed(reply), prompt_token_ids=prompt_ids))
 
     def _usage(self) -> UsageObject | None | msgspec.UnsetType:
         """`usage` of an event before the last: of all choices so far if asked for, else null or absent."""
         if self._call.continuous_usage:
-            return self._counted()
+            return usage_object(self._counted, self.reasoning_tokens())
         return None if self._call.include_usage else msgspec.UNSET
 
-    def _counted(self) -> UsageObject:
+    def _total(self) -> UsageObject:
         return usage_object(self._answer.usage, self.reasoning_tokens())
 
     def _timed(self, reply: Reply) -> Reply:
@@ -212,6 +226,11 @@ class Frame:
         return Reply(call.id, kind, call.created, call.model.id, fingerprint, choices, usage)
 
 
+def _is_bare(call: ApiCall) -> bool:
+    """Whether the events of a choice's text say nothing but this text."""
+    return not (call.logprobs or call.token_ids or call.continuous_usage)
+
+
 class ChatFormat(Format):
     """Writes chat.completion and chat.completion.chunk."""
 
@@ -220,6 +239,7 @@ class ChatFormat(Format):
         self._table = table
         self._wants_logprobs = call.logprobs
         self._frame = Frame(call, answer, "chat.completion", "chat.completion.chunk")
+        self.text_event = TextEvents(self._render).event if _is_bare(call) else None
 
     def opening(self) -> bytes:
         first, prompt = ChatDelta(role="assistant", content=""), prompt_ids(self._call, 0)
@@ -227,6 +247,7 @@ class ChatFormat(Format):
         return b"".join(self._frame.event(choice, prompt) for choice in choices)
 
     def event(self, delta: TextDelta) -> bytes:
+        self._frame.count(delta)
         logprobs, ids = self._logprobs(delta), token_ids(self._call, delta)
         if not (delta.text or delta.finish or logprobs or ids):
             return b""
@@ -249,6 +270,9 @@ class ChatFormat(Format):
         ]
         return self._frame.whole(answers, prompt_ids(self._call, 0))
 
+    def _render(self, choice: int, text: str) -> bytes:
+        return self._frame.event(ChatChunkChoice(choice, ChatDelta(content=text)))
+
     def _logprobs(self, delta: TextDelta) -> Any:
         return chat_logprobs(delta, self._table) if self._wants_logprobs else None
 
@@ -262,6 +286,7 @@ class TextFormat(Format):
         self._answer = answer
         self._frame = Frame(call, answer, "text_completion", "text_completion")
         self._to_begin = set(range(call.choices)) if call.echoes or call.token_ids else set()
+        self.text_event = TextEvents(self._render).event if _is_bare(call) else None
 
     def opening(self) -> bytes:
         """The echoed prompts; with log-probabilities they wait for the first delta, which brings these."""
@@ -270,6 +295,7 @@ class TextFormat(Format):
         return b"".join(map(self._first, sorted(self._to_begin)))
 
     def event(self, delta: TextDelta) -> bytes:
+        self._frame.count(delta)
         first = self._first(delta.choice) if delta.choice in self._to_begin else b""
         logprobs, ids = self._logprobs(delta), token_ids(self._call, delta)
         if not (delta.text or delta.finish or logprobs or ids):
@@ -303,6 +329,9 @@ class TextFormat(Format):
         if not (echo or logprobs or ids):
             return b""
         return self._frame.event(TextChoice(choice, echo, logprobs, prompt_token_ids=ids))
+
+    def _render(self, choice: int, text: str) -> bytes:
+        return self._frame.event(TextChoice(choice, text))
 
     def _echo(self, choice: int) -> tuple[str, TextLogprobs | None]:
         """The prompt's text, if echoed, and its log-probabilities, if asked for."""

@@ -10,7 +10,7 @@ import time
 from importlib.resources import files
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -143,7 +143,7 @@ class Pages:
 
     async def metrics(self, _: Request) -> Response:
         """The metrics in Prometheus' text format."""
-        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(await self._metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     async def console(self, _: Request) -> Response:
         """The console page."""

@@ -37,8 +37,9 @@ class Candidate:
 
     @property
     def sequences(self) -> int:
-        """Running and waiting there, by the newer of the two counts."""
-        return max(self.in_flight, self.info.running + self.info.waiting)
+        """Running and waiting there: this gateway's own now, and those of others by the last report."""
+        others = self.info.running + self.info.waiting - self.reported.total
+        return self.in_flight + max(others, 0)
 
     @property
     def load(self) -> tuple[int, float]:

@@ -7,13 +7,13 @@ usage. It knows tokens and text; it refuses to know HTTP, JSON and protobuf.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 
 import msgspec
 
 from eyas.common.errors import EyasError
 from eyas.common.types import Entry, Finish, GenerationRequest, PromptLogprobs, Timings, TokenLogprob
-from gateway.backend import GenerationStream
+from gateway.backend import GenerationStream, Lane
 from gateway.stop import StopMatcher
 from gateway.tokenizer import Tokenizer
 
@@ -74,9 +74,10 @@ class UsageCounts(msgspec.Struct):
     def add(self, delta: TextDelta) -> None:
         """Counts a delta."""
         self.completion_tokens += len(delta.tokens)
-        self.accepted += delta.accepted
-        self.rejected += delta.offered - delta.accepted
-        self.verify_steps += delta.verify_steps
+        if delta.offered:
+            self.accepted += delta.accepted
+            self.rejected += delta.offered - delta.accepted
+            self.verify_steps += delta.verify_steps
 
     @property
     def acceptance_length(self) -> float | None:
@@ -127,6 +128,8 @@ class ChoiceText:
         self._include_stop = rules.include_stop
         self._offsets = rules.offsets
         self._min_tokens = request.params.min_tokens
+        self.bare = self._detokenizer.feed if not rules.stops else None
+        """Of the next tokens alone: their text. None if stop strings are looked for."""
         self._tokens = 0
         self._length = 0  # characters decoded so far, with those held back
 
@@ -213,23 +216,51 @@ class TextStream:
         self._stream = stream
         self._open = {choice.index: ChoiceText(tokenizer, request, rules) for choice in request.choices}
 
-    async def deltas(self) -> AsyncGenerator[TextDelta, None]:
-        """The deltas, until every choice has finished. Raises what the generation stream raises."""
-        async for entry in self._stream:
-            self.trace.saw(entry)
-            choice = self._open.get(entry.choice)
-            if choice is None or not (entry.tokens or entry.finish):
-                continue
-            delta = choice.push(entry)
-            self.usage.add(delta)
-            if entry.timings is not None:
-                self.usage.cached_tokens = self.trace.cached_tokens
-            if delta.finish is not None:
-                await self._finish(entry)
-            yield delta
-            if not self._open:
-                return
-        raise EyasError("the generation ended before all of its choices had")
+    def use_lane(self, lane: Lane | None) -> None:
+        """See `GenerationStream.use_lane`."""
+        self._stream.use_lane(lane)
+
+    def bare(self, entry: Entry) -> str | None:
+        """Shows the next entry, and gives its text, if it only adds tokens that `take` would show alike.
+
+        None, and nothing has happened: the entry says more, or is among the first.
+        """
+        choice = self._open.get(entry.choice)
+        if choice is None or choice.bare is None or not self.trace.second or entry.finish is not None:
+            return None
+        if entry.logprobs or entry.timings is not None or entry.prompt is not None:
+            return None
+        usage = self.usage
+        usage.completion_tokens += len(entry.tokens)
+        if entry.offered:
+            usage.accepted += entry.accepted
+            usage.rejected += entry.offered - entry.accepted
+            usage.verify_steps += 1
+        return choice.bare(entry.tokens)
+
+    async def take(self) -> Sequence[TextDelta]:
+        """The deltas of what has come, at least one; () once every choice has finished.
+
+        Raises what the generation stream raises.
+        """
+        deltas: list[TextDelta] = []
+        while self._open and not deltas:
+            entries = await self._stream.take()
+            if not entries:
+                raise EyasError("the generation ended before all of its choices had")
+            for entry in entries:
+                self.trace.saw(entry)
+                choice = self._open.get(entry.choice)
+                if choice is None or not (entry.tokens or entry.finish):
+                    continue
+                delta = choice.push(entry)
+                self.usage.add(delta)
+                if entry.timings is not None:
+                    self.usage.cached_tokens = self.trace.cached_tokens
+                if delta.finish is not None:
+                    await self._finish(entry)
+                deltas.append(delta)
+        return deltas
 
     async def _finish(self, entry: Entry) -> None:
         del self._open[entry.choice]

@@ -6,6 +6,7 @@ It knows ASGI. It refuses to know what is asked and answered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import secrets
@@ -32,8 +33,16 @@ from eyas.common.logging import request_id
 from gateway.fields import REQUEST_ID
 from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
+from gateway.parts import PARTS, Parts
 
 BODY_TIMEOUT_S = 30.0
+LAST_SEND_TIMEOUT_S = 10.0
+_JSON_HEADERS = [(b"content-type", b"application/json")]
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 _UNSAFE = re.compile(r"[^\x21-\x2b\x2d-\x7e]")  # not allowed in a header that lists names
 _MAX_NAMED, _MAX_NAME = 32, 64
 _log = logging.getLogger("eyas.gateway")
@@ -64,19 +73,56 @@ async def _bounded(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
+class Reply:
+    """One response as it is written: whole, or as events. Parts go the short way where the server has it."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
+        self.parts: Parts | None = scope.get("extensions", {}).get(PARTS)
+
+    async def whole(self, body: bytes) -> None:
+        """A JSON object."""
+        length = (b"content-length", str(len(body)).encode())
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*_JSON_HEADERS, length]})
+        await self.end(body)
+
+    async def begin_events(self) -> None:
+        """The status line and headers of a stream of events."""
+        await self._send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+
+    async def write(self, part: bytes) -> None:
+        """More of the body, if any; waits while the client reads slowly."""
+        if not part:
+            return
+        if self.parts is None:
+            await self._send({"type": "http.response.body", "body": part, "more_body": True})
+            return
+        self.parts.write(part)
+        if self.parts.blocked:
+            await self.parts.drain()
+
+    async def end(self, last: bytes) -> None:
+        """The end. Gives up on a client that does not read it within `LAST_SEND_TIMEOUT_S`."""
+        if self.parts is not None:
+            self.parts.flush()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SEND_TIMEOUT_S):
+                await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+
 class WhileConnected(Response):
-    """A response written by `work(send)`, which is cancelled when the client disconnects.
+    """A response written by `work(reply)`, which is cancelled when the client disconnects.
 
     The request's body must have been read: the next message can then only be the disconnect. An error of
     `work` before the first byte reaches the application's error handlers.
     """
 
-    def __init__(self, work: Callable[[Send], Awaitable[None]]) -> None:
+    def __init__(self, work: Callable[[Reply], Awaitable[None]]) -> None:
         super().__init__()
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._work(send))
+        work = asyncio.ensure_future(self._work(Reply(scope, send)))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -126,33 +126,37 @@ class Heartbeat(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("entries",)
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
-    entries: _containers.RepeatedCompositeFieldContainer[Entry]
-    def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
-
-class Entry(_message.Message):
-    __slots__ = ("id", "attempt", "choice", "index", "tokens", "logprobs", "finish", "accepted", "offered", "timings", "prompt")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    CHOICE_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("ids", "attempts", "choices", "indices", "counts", "tokens", "accepted", "offered", "extras")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    FINISH_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     OFFERED_FIELD_NUMBER: _ClassVar[int]
+    EXTRAS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    attempts: _containers.RepeatedScalarFieldContainer[int]
+    choices: _containers.RepeatedScalarFieldContainer[int]
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    accepted: _containers.RepeatedScalarFieldContainer[int]
+    offered: _containers.RepeatedScalarFieldContainer[int]
+    extras: _containers.RepeatedCompositeFieldContainer[Extra]
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., offered: _Optional[_Iterable[int]] = ..., extras: _Optional[_Iterable[_Union[Extra, _Mapping]]] = ...) -> None: ...
+
+class Extra(_message.Message):
+    __slots__ = ("row", "logprobs", "finish", "timings", "prompt")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
-    id: str
-    attempt: int
-    choice: int
-    index: int
-    tokens: _containers.RepeatedScalarFieldContainer[int]
+    row: int
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]
     finish: _common_pb2.Finish
-    accepted: int
-    offered: int
     timings: _common_pb2.Timings
     prompt: _common_pb2.PromptLogprobs
-    def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., finish: _Optional[_Union[_common_pb2.Finish, str]] = ..., accepted: _Optional[int] = ..., offered: _Optional[int] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., prompt: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+    def __init__(self, row: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., finish: _Optional[_Union[_common_pb2.Finish, str]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., prompt: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...

@@ -18,26 +18,22 @@ class DraftServiceSessionRequest(_message.Message):
     def __init__(self, opens: _Optional[_Iterable[_Union[DraftOpen, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[DraftCommit, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[DraftClose, _Mapping]]] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
-    __slots__ = ("seq", "generation", "tokens", "base_len", "params", "choice", "prompt_len", "handle", "attempt")
+    __slots__ = ("seq", "generation", "base_len", "params", "choice", "handle", "attempt")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     seq: int
     generation: int
-    tokens: _containers.RepeatedScalarFieldContainer[int]
     base_len: int
     params: _common_pb2.SamplingParams
     choice: int
-    prompt_len: int
     handle: _common_pb2.KvHandle
     attempt: int
-    def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., base_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., choice: _Optional[int] = ..., prompt_len: _Optional[int] = ..., handle: _Optional[_Union[_common_pb2.KvHandle, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
+    def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., choice: _Optional[int] = ..., handle: _Optional[_Union[_common_pb2.KvHandle, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class DraftCommit(_message.Message):
     __slots__ = ("seq", "generation", "base_len", "tokens", "features", "steps", "topk", "draft_tokens")

@@ -1,21 +1,27 @@
-"""What the gateway's HTTP front costs by itself: CPU time per request and per token.
+"""What a gateway costs: CPU time per request and per streamed token, memory per stream.
 
-A gateway process (`python -m eyas.bench.gateway_cost PORT GRPC_PORT`) serves a backend that answers at
-once; the client asks for short and long answers and reads the process's CPU clock. The difference is the cost
-per token: its entry, detokenization, stop strings, JSON, one server-sent event. Streams to workers are not
-included.
+    python -m eyas.bench.gateway_cost [--streams N] [--step-ms MS] [--gateway-workers N] [--workers N]
+
+Real gateway processes serve streams that paced workers (`eyas.bench.paced_worker`) feed: every step brings
+each stream a token. The client counts events and reads the processes' CPU clocks while all streams are open.
+It refuses to know what a token says, and what an engine costs.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import dataclasses
+import contextlib
+import json
 import sys
-from collections.abc import AsyncIterator
-from typing import Any
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 import psutil
-from prometheus_client import CollectorRegistry
+import uvloop
 
 from eyas.bench.asking import Target
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
@@ -24,103 +30,192 @@ from eyas.bench.http import Server
 from eyas.bench.jobs import Job
 from eyas.bench.runner import Workload, run_load
 from eyas.common.config import GatewayConfig
-from eyas.common.errors import EyasError
-from eyas.common.types import Entry, Finish, GenerationRequest, Role, WorkerInfo
-from eyas.worker.gateway_main import fronts
+from eyas.common.errors import DeadlineExceeded, EyasError
+from eyas.flags import positive
+from eyas.worker.child import Child
+from eyas.worker.descriptors import raise_limit
+from eyas.worker.plan import gateway_argv
 from eyas.worker.ports import free_ports
-from gateway.backend import BackendHealth, GenerationBackend, GenerationStream
-from gateway.metrics import GatewayMetrics
-from gateway.router import Candidate
-from gateway.tokenizer import Tokenizer
 
-REQUESTS = 400
-CONCURRENCY = 8
-SHORT, LONG = 1, 201  # tokens
+REQUESTS, CONCURRENCY = 400, 8  # of one token each: what a request costs
+ENDLESS = 1_000_000  # tokens of a stream that is closed before its end
+OPENING = 64  # streams that are being opened at a time
+OPEN_S = 120.0
+STOP_S = 5.0
 
 
-class InstantBackend(GenerationBackend):
-    """Answers every request at once with `max_tokens` times token 100, one per entry."""
+@dataclass(frozen=True)
+class GatewayLoad:
+    """Open streams, the time from one of their tokens to the next, and the processes that serve them."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._worker = WorkerInfo("instant", tuple(Role), 1, "instant", "instant", "", 1 << 20, vocab_size, 1)
-
-    async def start(self, request: GenerationRequest) -> InstantStream:
-        return InstantStream(request)
-
-    async def models(self) -> list[WorkerInfo]:
-        return [self._worker]
-
-    def links(self) -> list[Candidate]:
-        return [Candidate(self._worker)]
-
-    def health(self) -> BackendHealth:
-        return BackendHealth()
+    streams: int = 256
+    step_ms: int = 20
+    processes: int = 1  # of the gateway
+    workers: int = 1
+    seconds: int = 4
 
 
-class InstantStream(GenerationStream):
-    """One answer of `InstantBackend`."""
+async def measure_gateway(load: GatewayLoad | None = None) -> dict[str, Any]:
+    """One row of figures: CPU microseconds per token and per request, KiB per stream, and more.
 
-    def __init__(self, request: GenerationRequest) -> None:
-        self._request = request
-
-    async def __aiter__(self) -> AsyncIterator[Entry]:
-        last = self._request.params.max_tokens - 1
-        for index in range(last + 1):
-            finish = Finish.LENGTH if index == last else None
-            yield Entry(self._request.id, 1, 0, index, (100,), finish=finish)
-            await asyncio.sleep(0)  # one entry per iteration of the event loop, as from a socket
-
-    async def cancel(self, choice: int | None = None) -> None:
-        pass
-
-    def fail(self, error: EyasError) -> None:
-        pass
-
-    async def aclose(self) -> None:
-        pass
-
-
-async def measure_gateway() -> dict[str, Any]:
-    """CPU microseconds per request and per token, as one row of figures."""
-    ports = free_ports()
-    port, grpc_port = next(ports), next(ports)
-    server = Server(f"http://127.0.0.1:{port}")
-    async with child_server("eyas.bench.gateway_cost", (port, grpc_port), server, "/health") as child:
+    Raises EyasError if a request fails or a stream ends, DeadlineExceeded if the streams do not open.
+    """
+    load = load or GatewayLoad()
+    raise_limit()
+    async with contextlib.AsyncExitStack() as running:
+        server, processes = await _start(load, running)
         target = Target(server, COMPLETIONS, RequestTemplate(GatewayConfig.served_model))
-        process = psutil.Process(child.pid)
-        await _cpu_s(process, target, LONG)  # warm-up
-        short, long = await _cpu_s(process, target, SHORT), await _cpu_s(process, target, LONG)
-    per_token = (long - short) / (REQUESTS * (LONG - SHORT))
-    return {
-        "case": "gateway-only",
-        "cpu_us_per_request": round(1e6 * (short / REQUESTS - per_token * SHORT), 1),
-        "cpu_us_per_token": round(1e6 * per_token, 2),
-    }
+        await _requests(target)  # warm-up
+        before = processes.cpu_s()
+        await _requests(target)
+        request_s = (processes.cpu_s() - before) / REQUESTS
+        memory = processes.memory()
+        streams = await running.enter_async_context(_opened(server, load.streams))
+        await asyncio.sleep(1.0)
+        counts, before, began = [stream.events for stream in streams], processes.cpu_s(), time.perf_counter()
+        await asyncio.sleep(load.seconds)
+        got = [stream.events - count for stream, count in zip(streams, counts, strict=True)]
+        cpu_s, seconds = processes.cpu_s() - before, time.perf_counter() - began
+        if ended := sum(stream.ended for stream in streams):
+            raise EyasError(f"{ended} of {load.streams} streams ended")
+        return {
+            "case": f"gateway, {load.streams} streams, {load.processes} processes",
+            "tokens_per_s": round(sum(got) / seconds),
+            "cpu_us_per_token": round(1e6 * cpu_s / sum(got), 2),
+            "cpu_us_per_request": round(1e6 * request_s, 1),
+            "cores": round(cpu_s / seconds, 2),
+            "kib_per_stream": round((processes.memory() - memory) / 1024 / load.streams, 1),
+            "events_least_most": (min(got), max(got)),
+        }
 
 
-async def _cpu_s(process: psutil.Process, target: Target, tokens: int) -> float:
-    """The gateway's CPU seconds for REQUESTS answers of `tokens` tokens."""
-    load = Workload((Job.single(tuple(range(100, 164)), tokens),) * REQUESTS, max_concurrency=CONCURRENCY)
-    before = process.cpu_times()
+async def _requests(target: Target) -> None:
+    """Asks for answers of one token."""
+    load = Workload((Job.single(tuple(range(100, 164)), 1),) * REQUESTS, max_concurrency=CONCURRENCY)
     run = await run_load(target, load, {}, lambda _: None)
-    after = process.cpu_times()
     if failed := [record.error for record in run.records if record.error]:
         raise EyasError(f"the gateway failed {len(failed)} of {REQUESTS} requests: {failed[0]}")
-    return float(after.user + after.system - before.user - before.system)
 
 
-async def _serve(port: int, grpc_port: int) -> None:
-    config = dataclasses.replace(GatewayConfig(), port=port, grpc_port=grpc_port)
-    tokenizer = Tokenizer.load(config.model)
-    metrics = GatewayMetrics(CollectorRegistry())
-    async with fronts(config, InstantBackend(vocab_size=4096), tokenizer, metrics):
-        await asyncio.Event().wait()
+# --- the gateway -------------------------------------------------------------------------------------------
+
+
+class _Processes:
+    """The gateway's process and its children."""
+
+    def __init__(self, pid: int) -> None:
+        root = psutil.Process(pid)
+        self._all = [root, *root.children(recursive=True)]
+
+    def cpu_s(self) -> float:
+        """The CPU seconds of all so far."""
+        times = [one.cpu_times() for one in self._all]
+        return float(sum(one.user + one.system for one in times))
+
+    def memory(self) -> int:
+        """The bytes that all have in memory."""
+        return int(sum(one.memory_info().rss for one in self._all))
+
+
+async def _start(load: GatewayLoad, running: contextlib.AsyncExitStack) -> tuple[Server, _Processes]:
+    """Starts workers and a gateway, which `running` stops."""
+    ports = free_ports()
+    workers = [next(ports) for _ in range(load.workers)]
+    for port in workers:
+        command = (sys.executable, "-m", "eyas.bench.paced_worker", str(port), str(load.step_ms))
+        worker = Child(f"worker at {port}", command, lambda name, line: None)
+        running.push_async_callback(worker.stop, STOP_S)
+        worker.start()
+    config = GatewayConfig(
+        registry="static:" + ",".join(f"127.0.0.1:{port}" for port in workers),
+        port=next(ports),
+        grpc_port=next(ports),
+        processes=load.processes,
+        drain_s=0.0,
+    )
+    server = Server(f"http://127.0.0.1:{config.port}")
+    gateway = await running.enter_async_context(
+        child_server("eyas.cli", gateway_argv(config), server, "/health")
+    )
+    assert gateway.pid is not None
+    await asyncio.sleep(1.0)  # by then, the others of several answer too
+    return server, _Processes(gateway.pid)
+
+
+# --- the client --------------------------------------------------------------------------------------------
+
+
+class _Stream(asyncio.Protocol):
+    """One open answer. It counts events and looks at nothing else, so it costs little beside the gateway."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self.events = 0
+        self.ended = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.WriteTransport, transport)
+        self.transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.events += data.count(b"\n\n")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended = True
+
+
+@contextlib.asynccontextmanager
+async def _opened(server: Server, count: int) -> AsyncIterator[list[_Stream]]:
+    """Streams that have all begun. Raises DeadlineExceeded if they have not within OPEN_S."""
+    streams: list[_Stream] = []
+    try:
+        try:
+            async with asyncio.timeout(OPEN_S):
+                await _open(server, count, streams)
+        except TimeoutError as error:
+            begun = sum(stream.events > 0 for stream in streams)
+            raise DeadlineExceeded(f"{begun} of {count} streams began within {OPEN_S:g} s") from error
+        yield streams
+    finally:
+        for stream in streams:
+            stream.transport.abort()
+
+
+async def _open(server: Server, count: int, streams: list[_Stream]) -> None:
+    asked = {"model": GatewayConfig.served_model, "prompt": [5, 6, 7, 8], "max_tokens": ENDLESS}
+    body = json.dumps(asked | {"stream": True, "timeout": 600}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    loop, address = asyncio.get_running_loop(), urlsplit(server.url)
+    host, port = address.hostname or "", address.port or 80
+    for _ in range(count):
+        while sum(_waits(stream) for stream in streams[-2 * OPENING :]) >= OPENING:
+            await asyncio.sleep(0.005)
+        _, stream = await loop.create_connection(lambda: _Stream(head.encode() + body), host, port)
+        streams.append(stream)
+    while any(map(_waits, streams)):
+        await asyncio.sleep(0.05)
+
+
+def _waits(stream: _Stream) -> bool:
+    return not (stream.events or stream.ended)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    usual = GatewayLoad()
+    parser = argparse.ArgumentParser(prog="python -m eyas.bench.gateway_cost", description=__doc__)
+    add = parser.add_argument
+    add("--streams", type=positive, default=usual.streams, metavar="N", help=f"({usual.streams})")
+    step = f"from one token of a stream to the next ({usual.step_ms})"
+    add("--step-ms", type=positive, default=usual.step_ms, metavar="MS", help=step)
+    add("--gateway-workers", type=positive, default=usual.processes, metavar="N", help=f"({usual.processes})")
+    add("--workers", type=positive, default=usual.workers, metavar="N", help=f"({usual.workers})")
+    add("--seconds", type=positive, default=usual.seconds, metavar="S", help=f"({usual.seconds})")
+    args = parser.parse_args(argv)
+    load = GatewayLoad(args.streams, args.step_ms, args.gateway_workers, args.workers, args.seconds)
+    print(json.dumps(uvloop.run(measure_gateway(load))))
+    return 0
 
 
 if __name__ == "__main__":
-    import uvloop
-
-    from eyas.worker.lifeline import die_with_parent
-
-    die_with_parent()
-    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main())

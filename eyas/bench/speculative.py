@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 Line = dict[str, Any]
 PLAIN = "no drafts"
 GRID = {"spec_steps": "steps", "spec_topk": "topk", "spec_draft_tokens": "draft-tokens"}
+OF_DRAFTS = (
+    *("spec_ngram", "speculative_token_map", "rejection_sample_method"),
+    *("synthetic_acceptance_rates", "synthetic_acceptance_length"),
+)
+"""Flags that an engine without drafts has not."""
+
 COLUMNS = {
     "drafts": "setting",
     "batch": "batch_size",
@@ -164,7 +170,9 @@ def _config(args: argparse.Namespace, setting: Setting) -> EngineConfig:
     """The engine of one setting, launched as it serves. Raises ConfigError if nothing is drafted."""
     asked = argparse.Namespace(**vars(args))
     if setting.spec is None:
-        asked.draft, asked.spec_ngram = "none", False
+        asked.draft = "none"
+        for name in OF_DRAFTS:
+            setattr(asked, name, args.parser.get_default(name))
     else:
         for name, value in zip(GRID, dataclasses.astuple(setting.spec), strict=False):
             setattr(asked, name, value)

@@ -126,7 +126,7 @@ def _shape_note(args: argparse.Namespace) -> list[str]:
 async def _gateway_note() -> str:
     cost = await measure_gateway()
     parts = f"{cost['cpu_us_per_request']:.0f} us per request and {cost['cpu_us_per_token']:.1f} us per token"
-    return f"CPU time of the gateway's HTTP front alone: {parts}."
+    return f"CPU time of the gateway, with scripted workers behind it: {parts}."
 
 
 # --- measuring -----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import grpc
 import msgspec
 
 from eyas.common import convert, rpc
+from eyas.common.convert_step import step_from_pb
 from eyas.common.links import Link, link_from_pb
 from eyas.common.message import Failure
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, Step
@@ -101,7 +102,7 @@ def _session_event(message: decode_pb2.DecodeServiceSessionResponse) -> SessionE
     """None for a message kind of a newer version."""
     match message.WhichOneof("message"):
         case "step":
-            return Step(convert.step_from_pb(message.step))
+            return Step(step_from_pb(message.step))
         case "heartbeat":
             beat = message.heartbeat
             return Heartbeat(beat.running, beat.waiting, beat.pages_used, beat.pages_total, beat.draining)

@@ -286,6 +286,8 @@ class GatewayConfig:
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where a request says nothing
     drain_s: float = 30.0  # seconds for open requests, once it is asked to leave
     log_format: str = "text"  # or "json"
+    processes: int = 1  # that share its ports; every limit holds for each
+    member: str | None = None  # of those processes, this one's socket; None: it is alone
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ values are valid. Messages of one service alone are converted by its servicer an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -18,7 +18,6 @@ from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest,
 from eyas.common.types import (
     Choice,
     DraftLimits,
-    Entry,
     Finish,
     FirstToken,
     GenerationRequest,
@@ -31,7 +30,7 @@ from eyas.common.types import (
     TokenLogprob,
     WorkerInfo,
 )
-from protos import common_pb2, decode_pb2, worker_pb2
+from protos import common_pb2, worker_pb2
 
 _FINISH_TO_PB = {
     None: common_pb2.FINISH_UNSPECIFIED,
@@ -158,55 +157,6 @@ def timings_from_pb(pb: common_pb2.Timings) -> Timings:
         transfer_bytes=pb.transfer_bytes,
         transfer_path=pb.transfer_path,
         cached_tokens=pb.cached_tokens,
-    )
-
-
-def step_to_pb(entries: Iterable[Entry], rename: Callable[[str], str] = str) -> decode_pb2.Step:
-    """One message for all `entries`; `rename` gives the id that the receiver knows a request by.
-
-    It runs for every token: what most entries do not have is written only where it is.
-    """
-    step = decode_pb2.Step()
-    add = step.entries.add
-    for entry in entries:
-        pb = add(
-            id=rename(entry.id),
-            attempt=entry.attempt,
-            choice=entry.choice,
-            index=entry.index,
-            tokens=entry.tokens,
-        )
-        if entry.logprobs:
-            pb.logprobs.extend(map(logprob_to_pb, entry.logprobs))
-        if entry.finish is not None:
-            pb.finish = _FINISH_TO_PB[entry.finish]
-        if entry.accepted or entry.offered:
-            pb.accepted, pb.offered = entry.accepted, entry.offered
-        if entry.timings is not None:
-            pb.timings.CopyFrom(timings_to_pb(entry.timings))
-        if entry.prompt is not None:
-            pb.prompt.CopyFrom(prompt_to_pb(entry.prompt))
-    return step
-
-
-def step_from_pb(step: decode_pb2.Step) -> tuple[Entry, ...]:
-    """Raises InvalidRequest for a finish that this version does not know."""
-    return tuple([_entry_from_pb(pb) for pb in step.entries])
-
-
-def _entry_from_pb(pb: decode_pb2.Entry) -> Entry:
-    return Entry(
-        pb.id,
-        pb.attempt,
-        pb.choice,
-        pb.index,
-        tuple(pb.tokens[:]),  # a slice is a plain list, which is quicker to read than the field
-        tuple(map(logprob_from_pb, pb.logprobs)) if pb.logprobs else (),
-        finish_from_pb(pb.finish) if pb.finish else None,
-        pb.accepted,
-        pb.offered,
-        timings_from_pb(pb.timings) if pb.HasField("timings") else None,
-        prompt_from_pb(pb.prompt) if pb.HasField("prompt") else None,
     )
 
 

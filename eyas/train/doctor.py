@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     problems = check_tensors(head, target)
     if not problems:
         print(f"it fits {args.target}")
-        problems = _measured(args, head)
+        problems = _measured(args, head, target)
     return _end(problems)
 
 
@@ -119,12 +119,12 @@ def _feature(head: DraftConfig, target: ModelConfig) -> str:
 # --- acceptance ------------------------------------------------------------------------------------------
 
 
-def _measured(args: argparse.Namespace, head: DraftConfig) -> list[str]:
+def _measured(args: argparse.Namespace, head: DraftConfig, target: ModelConfig) -> list[str]:
     """Prints the acceptance of chains; a head that is hardly ever right is a problem."""
     prompts = _prompts(args)
     counts = served_acceptance(args.device, args.target, args.head, prompts)
     print(f"chains of {CHAIN.steps} on {len(prompts)} prompts: {_said(counts)}")
-    for layers in _other_readings(head):
+    for layers in _other_readings(head, target):
         other = served_acceptance(args.device, args.target, args.head, prompts, layers)
         print(f"with --draft-capture-layers {','.join(map(str, layers))}: {_said(other)}")
     if counts.shares and counts.shares[0] >= LEAST:
@@ -132,15 +132,17 @@ def _measured(args: argparse.Namespace, head: DraftConfig) -> list[str]:
     return [f"fewer than {LEAST:.0%} of first drafts are right: was it trained for another target?"]
 
 
-def _other_readings(head: DraftConfig) -> list[tuple[int, ...]]:
+def _other_readings(head: DraftConfig, target: ModelConfig) -> list[tuple[int, ...]]:
     """What the layers that config.json names would be if they were counted from another one.
 
     Some name layers whose input is captured, some those whose output is, under the same name.
     """
-    if CAPTURED not in (head.folder / "config.json").read_text():
+    last = target.num_layers
+    named = CAPTURED in (head.folder / "config.json").read_text()
+    if not named or head.capture_layers == (last,):  # a head of the last hidden state takes no other
         return []
     shifted = [tuple(layer + by for layer in head.capture_layers) for by in (-1, 1)]
-    return [layers for layers in shifted if min(layers) >= 0]
+    return [layers for layers in shifted if 0 <= min(layers) and max(layers) <= last]
 
 
 def _prompts(args: argparse.Namespace) -> Sequence[Prompt]:

@@ -127,6 +127,10 @@ def _check(args: argparse.Namespace, folder: Folder) -> None:
     if folder.checkpoint.exists() and not args.resume:
         raise ConfigError(f"--out: {folder.out} has a checkpoint: --resume goes on with it", param="out")
     read_model(args.target)
+    unroll = args.unroll or head_kind(args.kind).UNROLL
+    if args.max_length < unroll + 2:  # a pair, and the token of each step
+        text = f"--max-length: {args.max_length} tokens are too few for --unroll {unroll}"
+        raise ConfigError(text, param="max-length")
     if (size := vars(args).get("draft_vocab")) and size % VOCABULARY_STEP:
         text = f"--draft-vocab: {size} is not a multiple of {VOCABULARY_STEP}"
         raise ConfigError(text, param="draft-vocab")

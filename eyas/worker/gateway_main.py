@@ -37,6 +37,7 @@ from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
 from gateway.placement import Targets
 from gateway.sampling_defaults import sampling_defaults, with_file_names
+from gateway.siblings import Siblings
 from gateway.tokenizer import Tokenizer
 
 _log = logging.getLogger("eyas.gateway")
@@ -47,7 +48,7 @@ def run_gateway(config: GatewayConfig) -> None:
 
     A second signal, or SIGHUP, ends it at once. Raises ConfigError for a bad port, registry or tokenizer.
     """
-    eyas_logging.setup("gateway", config.log_format)
+    eyas_logging.setup(Path(config.member).stem if config.member else "gateway", config.log_format)
     files = raise_limit()
     connections = min(config.max_connections, files // 3)  # per front; the gateway itself uses the rest
     if connections < config.max_connections:
@@ -67,14 +68,15 @@ async def _run(config: GatewayConfig) -> None:
     leave = Leave()
     try:
         await cluster.start()
-        metrics = GatewayMetrics(_registry())
+        siblings = None if config.member is None else Siblings(Path(config.member))
+        metrics = GatewayMetrics(_registry(), siblings)
         auto = None
         if config.layout == "auto":
             targets = Targets(config.ttft_target, config.tpot_target)
             auto = AutoLayout(cluster.candidates, targets, metrics.placement)
         canary = Canary(ClusterBackend(cluster, auto), metrics)
         exit = DrainableBackend(GrammarBackend(canary, grammars))
-        async with fronts(config, exit, tokenizer, metrics), asyncio.TaskGroup() as tasks:
+        async with metrics, fronts(config, exit, tokenizer, metrics), asyncio.TaskGroup() as tasks:
             looks = [tasks.create_task(canary.run()), tasks.create_task(tell_waiting(canary.health, workers))]
             if auto is not None:
                 looks.append(tasks.create_task(auto.run()))
@@ -106,7 +108,8 @@ async def fronts(
     grpc = GrpcFront(config, backend, tokenizer, metrics)
     config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one
     app = create_app(config, backend, tokenizer, metrics)
-    http = HttpServer(app, config.host, config.port, HttpLimits(config.max_connections))
+    limits, shared = HttpLimits(config.max_connections), config.member is not None
+    http = HttpServer(app, config.host, config.port, limits, shared)
     await grpc.start()
     await http.start()
     where = f"http=http://{join(config.host, http.port)}/v1 grpc={join(config.host, grpc.port)}"

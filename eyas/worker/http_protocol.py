@@ -17,7 +17,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from eyas.common.errors import EyasError, HeadersTooLarge, InvalidRequest, RequestTimeout, Unavailable
 from eyas.common.logging import Rarely
+from eyas.worker.http_parts import HeldParts, Outbox
 from gateway.openai_reply import error_body
+from gateway.parts import PARTS
 
 _CHUNK_LINES = 16  # bytes around a chunk of a body: its length and two line ends
 _log = logging.getLogger("eyas.gateway")
@@ -45,6 +47,7 @@ class Connections:
         self._open: set[HttpProtocol] = set()
         self._waiting: dict[HttpProtocol, None] = {}  # they wait for a request; the one idle longest is first
         self._alarm = Rarely(_log)
+        self.outbox = Outbox()
 
     def protocol(self, **given: Any) -> HttpProtocol:
         """The factory that uvicorn calls for each connection."""
@@ -177,6 +180,9 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The body's time limit starts."""
         super().on_headers_complete()
+        parts = HeldParts(self.cycle, self._connections.outbox)
+        extensions: Any = {PARTS: parts}
+        self.scope["extensions"] = extensions
         self._in_header, self._in_body = False, True
         self._watch()
 

@@ -18,8 +18,9 @@ GRACE_S = 3  # after `aclose`, the last bytes of answers have this long to leave
 class HttpServer:
     """Serves `app` from `start` to `aclose`. Binds at once. Raises ConfigError for an unusable address."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, limits: HttpLimits) -> None:
-        self._listener = listen(host, port, "port")
+    def __init__(self, app: ASGIApp, host: str, port: int, limits: HttpLimits, shared: bool = False) -> None:
+        """`shared`: other processes may listen there too."""
+        self._listener = listen(host, port, "port", shared)
         self._server = _Server(
             uvicorn.Config(
                 app,

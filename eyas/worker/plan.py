@@ -37,14 +37,14 @@ class ClusterPlan:
 def plan(config: ServeConfig, ports: Iterator[int], machine: Machine) -> ClusterPlan:
     """The processes for `config`. CPU engines share all cores but one, with at least one thread each.
 
-    One core stays free for the fronts and the gateway: an engine with more threads than free cores waits at
-    every barrier for the thread without a core (8 times slower on two cores). Raises ConfigError if the
-    workers do not fit on the GPUs.
+    One core per gateway process stays free, for the fronts too: an engine with more threads than free cores
+    waits at every barrier for the thread without a core (8 times slower on two cores). Raises ConfigError if
+    the workers do not fit on the GPUs.
     """
     engines = {"unified": _unified, "split": _split, "auto": _auto}[config.layout](config)
     if config.engine.device != "cpu":
         engines = _on_gpus(config, engines, machine.gpus)
-    threads = max(1, (machine.cores - 1) // len(engines))
+    threads = max(1, (machine.cores - config.gateway.processes) // len(engines))
     workers = {
         name: _worker(dataclasses.replace(engine, threads=threads), next(ports))
         for name, engine in engines.items()
@@ -209,6 +209,10 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         flags |= {"layout": "auto", "ttft-target": gateway.ttft_target, "tpot-target": gateway.tpot_target}
     if gateway.cors_origins:
         flags["cors-origin"] = ",".join(gateway.cors_origins)
+    if gateway.processes > 1:
+        flags["gateway-workers"] = gateway.processes
+    if gateway.member is not None:
+        flags["member"] = gateway.member
     return ("gateway", *_command_line(flags), "--supervised")
 
 

@@ -25,6 +25,7 @@ from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.common.gpus import memory
 from eyas.worker.child import Child, LogLine
 from eyas.worker.folder import check_draft, check_model
+from eyas.worker.keeper import keep
 from eyas.worker.plan import Machine, gateway_argv, plan, worker_argv
 from eyas.worker.pool_folder import PoolFolder
 from eyas.worker.ports import free_ports, listen
@@ -32,8 +33,6 @@ from eyas.worker.ports import free_ports, listen
 START_S = 180.0  # from the first process to a gateway that would answer
 POLL_S = 0.1
 PROBE_S = 1.0
-BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before the first, second, ... restart, and all later ones
-STEADY_S = 60.0  # after a run of this length, earlier deaths no longer count
 GATEWAY_GRACE_S = 7.0  # after its drain time
 WORKER_GRACE_S = 10.0
 
@@ -138,7 +137,7 @@ class LocalCluster:
                     self._progress(self._loading, waited)
                 await asyncio.sleep(POLL_S)
         self.start_s = time.monotonic() - began
-        self._keepers = [asyncio.create_task(self._keep(name)) for name in self._children]
+        self._keepers = [asyncio.create_task(keep(child, self._log)) for child in self._children.values()]
 
     def _argv(self, name: str) -> tuple[str, ...]:
         if name == GATEWAY:
@@ -175,19 +174,7 @@ class LocalCluster:
         host = self._plan.gateway.host
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
-    # --- keep and stop ---------------------------------------------------------------------------------
-
-    async def _keep(self, name: str) -> None:
-        """Restarts the process whenever it dies, after longer and longer pauses while it keeps dying."""
-        child, deaths = self._children[name], 0
-        while True:
-            code = await child.exited()
-            deaths = 1 if time.monotonic() - child.started_at > STEADY_S else deaths + 1
-            pause = BACKOFF_S[min(deaths, len(BACKOFF_S)) - 1]
-            self._log(name, f"ended with code {code}; starting it again in {pause:g} s")
-            child.kill()  # the rest of its group would keep its port and its pool
-            await asyncio.sleep(pause)
-            child.start()
+    # --- stop ------------------------------------------------------------------------------------------
 
     async def _stop(self) -> None:
         for keeper in self._keepers:

@@ -18,7 +18,7 @@ import msgspec
 from eyas.common.config import NANO
 from eyas.common.errors import EyasError, Overloaded
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest
+from eyas.common.types import Entry, GenerationRequest
 from eyas.evals.heldout import held_out_prompts
 from gateway.tokenizer import Tokenizer
 from tests.chaos.rig import Rig
@@ -180,7 +180,9 @@ async def through_rig(rig: Rig, request: GenerationRequest) -> tuple[Tokens, int
     except Overloaded as error:
         raise Refused from error
     try:
-        entries = [entry async for entry in stream]
+        entries: list[Entry] = []
+        while taken := await stream.take():
+            entries += taken
     finally:
         await stream.aclose()
     return tuple(token for entry in entries for token in entry.tokens), stream.attempts

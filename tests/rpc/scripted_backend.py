@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -20,7 +21,7 @@ from eyas.common.types import (
     TokenLogprob,
     WorkerInfo,
 )
-from gateway.backend import BackendHealth
+from gateway.backend import BackendHealth, Lane
 from gateway.router import Candidate
 from gateway.tokenizer import Tokenizer
 
@@ -40,6 +41,21 @@ INFO = WorkerInfo(
 
 def nano_tokenizer() -> Tokenizer:
     return Tokenizer.load(NANO)
+
+
+async def each(stream: Any) -> AsyncIterator[Any]:
+    """What a stream of entries, or of deltas, gives, one by one."""
+    while taken := await stream.take():
+        for one in taken:
+            yield one
+
+
+async def first(stream: Any, count: int) -> list[Entry]:
+    """What a stream of entries gives first, at least `count` of them."""
+    entries: list[Entry] = []
+    while len(entries) < count:
+        entries += await stream.take()
+    return entries
 
 
 @dataclass
@@ -84,12 +100,19 @@ class ScriptedStream:
         self.told = 0  # rounds of entries
         self._backend = backend
         self._failure: EyasError | None = None
+        self._entries = self.entries()
         self._outputs: dict[int, tuple[int, ...]] = {}
         for choice in request.choices:
             ids = backend.tokenizer.encode(backend.says(request, choice.index), special=False)
             self._outputs[choice.index] = (*ids, EOS)
 
-    async def __aiter__(self) -> AsyncIterator[Entry]:
+    async def take(self) -> Sequence[Entry]:
+        entry = await anext(self._entries, None)
+        return () if entry is None else (entry,)
+
+    def use_lane(self, lane: Lane | None) -> None: ...
+
+    async def entries(self) -> AsyncGenerator[Entry, None]:
         start = 0
         while self._outputs:
             for choice in list(self._outputs):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyas.common import convert, rpc
+from eyas.common.convert_step import step_to_pb
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.links import Link, link_to_pb
 from eyas.common.types import (
@@ -79,6 +80,8 @@ class ScriptedWorker(
     roles: tuple[Role, ...]
     fingerprint: str = "model-a"
     synthetic: bool = False
+    vocab_size: int = 1000
+    context_length: int = CONTEXT_LENGTH
     script: Script = field(default_factory=Script)
     heard: list[tuple[str, Any]] = field(default_factory=list)
     prefills_cancelled: int = 0
@@ -116,8 +119,8 @@ class ScriptedWorker(
                 "m",
                 self.fingerprint,
                 "d",
-                CONTEXT_LENGTH,
-                1000,
+                self.context_length,
+                self.vocab_size,
                 100,
                 serving=not self.script.starting,
                 synthetic=self.synthetic,
@@ -136,7 +139,7 @@ class ScriptedWorker(
         self, message: prefill_pb2.PrefillRequest, context: Any
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         self.heard.append(("prefill", message))
-        request = convert.request_from_pb(message.request, CONTEXT_LENGTH)
+        request = convert.request_from_pb(message.request, self.context_length)
         if self.script.refuse_prefill:
             raise self.script.refuse_prefill
         try:
@@ -212,7 +215,7 @@ class ScriptedWorker(
             if self.script.silent:
                 continue
             if kind == "submit":
-                request = convert.request_from_pb(message.request, CONTEXT_LENGTH)
+                request = convert.request_from_pb(message.request, self.context_length)
                 names = {"id": request.id, "attempt": message.attempt}
                 if self.script.refuse_submit:
                     status = convert.error_to_pb(self.script.refuse_submit)
@@ -266,7 +269,7 @@ class ScriptedWorker(
                     entry = Entry(request.id, attempt, choice, index, ids, finish=finish, timings=timings)
                     entries.append(entry)
                     at[choice] = stop
-            down.put_nowait(decode_pb2.DecodeServiceSessionResponse(step=convert.step_to_pb(entries)))
+            down.put_nowait(decode_pb2.DecodeServiceSessionResponse(step=step_to_pb(entries)))
 
 
 @contextlib.asynccontextmanager

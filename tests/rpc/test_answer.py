@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from scripted_backend import ScriptedBackend, nano_tokenizer
+from scripted_backend import ScriptedBackend, each, nano_tokenizer
 from scripted_worker import workers
 from test_generate_paths import DECODE, PREFILL, gateway, nothing_in_flight, until
 
@@ -64,7 +64,7 @@ async def test_prompts_are_admitted_together_and_answered_in_order(backend: Slow
     opening.add_done_callback(lambda _: backend.admits.set())
     async with asyncio.timeout(10), admitted(backend, backend.tokenizer, call) as answer:
         await opening
-        async for delta in answer.deltas():
+        async for delta in each(answer):
             texts[delta.choice] += delta.text
     assert texts == [f"prompt {i}" for i in range(64)]
     assert all(stream.closed.is_set() for stream in backend.streams)
@@ -91,6 +91,6 @@ async def test_prompts_submitted_together_go_to_different_workers(backend: Slow)
     async with workers(PREFILL, PREFILL, DECODE, DECODE) as started, gateway(started) as (cluster, lines):
         call = await call_of(backend, 8)
         async with asyncio.timeout(10), admitted(cluster, backend.tokenizer, call) as answer:
-            assert [delta.choice async for delta in answer.deltas()]
+            assert [delta.choice async for delta in each(answer)]
         assert [len(w.of("prefill") + w.of("submit")) for w in started] == [4, 4, 4, 4]
         await until(lambda: nothing_in_flight(lines))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from real_worker import RealWorker, decoding, real_worker, tiny_config
+from scripted_backend import each
 from test_generate_paths import until
 
 from eyas.common.clients import InfoClient
@@ -83,7 +84,7 @@ class Pair:
     async def answer(self, asked: GenerationRequest) -> list[int]:
         tokens: list[int] = []
         async with contextlib.aclosing(await self.backend.start(asked)) as stream:
-            async for entry in stream:
+            async for entry in each(stream):
                 assert entry.index == len(tokens) or not entry.tokens
                 tokens += entry.tokens
         return tokens

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from prometheus_client import CollectorRegistry
-from scripted_backend import ScriptedBackend, ScriptedStream, nano_tokenizer
+from scripted_backend import ScriptedBackend, ScriptedStream, each, nano_tokenizer
 from scripted_worker import Script, ScriptedWorker, workers
 from test_generate_paths import DECODE, DRAFT, PREFILL, UNIFIED, collect, gateway, make_request, until
 
@@ -67,7 +67,7 @@ async def test_an_idle_cluster_is_asked_again_and_a_busy_one_is_not() -> None:
         async with asyncio.timeout(5):
             for _ in range(10):  # real requests, each a proof
                 stream = await canary.start(make_request())
-                assert [entry async for entry in stream]
+                assert [entry async for entry in each(stream)]
                 await stream.aclose()
                 await asyncio.sleep(0.1)
         names = [request.id for request in backend.requests]
@@ -142,7 +142,7 @@ async def ask_on(backend: GenerationBackend) -> None:
     """Real requests, each a proof, one after another."""
     while True:
         stream = await backend.start(make_request())
-        assert [entry async for entry in stream]
+        assert [entry async for entry in each(stream)]
         await stream.aclose()
         await asyncio.sleep(0.05)
 
@@ -193,7 +193,7 @@ async def test_a_real_proof_outweighs_a_lost_canary() -> None:
         asked = len(backend.requests)
         await until(lambda: len(backend.requests) > asked)
         stream = await canary.start(make_request())
-        assert [entry async for entry in stream]
+        assert [entry async for entry in each(stream)]
         await stream.aclose()
         await asyncio.sleep(1.2 * PACE.timeout_s)
         assert not canary.health().problem and not runs(metrics, "failed")

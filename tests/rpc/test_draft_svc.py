@@ -23,7 +23,7 @@ from eyas.engine.ipc.messages import (
 )
 
 HANDLE = KvHandle("h:1", 5, 0, 9, KvKind.DRAFT, "l", 5, (Shard(0, (3, 4)),))
-OPEN = DraftOpen(1, 2, (5, 6, 7), 2, SamplingParams(seed=2**63, temperature=0.5), 1, 3, HANDLE, 4)
+OPEN = DraftOpen(1, 2, 2, SamplingParams(seed=2**63, temperature=0.5), 1, HANDLE, 4)
 COMMIT = DraftCommit(1, 2, 3, (8, 9), b"\x00\x80\xff", 5, 1, 6)
 CLOSE = DraftClose(3, 1)
 

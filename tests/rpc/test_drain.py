@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeWorker, request, token, worker
 from real_worker import Decode, RealWorker, prefill, real_worker, tiny_config
+from scripted_backend import each
 from scripted_worker import expected, workers
 from test_draft_svc import until_up
 from test_front import next_of, tokens_of
@@ -229,7 +230,7 @@ async def test_a_request_stays_at_the_last_worker_and_where_it_has_begun() -> No
         for decode in decodes:
             decode.script.step_s = 0.2
         stream = await backend.start(asked)
-        entries = aiter(stream)
+        entries = each(stream)
         while (await anext(entries)).index == 0:
             pass
         for decode in decodes:

@@ -124,11 +124,10 @@ async def test_a_generation_that_fails_leaves_its_workers() -> None:
     async with workers(UNIFIED) as (one,), cluster_backend([one]) as (backend, cluster):
         one.script.stop_at = 4
         stream = await backend.start(make_request())
-        entries = aiter(stream)
-        await anext(entries)
+        await stream.take()
         stream.fail(Unavailable("enough"))
         with pytest.raises(Unavailable, match="enough"):
-            async for _ in entries:
+            while await stream.take():
                 pass
         async with asyncio.timeout(5):
             while not one.of("cancel") or cluster.candidates()[0].in_flight:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from scripted_backend import each, first
 from scripted_worker import ScriptedWorker, expected, workers
 from test_generate_paths import (
     DECODE,
@@ -92,11 +93,11 @@ async def test_stale_and_repeated_messages_change_nothing() -> None:
         listener = cluster.session(decode.address)._listeners["r"]
         listener.on_reply(Lost("r", 1))  # late: attempt 2 runs
         listener.on_entry(Entry("r", 1, 0, 6, (-1,)))  # of the lost attempt
-        got = [await anext(stream) for _ in range(4)]
+        got = await first(stream, 4)
         assert [t for entry in got for t in entry.tokens] == expected(request)[:6]
         listener.on_entry(Entry("r", 2, 0, 4, (-1, -1)))  # repeated
         listener.on_entry(Entry("r", 2, 0, 4, (-1, -1, 7), finish=Finish.STOP))  # one of three is new
-        (last,) = [entry async for entry in stream]
+        (last,) = [entry async for entry in each(stream)]
         assert (last.index, last.tokens, last.finish) == (6, (7,), Finish.STOP)
         assert len(decode.of("attach")) == 2
 
@@ -174,7 +175,7 @@ async def test_a_prefill_killed_after_its_end_costs_nothing() -> None:
     async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
         request = make_request(tokens=60)
         stream = await backend.start(request)
-        got = [await anext(stream)]
+        got = await first(stream, 1)
         await started[0].kill()
         assert await collect_after(got, stream) == {0: expected(request)}
 
@@ -188,7 +189,7 @@ async def test_decode_killed_in_the_middle(roles: list[tuple]) -> None:
             worker.script.stop_at = 10
         request = make_request(tokens=40, n=2)
         stream = await backend.start(request)
-        got = [await anext(stream) for _ in range(6)]
+        got = await first(stream, 6)
         (dying,) = [worker for worker in decodes if worker.of("submit")]
         (heir,) = [worker for worker in decodes if worker is not dying]
         heir.script.stop_at = None
@@ -238,7 +239,7 @@ async def test_the_last_decode_worker_dies(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(module, name, 0.5)
     async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
         stream = await backend.start(make_request(tokens=100_000))
-        got = [await anext(stream)]
+        got = await first(stream, 1)
         await started[0].kill()
         with pytest.raises(Unavailable, match="no decode worker is serving, after worker .* was lost"):
             await asyncio.wait_for(collect_after(got, stream), 5)
@@ -250,7 +251,7 @@ async def test_a_worker_that_returns_takes_its_requests_back() -> None:
         started[0].script.stop_at = 10
         request = make_request(tokens=40)
         stream = await backend.start(request)
-        got = [await anext(stream) for _ in range(5)]
+        got = await first(stream, 5)
         await started[0].kill()
         returned = await ScriptedWorker(UNIFIED).start(int(started[0].address.rpartition(":")[2]))
         assert await collect_after(got, stream) == {0: expected(request)}
@@ -269,7 +270,7 @@ async def test_a_worker_that_starts_is_waited_for(
         dying.script.stop_at = 10
         request, late = make_request(tokens=40), make_request("late")
         stream = await backend.start(request)
-        got = [await anext(stream) for _ in range(5)]
+        got = await first(stream, 5)
         await dying.kill()
         await until(lambda: not cluster.session(dying.address).connected)
         await asyncio.sleep(1.5)  # longer than any search is patient
@@ -291,7 +292,7 @@ async def test_a_request_that_waits_for_a_start_ends_at_its_deadline(monkeypatch
     async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
         started[0].script.stop_at = 2
         stream = await backend.start(make_request(tokens=40, timeout_s=2.0))
-        await anext(stream)
+        await stream.take()
         started[0].script.starting = True
         started[0].end_sessions()
         asking = asyncio.create_task(backend.start(make_request("new", timeout_s=1.0)))
@@ -328,7 +329,7 @@ async def test_token_0_does_not_wait_for_another_decode() -> None:
         decode.end_sessions()
         await until(lambda: stream._decode is None)
         prefill.script.released.set()
-        entry = await asyncio.wait_for(anext(stream), 2)
+        (entry,) = await asyncio.wait_for(first(stream, 1), 2)
         assert (entry.index, list(entry.tokens)) == (0, expected(request)[:1])
         decode.script.starting, decode.script.stop_at = False, None
         assert await collect_after([entry], stream) == {0: expected(request)}
@@ -343,7 +344,7 @@ async def test_a_stream_that_has_begun_is_not_refused_for_load(monkeypatch: pyte
             worker.script.stop_at = 10
         request = make_request(tokens=40)
         stream = await backend.start(request)
-        got = [await anext(stream) for _ in range(5)]
+        got = await first(stream, 5)
         (dying,) = [worker for worker in started if worker.of("submit")]
         (heir,) = [worker for worker in started if worker is not dying]
         heir.script.stop_at, heir.script.refuse_submit = None, Overloaded("full")
@@ -383,17 +384,17 @@ async def test_a_skipped_index_is_an_error_not_a_hole() -> None:
     async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
         started[0].script.stop_at = 2
         stream = await backend.start(make_request())
-        await anext(stream)
+        await stream.take()
         cluster.session(started[0].address)._listeners["r"].on_entry(Entry("r", 1, 0, 5, (7,)))
         with pytest.raises(EyasError, match="skipped from output index 2 to 5"):
-            await anext(stream)
+            await stream.take()
         await until(lambda: len(started[0].of("cancel")) == 1)
 
 
 async def collect_after(got: list[Entry], stream: ClusterGeneration) -> dict[int, list[int]]:
     """Like `collect`, with the entries already read in front."""
     outputs: dict[int, list[int]] = {}
-    for entry in [*got, *[entry async for entry in stream]]:
+    for entry in [*got, *[entry async for entry in each(stream)]]:
         ids = outputs.setdefault(entry.choice, [])
         assert entry.index == len(ids)
         ids.extend(entry.tokens)

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from scripted_backend import each
 from scripted_worker import ScriptedWorker, expected, token, workers
 
 from eyas.common.discovery import registry
@@ -48,7 +49,7 @@ def make_request(name: str = "r", tokens: int = 12, n: int = 1, timeout_s: float
 async def collect(stream: ClusterGeneration) -> dict[int, list[int]]:
     """The ids of each choice, after checking that every index came once and in order."""
     outputs: dict[int, list[int]] = {}
-    async for entry in stream:
+    async for entry in each(stream):
         ids = outputs.setdefault(entry.choice, [])
         assert entry.index == len(ids)
         ids.extend(entry.tokens)
@@ -90,7 +91,7 @@ async def test_token_0_does_not_wait_for_decode() -> None:
     async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
         started[1].script.stop_at = 0  # decode never says a token
         stream = await backend.start(make_request())
-        entry = await asyncio.wait_for(anext(stream), 2)
+        entry = await asyncio.wait_for(anext(each(stream)), 2)
         assert (entry.index, entry.tokens) == (0, (token((1, 2, 3), 0, 0),))
         assert entry.timings is not None and entry.timings.prefill_ms == 1.0
         await stream.aclose()
@@ -107,7 +108,7 @@ async def test_choices_that_finish_at_token_0_never_join() -> None:
         started[0].script.finish_first = (0,)
         one = make_request("one")
         stream = await backend.start(one)
-        entry = await anext(stream)
+        (entry,) = await stream.take()
         assert entry.finish is Finish.STOP and await collect(stream) == {}
         await until(lambda: [c.id for c in started[1].of("cancel")] == ["r", "one"])
 
@@ -147,14 +148,14 @@ async def test_cancel_reaches_both_legs(hold: str) -> None:
         prefill.script.hold_prefill_at = hold
         stream = await backend.start(make_request(tokens=100_000))
         if not hold:
-            await anext(stream)
+            await stream.take()
         await stream.cancel()
         await stream.cancel()
         await until(lambda: len(decode.of("cancel")) == 1)
         if hold:
             await until(lambda: prefill.prefills_cancelled == 1)
         await until(lambda: nothing_in_flight(cluster))
-        assert len([entry async for entry in stream]) < 1000  # it ends
+        assert len([entry async for entry in each(stream)]) < 1000  # it ends
 
 
 async def test_cancelling_start_cancels_the_legs() -> None:

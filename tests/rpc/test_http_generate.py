@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -29,8 +29,8 @@ DECODE = Timings(
 class TimedStream(ScriptedStream):
     """Prefill's timings come with token 0, decode's with an entry that has no news."""
 
-    async def __aiter__(self) -> AsyncIterator[Entry]:
-        async for entry in super().__aiter__():
+    async def entries(self) -> AsyncGenerator[Entry, None]:
+        async for entry in super().entries():
             if entry.index > 0 or entry.choice > 0:
                 yield entry
                 continue
@@ -51,7 +51,7 @@ def backend() -> TimedBackend:
 
 
 @pytest.fixture
-async def client(backend: TimedBackend) -> AsyncIterator[httpx.AsyncClient]:
+async def client(backend: TimedBackend) -> AsyncGenerator[httpx.AsyncClient]:
     app = create_app(CONFIG, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=10) as client:

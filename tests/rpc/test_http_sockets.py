@@ -182,7 +182,7 @@ async def test_a_client_that_hangs_up_before_admission_ends_it() -> None:
 
 
 async def test_a_client_that_never_reads_loses_its_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.http.LAST_SEND_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("gateway.wire.LAST_SEND_TIMEOUT_S", 0.1)
     backend = ScriptedBackend(nano_tokenizer(), says=lambda *_: "word " * 50)
     config = GatewayConfig(request_timeout_s=0.2)
     app = create_app(config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()))

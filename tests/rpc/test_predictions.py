@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 from http_client import CHAT, TEXT, client_of, refused
-from scripted_backend import INFO, ScriptedBackend, nano_tokenizer
+from scripted_backend import INFO, ScriptedBackend, first, nano_tokenizer
 from scripted_worker import expected, workers
 from test_client_sdk import served
 from test_generate_failures import collect_after
@@ -125,7 +125,7 @@ async def test_a_request_that_moves_takes_its_prediction_along() -> None:
             worker.script.stop_at = 4
         request = predicted()
         stream = await backend.start(request)
-        got = [await anext(stream) for _ in range(2)]
+        got = await first(stream, 2)
         (dying,) = [worker for worker in decodes if worker.of("submit")]
         (heir,) = [worker for worker in decodes if worker is not dying]
         heir.script.stop_at = None

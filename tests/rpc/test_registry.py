@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from fake_engine import FakeWorker, Traits, request, token, worker
 from redis_server import RedisServer, redis_server
+from scripted_backend import each
 from scripted_worker import workers
 
 from eyas.common import discovery, roster
@@ -66,7 +67,7 @@ def known(cluster: Cluster) -> set[str]:
 
 async def answers(backend: ClusterBackend, asked: GenerationRequest) -> None:
     stream = await backend.start(asked)
-    ids = [id async for entry in stream for id in entry.tokens]
+    ids = [id async for entry in each(stream) for id in entry.tokens]
     assert ids == [token(asked.prompt_ids, 0, i) for i in range(asked.params.max_tokens)]
 
 

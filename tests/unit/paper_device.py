@@ -65,7 +65,7 @@ class PaperDevice:
     def __init__(self, tables: Tables, pool: Pool, seed: int) -> None:
         """It drafts if the tables have room for drafts."""
         drafter = tables.sizes.width > 1 or None
-        self.state = SimpleNamespace(prompts=None, tap=None, drafter=drafter, lookup=None)
+        self.state = SimpleNamespace(prompts=None, tap=None, drafter=drafter, lookup=None, trees=False)
         self.tables = tables
         self.pool = pool
         self.head = Pool(pool.page_size)  # the draft head's: of a row its position, and the id after it

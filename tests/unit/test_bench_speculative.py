@@ -50,6 +50,22 @@ def test_the_grid_has_every_shape_that_there_can_be() -> None:
         settings(parsed("--steps", "2", "--topk", "4", "--draft-tokens", "99"))
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--speculative-token-map", "ids.txt"),
+        ("--spec-ngram",),
+        ("--rejection-sample-method", "synthetic", "--synthetic-acceptance-length", "2", "--device", "cuda"),
+    ],
+)
+def test_flags_of_a_head_leave_the_model_without_drafts_as_it_is(flags: tuple[str, ...]) -> None:
+    args = parsed("--steps", "2", "--topk", "1", *flags)
+    plain, drafted = (speculative._config(args, setting) for setting in settings(args))
+    assert not plain.speculates and plain.speculation == SpeculationConfig()
+    asked = drafted.speculation
+    assert drafted.speculative_token_map or asked.ngram or asked.synthetic_rates
+
+
 def test_the_best_of_each_batch() -> None:
     lines: list[dict[str, Any]] = []
     for setting, size, rate in (

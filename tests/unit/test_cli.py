@@ -179,10 +179,12 @@ def test_a_gateway_command_line_comes_back_as_its_config(monkeypatch: pytest.Mon
         tool_call_parser="hermes",
         reasoning_parser="none",
         log_format="json",
+        processes=3,
+        member="/tmp/gateway-1.sock",
     )
     monkeypatch.setenv(api_keys.VARIABLE, api_keys.environment(gateway.api_keys)[api_keys.VARIABLE])
     args = parse(*gateway_argv(gateway))
-    assert configuration.gateway_config(args, args.registry) == gateway
+    assert configuration.gateway_alone(args) == gateway
 
 
 def test_a_key_is_handed_on_out_of_sight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

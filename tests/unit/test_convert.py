@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from eyas.common import convert, errors
 from eyas.common.convert_rates import rates_from_pb, rates_to_pb
+from eyas.common.convert_step import step_from_pb, step_to_pb
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import Grammar, GrammarKind
 from eyas.common.params import SamplingParams
@@ -33,7 +34,7 @@ from eyas.common.types import (
     TokenLogprob,
     WorkerInfo,
 )
-from protos import common_pb2, worker_pb2
+from protos import common_pb2, decode_pb2, worker_pb2
 
 token = st.integers(0, 2**31 - 1)
 tokens = st.lists(token, max_size=5).map(tuple)
@@ -110,9 +111,33 @@ def test_requests(value: GenerationRequest) -> None:
     assert convert.request_from_pb(over_the_wire(convert.request_to_pb(value)), 5) == value
 
 
-@given(entry)
-def test_entries(value: Entry) -> None:
-    assert convert.step_from_pb(over_the_wire(convert.step_to_pb([value]))) == (value,)
+@given(st.lists(entry, max_size=4))
+def test_steps(entries: list[Entry]) -> None:
+    assert step_from_pb(over_the_wire(step_to_pb(entries))) == tuple(entries)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ids": ["a", "b", "c"]},
+        {"tokens": [1]},
+        {"counts": [1]},
+        {"counts": [3, -1]},
+        {"offered": [1]},
+        {"extras": [decode_pb2.Extra(row=2)]},
+        {"extras": [decode_pb2.Extra(row=-1)]},
+        {"extras": [decode_pb2.Extra(row=0, finish=99)]},  # type: ignore[arg-type]
+    ],
+)
+def test_a_step_whose_columns_do_not_fit_is_refused(change: dict[str, Any]) -> None:
+    def step(**columns: Any) -> decode_pb2.Step:
+        rows = {"ids": ["a", "b"], "attempts": [1, 1], "choices": [0, 0], "indices": [4, 5], "tokens": [7, 8]}
+        return decode_pb2.Step(**rows | columns)
+
+    assert [one.tokens for one in step_from_pb(step())] == [(7,), (8,)]
+    assert [one.tokens for one in step_from_pb(step(counts=[2, 0]))] == [(7, 8), ()]
+    with pytest.raises(InvalidRequest):
+        step_from_pb(step(**change))
 
 
 @given(first_token)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from eyas.common.errors import Cancelled, EyasError, Unavailable
 from eyas.common.types import Choice, Entry, Finish, PromptLogprobs, Timings, TokenLogprob
-from gateway.delivery import Delivery
+from gateway.delivery import MAX_TAKEN, Delivery
 
 
 def entry(index: int, *tokens: int, choice: int = 0, finish: Finish | None = None) -> Entry:
@@ -20,12 +20,10 @@ def entry(index: int, *tokens: int, choice: int = 0, finish: Finish | None = Non
 
 
 async def drain(delivery: Delivery) -> list[Entry]:
-    entries = []
-    while True:
-        try:
-            entries.append(await asyncio.wait_for(delivery.next(), 1))
-        except StopAsyncIteration:
-            return entries
+    entries: list[Entry] = []
+    while taken := await asyncio.wait_for(delivery.take(), 1):
+        entries += taken
+    return entries
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 5)), max_size=30))
@@ -65,7 +63,7 @@ async def test_what_was_asked_of_the_prompt_comes_once() -> None:
 async def test_a_resumed_choice_goes_on_from_its_ids() -> None:
     delivery = Delivery([Choice(0, (5, 6)), Choice(1)])
     delivery.push(entry(1, 6, 7))
-    assert (await delivery.next()).tokens == (7,)
+    assert [e.tokens for e in await delivery.take()] == [(7,)]
     delivery.push(entry(0, 9, choice=1, finish=Finish.STOP))
     assert delivery.unfinished() == (Choice(0, (5, 6, 7)),)
     assert not delivery.complete
@@ -85,9 +83,9 @@ async def test_a_hole_is_an_error_after_what_came_before_it() -> None:
     delivery.push(entry(0, 1))
     delivery.push(entry(2, 3))
     delivery.push(entry(1, 2))
-    assert (await delivery.next()).tokens == (1,)
+    assert [e.tokens for e in await delivery.take()] == [(1,)]
     with pytest.raises(EyasError, match="from output index 1 to 2"):
-        await delivery.next()
+        await delivery.take()
 
 
 async def test_a_slow_reader_is_ended_and_its_buffer_freed() -> None:
@@ -96,12 +94,12 @@ async def test_a_slow_reader_is_ended_and_its_buffer_freed() -> None:
         delivery.push(entry(index, 1))
     assert delivery.over
     with pytest.raises(Cancelled, match="too slowly: 3 steps"):
-        await delivery.next()
+        await delivery.take()
 
 
 async def test_the_first_end_stands_and_wakes_the_reader() -> None:
     delivery = Delivery([Choice(0)])
-    reader = asyncio.create_task(delivery.next())
+    reader = asyncio.create_task(delivery.take())
     await asyncio.sleep(0)
     delivery.end(Unavailable("gone"))
     delivery.end()
@@ -123,3 +121,46 @@ async def test_timings_come_through_without_their_tokens() -> None:
     assert [e.tokens for e in entries] == [(5,), (6,), (), ()]
     assert [e.timings for e in entries[2:]] == [timings, timings]
     assert entries[2].offered == 0 and delivery.tokens == 2
+
+
+async def test_a_lane_gets_entries_only_while_the_reader_waits() -> None:
+    """Otherwise it could overtake what the reader has taken and not yet dealt with."""
+    delivery, told = Delivery([Choice(0)]), list[Entry]()
+
+    def lane(entry: Entry) -> bool:
+        if entry.finish is None:
+            told.append(entry)
+        return entry.finish is None
+
+    delivery.lane = lane
+    delivery.push(entry(0, 1))
+    assert [e.tokens for e in await delivery.take()] == [(1,)]
+    delivery.push(entry(1, 2))  # the reader deals with the first one
+    assert [e.tokens for e in await delivery.take()] == [(2,)] and not told
+    reading = asyncio.create_task(delivery.take())
+    await asyncio.sleep(0)
+    for index in range(3):  # the first of them is known already
+        delivery.push(entry(1 + index, 2 + index))
+    assert [e.tokens for e in told] == [(3,), (4,)] and not reading.done()
+    delivery.push(entry(4, 5, finish=Finish.STOP))
+    delivery.push(entry(5, 6))
+    assert [e.tokens for e in await reading] == [(5,)] and len(told) == 2
+    assert await delivery.take() == () and delivery.tokens == 5
+
+
+async def test_a_reader_that_went_away_leaves_no_lane_open() -> None:
+    delivery = Delivery([Choice(0)])
+    delivery.lane = lambda entry: True
+    reading = asyncio.create_task(delivery.take())
+    await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    delivery.push(entry(0, 1))
+    assert [e.tokens for e in await delivery.take()] == [(1,)]
+
+
+async def test_a_reader_that_comes_back_gets_a_part_at_a_time() -> None:
+    delivery = Delivery([Choice(0)])
+    for index in range(MAX_TAKEN + 2):
+        delivery.push(entry(index, 1))
+    assert [len(await delivery.take()) for _ in range(2)] == [MAX_TAKEN, 2]

@@ -196,6 +196,7 @@ def test_a_requests_limits_narrow_what_is_drafted() -> None:
     tree = SpeculationConfig(5, 8, 31)
     assert narrowed(tree, DraftLimits()) == tree
     assert narrowed(tree, DraftLimits(topk=1)) == SpeculationConfig(5, 1, 6)
+    assert narrowed(SpeculationConfig(5, 8, 4), DraftLimits(topk=1)) == SpeculationConfig(3, 1, 4)
     assert narrowed(tree, DraftLimits(steps=1)) == SpeculationConfig(1, 8, 9)
     assert narrowed(tree, DraftLimits(draft_tokens=3)) == SpeculationConfig(2, 8, 3)
     assert narrowed(SPEC, DraftLimits(draft_tokens=4)) == SpeculationConfig(3, 1, 4)

@@ -163,6 +163,15 @@ def test_no_proposal_is_larger_than_asked(runners: list[BatchRunner]) -> None:
     assert lengths == [2, 3]
 
 
+@pytest.mark.parametrize("runners", [TREE], indirect=True)
+def test_who_asks_for_a_chain_gets_the_best_path_of_a_tree(runners: list[BatchRunner]) -> None:
+    asked = Follower("a", 0).commit(3, runners, pages())[1]
+    device, chain = runners[1], SpeculationConfig(steps=2, topk=1, draft_tokens=3)
+    whole, asked_for = (device.draft([asked], spec)[0].tree for spec in (TREE, chain))
+    assert list(asked_for.parents) == [-1, 0] and len(whole) == 4
+    assert list(asked_for.tokens) == list(whole.thin(1).tokens)
+
+
 @pytest.mark.slow
 def test_a_warm_up_leaves_nothing_that_counts(runners: list[BatchRunner]) -> None:
     device = runners[1]
@@ -170,6 +179,36 @@ def test_a_warm_up_leaves_nothing_that_counts(runners: list[BatchRunner]) -> Non
     assert warm_up(device, WIDTH, CHAIN) > 0.0
     ours, theirs = told(runners, pages(), {Follower("a", 0): 5}, CHAIN)
     assert theirs == ours
+
+
+def test_a_warm_up_of_a_large_pool_keeps_to_its_slots_pages(plain: EngineConfig) -> None:
+    """A GPU has more pages than one sequence can have, and the tables know no bounds."""
+    device = draft_worker(EngineSpec.of(replace(on_device(plain), num_pages=400))).runner
+    assert isinstance(device, DeviceDraftRunner)
+    before = device.tables.depth.clone()
+    warm_up(device, WIDTH, CHAIN)
+    assert torch.equal(device.tables.depth, before)
+    assert int(device.tables.pages[2:].abs().sum()) == 0, "nobody sits there"
+    device.pool.close()
+
+
+@pytest.mark.parametrize("runners", [CHAIN, TREE], indirect=True)
+def test_no_row_is_written_behind_those_that_are_reserved(runners: list[BatchRunner]) -> None:
+    """Also where less is wanted than this engine drafts: the pages behind are other sequences'."""
+    device, less = runners[1], replace(CHAIN, steps=1)
+    assert isinstance(device, DeviceDraftRunner)
+
+    def draft(owner: str, pages: list[int]) -> None:
+        rows = PAGE * len(pages) - device.draft_rows(less)
+        new = Extension(pages, 0, [1] * rows, torch.randn(rows, WIDTH))
+        device.draft([Asked(owner, new, GREEDY, 0)], less)
+
+    for owner, page in (("a", 3), ("b", 5), ("c", 7)):
+        draft(owner, [page, page + 1])  # every slot has known a second page
+    device.pool.tensor.zero_()
+    for owner in ("d", "e", "f"):
+        draft(owner, [20])
+    assert device.pool.tensor.flatten(1).abs().sum(1).nonzero().flatten().tolist() == [20]
 
 
 def test_slots_go_to_those_that_ask() -> None:

@@ -273,7 +273,7 @@ def test_a_wrong_name_is_found(planted: str) -> None:
 @pytest.mark.parametrize(
     "right",
     [
-        "`gateway/generate.py::ClusterBackend.start`, `gateway.generate.ClusterBackend`, `Delivery.next`",
+        "`gateway/generate.py::ClusterBackend.start`, `gateway.generate.ClusterBackend`, `Delivery.take`",
         "`eyas/engine/`, `router.route`, `DecodeService.Session`, `eyas.v1.Eyas`, `model.layers.0`",
         "`make test`, `eyas serve --num-pages 7`, `--tp 2`, `python -m tests.chaos --seconds 600`",
         "`config.json`, `torch.mm`, `/v1/completions`, `pip install 'eyas[gpu]'`, `*.safetensors`",

@@ -122,3 +122,26 @@ def test_named_layers_are_read_in_both_ways(tmp_path: Path, capsys: pytest.Captu
     lengths = [float(found) for found in re.findall(r"acceptance length ([\d.]+)", said)]
     assert "the target's layers 2, 4, 5" in said and "with --draft-capture-layers 1,3,4: " in said
     assert len(lengths) == 3 and lengths[0] > max(lengths[1:])
+
+
+@pytest.mark.parametrize(
+    ("told", "other"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [1, 3, 7]}, ["1,3,7"]),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 3, 4], "use_aux_hidden_state": False}, []),
+    ],
+)
+def test_layers_that_the_target_lacks_are_not_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], told: dict[str, object], other: list[str]
+) -> None:
+    head = write_tiny_eagle3(tmp_path / "head", NANO)
+    if not told.get("use_aux_hidden_state", True):
+        weights = load_file(head / "model.safetensors")
+        del weights["fc.weight"]
+        save_file(weights, head / "model.safetensors")
+    change(head, eagle_config=told)
+    flags = ["--target", str(NANO), "--num-prompts", "1", "--max-answer", "8"]
+    assert cli.main(["doctor", "head", str(head), *flags]) == 1  # it has learnt nothing
+    said = capsys.readouterr().out
+    assert re.findall(r"with --draft-capture-layers ([\d,]+)", said) == other
+    assert "fewer than 5% of first drafts are right" in said

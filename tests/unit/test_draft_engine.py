@@ -53,6 +53,7 @@ class CountingRunner:
 
     def __init__(self) -> None:
         self.written: set[tuple[int, int]] = set()
+        self.least_rows = 0
         self.pool = SimpleNamespace(copy_page=self._copy, close=lambda: None)
 
     def _copy(self, source: int, target: int) -> None:
@@ -60,6 +61,9 @@ class CountingRunner:
         self.written |= {(target, slot) for page, slot in self.written if page == source}
 
     alignment = 1
+
+    def draft_rows(self, spec):
+        return max(spec.steps * spec.topk, self.least_rows)
 
     def draft(self, asked, spec):
         return [self._drafted(one.extension, spec.steps) for one in asked]
@@ -144,11 +148,9 @@ def _open(seq: int = 1, base: int = 0, **changes) -> DraftOpen:
     fields = {
         "seq": seq,
         "generation": seq,
-        "tokens": tuple(range(base + 1)),
         "base_len": base,
         "params": SamplingParams(),
         "choice": 0,
-        "prompt_len": base + 1,
     }
     return DraftOpen(**(fields | changes))
 
@@ -362,6 +364,15 @@ def test_rows_below_which_nothing_is_wanted_are_taken_without_an_answer() -> Non
         SPEC.steps,
         0,
     ]
+
+
+def test_pages_are_reserved_for_what_the_runner_writes_whatever_is_wanted() -> None:
+    """A device drafts in its own shape, and only cuts what it says."""
+    drive = Drive()
+    drive.runner.least_rows = 3 * PAGE
+    for base, steps in ((0, 1), (2, 0)):
+        drive.up(*([_open()] if base == 0 else []), _commit(base, 5, 6, steps=steps))
+        assert drive.pool.used == 4
 
 
 def test_news_of_a_sequence_that_is_gone_does_not_put_its_worker_off() -> None:

@@ -136,6 +136,16 @@ def test_a_head_of_an_older_export_is_converted_once(
     assert HeadRig(head, Rig(target)).config.algorithm
 
 
+def test_a_file_that_was_changed_is_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one size, and changed where no sample of its bytes is taken."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    weight = torch.zeros(1 << 18)
+    for value in (1.0, 2.0):
+        weight[10_000] = value
+        torch.save({"weight": weight}, tmp_path / "pytorch_model.bin")
+        assert load_file(weight_files(tmp_path)[0])["weight"][10_000] == value
+
+
 @pytest.mark.parametrize(
     ("held", "told"),
     [

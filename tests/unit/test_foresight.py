@@ -18,6 +18,7 @@ from eyas.common.params import SamplingParams
 from eyas.engine.ipc.messages import DraftClose, DraftCommit, DraftOpen, DraftUp
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
+from eyas.engine.models.base import Drafted
 from eyas.engine.sampling.sampler import Row, perturbed
 from eyas.engine.speculation import foresight
 from eyas.engine.speculation.ahead import OUTCOMES, Ahead, Verified, advance, fan_out, rows_ahead
@@ -223,7 +224,7 @@ class Story:
 
     def begin(self, seq: int, base: int) -> None:
         self.base[seq] = base
-        opened = DraftOpen(seq, seq, (), base, self._params, 0, base + 1)
+        opened = DraftOpen(seq, seq, base, self._params, 0)
         self._say([opened, self._rows(seq, self._tokens(9))])
 
     def round(self, seq: int) -> None:
@@ -350,6 +351,15 @@ def test_features_of_a_head_that_has_no_sequences_are_asked_of_nobody(folders: t
     assert not worker.engine._foresight.busy
     worker.idle(1)
     assert worker.engine._foresight.counts == foresight.DraftsAhead()
+
+
+def test_a_head_that_knows_one_token_has_nothing_to_draft_ahead() -> None:
+    """Its only guess is the draft that is being verified, and no draft is likely to be accepted."""
+    steps, zeros = 7, torch.zeros(8, 4)
+    chain, certain = Chain([3] * steps, zeros[:steps]), Extension([0, 1], 0, [3], zeros[:1])
+    ahead = Ahead(Verified(certain, chain, SamplingParams(), 0), fan_out(steps, 0.0, OUTCOMES))
+    ahead.take(Drafted(zeros, zeros), [[3]] * len(ahead.next_pass().picked))
+    assert ahead.drafted and ahead.outcomes == 0 and ahead.answer([3, 5], 2) is None
 
 
 def test_the_rows_behind_the_certain_ones_are_as_many_as_are_reserved() -> None:

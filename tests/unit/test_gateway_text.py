@@ -222,9 +222,10 @@ class Script:
         self.entries = entries
         self.cancelled: list[int | None] = []
 
-    async def __aiter__(self) -> Any:
-        for one in self.entries:
-            yield one
+    async def take(self) -> Any:
+        return [self.entries.pop(0)] if self.entries else ()
+
+    def use_lane(self, lane: Any) -> None: ...
 
     async def cancel(self, choice: int | None = None) -> None:
         self.cancelled.append(choice)
@@ -237,7 +238,8 @@ async def test_drafts_after_a_stop_string_are_not_counted() -> None:
     ids = list(tokenizer.encode("xyz"))
     stream = Script([entry(ids[:1], 0), entry([*ids[1:], *ids], 1, accepted=4, offered=6), entry(ids, 6)])
     text = TextStream(stream, GenerationRequest("r", (1, 2), SamplingParams()), tokenizer, TextRules(("y",)))
-    assert "".join([delta.text async for delta in text.deltas()]) == "x"
+    assert [delta.text for delta in [*await text.take(), *await text.take()]] == ["x", ""]
+    assert await text.take() == []
     usage = text.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (2, 2)
     assert (usage.accepted, usage.rejected, usage.verify_steps) == (1, 2, 1)
@@ -248,7 +250,8 @@ async def test_a_stream_that_just_ends_is_an_error() -> None:
     request = GenerationRequest("r", (1,), SamplingParams(), (Choice(0), Choice(1)))
     text = TextStream(Script([entry([5], 0, Finish.LENGTH)]), request, Tokenizer(byte_level()), TextRules())
     with pytest.raises(EyasError, match="ended before"):
-        [delta async for delta in text.deltas()]
+        while await text.take():
+            pass
 
 
 # --- folders and templates ---------------------------------------------------------------------------

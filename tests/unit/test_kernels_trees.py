@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -31,14 +32,16 @@ def spec_of(shape: tuple[int, int, int]) -> SpeculationConfig:
     return SpeculationConfig(*shape)  # steps, topk, draft_tokens
 
 
-def level_of(rng: random.Random, rows: int, topk: int, coarse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a draft head's top-k gives: probabilities sorted within a row; now and then no number at all."""
+def level_of(
+    rng: random.Random, rows: int, topk: int, coarse: bool, strange: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a draft head's top-k gives: probabilities sorted within a row; `strange`: some are no numbers."""
     odd = (0.0, float("nan"), 1.0 + 1e-6, 1.0)
     probabilities, ids = [], []
     for _ in range(rows):
         drawn = [rng.randrange(5) / 4 if coarse else rng.random() ** 2 for _ in range(topk)]
         found = sorted(drawn, reverse=True)
-        if rng.random() < 0.1:
+        if strange and rng.random() < 0.1:
             found[rng.randrange(topk)] = rng.choice(odd)
         probabilities.append(found)
         ids.append(rng.sample(range(VOCAB), topk))
@@ -67,19 +70,51 @@ def test_growing(shape: tuple[int, int, int], coarse: bool) -> None:
     assert all(map(torch.equal, rows_of(case.tables, padding), untouched))
 
 
+@pytest.mark.parametrize("topk", [0, 1, 2])
+@pytest.mark.parametrize("nodes", [0, 1, 4])
+def test_a_sequences_own_limits(topk: int, nodes: int) -> None:
+    """As deep, branched and large as its request allows: the best child first, the upper levels first."""
+    spec, rng = spec_of((4, 3, 12)), random.Random(0)
+    case = random_case(7, spec.draft_tokens)
+    case.tables.most_topk[:-1], case.tables.most_nodes[:-1] = topk, nodes
+    growth = new_growth(spec, case.batch.size, None, DEVICE)
+    twins = [twin.select() for twin in grow_both(case, growth, rng, coarse=False, strange=False)]
+    select(case.batch, growth)
+    for slot, tree in zip(case.slots, twins, strict=True):
+        if slot == case.tables.padding_slot:
+            continue
+        drafts, parents = case.tables.drafts[slot].tolist(), case.tables.parents[slot].tolist()
+        wanted = tree.truncate_depth(int(case.tables.speculative[slot])).thin(topk or spec.topk)
+        wanted = wanted.narrow(nodes or spec.draft_tokens)
+        assert sum(token >= 0 for token in drafts) == len(wanted)
+        assert paths_of(drafts, parents) == paths_of(wanted.tokens, wanted.parents)
+
+
+def paths_of(tokens: Sequence[int], parents: Sequence[int]) -> set[tuple[int, ...]]:
+    """The tokens down to each node that is a draft; all nodes above one are drafts."""
+    tree, found = DraftTree([token % 2**31 for token in tokens], parents), set()
+    for node in range(len(tree)):
+        if tokens[node] >= 0:
+            found.add(tuple(tokens[above] for above in tree.path(node)))
+            assert min(tokens[above] for above in tree.path(node)) >= 0
+    return found
+
+
 def rows_of(tables: Tables, slot: int) -> list[torch.Tensor]:
     """A copy of what is told of a slot's drafts."""
     rows = tables.drafts[slot], tables.parents[slot], tables.depth[slot], tables.mask[:, slot]
     return [row.clone() for row in rows]
 
 
-def grow_both(case: Case, growth: Growth, rng: random.Random, coarse: bool) -> list[TreeExpansion]:
+def grow_both(
+    case: Case, growth: Growth, rng: random.Random, coarse: bool, strange: bool = True
+) -> list[TreeExpansion]:
     """All levels, on the device and by the twins, compared level by level."""
     spec, batch = growth.spec, case.batch
     twins = [TreeExpansion(spec.topk, spec.draft_tokens) for _ in case.slots]
     parents = 1
     for level in range(spec.steps):
-        probabilities, ids = level_of(rng, batch.size * parents, spec.topk, coarse)
+        probabilities, ids = level_of(rng, batch.size * parents, spec.topk, coarse, strange)
         below = new_frontier(batch.size, spec.topk) if level + 1 < spec.steps else None
         grow(batch, growth, level, probabilities, ids, below)
         targets = ids if growth.token_map is None else growth.token_map[ids]

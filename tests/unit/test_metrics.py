@@ -78,7 +78,7 @@ def test_a_call_is_measured_in_stages() -> None:
     with metrics.meter() as meter:
         for index, timings in enumerate((prefill, decode)):
             trace.saw(Entry("r", 1, 0, index, (5,), timings=timings))
-            meter.delta(TextDelta(0, "a", (5,)))
+            meter.deltas([TextDelta(0, "a", (5,))])
             time.sleep(0.01)
         usage = UsageCounts(prompt_tokens=3, completion_tokens=2, accepted=3, verify_steps=2, cached_tokens=1)
         meter.ended(usage, [trace])

@@ -101,6 +101,7 @@ def test_what_cannot_work_is_told(
     wrong = {
         "needs": ["--plot", str(tmp_path / "plot.gif")],
         "--draft-vocab: 100 is not a multiple of 16": ["--draft-vocab", "100"],
+        "--max-length: 48 tokens are too few for --unroll 47": ["--unroll", "47", "--keep-answers"],
         "--device: cuda is not available": ["--device", "cuda", "--keep-answers"],
     }
     texts = tmp_path / "texts.jsonl"

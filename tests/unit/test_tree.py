@@ -74,6 +74,9 @@ def test_trim_keeps_what_was_said_below(tree: DraftTree, committed: list[int]) -
 def test_cuts(tree: DraftTree, size: int) -> None:
     assert words(tree.narrow(size)) == words(tree)[:size]
     assert words(tree.truncate_depth(size)) == [path for path in words(tree) if len(path) <= size]
+    first = {child for parent in range(-1, len(tree)) for child in tree.children(parent)[:size]}
+    kept = [node for node in range(len(tree)) if first.issuperset(tree.path(node))]
+    assert words(tree.thin(size)) == [words(tree)[node] for node in kept]
 
 
 # --- EAGLE-2 expansion --------------------------------------------------------------------------------

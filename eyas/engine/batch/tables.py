@@ -70,6 +70,11 @@ class Tables:
             "parents": (torch.int32, drafts),  # the draft's parent: a draft's index, or -1 for the root
             "depth": (torch.int32, nodes),  # how far node j lies below the root
             "speculative": (torch.int32, 1),  # how deep this sequence's drafts may be; 0: none is proposed
+            "most_topk": (torch.int32, 1),  # children of a draft that are verified (0: all) ..
+            "most_nodes": (
+                torch.int32,
+                1,
+            ),  # .. and drafts in all, where they are trees of a head in the step
             "choice": (torch.int32, 1),
             "top_k": (torch.int32, 1),  # 0: off
             "temperature": (torch.float32, 1),
@@ -118,6 +123,8 @@ class Tables:
     parents: torch.Tensor
     depth: torch.Tensor
     speculative: torch.Tensor
+    most_topk: torch.Tensor
+    most_nodes: torch.Tensor
     choice: torch.Tensor
     top_k: torch.Tensor
     temperature: torch.Tensor
@@ -154,7 +161,7 @@ _WIDE = {
 
 
 class TableWrites:
-    """The host's changes to the tables for one step, collected as (place, word) pairs."""
+    """The host's changes to the tables for one step, collected as (place, word) pairs: each place once."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -168,7 +175,7 @@ class TableWrites:
         self._words += words
 
     def occupy(self, slot: int, params: SamplingParams, choice: int, *, speculative: int) -> None:
-        """Sets everything about a sequence that does not change while it runs, and clears its drafts."""
+        """Sets everything about a sequence that does not change while it runs."""
         seed = params.seed or 0
         self.put("seed", slot, (_signed(seed & 0xFFFFFFFF), _signed(seed >> 32)))
         self.put("choice", slot, (choice,))
@@ -177,10 +184,10 @@ class TableWrites:
         for name, word in zip(("temperature", "top_p", "min_p"), _bits(floats), strict=True):
             self.put(name, slot, (word,))
         self.put("speculative", slot, (speculative,))
-        self.put("drafts", slot, [-1] * self._tables.drafts.shape[1])
 
     def draft(self, slot: int, tree: DraftTree, *, branching: bool) -> None:
-        """Drafts that came from elsewhere, below the slot's root; the tables' chain is as good as a `tree`'s.
+        """Drafts that came from elsewhere, or none, below the slot's root; the tables' chain is as good as a
+        `tree`'s.
 
         `branching`: other proposals are trees, so this one's shape is written down too.
         """

@@ -86,6 +86,15 @@ class DraftTree:
         """The tree of `nodes` (ascending), whose parents are among them."""
         return self._renumbered(list(nodes), ROOT)
 
+    def thin(self, topk: int) -> DraftTree:
+        """The tree of the first `topk` children of each node that remains."""
+        kept: dict[int, int] = {ROOT: 0}  # node: its children so far
+        for node, parent in enumerate(self.parents):
+            if kept.get(parent, topk) < topk:
+                kept[parent] += 1
+                kept[node] = 0
+        return self._renumbered(list(kept)[1:], ROOT)
+
     def _depths(self) -> list[int]:
         depths: list[int] = []
         for parent in self.parents:

@@ -79,7 +79,8 @@ def _converted(folder: Path) -> list[Path]:
         raise ConfigError(f"model folder {folder} has no .safetensors files")
     from eyas.engine.checkpoint.pickled import converted  # brings torch, which few callers need
 
-    return [converted(path, fingerprint({}, [path])) for path in pickled]
+    # Samples of the bytes alone do not tell every change of a file.
+    return [converted(path, fingerprint({"changed": path.stat().st_mtime_ns}, [path])) for path in pickled]
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

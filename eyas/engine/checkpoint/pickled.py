@@ -21,7 +21,7 @@ log = logging.getLogger("eyas.engine")
 
 
 def converted(path: Path, digest: str) -> Path:
-    """The safetensors file with the tensors of `path`, whose bytes `digest` names.
+    """The safetensors file with the tensors of `path`, whose state `digest` names.
 
     Raises ConfigError if `path` is no file of tensors, or if the cache cannot be written.
     """

@@ -218,16 +218,17 @@ class DeviceRunner:
         """
         seq = work.seq
         told = self._occupants.get(seq.slot)
-        joins = False
+        joins, tree = False, self._drafts_of(work) if self._elsewhere else None
         if told is None or (told.occupancy, told.choice) != (seq.occupancy, seq.choice):
             joins = self._joins(work)
             seq.draft_len += joins and self.drafts
             told = self._occupants[seq.slot] = self._occupy(work, writes)
+            tree = tree or DraftTree((), ())  # whoever sat there has left some
         if work.round and not told.grows:  # its prompt came from elsewhere, or all but its last row is done
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])
         told.grows = told.grows or work.sample
-        if self._elsewhere and (tree := self._drafts_of(work)) is not None:
+        if tree is not None:
             writes.draft(seq.slot, tree, branching=self._executor.state.trees)
         if told.pages < len(seq.pages):
             writes.put("pages", seq.slot, seq.pages[told.pages :], start=told.pages)
@@ -238,8 +239,12 @@ class DeviceRunner:
         """The sequence takes its slot."""
         seq, lookup = work.seq, self._lookup
         params, drafted = seq.generation.request.params, self._is_drafted_for(work)
-        deepest = seq.generation.request.draft_limits.deepest or MOST_STEPS
+        limits = seq.generation.request.draft_limits
+        deepest = limits.deepest or MOST_STEPS
         writes.occupy(seq.slot, params, seq.choice, speculative=deepest if drafted else 0)
+        if self.drafts and self._executor.state.trees:
+            writes.put("most_topk", seq.slot, (limits.topk,))
+            writes.put("most_nodes", seq.slot, (max(limits.draft_tokens - 1, 0),))
         if params.reads_history or params.min_tokens:
             occupy_special(writes, seq, self._grammars.eos_ids)
         if lookup is not None and drafted:

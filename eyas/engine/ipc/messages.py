@@ -83,16 +83,14 @@ class Prefill(Message, frozen=True):
 class DraftOpen(Message, frozen=True):
     """A sequence starts drafting. Rows below `base_len` are pulled by `handle`, or do not exist.
 
-    `tokens`: all ids so far (positions 0 ..). `choice` and `prompt_len` key the sampling noise.
+    `params` and `choice` key the sampling noise. Its tokens come with its commits.
     """
 
     seq: int
     generation: int
-    tokens: tuple[int, ...]
     base_len: int
     params: SamplingParams
     choice: int
-    prompt_len: int
     handle: KvHandle | None = None
     attempt: int = 0
 

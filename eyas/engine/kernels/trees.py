@@ -228,14 +228,14 @@ def _rank(scores, score, index, count, BLOCK: tl.constexpr):
 def select(batch: Batch, growth: Growth) -> None:
     """Makes the best draft_tokens - 1 candidates of all levels the drafts of each sequence's next round.
 
-    They are in the order of their flat indices, so that parents come before their children. None is deeper
-    than the sequence's drafts may be.
+    They are in the order of their flat indices, so that parents come before their children. What a sequence's
+    own limits leave out is no draft (-1): what is too deep, then all but the best children, then the last.
     """
     tables, spec = batch.tables, growth.spec
     candidates = growth.scores.shape[1]
     _select[(batch.size,)](
         batch.slots,
-        tables.speculative,
+        (tables.speculative, tables.most_topk, tables.most_nodes),
         growth.scores,
         growth.tokens,
         growth.parents,
@@ -249,6 +249,7 @@ def select(batch: Batch, growth: Growth) -> None:
         tables.depth.shape[1],
         WORDS=tables.mask.shape[0],
         STEPS=spec.steps,
+        TOPK=spec.topk,
         CANDIDATES=candidates,
         NODES=spec.draft_tokens - 1,
         BLOCK=triton.next_power_of_2(candidates),
@@ -262,7 +263,7 @@ def select(batch: Batch, growth: Growth) -> None:
 @triton.jit(do_not_specialize=PLAIN)
 def _select(
     slots,
-    speculative,
+    limits,
     scores,
     candidate_tokens,
     candidate_parents,
@@ -276,6 +277,7 @@ def _select(
     nodes_stride,
     WORDS: tl.constexpr,
     STEPS: tl.constexpr,
+    TOPK: tl.constexpr,
     CANDIDATES: tl.constexpr,
     NODES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -301,19 +303,32 @@ def _select(
     up = tl.load(candidate_parents + sequence * CANDIDATES + all_kept, mask=real, other=-1)
     parent = tl.where(up >= 0, _place(up, all_kept), -1)
     there = (slot != padding) & (node < drafts_stride)
+    topk = tl.load(limits[1] + slot)
+    topk = tl.where(topk > 0, topk, TOPK)
     for word in tl.static_range(WORDS):
         seen = _bit(node * 0, word) | _bit(node + 1, word)
         above, below = up, tl.where(real, 1, 0)
+        thin = all_kept % TOPK < topk  # a flat index tells the place among siblings
         for _ in range(STEPS - 1):
             seen |= tl.where(above >= 0, _bit(_place(above, all_kept) + 1, word), 0)
             below += tl.where(above >= 0, 1, 0)
+            thin = thin & ((above < 0) | (above % TOPK < topk))
             above = tl.load(candidate_parents + sequence * CANDIDATES + above, mask=above >= 0, other=-1)
         entry = (word * (padding + 1) + slot) * nodes_stride + node + 1
         tl.store(mask + entry, seen, mask=there)
-    token = tl.where(below <= tl.load(speculative + slot), token, -1)
+    token = tl.where(
+        _allowed(real & thin & (below <= tl.load(limits[0] + slot)), limits[2] + slot), token, -1
+    )
     tl.store(drafts + slot * drafts_stride + node, token, mask=there)
     tl.store(parents + slot * drafts_stride + node, parent, mask=there)
     tl.store(depth + slot * nodes_stride + node + 1, below, mask=there)
+
+
+@triton.jit
+def _allowed(drafts, most):
+    """The first of `drafts`, as many as `most` says (0: all)."""
+    count = tl.load(most)
+    return drafts & ((count == 0) | (tl.cumsum(drafts.to(tl.int32), 0) <= count))
 
 
 @triton.jit

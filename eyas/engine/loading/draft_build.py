@@ -31,6 +31,7 @@ from eyas.engine.speculation.device import DeviceProposer
 from eyas.engine.speculation.device_runner import DeviceDraftRunner
 from eyas.engine.speculation.draft_runner import Asked, DraftRunner, Extension
 from eyas.engine.speculation.draft_sequences import BatchRunner
+from kv_transfer.layout import pages_for
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,11 @@ def warm_up(runner: DeviceDraftRunner, width: int, spec: SpeculationConfig) -> f
 
     Seconds of the slower one when it is warm.
     """
-    shape = runner.pool.shape
-    room = shape.pages * shape.page_size - max(spec.steps * spec.topk, 1)
+    shape, behind = runner.pool.shape, runner.draft_rows(spec)
     slowest = 0.0
-    for rows in (1, min(skinny.MAX_ROWS + 1, room)):
-        new = Extension(range(shape.pages), 0, [0] * rows, torch.zeros(rows, width))
+    for rows in (1, min(skinny.MAX_ROWS + 1, shape.pages * shape.page_size - behind)):
+        pages = range(pages_for(rows + behind, shape.page_size))
+        new = Extension(pages, 0, [0] * rows, torch.zeros(rows, width))
         for _ in range(2):
             began = time.monotonic()
             runner.draft([Asked(rows, new, SamplingParams(), choice=0)], spec)

@@ -179,7 +179,7 @@ class Ahead:
             for token in [token for token in ids if token not in drafts][:count]:
                 self._forks.append(_Fork(accepted, [token]))
                 entering.append(drafted.features[first + accepted])
-        self._entering = torch.stack(entering)
+        self._entering = torch.stack(entering) if entering else None  # None: a head of one id knows no other
 
     # --- below the outcomes --------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ def shallower(spec: SpeculationConfig, steps: int) -> SpeculationConfig:
 def narrowed(spec: SpeculationConfig, limits: DraftLimits) -> SpeculationConfig:
     """`spec` within a request's own limits."""
     topk, nodes = limits.topk or spec.topk, limits.draft_tokens or spec.draft_tokens
-    steps = min(spec.steps, limits.deepest or spec.steps)
+    steps = min(spec.deepest, limits.deepest or spec.deepest)
     less = replace(spec, steps=steps, topk=min(topk, spec.topk), synthetic_rates=spec.synthetic_rates[:steps])
     return replace(less, draft_tokens=min(nodes, spec.draft_tokens, less.most_draft_tokens))
 

@@ -57,7 +57,7 @@ class DeviceDraftRunner:
         self, proposer: DeviceProposer, tables: Tables, firsts: torch.Tensor, tile_rows: int
     ) -> None:
         self._proposer = proposer
-        self._tables = tables
+        self.tables = tables
         self._firsts = firsts
         self._tile_rows = tile_rows
         self._seats = Seats(tables.padding_slot)
@@ -69,6 +69,11 @@ class DeviceDraftRunner:
     def pool(self) -> KvPool:
         """The pool of the draft KV."""
         return self._proposer.pool
+
+    def draft_rows(self, spec: SpeculationConfig) -> int:
+        """How many rows behind the certain ones `draft` may write: its own shape's, whatever `spec` wants."""
+        own = self._proposer.spec
+        return own.steps * own.topk
 
     @torch.inference_mode()
     def draft(self, asked: SequenceOf[Asked], spec: SpeculationConfig) -> list[Proposed]:
@@ -87,7 +92,7 @@ class DeviceDraftRunner:
         packed = _Packed(by_length, slots, few, self.alignment)
         told = packed.words(self._tile_rows) | {"places": writes[0], "words": writes[1]}
         on = _sent(told, self.pool.shape.device)
-        self._tables.apply(torch.stack((on["places"], on["words"])))
+        self.tables.apply(torch.stack((on["places"], on["words"])))
         self._firsts.index_copy_(0, on["slots"].long(), on["lowest"])
         rounds = DecodeRows(on["slots"][: packed.short], on["starts"], few) if packed.short else None
         tiles = on["tiles"].view(-1, 4) if packed.long else None
@@ -100,7 +105,7 @@ class DeviceDraftRunner:
 
     def _seated(self, asked: SequenceOf[Asked]) -> tuple[list[int], np.ndarray]:
         """Each one's slot, and what is new about them, int32 [2, n] for `Tables.apply`."""
-        writes, slots = TableWrites(self._tables), []
+        writes, slots = TableWrites(self.tables), []
         for one in asked:
             seat, new = self._seats.of(one.owner), one.extension
             if not seat.pages:
@@ -114,7 +119,7 @@ class DeviceDraftRunner:
 
     def _proposals(self, slots: torch.Tensor) -> list[DraftTree]:
         """What the tables have for each slot. Waits for the device."""
-        both = torch.stack((self._tables.drafts, self._tables.parents)).index_select(1, slots)
+        both = torch.stack((self.tables.drafts, self.tables.parents)).index_select(1, slots)
         drafts, parents = both.cpu().tolist()
         counts = [row.index(-1) if -1 in row else len(row) for row in drafts]
         return [DraftTree(d[:n], p[:n]) for d, p, n in zip(drafts, parents, counts, strict=True)]
@@ -188,4 +193,4 @@ def _sent(arrays: dict[str, np.ndarray], device: str) -> dict[str, torch.Tensor]
 
 def _cut(tree: DraftTree, spec: SpeculationConfig) -> DraftTree:
     """No larger than `spec` says."""
-    return tree.truncate_depth(spec.steps).narrow(max(spec.steps, spec.draft_tokens - 1))
+    return tree.truncate_depth(spec.steps).thin(spec.topk).narrow(spec.width - 1)

@@ -124,8 +124,9 @@ class DraftEngine:
             self._send_replies()
         groups: dict[SpeculationConfig, list[Asking]] = defaultdict(list)
         for key, one in missed:
-            if self._sequences.reserve(key):
-                groups[one.wanted or ROWS_ALONE].append((key, one))
+            spec = one.wanted or ROWS_ALONE
+            if self._sequences.reserve(key, spec):
+                groups[spec].append((key, one))
         for spec, group in groups.items():
             began = time.monotonic()
             self._draft(spec, group)

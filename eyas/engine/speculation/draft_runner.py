@@ -106,6 +106,10 @@ class DraftRunner:
         """The pool of the draft KV."""
         return self._pool
 
+    def draft_rows(self, spec: SpeculationConfig) -> int:
+        """How many rows behind the certain ones a proposal of `spec` may write."""
+        return spec.steps * spec.topk
+
     def draft(self, asked: SequenceOf[Asked], spec: SpeculationConfig) -> list[Proposed]:
         """Writes the draft KV of all their rows, and proposes for each."""
         drafted = self.extend([one.extension for one in asked])

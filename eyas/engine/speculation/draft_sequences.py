@@ -134,6 +134,9 @@ class BatchRunner(Protocol):
     def pool(self) -> KvPool:
         """The pool of the draft KV."""
 
+    def draft_rows(self, spec: SpeculationConfig) -> int:
+        """How many rows behind the certain ones `draft` may write: pages are reserved for them."""
+
     def draft(self, asked: SequenceOf[Asked], spec: SpeculationConfig) -> list[Proposed]:
         """As `DraftRunner.draft`; a proposal may be of another shape than `spec`, but not larger."""
 
@@ -304,14 +307,13 @@ class DraftSequences:
 
     # --- pages ---------------------------------------------------------------------------------------
 
-    def reserve(self, key: Key) -> bool:
-        """Takes pages for the waiting commits and for the rows that drafting writes after them.
+    def reserve(self, key: Key, spec: SpeculationConfig) -> bool:
+        """Takes pages for the waiting commits and for the rows that drafting by `spec` writes after them.
 
         False: there are too few, and the sequence is closed.
         """
         followed = self.followed[key]
-        last = followed.commits[-1]
-        need = self._lacking(followed, followed.end + max(1, last.steps) * max(1, last.topk))
+        need = self._lacking(followed, followed.end + self._runner.draft_rows(spec))
         if not self._has_room(need):
             self.close(key, NO_PAGES)
             return False

@@ -92,11 +92,9 @@ class RemoteDrafter(Drafter):
         message = DraftOpen(
             seq=seq.uid,
             generation=self._generations,
-            tokens=tuple(seq.tokens(0, base + 1)),
             base_len=base,
             params=msgspec.structs.replace(params, grammar=None),  # what it forbids is cut here
             choice=seq.choice,
-            prompt_len=len(seq.prompt),
             handle=handle,
             attempt=seq.generation.attempt,
         )

@@ -1,0 +1,95 @@
+"""Several gateway processes on the same ports: starts them, restarts the ones that die, and ends them all.
+
+The kernel gives each new connection to one of them (SO_REUSEPORT). They share the registry's snapshot of the
+workers and nothing else, so every limit of a gateway holds for each. This file does not know what a gateway
+does: it runs `eyas gateway` for each, as a local cluster runs its one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from eyas.common import api_keys
+from eyas.common import logging as eyas_logging
+from eyas.common.config import GatewayConfig
+from eyas.common.discovery import registry
+from eyas.worker.child import Child
+from eyas.worker.keeper import keep
+from eyas.worker.leave import Leave
+from eyas.worker.plan import gateway_argv
+from eyas.worker.ports import claim
+from gateway.siblings import SUFFIX
+from gateway.tokenizer import Tokenizer
+
+GRACE_S = 5.0  # after the drain time
+
+
+def run_group(config: GatewayConfig) -> None:
+    """Serves until SIGTERM or SIGINT; then open requests have `drain_s` seconds to finish.
+
+    A second signal, or SIGHUP, ends it at once. Raises ConfigError for a bad port, registry or tokenizer.
+    """
+    eyas_logging.setup("gateway", config.log_format)
+    registry(config.registry)  # what is wrong with them is told once, before any process starts
+    Tokenizer.load(config.model)
+    asyncio.run(_run(config))
+
+
+async def _run(config: GatewayConfig) -> None:
+    leave = Leave()
+    with _members(config) as children:
+        keepers = []
+        try:
+            for child in children:
+                child.start()
+                keepers.append(asyncio.create_task(keep(child, _log)))
+            await leave.asked.wait()
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+            await _stop(children, leave, config.drain_s)
+
+
+@contextlib.contextmanager
+def _members(config: GatewayConfig) -> Iterator[list[Child]]:
+    """The processes, not started. Their ports and the folder of their sockets are kept until the end."""
+    with contextlib.ExitStack() as held:
+        http = held.enter_context(claim(config.host, config.port, "port"))
+        grpc = held.enter_context(claim(config.host, config.grpc_port, "grpc-port"))
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="eyas-gateway-")))
+        config = dataclasses.replace(config, port=http.getsockname()[1], grpc_port=grpc.getsockname()[1])
+        environment = api_keys.environment(config.api_keys)
+        children = []
+        for number in range(config.processes):
+            name = f"gateway-{number}"
+            member = dataclasses.replace(config, processes=1, member=str(folder / f"{name}{SUFFIX}"))
+            command = (sys.executable, "-m", "eyas.cli", *gateway_argv(member))
+            children.append(Child(name, command, _log, environment))
+        yield children
+
+
+async def _stop(children: list[Child], leave: Leave, drain_s: float) -> None:
+    """Asks all of them to leave, and kills what is left after their drain time."""
+
+    async def hurry() -> None:
+        await leave.now.wait()
+        for child in children:
+            if child.running and child.pid is not None:
+                os.kill(child.pid, signal.SIGHUP)
+
+    hurrying = asyncio.create_task(hurry())
+    await asyncio.gather(*(child.stop(drain_s + GRACE_S) for child in children))
+    hurrying.cancel()
+
+
+def _log(name: str, line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,128 @@
+"""Several gateway processes on one port: all serve, one that dies comes back, and all of them drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from scripted_worker import workers
+from test_exit import gateway_process, line_with
+from test_generate_paths import UNIFIED
+
+from eyas.client import AsyncClient
+from eyas.common.errors import ConfigError
+from eyas.worker.ports import claim, free_ports, listen
+
+ASKED = {"model": "eyas-nano", "prompt": [5, 6, 7], "max_tokens": 4}
+NAMES = {"gateway-0", "gateway-1"}
+
+
+@contextlib.asynccontextmanager
+async def group(address: str) -> AsyncIterator[tuple[Any, str, str]]:
+    """(the process, its HTTP address, its gRPC address) once both members have said a word to the worker."""
+    async with gateway_process(f"--registry=static:{address}", "--gateway-workers=2") as (process, said):
+        listening = await line_with(said, "gateway listening")
+        where = re.fullmatch(r".* http=(\S+)/v1 grpc=(\S+)\n", listening)
+        assert where, listening
+        for _ in NAMES:
+            await line_with(said, "requests go through the cluster")
+        log = asyncio.create_task(said.read())  # so that nobody waits for a full pipe
+        yield process, where[1], where[2]
+        log.cancel()
+
+
+async def answered(url: str) -> dict[str, float]:
+    """By process: the completions that it has answered."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        page = (await client.get(f"{url}/metrics", timeout=10)).text
+    counter = r'eyas_http_responses_total\{path="/v1/completions",process="(.*)",status="200"\} (.*)'
+    lines = re.findall(counter, page)
+    assert page.count("eyas_serving{process=") == len(set(re.findall('process="([^"]*)"', page)))
+    return {name: float(count) for name, count in lines}
+
+
+async def ask(url: str, times: int) -> None:
+    """Each over a connection of its own."""
+    for _ in range(times):
+        async with httpx.AsyncClient(trust_env=False) as client:
+            (await client.post(f"{url}/v1/completions", json=ASKED, timeout=10)).raise_for_status()
+
+
+def member(process: Any, name: str) -> psutil.Process:
+    (found,) = [p for p in psutil.Process(process.pid).children() if f"{name}.sock" in " ".join(p.cmdline())]
+    return found
+
+
+@pytest.mark.slow
+async def test_all_serve_and_one_that_dies_comes_back() -> None:
+    async with workers(UNIFIED) as (worker,), group(worker.address) as (process, url, grpc):
+        await ask(url, 24)
+        counts = await answered(url)
+        assert counts.keys() == NAMES and sum(counts.values()) == 24
+        async with AsyncClient(grpc, retries=0) as client:
+            assert (await client.generate((1, 2), max_tokens=4)).usage.completion_tokens == 4
+        lost = member(process, "gateway-0").pid
+        os.kill(lost, signal.SIGKILL)
+        async with asyncio.timeout(30):
+            while (await answered(url)).keys() != NAMES:
+                with contextlib.suppress(httpx.HTTPError):  # connections that the dead one had not taken yet
+                    await ask(url, 1)
+        assert member(process, "gateway-0").pid != lost
+
+
+@pytest.mark.slow
+async def test_all_of_them_drain() -> None:
+    async with workers(UNIFIED) as (worker,), group(worker.address) as (process, url, _):
+        worker.script.step_s = 0.1
+        asked = [asyncio.create_task(ask(url, 1)) for _ in range(8)]
+        async with asyncio.timeout(10):
+            while len(worker.of("submit")) < 8:
+                await asyncio.sleep(0.01)
+        members = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGTERM)
+        await asyncio.gather(*asked)
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert len(members) == 2 and not any(one.is_running() for one in members)
+        listen("127.0.0.1", int(url.rpartition(":")[2]), "port").close()
+
+
+@pytest.mark.slow
+async def test_a_second_signal_ends_all_at_once() -> None:
+    async with workers(UNIFIED) as (worker,), group(worker.address) as (process, url, _):
+        worker.script.stop_at = 1  # an answer that never comes
+        hanging = asyncio.create_task(ask(url, 1))
+        async with asyncio.timeout(10):
+            while not worker.of("submit"):
+                await asyncio.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+        with pytest.raises(httpx.HTTPError):
+            await hanging
+
+
+def test_a_claimed_port_is_for_those_who_share_it() -> None:
+    with claim("127.0.0.1", 0, "port") as claimed:
+        port = claimed.getsockname()[1]
+        with listen("127.0.0.1", port, "port", shared=True), listen("127.0.0.1", port, "port", shared=True):
+            for taken in (claim, listen):
+                with pytest.raises(ConfigError, match=f"--port: cannot listen on 127.0.0.1:{port}"):
+                    taken("127.0.0.1", port, "port")
+
+
+async def test_a_taken_port_is_told_at_once() -> None:
+    port = next(free_ports())
+    with listen("127.0.0.1", port, "port", shared=True):
+        flags = ("--registry=static:", "--gateway-workers=2", f"--port={port}")
+        async with gateway_process(*flags) as (process, said):
+            assert f"eyas: --port: cannot listen on 127.0.0.1:{port}" in (await said.read()).decode()
+            assert await process.wait() == 2

@@ -1,0 +1,174 @@
+"""The lane against the reader's way: the same events leave, whatever a call asks for, sooner or later."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from scripted_backend import nano_tokenizer
+from scripted_worker import ScriptedWorker, workers
+from test_generate_paths import DECODE, PREFILL, UNIFIED, gateway, until
+
+from eyas.common.config import GatewayConfig
+from eyas.worker.http_protocol import HttpLimits
+from eyas.worker.http_server import HttpServer
+from gateway import lane
+from gateway.delivery import MAX_BUFFERED_STEPS
+from gateway.http import create_app
+from gateway.metrics import GatewayMetrics
+
+TEXT = {"model": "eyas-nano", "prompt": [5, 6, 7], "max_tokens": 40, "stream": True, "seed": 1}
+CHAT = {k: v for k, v in TEXT.items() if k != "prompt"} | {"messages": [{"role": "user", "content": "Hi"}]}
+USAGE = {"stream_options": {"include_usage": True}}
+BY_LANE = [
+    ("completions", TEXT),
+    ("completions", TEXT | USAGE),
+    ("completions", TEXT | {"n": 3}),
+    ("completions", TEXT | {"echo": True}),
+    ("chat/completions", CHAT),
+    ("chat/completions", CHAT | USAGE | {"n": 2}),
+]
+BY_READER = [
+    ("completions", TEXT | {"logprobs": 1}),
+    ("completions", TEXT | {"stop": ["zzzz"]}),
+    ("completions", TEXT | {"prompt": [[5, 6], [7, 8]]}),
+    ("completions", TEXT | {"return_token_ids": True}),
+    ("chat/completions", CHAT | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+]
+CONTEXT = 1 << 24  # tokens
+LONG = 1000  # tokens per step: the sockets' buffers are soon full
+ITS_OWN = re.compile(rb'"id":"[^"]*"|"created":\d+')
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What lanes answered."""
+    answers: list[bool] = []
+    take = lane.Express.take
+
+    def told(self: lane.Express, entry: Any) -> bool:
+        answers.append(take(self, entry))
+        return answers[-1]
+
+    monkeypatch.setattr(lane.Express, "take", told)
+    return answers
+
+
+@contextlib.asynccontextmanager
+async def doors(started: list[ScriptedWorker]) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
+    """Clients of one gateway: through its own server, and through one that has no short way for parts."""
+    for worker in started:
+        worker.vocab_size, worker.context_length = 4096, CONTEXT
+    async with gateway(started) as (backend, _):
+        app = create_app(GatewayConfig(), backend, nano_tokenizer(), GatewayMetrics(CollectorRegistry()))
+        server = HttpServer(app, "127.0.0.1", 0, HttpLimits())
+        await server.start()
+        url, plain = f"http://127.0.0.1:{server.port}/v1/", httpx.ASGITransport(app)
+        async with (
+            httpx.AsyncClient(base_url=url, timeout=10) as quick,
+            httpx.AsyncClient(base_url="http://gateway/v1/", transport=plain, timeout=10) as slow,
+        ):
+            yield quick, slow
+        await server.aclose()
+
+
+async def events(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[bytes]:
+    """Every event; of several choices, in an order that does not depend on which was told first."""
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    found = ITS_OWN.sub(b"", answer.content).split(b"\n\n")
+    return sorted(found) if "n" in body or len(body.get("prompt", ())) == 2 else found
+
+
+@pytest.mark.parametrize(("path", "body"), BY_LANE)
+@pytest.mark.parametrize("roles", [(UNIFIED,), (PREFILL, DECODE)])
+async def test_the_same_events_come_by_the_lane(
+    path: str, body: dict[str, Any], roles: Any, taken: list[bool]
+) -> None:
+    async with workers(*roles) as started, doors(started) as (quick, slow):
+        expected = await events(slow, path, body)
+        assert not taken, "there is no lane without parts"
+        assert await events(quick, path, body) == expected
+        assert taken.count(True) > len(taken) / 2
+
+
+@pytest.mark.parametrize(("path", "body"), BY_READER)
+async def test_what_a_lane_cannot_say_takes_none(path: str, body: dict[str, Any], taken: list[bool]) -> None:
+    async with workers(UNIFIED) as started, doors(started) as (quick, slow):
+        assert await events(quick, path, body) == await events(slow, path, body)
+        assert True not in taken
+
+
+@given(st.text(), st.integers(0, 9))
+def test_an_event_rendered_around_its_text_is_the_plain_one(text: str, choice: int) -> None:
+    def render(choice: int, text: str) -> bytes:
+        said = {"index": choice, "text": text, "model": 'a "text" of its own'}
+        return b"data: " + json.dumps(said, ensure_ascii=False).encode() + b"\n\n"
+
+    events = lane.TextEvents(render)
+    for words in ("", text, "twice"):
+        (line,) = [events.event(choice, words).removeprefix(b"data: ").decode()]
+        assert json.loads(line) == json.loads(render(choice, words).removeprefix(b"data: "))
+
+
+def reader(port: int, body: dict[str, Any]) -> socket.socket:
+    """A client with a small buffer that has asked and reads nothing."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", port))
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    client.sendall(head.encode() + data)
+    return client
+
+
+def all_of(client: socket.socket) -> bytes:
+    """What a client gets until the answer ends."""
+    client.settimeout(10)
+    got = b""
+    while not got.endswith(b"0\r\n\r\n"):
+        got += client.recv(1 << 20)
+    return got
+
+
+def texts(answer: bytes) -> Iterator[str]:
+    for line in re.findall(rb'data: (\{"id".*\})\n', answer):
+        yield json.loads(line)["choices"][0]["text"]
+
+
+async def test_a_client_that_pauses_gets_everything_in_order(taken: list[bool]) -> None:
+    body = TEXT | {"max_tokens": LONG * (MAX_BUFFERED_STEPS - 1)}
+    async with workers(UNIFIED) as started, doors(started) as (quick, slow):
+        started[0].script.step_s, started[0].script.tokens_a_step = 0.0, LONG
+        whole = (await slow.post("completions", json=body | {"stream": False})).json()["choices"][0]["text"]
+        with reader(quick.base_url.port or 0, body) as client:
+            await until(lambda: True in taken and taken[-1] is False, 10.0)  # it is the reader's turn
+            assert "".join(texts(await asyncio.to_thread(all_of, client))) == whole
+
+
+async def test_a_client_that_never_reads_is_ended() -> None:
+    async with workers(UNIFIED) as started, doors(started) as (quick, _):
+        started[0].script.step_s, started[0].script.tokens_a_step = 0.0, LONG
+        with reader(quick.base_url.port or 0, TEXT | {"max_tokens": CONTEXT - 3}):
+            await until(lambda: bool(started[0].of("cancel")), 10.0)
+
+
+async def test_a_lane_that_breaks_ends_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(self: lane.Express, entry: Any) -> bool:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(lane.Express, "take", breaks)
+    async with workers(UNIFIED) as started, doors(started) as (quick, _):
+        *_, error, done, _ = await events(quick, "completions", TEXT)
+        assert b"internal error" in error and done == b"data: [DONE]"
+        assert (await quick.post("completions", json=TEXT | {"stream": False})).status_code == 200
