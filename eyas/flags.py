@@ -25,6 +25,7 @@ from eyas.common.config import (
 )
 from eyas.common.logging import FORMATS
 from eyas.common.types import Role
+from gateway.parsers.table import REASONING, TOOL_FORMATS
 from kv_transfer.backends.table import AUTO, BACKENDS, NONE
 
 DEFAULT_URL = f"http://{GatewayConfig.host}:{GatewayConfig.port}"
@@ -242,6 +243,8 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     add("--grpc-port", type=port, default=GatewayConfig.grpc_port, help=f"({GatewayConfig.grpc_port})")
     add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
     _add_keys(parser)
+    for flag, known in (("--tool-call-parser", TOOL_FORMATS), ("--reasoning-parser", REASONING)):
+        add(flag, choices=[AUTO, *known, NONE], default=AUTO, help="the format (the chat template's)")
     add("--cors-origin", type=names, default=(), metavar="URL,...", help="sites whose pages may call (none)")
     text = f"gateway processes on the same ports ({gateway.processes})"
     add("--gateway-workers", type=positive, default=gateway.processes, metavar="N", help=text)
@@ -308,9 +311,8 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 def add_server(parser: argparse.ArgumentParser, url: str | None = DEFAULT_URL) -> None:
     """The flags that name a running server. `url` None: without one, the command starts its own cluster."""
     default = url or "a cluster of its own"
-    parser.add_argument(
-        "--url", default=url, type=http_url, help=f"a running server's HTTP address ({default})"
-    )
+    text = f"a running server's HTTP address ({default})"
+    parser.add_argument("--url", default=url, type=http_url, help=text)
     parser.add_argument("--api-key", metavar="K", help="its key ($EYAS_API_KEY)")
 
 

@@ -7,38 +7,61 @@ knows jinja2 and what templates expect of it (as in transformers). It refuses to
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes, pass_context
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from eyas.common.errors import ConfigError, InvalidRequest
 
-Message = Mapping[str, str]  # role and content
+Message = Mapping[str, Any]  # as templates read it: role, content, tool_calls and so on
 
 MAX_STEPS = 250_000  # loop iterations and calls per rendering
 MAX_LENGTH = 8 * 1024 * 1024  # characters per rendering
+MAX_BITS = 1 << 14  # of a number
+_WIDE = re.compile(r"%[^a-zA-Z%]*([0-9]{5}|\*)")
 _STEPS = "steps so far"  # a variable whose name no template can write
 _MARK = "<|the final message ends here|>"
 
 
-class ChatTemplate:
-    """One compiled template. `special`: values of the variables it may use, such as bos_token."""
+class TooManySteps(InvalidRequest):
+    """A template takes more steps than it may."""
 
-    def __init__(self, source: str, special: Mapping[str, str], origin: str = "the chat template") -> None:
-        """Raises ConfigError, naming `origin`, if the template does not compile."""
-        self._variables = {"tools": None, "documents": None, **special}
-        try:
-            self._template = _ENVIRONMENT.from_string(source)
-        except Exception as error:  # a template can fail the compiler in any way
-            line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
-            raise ConfigError(f"{origin} does not compile: {line}{error}", param="model") from error
+
+class ChatTemplate:
+    """A model's compiled template, or several by name: `tool_use` counts for chats with tools.
+
+    `special`: values of the variables it may use, such as bos_token.
+    """
+
+    def __init__(
+        self, sources: str | Mapping[str, str], special: Mapping[str, str], origin: str = "the chat template"
+    ) -> None:
+        """Raises ConfigError, naming `origin`, if a template does not compile, or `default` is not there."""
+        self._special = dict(special)
+        self._sources = {"default": sources} if isinstance(sources, str) else dict(sources)
+        if "default" not in self._sources:
+            raise ConfigError(f"{origin} has no template named default", param="model")
+        self._templates = {name: _compiled(source, origin) for name, source in self._sources.items()}
+        trees = [_ENVIRONMENT.parse(source) for source in self._sources.values()]
+        self.reads: frozenset[str] = frozenset().union(*map(find_undeclared_variables, trees))
+        self.lists_parts = any(map(_lists_parts, trees))
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What another process makes the same template of."""
+        return {"sources": self._sources, "special": self._special}
+
+    def mentions(self, text: str) -> bool:
+        """Whether `text` is part of a template's source."""
+        return any(text in source for source in self._sources.values())
 
     def render(
         self,
@@ -47,36 +70,88 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        steps: int = MAX_STEPS,
     ) -> str:
         """The prompt that asks for the next assistant message, or for the rest of the last one.
 
-        `template_kwargs`: further variables of the template.
+        `template_kwargs`: further variables of the template. `tools`: OpenAI's objects, as the caller wrote
+        them. `steps`: how many loop iterations and calls it may take.
 
-        Raises InvalidRequest if the template refuses the messages or fails on them.
+        Raises InvalidRequest if the template refuses the messages or fails on them, TooManySteps if it takes
+        more steps.
         """
         chat = [dict(message) for message in messages]
         if continue_final_message:
-            final = chat[-1]["content"]
+            final = _final_text(chat)
             chat[-1]["content"] = f"{final}{_MARK} "
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
         text = self._run(
+            self._templates[name],
             {
-                **self._variables,
+                "documents": None,
+                **self._special,
                 **(template_kwargs or {}),
                 "messages": chat,
+                "tools": tools or None,
                 "add_generation_prompt": add_generation_prompt and not continue_final_message,
-                _STEPS: itertools.count(1),
-            }
+                _STEPS: _Steps(steps),
+            },
         )
         return _cut_at_mark(text, final) if continue_final_message else text
 
-    def _run(self, variables: Mapping[str, Any]) -> str:
+    @staticmethod
+    def _run(template: Template, variables: Mapping[str, Any]) -> str:
         try:
-            return self._template.render(variables)
+            return template.render(variables)
+        except _OverBudget as error:
+            raise TooManySteps(f"the chat template refused the messages: {error}", param="messages") from None
         except TemplateError as error:
             reason = f"the chat template refused the messages: {error!s:.500}"
         except Exception as error:  # the template is a program, and may fail as programs do
             reason = f"the chat template failed on the messages: {type(error).__name__}: {error!s:.500}"
         raise InvalidRequest(reason, param="messages")
+
+
+def _compiled(source: str, origin: str) -> Template:
+    try:
+        return _ENVIRONMENT.from_string(source)
+    except Exception as error:  # a template can fail the compiler in any way
+        line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
+        raise ConfigError(f"{origin} does not compile: {line}{error}", param="model") from error
+
+
+def _lists_parts(tree: nodes.Template) -> bool:
+    """Whether the template goes through the parts of a message's content: it then takes them as a list."""
+    return any(
+        isinstance(name, nodes.Getattr | nodes.Getitem) and _field(name) == "content"
+        for loop in tree.find_all(nodes.For)
+        for name in (loop.iter, *loop.iter.find_all((nodes.Getattr, nodes.Getitem)))
+    )
+
+
+def _check_product(left: Any, right: Any) -> None:
+    """Raises TemplateError if a text or list repeated, or a product of numbers, is too large."""
+    many, times = (left, right) if hasattr(left, "__len__") else (right, left)
+    if not hasattr(many, "__len__"):
+        if sum(value.bit_length() for value in (left, right) if isinstance(value, int)) > MAX_BITS:
+            raise TemplateError("it computes a number that is too large")
+    elif isinstance(times, int) and len(many) * times > MAX_LENGTH:
+        raise TemplateError(f"it writes more than {MAX_LENGTH} characters")
+
+
+def _field(name: nodes.Getattr | nodes.Getitem) -> Any:
+    if isinstance(name, nodes.Getattr):
+        return name.attr
+    return name.arg.value if isinstance(name.arg, nodes.Const) else None
+
+
+def _final_text(chat: Sequence[Message]) -> str:
+    """The text of the last message. Raises InvalidRequest if it has none to continue."""
+    final = chat[-1].get("content")
+    if not isinstance(final, str):
+        raise InvalidRequest("the final message has no text that could be continued", param="messages")
+    return final
 
 
 def _cut_at_mark(text: str, final: str) -> str:
@@ -96,11 +171,28 @@ class _Environment(ImmutableSandboxedEnvironment):
         _step(context)
         return super().call(context, function, *args, **kwargs)
 
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """The result of an operator. Raises TemplateError where that alone would take long."""
+        if operator == "**" and not (abs(left) < 1 << 64 and abs(right) <= 64):
+            raise TemplateError("it raises to a power that is too high")
+        if operator == "*":
+            _check_product(left, right)
+        if operator == "%" and isinstance(left, str) and _WIDE.search(left):
+            raise TemplateError("it formats with a width that is too large")
+        result = super().call_binop(context, operator, left, right)
+        return _bounded(result) if isinstance(result, str) else result
+
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """Passes what every loop iterates over through the filter that counts iterations."""
         template = super()._parse(source, name, filename)
         for loop in template.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+        for joined in list(template.find_all(nodes.Concat)):
+            parts = nodes.Concat(joined.nodes, lineno=joined.lineno)
+            bounded = nodes.Filter(parts, "bounded", [], [], None, None, lineno=joined.lineno)
+            joined.nodes = [bounded]
         return template
 
     @staticmethod
@@ -129,9 +221,31 @@ class _Generation(Extension):
         return caller()
 
 
+class _OverBudget(TemplateError):
+    """A rendering has used up its steps."""
+
+
+class _Steps:
+    """The steps that a rendering has left."""
+
+    def __init__(self, most: int) -> None:
+        self._most = self._left = most
+
+    def take(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise _OverBudget(f"it takes more than {self._most} steps")
+
+
 def _step(context: Context) -> None:
-    if next(context.resolve(_STEPS)) > MAX_STEPS:
-        raise TemplateError(f"it takes more than {MAX_STEPS} steps")
+    context.resolve(_STEPS).take()
+
+
+def _bounded(value: str) -> str:
+    """The text that a `~` made. Raises TemplateError if it is too long."""
+    if len(value) > MAX_LENGTH:
+        raise TemplateError(f"it writes more than {MAX_LENGTH} characters")
+    return value
 
 
 @pass_context
@@ -164,7 +278,7 @@ def _strftime_now(pattern: str) -> str:
 
 def _environment() -> _Environment:
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters |= {"tojson": _to_json, "counted": _counted}
+    environment.filters |= {"tojson": _to_json, "counted": _counted, "bounded": _bounded}
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     return environment
 

@@ -9,6 +9,7 @@ requests and stop strings.
 from __future__ import annotations
 
 import codecs
+import copy
 import json
 from collections.abc import Sequence
 from itertools import islice
@@ -39,6 +40,20 @@ class TokenBytes:
         added = tokenizer.get_added_tokens_decoder()
         self._special = {id for id, token in added.items() if token.special}
         self._table = [b"" if id in self._special else data for id, data in enumerate(self._shown)]
+        self._views: dict[frozenset[str], TokenBytes] = {}
+
+    def special_id(self, name: str) -> int | None:
+        """The id of the special token of this name; None if there is none."""
+        return next((id for id in self._special if self._names[id] == name), None)
+
+    def showing(self, names: frozenset[str]) -> TokenBytes:
+        """This table, but special tokens of these names show as any other token does. It is made once."""
+        if names not in self._views:
+            view = copy.copy(self)
+            view._special = {id for id in self._special if self._names[id] not in names}
+            view._table = [b"" if id in view._special else data for id, data in enumerate(self._shown)]
+            self._views[names] = view
+        return self._views[names]
 
     def __len__(self) -> int:
         return len(self._table)
@@ -147,7 +162,8 @@ class LateDetokenizer:
         return self._text([*self._context, *self._ids])[len(self._text(self._context)) :]
 
     def _text(self, ids: Sequence[int]) -> str:
-        text = self._table.hf.decode(ids, skip_special_tokens=self._skip_special)
+        shown = [id for id in ids if self._table.piece(id, self._skip_special) is not None]
+        text = self._table.hf.decode(shown, skip_special_tokens=False)
         for stage in self._table.stages():
             text = stage.feed(text) + stage.flush()
         return text

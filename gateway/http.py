@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from asyncio import to_thread
@@ -27,13 +28,19 @@ from eyas.common.errors import DeadlineExceeded, EyasError, InvalidRequest
 from gateway.admission import ServedModel, is_synthetic, served_model
 from gateway.answer import Answer, admitted, joined
 from gateway.backend import GenerationBackend
+from gateway.chat_request import ChatModel, chat_call, chat_prompt
+from gateway.dialect import dialect_of
 from gateway.fields import Body, ignored, parse
 from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics, Meter
-from gateway.openai_reply import ChatFormat, Format, TextFormat, error_event
-from gateway.openai_request import ApiCall, chat_call, chat_prompt, text_call
+from gateway.openai_message import MessageFormat
+from gateway.openai_reply import ChatFormat, Format, TextFormat
+from gateway.openai_request import ApiCall, named, text_call
 from gateway.openapi import EVENTS, JSON, Answerer, Endpoint, described
 from gateway.pages import Pages, json_response
+from gateway.responses_fields import ResponsesBody
+from gateway.responses_reply import ResponsesFormat
+from gateway.responses_request import FIELDS, as_chat
 from gateway.schema import ChatBody, DetokenizeBody, TextBody, TokenizeBody
 from gateway.sglang_reply import SglangFormat
 from gateway.sglang_request import GenerateBody, generate_call
@@ -86,6 +93,8 @@ class HttpFront:
         self._keys = Keys(config.api_keys)
         self._backend = backend
         self._tokenizer = tokenizer
+        dialect = dialect_of(tokenizer.template, config.tool_call_parser, config.reasoning_parser)
+        self._chats = ChatModel(tokenizer, dialect)
         self._metrics = metrics
 
     def endpoints(self) -> list[Endpoint]:
@@ -93,6 +102,8 @@ class HttpFront:
         streams = (JSON, EVENTS)
         return [
             Endpoint("POST", "/v1/chat/completions", self.chat, "Answers a chat", ChatBody, gives=streams),
+            Endpoint("POST", "/v1/responses", self.responses, "Answers items", ResponsesBody, gives=streams),
+            Endpoint("POST", "/v1/embeddings", self.embeddings, "Refused: the model makes no embeddings"),
             Endpoint("POST", "/v1/completions", self.completions, "Continues text", TextBody, gives=streams),
             Endpoint(
                 "POST", "/generate", self.generate, "Continues text, as SGLang", GenerateBody, gives=streams
@@ -120,8 +131,24 @@ class HttpFront:
     async def chat(self, request: Request) -> Response:
         """Answers a chat, as OpenAI's /v1/chat/completions."""
         body = await self._body(ChatBody, request)
-        call = await chat_call(self._config, await self._served(), self._tokenizer, body)
-        return self._run(request, call, partial(ChatFormat, call, self._tokenizer.table))
+        call = await chat_call(self._config, await self._served(), self._chats, body)
+        format = ChatFormat if call.reading is None else MessageFormat
+        return self._run(request, call, partial(format, call, self._tokenizer.table))
+
+    async def responses(self, request: Request) -> Response:
+        """Answers the items of a chat, as OpenAI's /v1/responses without a memory."""
+        body = await self._body(ResponsesBody, request)
+        with named(FIELDS, "input"):
+            call = await chat_call(self._config, await self._served(), self._chats, as_chat(body))
+        if call.logprobs and call.reading is not None:
+            raise InvalidRequest("top_logprobs is not told beside tools or reasoning", param="top_logprobs")
+        field = call.grammar_field.replace("response_format", "text.format")
+        call = dataclasses.replace(call, id=f"resp_{call.requests[0].id}", grammar_field=field)
+        return self._run(request, call, partial(ResponsesFormat, call, body, self._tokenizer.table))
+
+    async def embeddings(self, request: Request) -> Response:
+        """Refuses: what is served writes text."""
+        raise InvalidRequest("the model writes text: it makes no embeddings", param="model")
 
     async def completions(self, request: Request) -> Response:
         """Continues prompts, as OpenAI's /v1/completions."""
@@ -172,7 +199,7 @@ class HttpFront:
         """The ids of a text or a chat."""
         body = await self._body(TokenizeBody, request)
         if body.messages is not None:
-            ids = await chat_prompt(self._tokenizer, body)
+            _, ids = await chat_prompt(self._chats, body)
         else:
             special = body.add_special_tokens is not False
             ids = await self._tokenizer.encode_prompt(body.prompt or "", add_special_tokens=special)
@@ -214,10 +241,10 @@ async def _stream(
                 await reply.write(part)
         last = format.closing()
     except EyasError as error:
-        last = error_event(error)
+        last = format.failure(error)
     except Exception:
         _log.exception("a stream failed")
-        last = error_event(EyasError("internal error"))
+        last = format.failure(EyasError("internal error"))
     finally:
         answer.leave_lane()
     await reply.end(last)

@@ -6,7 +6,7 @@ where the deltas come from. msgspec encodes, because this runs per engine step a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -52,12 +52,17 @@ class Format(Protocol):
         """The whole answer, of one delta per choice in order."""
         ...
 
+    def failure(self, error: EyasError) -> bytes:
+        """The last events of a stream that fails after it began."""
+        return error_event(error)
+
 
 class CompletionDetails(msgspec.Struct, frozen=True):
-    """Drafted tokens, counted in depth."""
+    """Drafted tokens, counted in depth, and what the answer begins with."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
+    reasoning_tokens: int = 0  # of a reasoning model, to the end of its reasoning
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -130,7 +135,7 @@ class Reply(msgspec.Struct, frozen=True):
     created: int
     model: str
     system_fingerprint: str
-    choices: Sequence[ChatChunkChoice | ChatChoice | TextChoice]
+    choices: Sequence[msgspec.Struct]
     usage: UsageObject | None | msgspec.UnsetType = msgspec.UNSET
     timings: TimingsObject | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: Ids = msgspec.UNSET
@@ -154,7 +159,8 @@ class ErrorBody(msgspec.Struct, frozen=True):
 class Frame:
     """Puts the choices of one call into `Reply` objects.
 
-    `whole` and `event` are the names of the two kinds of object.
+    `whole` and `event` are the names of the two kinds of object. `reasoning_tokens`: how many of the tokens
+    so far are reasoning.
     """
 
     def __init__(self, call: ApiCall, answer: Answer, whole: str, event: str) -> None:
@@ -162,6 +168,7 @@ class Frame:
         self._answer = answer
         self._whole = whole
         self._event = event
+        self.reasoning_tokens: Callable[[], int] = lambda: 0
         # The events of a call differ in their choice alone: the rest is encoded once.
         none = None if call.include_usage else msgspec.UNSET
         self._before, _, self._after = _event(self._reply(event, [], none)).partition(b'"choices":[]')
@@ -173,7 +180,7 @@ class Frame:
             self._counted.add(delta)
             self._counted.cached_tokens = self._answer.usage.cached_tokens
 
-    def event(self, choice: ChatChunkChoice | TextChoice, prompt_ids: Ids = msgspec.UNSET) -> bytes:
+    def event(self, choice: msgspec.Struct, prompt_ids: Ids = msgspec.UNSET) -> bytes:
         """An event with one choice."""
         if not self._call.continuous_usage and prompt_ids is msgspec.UNSET:
             return b'%b"choices":[%b]%b' % (self._before, _encode(choice), self._after)
@@ -184,19 +191,22 @@ class Frame:
         """The last events: usage and timings if asked for, then [DONE]."""
         if not (self._call.include_usage or self._call.timings):
             return DONE
-        usage = _usage_object(self._answer.usage) if self._call.include_usage else msgspec.UNSET
+        usage = self._total() if self._call.include_usage else msgspec.UNSET
         return _event(self._timed(self._reply(self._event, [], usage))) + DONE
 
-    def whole(self, choices: Sequence[ChatChoice | TextChoice], prompt_ids: Ids = msgspec.UNSET) -> bytes:
+    def whole(self, choices: Sequence[msgspec.Struct], prompt_ids: Ids = msgspec.UNSET) -> bytes:
         """The answer as one object."""
-        reply = self._reply(self._whole, choices, _usage_object(self._answer.usage))
+        reply = self._reply(self._whole, choices, self._total())
         return _encode(msgspec.structs.replace(self._timed(reply), prompt_token_ids=prompt_ids))
 
     def _usage(self) -> UsageObject | None | msgspec.UnsetType:
         """`usage` of an event before the last: of all choices so far if asked for, else null or absent."""
         if self._call.continuous_usage:
-            return _usage_object(self._counted)
+            return usage_object(self._counted, self.reasoning_tokens())
         return None if self._call.include_usage else msgspec.UNSET
+
+    def _total(self) -> UsageObject:
+        return usage_object(self._answer.usage, self.reasoning_tokens())
 
     def _timed(self, reply: Reply) -> Reply:
         if not self._call.timings:
@@ -208,7 +218,7 @@ class Frame:
     def _reply(
         self,
         kind: str,
-        choices: Sequence[ChatChunkChoice | ChatChoice | TextChoice],
+        choices: Sequence[msgspec.Struct],
         usage: UsageObject | None | msgspec.UnsetType,
     ) -> Reply:
         call = self._call
@@ -366,13 +376,14 @@ def error_event(error: EyasError) -> bytes:
     return b"data: " + error_body(error) + b"\n\n" + DONE
 
 
-def _usage_object(usage: UsageCounts) -> UsageObject:
+def usage_object(usage: UsageCounts, reasoning_tokens: int = 0) -> UsageObject:
+    """The counts as OpenAI's object."""
     return UsageObject(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptDetails(usage.cached_tokens),
-        completion_tokens_details=CompletionDetails(usage.accepted, usage.rejected),
+        completion_tokens_details=CompletionDetails(usage.accepted, usage.rejected, reasoning_tokens),
     )
 
 

@@ -21,7 +21,8 @@ from eyas.common.errors import InvalidRequest
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from gateway.admission import GenerationOptions, ServedModel, admit, check_model
-from gateway.schema import ChatBody, GenerationBody, SamplingFields, TextBody, TokenizeBody, drafting
+from gateway.parsers.message import Reading
+from gateway.schema import GenerationBody, SamplingFields, TextBody, drafting
 from gateway.text import TextRules
 from gateway.tokenizer import Tokenizer
 
@@ -46,7 +47,7 @@ class ApiCall:
     """One HTTP request, ready to run: one generation per prompt, each with `n` choices.
 
     Choice c of prompt p is choice p * n + c of the answer. `echoes`: one per prompt if answers begin with
-    their prompts, else ().
+    their prompts, else (). `reading`: what is looked for in the answers' text; None: it is the content.
     """
 
     id: str
@@ -62,6 +63,7 @@ class ApiCall:
     continuous_usage: bool = False  # in every event, not in the last one alone
     token_ids: bool = False
     echoes: tuple[Echo, ...] = ()
+    reading: Reading | None = None
     grammar_field: str = ""  # of the body: where its grammar comes from
 
     def named(self, error: Exception) -> Exception:
@@ -99,42 +101,12 @@ class ApiCall:
         return self.requests[0].params.prompt_logprobs is not None
 
 
-async def chat_prompt(tokenizer: Tokenizer, body: ChatBody | TokenizeBody) -> tuple[int, ...]:
-    """The ids of the body's messages. Raises InvalidRequest if the model's template refuses them."""
-    return await tokenizer.encode_chat(
-        [message.as_dict() for message in body.messages or ()],
-        add_generation_prompt=body.asks_for_a_message,
-        continue_final_message=body.continue_final_message,
-        template_kwargs=body.chat_template_kwargs,
-        add_special_tokens=bool(body.add_special_tokens),
-    )
-
-
-async def chat_call(
-    config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: ChatBody
-) -> ApiCall:
-    """The call of a chat. Raises EyasError for what the model cannot do."""
-    check_model(config, body.model)
-    prompt = await chat_prompt(tokenizer, body)
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    options = await _options(model, tokenizer, body, limit)
-    options = options.with_params(logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    if body.prediction is not None:
-        predicted = await tokenizer.encode_prompt(body.prediction.text, add_special_tokens=False)
-        options = dataclasses.replace(options, predicted=predicted)
-    names = {} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
-    with named(names, "messages"):
-        request = admit(model, prompt, options, timeout_s(config, body.timeout))
-    rules = text_rules(body, continues_prompt=body.continue_final_message, include_stop=body.includes_stop)
-    return _call("chatcmpl-", model, body, rules, [request])
-
-
 async def text_call(
     config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: TextBody
 ) -> ApiCall:
     """The call of text completions. Raises EyasError for what the model cannot do."""
     check_model(config, body.model)
-    options = await _options(model, tokenizer, body, body.max_tokens)
+    options = await generation_options(model, tokenizer, body, body.max_tokens)
     options = dataclasses.replace(options, default_max_tokens=COMPLETION_MAX_TOKENS)
     options = options.with_params(
         logprobs=body.logprobs, prompt_logprobs=body.logprobs if body.echo else None
@@ -153,7 +125,7 @@ async def text_call(
             text = str(prompt) if whole else None
             echoes.append(await asyncio.to_thread(_echo, tokenizer, body, request.prompt_ids, text))
     rules = text_rules(body, continues_prompt=True, include_stop=body.includes_stop)
-    return _call("cmpl-", model, body, rules, requests, echoes)
+    return api_call("cmpl-", model, body, rules, requests, echoes)
 
 
 def _echo(tokenizer: Tokenizer, body: TextBody, ids: Sequence[int], text: str | None) -> Echo:
@@ -208,9 +180,10 @@ def text_rules(body: SamplingFields, *, continues_prompt: bool, include_stop: bo
     )
 
 
-async def _options(
+async def generation_options(
     model: ServedModel, tokenizer: Tokenizer, body: GenerationBody, max_tokens: int | None
 ) -> GenerationOptions:
+    """What the body asks for, beside its prompt and its log-probabilities."""
     words = await tokenizer.spellings(body.bad_words) if body.bad_words else ()
     return GenerationOptions(
         sampling_params(model, body, min_tokens=body.min_tokens, bad_words=words),
@@ -222,7 +195,7 @@ async def _options(
     )
 
 
-def _call(
+def api_call(
     prefix: str,
     model: ServedModel,
     body: GenerationBody,
@@ -230,6 +203,7 @@ def _call(
     requests: Sequence[GenerationRequest],
     echoes: Sequence[Echo] = (),
 ) -> ApiCall:
+    """The call of these requests; `prefix`: of its id."""
     return ApiCall(
         id=prefix + (body.request_id or requests[0].id),
         created=int(time.time()),

@@ -24,6 +24,7 @@ from pydantic import (
 from eyas.common import types
 from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from gateway import unsupported
+from gateway.chat_fields import ChatMessage, Content, TextPart, ToolFields
 from gateway.fields import Body, RequestId, is_ids, refuse
 from gateway.grammar_fields import GrammarFields, GuidedFields
 
@@ -33,7 +34,8 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 512
 MAX_BAD_WORDS = 64
 
-_RESERVED = ("messages", "add_generation_prompt", "continue_final_message")  # variables of every template
+# Variables of every template that are fields of their own, and what a caller must not replace.
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
@@ -59,20 +61,6 @@ def _prompt_list(value: Any) -> list[str | list[int]]:
     return value
 
 
-def _text_or_parts(value: Any, parts: ValidatorFunctionWrapHandler) -> Any:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("must be a string or a list of parts")
-    return parts(value)
-
-
-def _only_text(kind: Any) -> Any:
-    if kind != "text":
-        raise ValueError(f"only text parts are supported, not {kind!r:.40}")
-    return kind
-
-
 def _id_keys(value: Any) -> Any:
     """JSON's keys are strings. Those that are no id stay as they are: the error names them."""
     if not isinstance(value, dict):
@@ -84,12 +72,9 @@ def _no_reserved(variables: dict[str, Any]) -> dict[str, Any]:
     for name in _RESERVED:
         if name in variables:
             raise ValueError(f"{name} is a field of its own")
+    if "chat_template" in variables:
+        raise ValueError("chat_template is not supported: chats go through the model's own template")
     return variables
-
-
-def _system_role(role: str) -> str:
-    """`developer` as `system`: chat templates know the older name."""
-    return "system" if role == "developer" else role
 
 
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
@@ -105,21 +90,6 @@ Biases = Annotated[
 Prompts = Annotated[
     list[str | list[int]],
     PlainValidator(_prompt_list, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
-]
-
-
-class TextPart(Body):
-    """A part of a message's content. Only text is supported."""
-
-    type: Annotated[str, BeforeValidator(_only_text, json_schema_input_type=Literal["text"])]
-    """The kind of part."""
-    text: str
-    """The text."""
-
-
-# Text stays text. A wrapped list, not a union: errors then say which part is wrong.
-Content = Annotated[
-    list[TextPart], WrapValidator(_text_or_parts, json_schema_input_type=str | list[TextPart])
 ]
 
 
@@ -142,23 +112,6 @@ class Prediction(Body):
         """All of it."""
         content: str | list[TextPart] = self.content
         return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-class ChatMessage(Body):
-    """One message of a chat."""
-
-    unsupported = unsupported.MESSAGE
-
-    role: Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_system_role)]
-    """Whose words these are; a developer's are the system's."""
-    content: Content
-    """Text, or parts of text, which are joined by newlines."""
-
-    def as_dict(self) -> dict[str, str]:
-        """What chat templates read."""
-        content: str | list[TextPart] = self.content
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        return {"role": self.role, "content": text}
 
 
 class StreamOptions(Body):
@@ -298,7 +251,7 @@ class GenerationBody(GuidedFields, SamplingFields):
         return options is not None and options.include_usage and options.continuous_usage_stats
 
 
-class TemplateFields(Body):
+class TemplateFields(ToolFields):
     """How messages become a prompt."""
 
     add_generation_prompt: bool | None = None
@@ -307,6 +260,12 @@ class TemplateFields(Body):
     """The answer continues the last message."""
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_no_reserved)] | None = None
     """More variables for the model's chat template."""
+    documents: list[dict[str, Any]] | None = None
+    """Texts beside the chat, for templates that read them."""
+    enable_thinking: bool | None = None
+    """Whether the model reasons before its answer, for templates that have a switch for it."""
+    reasoning_effort: str | None = None
+    """How much the model reasons, for templates that read it."""
 
     @model_validator(mode="after")
     def _one_end(self) -> Self:

@@ -23,20 +23,24 @@ class TextRules(msgspec.Struct, frozen=True):
 
     `continues_prompt`: the text continues the prompt (a completion) instead of beginning anew (a chat
     answer); with some tokenizers this decides whether its first space is shown. `include_stop`: the stop
-    string or token that ended a choice is shown.
+    string or token that ended a choice is shown. `shown`: special tokens that show even where others are
+    skipped. `offsets`: deltas say where the text of each token begins.
     """
 
     stops: tuple[str, ...] = ()
     continues_prompt: bool = False
     skip_special_tokens: bool = True
     include_stop: bool = False
+    shown: tuple[str, ...] = ()
+    offsets: bool = False
 
 
 class TextDelta(msgspec.Struct, frozen=True):
     """What one entry added to one choice.
 
     `tokens` holds every token that counts, the final one included. With log-probabilities asked for,
-    `logprobs` and `offsets` have one item per token: the text of tokens[i] begins at character offsets[i].
+    `logprobs` has one item per token, and so has `offsets`, also where the rules ask for them: the text of
+    tokens[i] begins at character offsets[i].
     `text` may lag behind the tokens: it never ends inside a character or a stop string. Drafts accepted
     beyond a stop string count as never offered. `matched`: the stop string, or the id of the last token, that
     stopped the choice.
@@ -117,9 +121,12 @@ class ChoiceText:
 
     def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, rules: TextRules) -> None:
         context = request.prompt_ids if rules.continues_prompt else ()
-        self._detokenizer = tokenizer.detokenizer(context, skip_special_tokens=rules.skip_special_tokens)
+        self._detokenizer = tokenizer.detokenizer(
+            context, skip_special_tokens=rules.skip_special_tokens, shown=rules.shown
+        )
         self._matcher = StopMatcher(rules.stops, include=rules.include_stop)
         self._include_stop = rules.include_stop
+        self._offsets = rules.offsets
         self._min_tokens = request.params.min_tokens
         self.bare = self._detokenizer.feed if not rules.stops else None
         """Of the next tokens alone: their text. None if stop strings are looked for."""
@@ -129,7 +136,7 @@ class ChoiceText:
     def push(self, entry: Entry) -> TextDelta:
         """The delta of the choice's next entry; `finish` is also set if a stop string ends the choice."""
         finish = entry.finish
-        if self._matcher or entry.logprobs:
+        if self._matcher or entry.logprobs or self._offsets:
             text, offsets, stopped = self._by_token(entry)
             kept, finish = len(offsets), Finish.STOP if stopped else finish
         else:

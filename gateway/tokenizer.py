@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from eyas.common.errors import ConfigError, InvalidRequest
 from gateway.chat import ChatTemplate, Message
 from gateway.detokenize import Detokenizer, LateDetokenizer, TokenBytes
+from gateway.rendering import Renderer
 from gateway.tokenizer_files import cleans_up, load_chat_template, name_special_tokens
 
 _LONG_TEXT = 16_384  # characters from which a thread tokenizes, so that other streams go on
@@ -29,7 +30,8 @@ class Tokenizer:
     ) -> None:
         """`clean_up`: texts lose the spaces that some tokenizers write before English punctuation."""
         self._hf = hf
-        self._template = template
+        self.template = template
+        self._renderer = None if template is None else Renderer(template)
         self.table = TokenBytes(hf, clean_up=clean_up)
 
     @classmethod
@@ -57,30 +59,36 @@ class Tokenizer:
         """The ids of a completion's prompt."""
         return await self._encode(text, special=add_special_tokens)
 
-    async def encode_chat(
+    async def render_chat(
         self,
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
-        add_special_tokens: bool = False,
-    ) -> tuple[int, ...]:
-        """The ids that ask for the next assistant message, or for the rest of the last one.
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The text that asks for the next assistant message, or for the rest of the last one. It has the
+        special tokens that it needs. `ChatTemplate.render` says what the arguments are.
 
-        `template_kwargs` are further variables of the template. Raises InvalidRequest if there is no chat
-        template, or if its template refuses the messages or fails on them.
+        Raises InvalidRequest if there is no chat template, or it refuses the messages or fails on them.
         """
-        if self._template is None:
+        if self._renderer is None:
             raise InvalidRequest("the model has no chat template: use /v1/completions", param="messages")
-        text = self._template.render(
-            messages,
+        return await self._renderer.render(
+            messages=messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
+            tools=tools,
         )
-        # The template writes the special tokens itself.
-        return await self._encode(text, special=add_special_tokens)
+
+    async def encode_chat(
+        self, messages: Sequence[Message], *, continue_final_message: bool = False
+    ) -> tuple[int, ...]:
+        """The ids that ask for the next assistant message, or for the rest of the last one."""
+        text = await self.render_chat(messages, continue_final_message=continue_final_message)
+        return await self.encode_prompt(text, add_special_tokens=False)
 
     async def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The ids of each word as it stands at a text's beginning and after a space, each spelling once."""
@@ -91,14 +99,21 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return detokenizer.feed(ids) + detokenizer.flush()
 
+    def special_id(self, name: str) -> int | None:
+        """The id of the special token of this name; None if there is none."""
+        return self.table.special_id(name)
+
     def detokenizer(
-        self, context: Sequence[int] = (), *, skip_special_tokens: bool = True
+        self, context: Sequence[int] = (), *, skip_special_tokens: bool = True, shown: Sequence[str] = ()
     ) -> Detokenizer | LateDetokenizer:
-        """A detokenizer for text that continues the text of `context`; () for a text of its own."""
-        decoder = self.table.decoder
-        if decoder is None:
-            return LateDetokenizer(self.table, context, skip_special_tokens)
-        return Detokenizer(self.table, decoder, context, skip_special_tokens)
+        """A detokenizer for text that continues the text of `context`; () for a text of its own.
+
+        `shown`: names of special tokens that show even where others are skipped.
+        """
+        table = self.table.showing(frozenset(shown)) if shown and skip_special_tokens else self.table
+        if table.decoder is None:
+            return LateDetokenizer(table, context, skip_special_tokens)
+        return Detokenizer(table, table.decoder, context, skip_special_tokens)
 
     def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         texts = (space + word.lstrip() for word in words for space in ("", " "))

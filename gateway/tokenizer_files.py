@@ -22,20 +22,28 @@ CONFIG = "tokenizer_config.json"
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """The template of a chat without tools; None if the folder has none.
+    """The folder's chat template, or its named ones; None if the folder has none.
 
     Raises ConfigError, naming the file, for one that cannot be read or does not compile.
     """
     with _understood(folder):
         variables = {name: token.content for name, token in _special_tokens(folder) if name is not None}
-        for name in ("additional_chat_templates/default.jinja", "chat_template.jinja"):
-            if (path := folder / name).exists():
-                return ChatTemplate(_read(path), variables, origin=str(path))
+        if files := _template_files(folder):
+            sources = {name: _read(path) for name, path in files.items()}
+            return ChatTemplate(sources, variables, origin=" and ".join(map(str, files.values())))
         for name in ("chat_template.json", CONFIG):
-            source = _default_template(read_json(path := folder / name).get("chat_template"))
-            if source is not None:
-                return ChatTemplate(source, variables, origin=f"the chat_template of {path}")
+            sources = _named_templates(read_json(path := folder / name).get("chat_template"))
+            if "default" in sources:
+                return ChatTemplate(sources, variables, origin=f"the chat_template of {path}")
     return None
+
+
+def _template_files(folder: Path) -> dict[str, Path]:
+    """Files that are templates, by the template's name."""
+    paths = [folder / "chat_template.jinja", *sorted(folder.glob("additional_chat_templates/*.jinja"))]
+    names = {path: "default" if path.name == "chat_template.jinja" else path.stem for path in paths}
+    files = {name: path for path, name in names.items() if path.exists()}
+    return files if "default" in files else {}
 
 
 def name_special_tokens(hf: HFTokenizer, folder: Path) -> None:
@@ -100,13 +108,12 @@ def _token(value: str | Mapping[str, Any], **flags: bool) -> AddedToken:
     return AddedToken(**{name: flag for name, flag in value.items() if name != "__type"} | flags)
 
 
-def _default_template(value: Any) -> str | None:
-    """The template, or the default one of several. Raises TypeError or LookupError for anything else."""
-    if isinstance(value, list):
-        value = next((one["template"] for one in value if one["name"] == "default"), None)
-    if not isinstance(value, str | None):
+def _named_templates(value: Any) -> dict[str, str]:
+    """Templates by name; a single one is the default. Raises TypeError or LookupError for anything else."""
+    named = {one["name"]: one["template"] for one in value} if isinstance(value, list) else {"default": value}
+    if not all(isinstance(source, str | None) for source in named.values()):
         raise TypeError(f"chat_template is {value!r:.50}")
-    return value
+    return {name: source for name, source in named.items() if source is not None}
 
 
 def _read(path: Path) -> str:

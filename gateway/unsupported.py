@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gateway.fields import Unsupported
 
-_TOOLS = "this server calls no tools"
+_TOOLS = "tools and tool_calls are the newer names"
 _TEXT_ONLY = "the model reads and writes text only"
 _BEAMS = "there is no beam search"
 _LORA = "no adapters are served"
@@ -60,17 +60,30 @@ TEXT = OPENAI | {
 CHAT = OPENAI | {
     "audio": Unsupported(_TEXT_ONLY),
     "chat_template": Unsupported(_TEMPLATE, ("",)),
-    "documents": Unsupported(_TEMPLATE, ([],)),
     "echo": Unsupported("a chat's answer does not begin with its prompt", (False,)),
     "function_call": Unsupported(_TOOLS, ("none", "auto")),
     "functions": Unsupported(_TOOLS, ([],)),
     "mm_processor_kwargs": Unsupported(_TEXT_ONLY, ({},)),
     "modalities": Unsupported(_TEXT_ONLY, ([], ["text"])),
-    "reasoning_effort": Unsupported("the model's effort cannot be set"),
-    "tool_choice": Unsupported(_TOOLS, ("none", "auto")),
-    "tools": Unsupported(_TOOLS, ([],)),
     "verbosity": Unsupported("the model's wordiness cannot be set", ("medium",)),
     "web_search_options": Unsupported("this server searches nothing"),
+}
+
+RESPONSES = (
+    ANY_ROUTE
+    | STOP_REGEX
+    | {
+        "background": Unsupported("an answer goes to who asked for it", (False,)),
+        "conversation": Unsupported(_SESSIONS),
+        "max_tool_calls": Unsupported("tools are the caller's to run"),
+        "previous_response_id": Unsupported(_SESSIONS),
+        "prompt": Unsupported("no prompts are kept"),
+        "truncation": Unsupported("what does not fit is refused", ("disabled",)),
+    }
+)
+
+RESPONSES_TEXT = {
+    "verbosity": Unsupported("the model's wordiness cannot be set", ("medium",)),
 }
 
 MESSAGE = {
@@ -79,8 +92,6 @@ MESSAGE = {
     "function_call": Unsupported(_TOOLS),
     "prefix": Unsupported("continue_final_message continues the last message", (False,)),
     "refusal": Unsupported("templates know no refusals", ("",)),
-    "tool_call_id": Unsupported(_TOOLS, ("",)),
-    "tool_calls": Unsupported(_TOOLS, ([],)),
 }
 
 GENERATE = ANY_ROUTE | {

@@ -281,6 +281,8 @@ class GatewayConfig:
     max_body_bytes: int = 2 * 1024 * 1024
     max_connections: int = 4096  # of each front
     request_timeout_s: float = 600.0
+    tool_call_parser: str = "auto"  # the format of calls: "auto": the chat template's; "none": there are none
+    reasoning_parser: str = "auto"  # the same of the reasoning
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where a request says nothing
     drain_s: float = 30.0  # seconds for open requests, once it is asked to leave
     log_format: str = "text"  # or "json"

@@ -200,6 +200,8 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         "grpc-port": gateway.grpc_port,
         "model": gateway.model,
         "served-model": gateway.served_model,
+        "tool-call-parser": gateway.tool_call_parser,
+        "reasoning-parser": gateway.reasoning_parser,
         "drain-s": f"{gateway.drain_s:g}",
         "log-format": gateway.log_format,
     }

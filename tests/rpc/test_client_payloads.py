@@ -93,7 +93,6 @@ PAYLOADS = [
             **USAGE,
             **MODEL,
         },
-        ("messages[0].name",),
     ),
     Payload(
         "genai-perf: completions",

@@ -49,9 +49,9 @@ def part(kind: str) -> list[dict[str, Any]]:
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (
             {"messages": [*MESSAGES, {"role": "user", "content": "x", "tool_calls": [1]}]},
-            "messages[1].tool_calls",
+            "messages[1].tool_calls[0]",
         ),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"response_format": {"type": "poem"}}, "response_format.type"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"n": 0}, "n"),

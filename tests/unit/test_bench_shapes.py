@@ -51,8 +51,8 @@ def test_a_chat_is_rendered_and_ends(folders: tuple[Path, Path]) -> None:
     special = {token["content"]: token["id"] for token in hf["added_tokens"]}
     ids = tokenizer.encode("<|start_header_id|>", special=False)
     assert ids == (special["<|start_header_id|>"],)
-    assert tokenizer._template is not None
-    turns = tokenizer._template.render([{"role": "user", "content": "fo"}])
+    assert tokenizer.template is not None
+    turns = tokenizer.template.render([{"role": "user", "content": "fo"}])
     assert turns == (
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nfo<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n"

@@ -176,6 +176,8 @@ def test_a_gateway_command_line_comes_back_as_its_config(monkeypatch: pytest.Mon
         served_model="x",
         api_keys=("k", "l"),
         cors_origins=("https://a.example", "*"),
+        tool_call_parser="hermes",
+        reasoning_parser="none",
         log_format="json",
         processes=3,
         member="/tmp/gateway-1.sock",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from eyas.common.errors import ConfigError, InvalidRequest
 from eyas.worker.folder import check_model
 from gateway.chat import MAX_LENGTH, MAX_STEPS, ChatTemplate
 from gateway.tokenizer import Tokenizer
+from tests.chat_templates import ASKED, TEMPLATES, TOOLS, called, result
 
 CHAT = [
     {"role": "system", "content": "Be <kind> & 'brief'."},
@@ -151,7 +153,7 @@ def test_the_template_is_the_one_that_transformers_finds(
 ) -> None:
     write(write_folder("gpt2", tmp_path, **config), **files)
     found = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(CHAT, tokenize=False)
-    loaded = Tokenizer.load(tmp_path)._template
+    loaded = Tokenizer.load(tmp_path).template
     assert loaded is not None and loaded.render(CHAT) == found == expected
 
 
@@ -159,7 +161,7 @@ def test_a_processors_template_counts_too(tmp_path: Path) -> None:
     write(
         write_folder("gpt2", tmp_path, chat_template="config"), chat_template_json='{"chat_template": "old"}'
     )
-    loaded = Tokenizer.load(tmp_path)._template
+    loaded = Tokenizer.load(tmp_path).template
     assert loaded is not None and loaded.render(CHAT) == "old"
 
 
@@ -217,8 +219,8 @@ def test_special_tokens_are_those_of_transformers(
     variables = "{{ bos_token }} {{ eos_token }} {{ sep_token }} {{ image_token }}"
     write(write_folder("gpt2", tmp_path, chat_template=variables, **config), **files)
     theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.load(tmp_path)
-    assert ours._template is not None
-    assert ours._template.render(CHAT) == theirs.apply_chat_template(CHAT, tokenize=False)
+    assert ours.template is not None
+    assert ours.template.render(CHAT) == theirs.apply_chat_template(CHAT, tokenize=False)
     text = "the cat <s><end><x> s <e><unk><y><img><d> end<not read>"
     ids = theirs.encode(text)
     assert list(ours.encode(text)) == ids
@@ -231,3 +233,67 @@ def test_a_folder_without_its_small_files_is_served(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<s>"}))
     assert Tokenizer.load(tmp_path).decode([0]) == ""
+
+
+# --- templates as families of models have them ---------------------------------------------------------
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+TEXT_CALL = called('{"city": "Köln"}', content=None)
+CHATS: dict[str, tuple[list[dict[str, Any]], bool]] = {
+    "a question": ([ASKED], False),
+    "a system": ([SYSTEM, ASKED, {"role": "assistant", "content": " Clear.\n"}, ASKED], False),
+    "tools": ([ASKED], True),
+    "a call": ([ASKED, called(content="Let me see."), result(), result()], True),
+    "a call's text": ([ASKED, TEXT_CALL, result()], True),
+    "reasoning": ([ASKED, called(content="", reasoning_content="\nHm\n"), result()], True),
+}
+MORE: list[dict[str, Any]] = [
+    {},
+    {"enable_thinking": False, "thinking": True, "reasoning_effort": "low", "date_string": "1 May 2026"},
+    {"documents": [{"title": "one", "text": "a\nb"}, {"text": "c"}]},
+]
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_a_familys_template_is_rendered_as_transformers_does(family: str, tmp_path: Path) -> None:
+    """Also where it refuses a chat: then both do."""
+    write_folder("gpt2", tmp_path, chat_template=TEMPLATES[family], eos_token="</s>")
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.load(tmp_path).template
+    assert ours is not None
+    rendered = 0
+    for (chat, with_tools), more, prompt in itertools.product(CHATS.values(), MORE, (True, False)):
+        tools = TOOLS if with_tools else None
+        try:
+            expected: Any = theirs.apply_chat_template(
+                chat, tools=tools, tokenize=False, add_generation_prompt=prompt, **more
+            )
+        except Exception as error:
+            expected = error
+        try:
+            found: Any = ours.render(chat, tools=tools, add_generation_prompt=prompt, template_kwargs=more)
+        except InvalidRequest as refused:
+            assert isinstance(expected, Exception) and str(expected)[:60] in str(refused)
+            continue
+        assert found == expected
+        rendered += 1
+    assert rendered >= 12
+
+
+def test_the_template_for_tools_is_the_one_of_that_name(tmp_path: Path) -> None:
+    write_folder("gpt2", tmp_path, chat_template=NAMED)
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.load(tmp_path).template
+    assert ours is not None
+    for tools, expected in ((None, "listed"), ([], "listed"), (TOOLS, "tools")):
+        assert ours.render(CHAT, tools=tools) == expected
+        if tools != []:
+            assert theirs.apply_chat_template(CHAT, tools=tools, tokenize=False) == expected
+    files = tmp_path / "additional_chat_templates"
+    files.mkdir()
+    (tmp_path / "chat_template.jinja").write_text("own")
+    (files / "tool_use.jinja").write_text("own tools")
+    ours = Tokenizer.load(tmp_path).template
+    assert ours is not None and (ours.render(CHAT), ours.render(CHAT, tools=TOOLS)) == ("own", "own tools")
+
+
+def test_named_templates_without_a_default_are_none(tmp_path: Path) -> None:
+    assert Tokenizer.load(write_folder("gpt2", tmp_path, chat_template=NAMED[:1])).template is None

@@ -130,6 +130,16 @@ def test_ids_in_any_order_are_read_alike(family: str, tmp_path_factory: Any) -> 
         assert streamed(ours.detokenizer(), ids, rng) == theirs.decode(ids, skip_special_tokens=True)
 
 
+def test_special_tokens_show_by_name_where_others_are_skipped(family: str, tmp_path_factory: Any) -> None:
+    ours, theirs = pair(family, tmp_path_factory.getbasetemp() / f"{family}-False", False)
+    rng, hidden = random.Random(family), ours.table.hf.token_to_id("<unk>")
+    for text in [*TEXTS[:8], *random_texts(family)]:
+        ids = list(ours.encode(text))
+        expected = theirs.decode([id for id in ids if id != hidden], skip_special_tokens=False)
+        assert streamed(ours.detokenizer(shown=("<s>",)), ids, rng) == expected
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
 # --- decoders of no family ---------------------------------------------------------------------------
 
 PIECES = [

@@ -1,0 +1,223 @@
+"""The fields of a chat's messages and tools, in OpenAI's words.
+
+Types only, and what a role must have. It refuses to know what templates make of messages and models of tools.
+The string under a field is its description in /openapi.json and docs/api.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+
+from gateway import unsupported
+from gateway.fields import Body, refuse
+
+MAX_TOOLS = 512
+
+
+def _text_or_parts(value: Any, parts: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of parts")
+    return parts(value)
+
+
+def _only_text(kind: Any) -> Any:
+    if kind != "text":
+        raise ValueError(f"only text parts are supported, not {kind!r:.40}")
+    return kind
+
+
+def _system_role(role: str) -> str:
+    """`developer` as `system`: chat templates know the older name."""
+    return "system" if role == "developer" else role
+
+
+class TextPart(Body):
+    """A part of a message's content. Only text is supported."""
+
+    type: Annotated[str, BeforeValidator(_only_text, json_schema_input_type=Literal["text"])]
+    """The kind of part."""
+    text: str
+    """The text."""
+
+
+# Text stays text. A wrapped list, not a union: errors then say which part is wrong.
+Content = Annotated[
+    list[TextPart], WrapValidator(_text_or_parts, json_schema_input_type=str | list[TextPart])
+]
+
+
+def _arguments(value: Any) -> Any:
+    if not isinstance(value, str | dict):
+        raise ValueError("must be the text of a JSON object, or an object")
+    return value
+
+
+class CalledFunction(Body):
+    """What was called."""
+
+    name: str
+    """The tool's name."""
+    arguments: Annotated[Any, BeforeValidator(_arguments, json_schema_input_type=str | dict[str, Any])] = "{}"
+    """The text of a JSON object; an object is taken too."""
+
+
+class ToolCall(Body):
+    """A call that the assistant made."""
+
+    id: str | None = None
+    """Names the call for its result."""
+    type: Literal["function"] = "function"
+    """The kind of tool."""
+    function: CalledFunction
+    """What was called."""
+
+
+class ChatMessage(Body):
+    """One message of a chat."""
+
+    unsupported = unsupported.MESSAGE
+
+    role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], AfterValidator(_system_role)]
+    """Whose words these are; a developer's are the system's, a tool's are the result of a call."""
+    content: Content | None = None
+    """Text, or parts of text, which are joined by newlines unless the template reads parts."""
+    name: str | None = None
+    """Who speaks, for templates that show it."""
+    reasoning: str | None = Field(
+        None, validation_alias=AliasChoices("reasoning_content", "reasoning", "thinking")
+    )
+    """What an assistant thought before its answer; also under the names `reasoning` and `thinking`."""
+    tool_calls: list[ToolCall] | None = None
+    """The calls that an assistant made."""
+    tool_call_id: str | None = None
+    """The call whose result a tool's message is."""
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            refuse("content", "is required")
+        if self.role != "assistant" and self.tool_calls:
+            refuse("tool_calls", "are an assistant's alone")
+        if self.role == "tool" and self.tool_call_id is None:
+            refuse("tool_call_id", "is required of a tool's message")
+        return self
+
+
+class FunctionTool(Body):
+    """A function that the model may ask for."""
+
+    name: str = Field(max_length=256, pattern=r"^[\w.:/-]+$")
+    """What calls name it by: letters, digits and _ . : / -"""
+    description: str | None = None
+    """What it does, for the model."""
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of its arguments; without one it takes none."""
+    strict: bool | None = None
+    """True: its arguments follow the schema, however the model comes to call it."""
+
+
+class Tool(Body):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    """The kind of tool."""
+    function: FunctionTool
+    """The function."""
+    _written: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        tool = read(value)
+        tool._written = value if isinstance(value, dict) else {}
+        return tool
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """The tool as its caller wrote it, which is how models read it: keys in order, unknown ones too."""
+        return self._written
+
+
+class NamedFunction(Body):
+    """A function by its name."""
+
+    name: str
+    """One of `tools`."""
+
+
+class NamedTool(Body):
+    """The one tool that is to be called."""
+
+    type: Literal["function"]
+    """The kind of tool."""
+    function: NamedFunction
+    """The function."""
+
+
+def _word_or_tool(value: Any, tool: ValidatorFunctionWrapHandler) -> Any:
+    if value in ("none", "auto", "required"):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("must be none, auto, required, or an object that names a tool")
+    return tool(value)
+
+
+# A wrapped object, not a union: errors then say what is wrong with it.
+ToolChoice = Annotated[
+    NamedTool,
+    WrapValidator(_word_or_tool, json_schema_input_type=Literal["none", "auto", "required"] | NamedTool),
+]
+
+
+class ToolFields(Body):
+    """Which tools the model may call."""
+
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    """The tools that the model may call."""
+    tool_choice: ToolChoice | None = None
+    """`auto`: as the model likes; `none`: no tool; `required`: at least one; an object: the one it names."""
+    parallel_tool_calls: bool = True
+    """False: at most one call."""
+
+    @model_validator(mode="after")
+    def _choice_is_among_them(self) -> Self:
+        named = self.named_tool
+        if not self.must_call:
+            return self
+        if not self.tools:
+            refuse("tool_choice", "needs tools")
+        if named is not None and named not in {tool.function.name for tool in self.tools}:
+            refuse("tool_choice", f"names {named!r:.100}, which is none of tools")
+        return self
+
+    @property
+    def named_tool(self) -> str | None:
+        """The one tool that is to be called, if the body names it."""
+        choice: NamedTool | str | None = self.tool_choice
+        return choice.function.name if isinstance(choice, NamedTool) else None
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer must be calls."""
+        choice: NamedTool | str | None = self.tool_choice
+        return choice == "required" or isinstance(choice, NamedTool)
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that may be called: none of them with the choice `none`."""
+        choice: NamedTool | str | None = self.tool_choice
+        return [] if choice == "none" else self.tools or []

@@ -1,0 +1,130 @@
+"""Turns the validated body of a chat into a call: its prompt, and what is looked for in the answer.
+
+It knows what the fields of a chat mean for the model's template. It refuses to know how answers are written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import msgspec
+
+from eyas.common.config import GatewayConfig
+from eyas.common.errors import InvalidRequest
+from gateway.admission import GenerationOptions, ServedModel, admit, check_model
+from gateway.dialect import Dialect
+from gateway.history import template_messages
+from gateway.openai_request import ApiCall, api_call, generation_options, named, text_rules, timeout_s
+from gateway.parsers import reasoning
+from gateway.parsers.message import Reading
+from gateway.schema import ChatBody, TemplateFields, TokenizeBody
+from gateway.tokenizer import Tokenizer
+from gateway.tool_grammar import answer_grammar
+
+_SWITCHES = ("enable_thinking", "thinking")  # what templates call the switch of their reasoning
+
+
+class ChatModel(NamedTuple):
+    """The model as chats see it."""
+
+    tokenizer: Tokenizer
+    dialect: Dialect
+
+
+async def chat_prompt(model: ChatModel, body: ChatBody | TokenizeBody) -> tuple[str, tuple[int, ...]]:
+    """The text of the body's messages, and its ids.
+
+    Raises InvalidRequest if the model's template refuses them or cannot do what is asked.
+    """
+    text = await model.tokenizer.render_chat(
+        template_messages(body.messages or (), model.dialect),
+        add_generation_prompt=body.asks_for_a_message,
+        continue_final_message=body.continue_final_message,
+        template_kwargs=_variables(model.dialect, body),
+        tools=_shown_tools(model.dialect, body),
+    )
+    # The template writes the special tokens itself.
+    special = bool(body.add_special_tokens)
+    return text, await model.tokenizer.encode_prompt(text, add_special_tokens=special)
+
+
+async def chat_call(config: GatewayConfig, served: ServedModel, model: ChatModel, body: ChatBody) -> ApiCall:
+    """The call of a chat. Raises EyasError for what the model cannot do."""
+    check_model(config, body.model)
+    text, prompt = await chat_prompt(model, body)
+    reading = _reading(model.dialect, body, text)
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    options = await _options(served, model, body, reading, limit)
+    names = {} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+    with named(names, "messages"):
+        request = admit(served, prompt, options, timeout_s(config, body.timeout))
+    rules = text_rules(body, continues_prompt=body.continue_final_message, include_stop=body.includes_stop)
+    if reading is None:
+        return api_call("chatcmpl-", served, body, rules, [request])
+    offsets = reading.reasoning is not None
+    rules = msgspec.structs.replace(rules, shown=reading.markers, offsets=offsets)
+    call = api_call("chatcmpl-", served, body, rules, [request])
+    return dataclasses.replace(call, reading=reading, grammar_field=call.grammar_field or "tools")
+
+
+async def _options(
+    served: ServedModel, model: ChatModel, body: ChatBody, reading: Reading | None, limit: int | None
+) -> GenerationOptions:
+    options = await generation_options(served, model.tokenizer, body, limit)
+    options = options.with_params(logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    if reading is not None:
+        grammar = answer_grammar(body, reading, options.params.grammar, model.tokenizer.special_id)
+        options = options.with_params(grammar=grammar)
+    if body.prediction is not None:
+        predicted = await model.tokenizer.encode_prompt(body.prediction.text, add_special_tokens=False)
+        options = dataclasses.replace(options, predicted=predicted)
+    return options
+
+
+def _variables(dialect: Dialect, body: TemplateFields) -> dict[str, Any]:
+    """What the template reads beside messages and tools. Raises InvalidRequest for what it does not read."""
+    told: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    if body.documents:
+        _check(dialect, "documents", "documents" in dialect.reads, "reads no documents")
+        told["documents"] = body.documents
+    if body.reasoning_effort is not None:
+        _check(dialect, "reasoning_effort", "reasoning_effort" in dialect.reads, "knows no effort")
+        told["reasoning_effort"] = body.reasoning_effort
+    if (thinks := body.enable_thinking) is not None:
+        switches = [name for name in _SWITCHES if name in dialect.reads]
+        idle = not thinks and dialect.reasoning is None  # such a model never thinks
+        _check(dialect, "enable_thinking", bool(switches) or idle, "has no switch for its reasoning")
+        told |= dict.fromkeys(switches, thinks)
+    return told
+
+
+def _shown_tools(dialect: Dialect, body: TemplateFields) -> list[dict[str, Any]] | None:
+    """The tools that the template shows to the model; none of them if it may call none."""
+    tools = body.callable_tools
+    if not tools:
+        return None
+    _check(dialect, "tools", dialect.calls is not None, "writes no calls of tools")
+    return [tool.written for tool in tools]
+
+
+def _check(dialect: Dialect, field: str, can: bool, lack: str) -> None:
+    if not can:
+        raise InvalidRequest(f"{field} is not supported: the model's chat template {lack}", param=field)
+
+
+def _reading(dialect: Dialect, body: ChatBody, prompt: str) -> Reading | None:
+    """What is looked for in the answer; None if it is content from its first character to its last."""
+    tools = {tool.function.name: tool.function.parameters or {} for tool in body.callable_tools}
+    tags = dialect.reasoning
+    if not tools and tags is None:
+        return None
+    continues = body.continue_final_message
+    return Reading(
+        calls=dialect.calls if tools else None,
+        tools=tools,
+        most_calls=1 if body.named_tool or not body.parallel_tool_calls else None,
+        is_named=body.named_tool is not None,
+        reasoning=tags,
+        is_open=tags is not None and reasoning.is_open(tags, prompt, continues=continues),
+    )

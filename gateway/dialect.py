@@ -1,0 +1,115 @@
+"""How a model's chat template writes what is more than text: calls, reasoning, parts of content.
+
+A template is asked, not looked up: it writes a call of a tool that does not exist, and the format whose
+parser reads that call back is the model's. This file knows what to ask. It refuses to know any format.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from eyas.common.errors import InvalidRequest
+from gateway.chat import ChatTemplate
+from gateway.parsers.events import CallArguments, CallBegun, Event, merged
+from gateway.parsers.message import MessageParser, Reading
+from gateway.parsers.reasoning import Tags
+from gateway.parsers.table import REASONING, TOOL_FORMATS, ToolFormat
+
+AUTO, NONE = "auto", "none"  # of both flags, beside the names in the tables
+ABSENT = object()
+
+_NAME, _ARGUMENTS = "look_up", {"word": "tree"}
+_SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+_FUNCTION = {"name": _NAME, "description": "Looks up a word.", "parameters": _SCHEMA}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]
+_QUESTION = {"role": "user", "content": "What is a tree?"}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What the model's template knows beside text.
+
+    `calls`: the format of calls, None if it writes none. `text_arguments`: it wants the arguments of calls in
+    the history as the text of an object, not as an object. `no_content`: what it wants where a message has
+    calls and no content; ABSENT: no such key. `lists_parts`: it goes through the parts of content itself.
+    `reads`: the variables that it reads.
+    """
+
+    calls: ToolFormat | None = None
+    reasoning: Tags | None = None
+    text_arguments: bool = False
+    no_content: Any = ABSENT
+    lists_parts: bool = False
+    reads: frozenset[str] = frozenset()
+
+
+def dialect_of(
+    template: ChatTemplate | None, tool_parser: str = AUTO, reasoning_parser: str = AUTO
+) -> Dialect:
+    """The dialect of a template; the flags may name its formats, or "none" for none."""
+    if template is None:
+        return Dialect()
+    calls, style = _calls_of(template, tool_parser)
+    text_arguments, no_content = style
+    return Dialect(
+        calls=calls,
+        reasoning=_reasoning_of(template, reasoning_parser),
+        text_arguments=text_arguments,
+        no_content=no_content,
+        lists_parts=template.lists_parts,
+        reads=template.reads,
+    )
+
+
+def _calls_of(template: ChatTemplate, parser: str) -> tuple[ToolFormat | None, tuple[bool, Any]]:
+    """The format of calls, and how the template wants them: arguments as text, what is for no content."""
+    named = TOOL_FORMATS.get(parser)
+    styles = list(itertools.product((False, True), (ABSENT, "", None)))
+    if parser == NONE:
+        return None, styles[0]
+    formats = [named] if named else list(TOOL_FORMATS.values())
+    for style in styles:
+        for format in formats:
+            if _writes(template, format, *style):
+                return format, style
+    return named, styles[0]
+
+
+def _writes(template: ChatTemplate, format: ToolFormat, text_arguments: bool, no_content: Any) -> bool:
+    """Whether the template writes a call in this format if it gets it in this way."""
+    arguments = json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS
+    call = {"id": "abcdef123", "type": "function", "function": {"name": _NAME, "arguments": arguments}}
+    answer: dict[str, Any] = {"role": "assistant", "content": no_content, "tool_calls": [call]}
+    if no_content is ABSENT:
+        del answer["content"]
+    try:
+        prompt = template.render([_QUESTION], tools=_TOOLS)
+        whole = template.render([_QUESTION, answer], tools=_TOOLS, add_generation_prompt=False)
+    except InvalidRequest:
+        return False
+    text = whole if format.anywhere else whole.removeprefix(prompt)
+    if format.sign not in text:
+        return False
+    parser = MessageParser(Reading(format, {_NAME: _SCHEMA}))
+    return _has_the_call(merged([*parser.feed(text), *parser.end()]))
+
+
+def _has_the_call(events: list[Event]) -> bool:
+    for begun, arguments in itertools.pairwise(events):
+        if isinstance(begun, CallBegun) and begun.name == _NAME and isinstance(arguments, CallArguments):
+            try:
+                if json.loads(arguments.text) == _ARGUMENTS:
+                    return True
+            except ValueError:
+                continue
+    return False
+
+
+def _reasoning_of(template: ChatTemplate, parser: str) -> Tags | None:
+    """The tags that the flag names, or else those that the template has."""
+    if parser != AUTO:
+        return REASONING.get(parser)
+    return next((tags for tags in REASONING.values() if template.mentions(tags.end)), None)

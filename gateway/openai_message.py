@@ -1,0 +1,175 @@
+"""How OpenAI's chat API tells answers that hold more than content: calls of tools, and reasoning.
+
+It knows the shapes of both, whole and streamed. It refuses to know how they are found in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.answer import Answer
+from gateway.detokenize import TokenBytes
+from gateway.message_reader import MessageReader
+from gateway.openai_logprobs import chat_logprobs
+from gateway.openai_reply import Format, Frame, Ids, prompt_ids, token_ids
+from gateway.openai_request import ApiCall
+from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning
+from gateway.text import TextDelta
+
+
+class FunctionPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A function that is called, or more of its arguments. The name comes once."""
+
+    arguments: str
+    name: str | None = None
+
+
+class CallPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call, or more of it: what comes first has the id and the name, and what follows neither."""
+
+    index: int
+    function: FunctionPart
+    id: str | None = None
+    type: str | None = None
+
+
+class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an event adds to a message."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Sequence[CallPart] | None = None
+
+
+class MessageChunkChoice(msgspec.Struct, frozen=True):
+    """A choice in an event of a streamed chat."""
+
+    index: int
+    delta: MessageDelta
+    logprobs: Any = None
+    finish_reason: str | None = None
+    token_ids: Ids = msgspec.UNSET
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A function that is called; `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call."""
+
+    id: str
+    function: Function
+    type: str = "function"
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A whole answer."""
+
+    role: str
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | None | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: Sequence[Call] | msgspec.UnsetType = msgspec.UNSET
+
+
+class MessageChoice(msgspec.Struct, frozen=True):
+    """A choice of a whole answer."""
+
+    index: int
+    message: Message
+    logprobs: Any
+    finish_reason: str | None
+    token_ids: Ids = msgspec.UNSET
+
+
+class MessageFormat(Format):
+    """Writes chat.completion and chat.completion.chunk of answers that are read (`ApiCall.reading`)."""
+
+    def __init__(self, call: ApiCall, table: TokenBytes, answer: Answer) -> None:
+        assert call.reading is not None
+        self._call = call
+        self._table = table
+        self._readers = [MessageReader(call.reading) for _ in range(call.choices)]
+        self._frame = Frame(call, answer, "chat.completion", "chat.completion.chunk")
+        self._frame.reasoning_tokens = lambda: sum(reader.reasoning_tokens for reader in self._readers)
+
+    def opening(self) -> bytes:
+        first, prompt = MessageDelta(role="assistant"), prompt_ids(self._call, 0)
+        choices = (MessageChunkChoice(i, first) for i in range(self._call.choices))
+        return b"".join(self._frame.event(choice, prompt) for choice in choices)
+
+    def event(self, delta: TextDelta) -> bytes:
+        self._frame.count(delta)
+        reader = self._readers[delta.choice]
+        parts = [part for event in reader.read(delta) if (part := _part(event, reader.call_ids)) is not None]
+        logprobs, ids = self._logprobs(delta), token_ids(self._call, delta)
+        if not parts and (delta.finish or logprobs or ids):
+            parts = [MessageDelta()]
+        chunks = []
+        for i, part in enumerate(parts):
+            choice = MessageChunkChoice(delta.choice, part)
+            if i == 0:
+                choice = msgspec.structs.replace(choice, logprobs=logprobs, token_ids=ids)
+            if i == len(parts) - 1:
+                choice = msgspec.structs.replace(choice, finish_reason=reader.finish_reason(delta.finish))
+            chunks.append(self._frame.event(choice))
+        return b"".join(chunks)
+
+    def closing(self) -> bytes:
+        return self._frame.closing()
+
+    def whole(self, choices: Sequence[TextDelta]) -> bytes:
+        answers = [
+            MessageChoice(
+                index=i,
+                message=_message(reader.read(delta), reader.call_ids),
+                logprobs=self._logprobs(delta),
+                finish_reason=reader.finish_reason(delta.finish),
+                token_ids=token_ids(self._call, delta),
+            )
+            for i, (reader, delta) in enumerate(zip(self._readers, choices, strict=True))
+        ]
+        return self._frame.whole(answers, prompt_ids(self._call, 0))
+
+    def _logprobs(self, delta: TextDelta) -> Any:
+        return chat_logprobs(delta, self._table) if self._call.logprobs else None
+
+
+def _part(event: Event, ids: Sequence[str]) -> MessageDelta | None:
+    """What the event adds to a message; None: nothing."""
+    match event:
+        case Reasoning(text=text):
+            return MessageDelta(reasoning_content=text)
+        case Content(text=text):
+            return MessageDelta(content=text)
+        case CallBegun(index=index, name=name):
+            return MessageDelta(tool_calls=[CallPart(index, FunctionPart("", name), ids[index], "function")])
+        case CallArguments(index=index, text=text):
+            return MessageDelta(tool_calls=[CallPart(index, FunctionPart(text))])
+        case CallDone():
+            return None
+
+
+def _message(events: Sequence[Event], ids: Sequence[str]) -> Message:
+    """The whole message of all its events."""
+    content = "".join(event.text for event in events if isinstance(event, Content))
+    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
+    names = [event.name for event in events if isinstance(event, CallBegun)]
+    arguments = dict.fromkeys(range(len(names)), "") | {
+        event.index: event.text for event in events if isinstance(event, CallArguments)
+    }
+    calls = [Call(ids[i], Function(name, arguments[i])) for i, name in enumerate(names)]
+    return Message(
+        role="assistant",
+        content=content or (None if calls or reasoning else ""),
+        reasoning_content=reasoning or msgspec.UNSET,
+        tool_calls=calls or msgspec.UNSET,
+    )

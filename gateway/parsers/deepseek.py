@@ -1,0 +1,71 @@
+"""Calls as DeepSeek-V3, R1 and V3.1 write them, between markers of their own.
+
+V3 and R1 write `function`, a separator, the name, and the arguments in a fenced block; V3.1 writes the name,
+a separator and the arguments. This file knows both, told apart by what follows the separator.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gateway.parsers.calls import NAME, Tools, attempt, begin
+from gateway.parsers.output import Output
+from gateway.parsers.source import Cut, Malformed, Source, Wait
+from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
+
+BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+MARKERS = (BEGIN, END, CALL, SEPARATOR, CALL_END)
+FENCE = "```"
+_LANGUAGE = re.compile(r"[a-z]+")
+
+
+def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
+    """Reads an answer to its end. Any name may be called."""
+    while marker := (yield from source.upto(MARKERS, out.content)):
+        if marker == CALL:
+            yield from attempt(source, out, _call(source, out))
+
+
+def _call(source: Source, out: Output) -> Wait[None]:
+    yield from source.space()
+    name = yield from source.run(NAME)
+    if not (yield from source.skip(SEPARATOR)):
+        raise Malformed
+    yield from source.space()
+    fenced = (yield from source.peek()) not in ("{", "")
+    if fenced:
+        name = yield from source.run(NAME)
+        yield from source.space()
+        yield from source.expect(FENCE)
+        yield from source.run(_LANGUAGE)
+        yield from source.space()
+    if (first := (yield from source.peek())) != "{":
+        raise Malformed if first else Cut
+    begin(source, out, name)
+    yield from source.json(out.arguments)
+    out.done()
+    if fenced:
+        yield from source.space()
+        yield from source.accept(FENCE)
+
+
+def fenced_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools as V3 writes them, and nothing else."""
+    calls = [
+        sequence(
+            *(mark(CALL), text("function"), mark(SEPARATOR), text(f"{name}\n{FENCE}json\n")),
+            *(arguments(schema), text(f"\n{FENCE}"), mark(CALL_END)),
+        )
+        for name, schema in tools.items()
+    ]
+    return sequence(mark(BEGIN), repeated(either(calls), text("\n"), many), mark(END))
+
+
+def bare_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools as V3.1 writes them, and nothing else."""
+    calls = [
+        sequence(mark(CALL), text(name), mark(SEPARATOR), arguments(schema), mark(CALL_END))
+        for name, schema in tools.items()
+    ]
+    return sequence(mark(BEGIN), repeated(either(calls), None, many), mark(END))

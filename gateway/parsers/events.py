@@ -1,0 +1,64 @@
+"""What a parser finds in an answer's text: reasoning, content and calls of tools, piece by piece.
+
+Data only. Pieces of one kind that follow one another belong together; how they are cut means nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import msgspec
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+class Content(msgspec.Struct, frozen=True):
+    """More of the answer."""
+
+    text: str
+
+
+class CallBegun(msgspec.Struct, frozen=True):
+    """A call of the tool `name`; `index` counts the answer's calls from 0. The call before it is over."""
+
+    index: int
+    name: str
+
+
+class CallArguments(msgspec.Struct, frozen=True):
+    """More of a call's arguments: the text of a JSON object, as far as the model keeps to JSON."""
+
+    index: int
+    text: str
+
+
+class CallDone(msgspec.Struct, frozen=True):
+    """A call is complete. One that the end of the answer cuts has no such event."""
+
+    index: int
+
+
+Event = Reasoning | Content | CallBegun | CallArguments | CallDone
+
+
+def merged(events: Iterable[Event]) -> list[Event]:
+    """The same events with pieces that follow one another joined."""
+    return [_joined(list(group)) for _, group in itertools.groupby(events, key=_kind)]
+
+
+def _kind(event: Event) -> tuple[type[Event], int]:
+    return type(event), getattr(event, "index", -1)
+
+
+def _joined(events: list[Event]) -> Event:
+    """One event of several of a kind."""
+    first = events[0]
+    if len(events) == 1 or isinstance(first, CallBegun | CallDone):
+        return first
+    text = "".join(event.text for event in events if not isinstance(event, CallBegun | CallDone))
+    return msgspec.structs.replace(first, text=text)

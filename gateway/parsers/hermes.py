@@ -1,0 +1,31 @@
+"""Calls as Hermes and Qwen write them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+It knows the tags. It refuses to know the tools.
+"""
+
+from __future__ import annotations
+
+from gateway.parsers.calls import Tools, attempt, call_object
+from gateway.parsers.output import Output
+from gateway.parsers.source import Source, Wait
+from gateway.parsers.tags import Format, Mark, Schemas, call_objects, repeated, sequence, text
+
+MARKERS = BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
+    """Reads an answer to its end. Any name may be called."""
+    while marker := (yield from source.upto(MARKERS, out.content)):
+        if marker == BEGIN:
+            yield from attempt(source, out, _body(source, out))
+
+
+def _body(source: Source, out: Output) -> Wait[None]:
+    yield from source.space()
+    yield from call_object(source, out)
+
+
+def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools, and nothing else."""
+    call = sequence(mark(BEGIN), text("\n"), call_objects(tools, "arguments"), text("\n"), mark(END))
+    return repeated(call, text("\n"), many)

@@ -1,0 +1,82 @@
+"""Reads one answer: its reasoning, then its content and calls.
+
+A parser is a pure function of the text: however that is cut, the events say the same. It refuses to know
+where the text comes from and how the events are shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gateway.parsers import reasoning
+from gateway.parsers.calls import Tools
+from gateway.parsers.events import Event
+from gateway.parsers.output import Output
+from gateway.parsers.reasoning import Tags
+from gateway.parsers.source import Source, Wait
+from gateway.parsers.table import ToolFormat
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is looked for in an answer.
+
+    `calls`: the format of its calls; None: none are looked for. `most_calls`: later ones are dropped.
+    `is_named`: the caller named the tool, so that a call is no news about why the answer ends.
+    `reasoning`: the tags of its reasoning; `is_open`: the first tag is in the prompt.
+    """
+
+    calls: ToolFormat | None = None
+    tools: Tools = field(default_factory=dict)
+    most_calls: int | None = None
+    is_named: bool = False
+    reasoning: Tags | None = None
+    is_open: bool = False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Tokens that must show in the text, even special ones."""
+        return (*(self.calls.markers if self.calls else ()), *(self.reasoning or ()))
+
+
+class MessageParser:
+    """Reads one answer. `reasoning_end`: how many characters the reasoning and its tags have.
+
+    It is 0 without reasoning, and None as long as that is not known.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self.reasoning_end: int | None = None
+        self._source = Source()
+        self._out = Output(reading.most_calls)
+        self._steps = self._read(reading)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a call has begun that is not complete."""
+        return self._out.is_open
+
+    def feed(self, text: str) -> list[Event]:
+        """What the text adds."""
+        if text:
+            self._source.push(text)
+            next(self._steps, None)
+        return self._out.drain()
+
+    def end(self) -> list[Event]:
+        """What is left when no more text follows."""
+        self._source.ended = True
+        next(self._steps, None)
+        self._out.end()
+        return self._out.drain()
+
+    def _read(self, reading: Reading) -> Wait[None]:
+        source, out, tags, end = self._source, self._out, reading.reasoning, 0
+        if tags is not None and (yield from reasoning.begins(source, out, tags, reading.is_open)):
+            yield from reasoning.read(source, out, tags)
+            end = source.consumed
+        self.reasoning_end = end
+        if reading.calls is not None:
+            yield from reading.calls.read(source, out, reading.tools)
+        else:
+            yield from source.upto((), out.content)

@@ -1,0 +1,85 @@
+"""Calls as Mistral's models write them.
+
+Up to version 3 of their tokenizer: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`. Later, for each
+call: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, with or without the id.
+
+It knows both. Ids that the model writes are not read: the server's own are unique.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gateway.parsers.calls import NAME, Tools, attempt, begin, call_object
+from gateway.parsers.output import Output
+from gateway.parsers.source import Cut, Malformed, Source, Wait
+from gateway.parsers.tags import (
+    Format,
+    Mark,
+    Schemas,
+    arguments,
+    call_objects,
+    either,
+    repeated,
+    sequence,
+    text,
+)
+
+MARKERS = BEGIN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_ID = re.compile(r"\w+")
+
+
+def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
+    """Reads an answer to its end. Any name may be called."""
+    while (yield from source.upto(MARKERS, out.content)):
+        yield from source.space()
+        if (yield from source.peek()) == "[":
+            yield from _listed(source, out)
+        else:
+            yield from attempt(source, out, _named(source, out))
+
+
+def _listed(source: Source, out: Output) -> Wait[None]:
+    """Reads calls in an array."""
+    if not (yield from attempt(source, out, _item(source, out, "["))):
+        return
+    while not (yield from source.accept("]")):
+        if not (yield from attempt(source, out, _item(source, out, ","))):
+            return
+        yield from source.space()
+
+
+def _item(source: Source, out: Output, before: str) -> Wait[None]:
+    yield from source.expect(before)
+    yield from source.space()
+    yield from call_object(source, out)
+    yield from source.space()
+
+
+def _named(source: Source, out: Output) -> Wait[None]:
+    """Reads one call whose name stands before its arguments."""
+    name = yield from source.run(NAME)
+    if (yield from source.skip(CALL_ID)):
+        yield from source.run(_ID)
+    yield from source.skip(ARGUMENTS)
+    yield from source.space()
+    if (first := (yield from source.peek())) != "{":
+        raise Malformed if first else Cut
+    begin(source, out, name)
+    yield from source.json(out.arguments)
+    out.done()
+
+
+def listed_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools in an array, and nothing else."""
+    items = repeated(call_objects(tools, "arguments"), text(", "), many)
+    return sequence(mark(BEGIN), text(" ["), items, text("]"))
+
+
+def named_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools, each by its name, and nothing else."""
+    calls = [
+        sequence(mark(BEGIN), text(name), mark(ARGUMENTS), arguments(schema))
+        for name, schema in tools.items()
+    ]
+    return repeated(either(calls), None, many)

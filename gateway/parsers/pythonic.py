@@ -1,0 +1,128 @@
+"""Calls as Llama 4 and others write them: `[f(a=1), g(b="x")]`, Python with literals only.
+
+An answer that opens with a bracket only holds calls if it names the tools. Arguments are given out call by
+call, since a literal is only known at its end. This file refuses to evaluate anything but literals.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from gateway.parsers.calls import NAME, Tools, attempt, begin
+from gateway.parsers.output import Output
+from gateway.parsers.source import Cut, Malformed, Source, Wait
+
+MARKERS = BEGIN, END = "<|python_start|>", "<|python_end|>"
+MAX_CALL = 1 << 16  # characters of one call's arguments
+MAX_DEPTH = 32  # brackets within brackets
+_STRUCTURE = re.compile(r"""["'()\[\]{}]""")
+_JSON_NAMES = {"true": True, "false": False, "null": None}  # models mix the two languages
+_PIECE = re.compile(r"[^\"'()\[\]{}\\]+")
+_OPENERS, _CLOSERS = "([{", ")]}"
+
+
+def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
+    """Reads an answer to its end."""
+    out.content((yield from source.space()))
+    if (yield from source.peek()) == "[":
+        yield from _calls(source, out, tools)
+    while marker := (yield from source.upto(MARKERS, out.content)):
+        if marker == BEGIN:
+            yield from source.space()
+            yield from _calls(source, out, None)
+
+
+def _calls(source: Source, out: Output, known: Tools | None) -> Wait[None]:
+    """Reads a list of calls; whatever is none goes to the caller as content, with all that follows."""
+    before = "["
+    while (yield from attempt(source, out, _call(source, out, before, known))):
+        yield from source.space()
+        if (yield from source.accept("]")):
+            return
+        before = ","
+
+
+def _call(source: Source, out: Output, before: str, known: Tools | None) -> Wait[None]:
+    yield from source.expect(before)
+    yield from source.space()
+    name = yield from source.run(NAME)
+    if known is not None and name not in known:
+        raise Malformed
+    yield from source.expect("(")
+    arguments = _keywords((yield from _enclosed(source)))
+    begin(source, out, name, known)
+    out.arguments(arguments)
+    out.done()
+
+
+def _enclosed(source: Source) -> Wait[str]:
+    """Reads up to the bracket that closes the one before, and gives what stands before it."""
+    parts: list[str] = []
+    length, depth, quote = 0, 1, ""
+    while True:
+        parts.append((yield from source.run(_PIECE)))
+        character = yield from source.peek()
+        if not character:
+            raise Cut
+        yield from source.expect(character)
+        parts.append(character)
+        if character == "\\" and quote:
+            escaped = yield from source.peek()
+            yield from source.expect(escaped)
+            parts.append(escaped)
+        elif character in "\"'":
+            quote = "" if character == quote else quote or character
+        elif not quote and character in _OPENERS:
+            depth += 1
+        elif not quote and character in _CLOSERS:
+            depth -= 1
+        length += len(parts[-1]) + len(parts[-2])
+        if depth == 0:
+            return "".join(parts[:-1])
+        if length > MAX_CALL or depth > MAX_DEPTH:
+            raise Malformed
+
+
+def _keywords(text: str) -> str:
+    """The JSON object of Python's keyword arguments. Raises Malformed if they are anything but literals."""
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise Malformed
+        if len({keyword.arg for keyword in call.keywords}) < len(call.keywords):
+            raise Malformed
+        return "{" + ", ".join(_pairs(call.keywords)) + "}"
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise Malformed from None
+
+
+def _pairs(keywords: list[ast.keyword]) -> Iterator[str]:
+    for keyword in keywords:
+        if keyword.arg is None:
+            raise Malformed
+        text = json.dumps(_value(keyword.value), ensure_ascii=False, allow_nan=False)
+        text.encode()  # half a surrogate pair is no text
+        yield f"{json.dumps(keyword.arg, ensure_ascii=False)}: {text}"
+
+
+def _value(node: ast.expr) -> Any:
+    """The value of a literal. Raises ValueError for anything else."""
+    match node:
+        case ast.Name(id=name) if name in _JSON_NAMES:
+            return _JSON_NAMES[name]
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            if None in keys:
+                raise ValueError
+            return {
+                ast.literal_eval(key): _value(value)
+                for key, value in zip(keys, values, strict=True)
+                if key is not None
+            }
+        case _:
+            return ast.literal_eval(node)

@@ -1,0 +1,46 @@
+"""Reasoning that a model writes before its answer, between a pair of tags.
+
+Some templates open it in the prompt (DeepSeek-R1), some leave that to the model (Qwen3), and some close it in
+the prompt to have none. So the prompt's end says how an answer begins. This file knows the tags. It refuses
+to know what stands after them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gateway.parsers.output import Output
+from gateway.parsers.source import Source, Wait
+
+
+class Tags(NamedTuple):
+    """What stands before and after the reasoning."""
+
+    begin: str
+    end: str
+
+
+def is_open(tags: Tags, prompt: str, *, continues: bool = False) -> bool:
+    """Whether an answer to `prompt` begins within the reasoning.
+
+    The prompt's last tag decides. Unless the answer `continues` the last message, it must be what the prompt
+    ends with: elsewhere a tag is somebody's words.
+    """
+    if continues:
+        return prompt.rfind(tags.begin) > prompt.rfind(tags.end)
+    return prompt.rstrip().endswith(tags.begin)
+
+
+def begins(source: Source, out: Output, tags: Tags, is_open: bool) -> Wait[bool]:
+    """Whether an answer begins with reasoning. `is_open`: the prompt has the first tag."""
+    space = yield from source.space()
+    if (yield from source.skip(tags.begin)) or is_open:
+        return True
+    out.content(space)
+    return False
+
+
+def read(source: Source, out: Output, tags: Tags) -> Wait[None]:
+    """Reads the reasoning to its end."""
+    if (yield from source.upto((tags.end,), out.reasoning)):
+        out.reasoned()

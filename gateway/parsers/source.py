@@ -1,0 +1,227 @@
+"""The text of an answer, read by a generator that waits where it needs more.
+
+A parser is written as if the whole text were there: it says `yield from` for every look at the text, and the
+generator rests until the text has come. What it finds can therefore not depend on how the text is cut, and
+each character is looked at a bounded number of times. This file knows text and JSON's brackets and strings.
+It refuses to know any format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from functools import lru_cache
+from typing import TypeVar
+
+T = TypeVar("T")
+Wait = Generator[None, None, T]
+"""A reading under way: it yields wherever it waits for more text, and returns a T."""
+Sink = Callable[[str], None]
+
+_STRUCTURE = re.compile(r'["{}\[\]]')
+_IN_STRING = re.compile(r'["\\]')
+_SCALAR = re.compile(r"[-+.\w]+")
+SPACE = re.compile(r"\s+")
+
+
+class Malformed(Exception):
+    """The text is not what the format says."""
+
+
+class Cut(Exception):
+    """The text ended in the middle of what was read."""
+
+
+def ignore(text: str) -> None:
+    """A sink for text that means nothing."""
+
+
+class Source:
+    """The text so far. `consumed`: how many characters have been read.
+
+    Between `keep` and `forget` the text that is read is also kept, so that what turns out to be no call can
+    be given back.
+    """
+
+    def __init__(self) -> None:
+        self.consumed = 0
+        self.ended = False
+        self._text = ""
+        self._at = 0
+        self._kept: list[str] | None = None
+
+    def push(self, text: str) -> None:
+        """Adds text."""
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def keep(self) -> None:
+        """Begins to keep what is read."""
+        self._kept = []
+
+    def forget(self) -> str:
+        """Ends that; gives the text that was kept."""
+        kept, self._kept = self._kept or [], None
+        return "".join(kept)
+
+    # --- readings; each looks at the text from where the last one ended ---
+
+    def peek(self) -> Wait[str]:
+        """The next character, which stays unread; "" at the end of the text."""
+        while self._at == len(self._text):
+            if self.ended:
+                return ""
+            yield
+        return self._text[self._at]
+
+    def accept(self, literal: str) -> Wait[bool]:
+        """Whether the text goes on with `literal`, which is then read."""
+        found = yield from self._is_next(literal)
+        if found:
+            self._take(len(literal))
+        return found
+
+    def skip(self, marker: str) -> Wait[bool]:
+        """The same for a marker: it is never kept."""
+        found = yield from self._is_next(marker)
+        if found:
+            self._at += len(marker)
+            self.consumed += len(marker)
+        return found
+
+    def expect(self, literal: str) -> Wait[None]:
+        """Reads `literal`. Raises Malformed, or Cut at the end of the text, if it is not there."""
+        if not (yield from self.accept(literal)):
+            raise Cut if self.ended and self._may_become(literal) else Malformed
+
+    def run(self, pattern: re.Pattern[str]) -> Wait[str]:
+        """Reads the characters that go on matching `pattern`, a set of characters with a plus."""
+        parts = []
+        while True:
+            if found := pattern.match(self._text, self._at):
+                parts.append(self._take(found.end() - self._at))
+            if self._at < len(self._text) or self.ended:
+                return "".join(parts)
+            yield
+
+    def space(self) -> Wait[str]:
+        """Reads white space."""
+        return (yield from self.run(SPACE))
+
+    def upto(self, markers: tuple[str, ...], sink: Sink) -> Wait[str]:
+        """Gives `sink` the text before the first of `markers`, and reads that one.
+
+        Returns the marker; "" if the text ends without one. No marker may begin with another.
+        """
+        while True:
+            if markers and (found := _any_of(markers).search(self._text, self._at)):
+                sink(self._take(found.start() - self._at))
+                return self._take(len(found.group()))
+            held = 0 if self.ended else _begun(self._text, self._at, markers)
+            sink(self._take(len(self._text) - self._at - held))
+            if self.ended:
+                return ""
+            yield
+
+    def json(self, sink: Sink) -> Wait[None]:
+        """Gives `sink` one JSON value as it is written, once its first character is there.
+
+        Objects and arrays end with their last bracket; what is in them is not checked. Raises Malformed if
+        no value begins here, Cut if the text ends before the value does.
+        """
+        first = yield from self.peek()
+        if first and first in '{["':
+            scan = _ValueEnd()
+            while True:
+                end = scan.find(self._text, self._at)
+                sink(self._take(end - self._at))
+                if scan.over:
+                    return
+                if self.ended:
+                    raise Cut
+                yield
+        scalar = yield from self.run(_SCALAR)
+        if not scalar:
+            raise Malformed if first else Cut
+        sink(scalar)
+
+    def _is_next(self, literal: str) -> Wait[bool]:
+        while not self._text.startswith(literal, self._at):
+            if self.ended or not self._may_become(literal):
+                return False
+            yield
+        return True
+
+    def _may_become(self, literal: str) -> bool:
+        """Whether all that is left of the text is a beginning of `literal`."""
+        return literal.startswith(self._text[self._at : self._at + len(literal)])
+
+    def _take(self, length: int) -> str:
+        text = self._text[self._at : self._at + length]
+        self._at += length
+        self.consumed += length
+        if self._kept is not None:
+            self._kept.append(text)
+        return text
+
+
+class _ValueEnd:
+    """Looks for the end of an object, an array or a string whose characters come in parts."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def find(self, text: str, at: int) -> int:
+        """Where the value ends, or the text if it does not; `over` says which."""
+        while at < len(text):
+            if self._escaped:
+                self._escaped = False
+                at += 1
+                continue
+            found = (_IN_STRING if self._in_string else _STRUCTURE).search(text, at)
+            if not found:
+                break
+            at = found.end()
+            self._pass(found.group())
+            if self.over:
+                return at
+        return len(text)
+
+    def _pass(self, character: str) -> None:
+        if character == "\\":
+            self._escaped = True
+            return
+        if character == '"':
+            self._in_string = not self._in_string
+        else:
+            self._depth += 1 if character in "{[" else -1
+        self.over = self._depth <= 0 and not self._in_string
+
+
+@lru_cache(maxsize=64)
+def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, markers)))
+
+
+@lru_cache(maxsize=64)
+def _first_of(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
+    """What finds the first character of any marker, and the length of the longest marker."""
+    firsts = "".join(sorted({re.escape(marker[0]) for marker in markers}))
+    return re.compile(f"[{firsts}]"), max(map(len, markers))
+
+
+def _begun(text: str, start: int, markers: tuple[str, ...]) -> int:
+    """How many of the last characters of `text` may be the beginning of a marker."""
+    if not markers:
+        return 0
+    first, longest = _first_of(markers)
+    at = max(start, len(text) - longest + 1)
+    while found := first.search(text, at):
+        at = found.start()
+        if any(marker.startswith(text[at:]) for marker in markers):
+            return len(text) - at
+        at += 1
+    return 0

@@ -1,0 +1,230 @@
+"""The body of /v1/responses: OpenAI's newer API, as far as it needs no memory of earlier requests.
+
+Types only. It refuses to know what becomes of them: `responses_request` reads the body as a chat. The string
+under a field is its description in /openapi.json and docs/api.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+
+from eyas.common.params import INT32_MAX, MAX_TOP_LOGPROBS
+from gateway import unsupported
+from gateway.chat_fields import MAX_TOOLS
+from gateway.fields import Body, refuse
+from gateway.schema import SamplingFields, Seed, Speculation
+
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+class ItemPart(Body):
+    """A part of an item's content: its text, or what an assistant refused."""
+
+    type: str
+    """`input_text`, `output_text`, `text`, `reasoning_text`, `summary_text` or `refusal`."""
+    text: str = ""
+    """The text."""
+    refusal: str = ""
+    """The refusal."""
+
+    @model_validator(mode="after")
+    def _is_text(self) -> Self:
+        if self.type not in (*_TEXTS, "refusal"):
+            refuse("type", f"must be a kind of text: {self.type!r:.40} is not supported")
+        return self
+
+
+def _text_or_parts(value: Any, parts: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of parts")
+    return parts(value)
+
+
+# Text stays text. A wrapped list, not a union: errors then say which part is wrong.
+ItemText = Annotated[
+    list[ItemPart], WrapValidator(_text_or_parts, json_schema_input_type=str | list[ItemPart])
+]
+
+
+def text_of(content: Any) -> str:
+    """All of a content's text."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.text or part.refusal for part in content or ())
+
+
+class Item(Body):
+    """One item of the chat so far. Without a type it is a message."""
+
+    type: str = "message"
+    """`message`, `function_call`, `function_call_output` or `reasoning`."""
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    """Of a message: whose words these are."""
+    content: ItemText | None = None
+    """Of a message or reasoning: text, or parts of text."""
+    summary: list[ItemPart] | None = None
+    """Of reasoning without content: its summary."""
+    call_id: str | None = None
+    """Of a call and its result: the name of the call."""
+    name: str | None = None
+    """Of a call: the tool."""
+    arguments: str | None = None
+    """Of a call: the text of a JSON object."""
+    output: ItemText | None = None
+    """Of a call's result: text, or parts of text."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        needed = {
+            "message": ("role", "content"),
+            "function_call": ("call_id", "name"),
+            "function_call_output": ("call_id", "output"),
+            "reasoning": (),
+        }.get(self.type)
+        if needed is None:
+            refuse("type", f"is not supported: {self.type!r:.40}; requests share no state")
+        for name in needed:
+            if getattr(self, name) is None:
+                refuse(name, f"is required of a {self.type}")
+        return self
+
+
+def _text_or_items(value: Any, items: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of items")
+    return items(value)
+
+
+Input = Annotated[list[Item], WrapValidator(_text_or_items, json_schema_input_type=str | list[Item])]
+
+
+class FlatTool(Body):
+    """A function that the model may ask for."""
+
+    type: Literal["function"]
+    """The kind of tool."""
+    name: str = Field(max_length=256, pattern=r"^[\w.:/-]+$")
+    """What calls name it by: letters, digits and _ . : / -"""
+    description: str | None = None
+    """What it does, for the model."""
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of its arguments; without one it takes none."""
+    strict: bool | None = None
+    """True: its arguments follow the schema, however the model comes to call it."""
+
+
+class FlatChoice(Body):
+    """The one tool that is to be called."""
+
+    type: Literal["function"]
+    """The kind of tool."""
+    name: str
+    """One of `tools`."""
+
+
+def _word_or_tool(value: Any, tool: ValidatorFunctionWrapHandler) -> Any:
+    if value in ("none", "auto", "required"):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("must be none, auto, required, or an object that names a tool")
+    return tool(value)
+
+
+FlatToolChoice = Annotated[
+    FlatChoice,
+    WrapValidator(_word_or_tool, json_schema_input_type=Literal["none", "auto", "required"] | FlatChoice),
+]
+
+
+class FlatFormat(Body):
+    """What the answer's text must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    """`text`: anything."""
+    name: str | None = None
+    """Not read."""
+    description: str | None = None
+    """Not read."""
+    definition: dict[str, Any] | None = Field(None, validation_alias="schema")
+    """With `json_schema`: the schema that the answer follows."""
+    strict: bool | None = None
+    """Not read: the answer follows the schema in any case."""
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        if self.type == "json_schema" and self.definition is None:
+            refuse("schema", "is required with the type json_schema")
+        return self
+
+
+class TextOptions(Body):
+    """What the answer's text must be."""
+
+    unsupported = unsupported.RESPONSES_TEXT
+
+    format: FlatFormat | None = None
+    """Text, any JSON object, or a value that a JSON schema describes."""
+
+
+class ReasoningOptions(Body):
+    """How the model reasons."""
+
+    effort: str | None = None
+    """How much, for templates that read it."""
+    summary: str | None = None
+    """Not read: the reasoning itself is told."""
+
+
+class ResponsesBody(SamplingFields):
+    """The body of /v1/responses."""
+
+    endpoint: ClassVar[str] = "responses"
+    unsupported = unsupported.RESPONSES
+
+    model: str
+    """The id of the served model."""
+    input: Input
+    """A user's text, or the items of the chat so far."""
+    instructions: str | None = None
+    """What a system message says before them."""
+    stream: bool = False
+    """Answers as server-sent events, as tokens come."""
+    max_output_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    """The longest answer, in tokens. By default what fits, at most 4096."""
+    tools: list[FlatTool] | None = Field(None, max_length=MAX_TOOLS)
+    """The tools that the model may call."""
+    tool_choice: FlatToolChoice | None = None
+    """`auto`: as the model likes; `none`: no tool; `required`: at least one; an object: the one it names."""
+    parallel_tool_calls: bool = True
+    """False: at most one call."""
+    text: TextOptions | None = None
+    """What the answer's text must be."""
+    reasoning: ReasoningOptions | None = None
+    """How the model reasons."""
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    """The answer also tells log-probabilities, and this many of the likeliest tokens of each place."""
+    include: list[str] | None = None
+    """`message.output_text.logprobs`: log-probabilities are told. Others are not read."""
+    metadata: dict[str, Any] | None = None
+    """Repeated in the answer."""
+    store: bool | None = None
+    """Not read: nothing is kept."""
+    seed: Seed | None = None
+    """Fixes the whole answer; random unless given."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """More variables for the model's chat template."""
+    speculative: Speculation = Field(True)  # type: ignore[assignment]  # a bool stays one
+    """False turns drafting off for this request; an object says how far its drafts reach at most."""
+    timeout: float | None = Field(None, gt=0)
+    """Seconds until the request fails; at most the server's own limit."""
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer tells log-probabilities."""
+        return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())

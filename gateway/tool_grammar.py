@@ -1,0 +1,124 @@
+"""The grammar of a chat's answer: what its tools, its format and the model's reasoning make of it together.
+
+A pure function of the request. It knows which fields ask for what. It refuses to know how a format writes
+calls and how a grammar is followed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from eyas.common.errors import InvalidRequest
+from eyas.common.grammar import Grammar, GrammarKind
+from gateway.chat_fields import Tool, ToolFields
+from gateway.parsers.message import Reading
+from gateway.parsers.reasoning import Tags
+from gateway.parsers.table import ToolFormat
+from gateway.parsers.tags import Format, Mark, either, optional, sequence, text
+
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_SPACE: Format = {"type": "regex", "pattern": r"[ \n]{0,4}"}  # between the reasoning and the answer
+
+
+def answer_grammar(
+    body: ToolFields, reading: Reading, asked: Grammar | None, special_id: Callable[[str], int | None]
+) -> Grammar | None:
+    """What holds the answer to all that is asked; None: nothing need.
+
+    `asked`: the grammar of the answer's content. `special_id`: the id of a special token, None for any other
+    text. Raises InvalidRequest if calls are asked for that no grammar can tell.
+    """
+
+    def mark(marker: str) -> Format:
+        id = special_id(marker)
+        return text(marker) if id is None else {"type": "token", "token": id}
+
+    answer = _answer(body, reading.calls, asked, mark)
+    if answer is None or (reading.calls is None and reading.reasoning is None):
+        return asked
+    if reading.reasoning is not None:
+        answer = sequence(*_thought(reading.reasoning, reading.is_open, mark), answer)
+    return Grammar.structural_tag({"type": "structural_tag", "format": answer})
+
+
+def as_format(grammar: Grammar) -> Format:
+    """The grammar as a part of another."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return {"type": "json_schema", "json_schema": json.loads(grammar.text)}
+        case GrammarKind.JSON_OBJECT:
+            return {"type": "json_schema", "json_schema": dict(_ANY_OBJECT)}
+        case GrammarKind.REGEX:
+            return {"type": "regex", "pattern": grammar.text}
+        case GrammarKind.EBNF:
+            return {"type": "grammar", "grammar": grammar.text}
+        case GrammarKind.CHOICE:
+            return either([text(choice) for choice in json.loads(grammar.text)])
+    tag = json.loads(grammar.text)
+    if not isinstance(tag, dict) or "format" not in tag:
+        reason = "structural tags beside tools or reasoning must have a format, not structures"
+        raise InvalidRequest(reason, param="response_format")
+    inner: Format = tag["format"]
+    return inner
+
+
+def _answer(body: ToolFields, calls: ToolFormat | None, asked: Grammar | None, mark: Mark) -> Format | None:
+    """The answer after its reasoning; None if it may be any text."""
+    content = None if asked is None else as_format(asked)
+    if calls is None:
+        return content
+    must = body.must_call
+    strict = any(tool.function.strict for tool in body.callable_tools)
+    if not (must or strict or content):
+        return None
+    held = _calls(body, calls, must, mark)
+    if must:
+        return held
+    if content is not None:
+        return either([content, held])
+    if not calls.anywhere:
+        return either([held, {"type": "regex", "pattern": r"([^{\s][\s\S]*)?"}])
+    begin = mark(calls.markers[0])
+    free = {"type": "any_text", "excludes": [begin["value"]] if begin["type"] == "const_string" else []}
+    return sequence(free, optional(held))
+
+
+def _calls(body: ToolFields, format: ToolFormat, must: bool, mark: Mark) -> Format:
+    """The calls that the answer is held to. `must`: it must be calls."""
+    if format.grammar is None:
+        field = "tool_choice" if must else "tools"
+        what = body.named_tool or "required" if must else "beside a grammar or with strict"
+        reason = f"{field} {what} is not supported: calls in the format {format.name} have no grammar"
+        raise InvalidRequest(reason, param=field)
+    name = body.named_tool
+    tools = [tool for tool in body.callable_tools if name in (None, tool.function.name)]
+    schemas = {tool.function.name: _schema(tool, must) for tool in tools}
+    return format.grammar(schemas, mark, body.parallel_tool_calls and name is None)
+
+
+def _schema(tool: Tool, must: bool) -> Mapping[str, Any]:
+    """What a call's arguments follow. Where calls are asked for that is the tool's schema, unless it says
+    `"strict": false`; else only if it says true.
+    """
+    function = tool.function
+    strict = function.strict if function.strict is not None else must
+    if not strict:
+        return _ANY_OBJECT
+    return _NO_ARGUMENTS if function.parameters is None else function.parameters
+
+
+def _thought(tags: Tags, is_open: bool, mark: Mark) -> list[Format]:
+    """The reasoning before an answer, which the prompt may have begun."""
+    inside: Format = {"type": "any_text"}
+    if is_open:
+        return [{"type": "tag", "begin": "", "content": inside, "end": _edge(mark(tags.end))}, _SPACE]
+    begin, end = _edge(mark(tags.begin)), _edge(mark(tags.end))
+    return [optional(sequence({"type": "tag", "begin": begin, "content": inside, "end": end}, _SPACE))]
+
+
+def _edge(marker: Format) -> Any:
+    """A marker at either end of a tag: its text, or its token."""
+    return marker["value"] if marker["type"] == "const_string" else marker

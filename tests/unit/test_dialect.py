@@ -1,0 +1,88 @@
+"""Which formats a chat template writes, found by asking it, and the messages that it wants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.chat import ChatTemplate
+from gateway.chat_fields import ChatMessage
+from gateway.dialect import ABSENT, Dialect, dialect_of
+from gateway.history import template_messages
+from gateway.parsers.table import REASONING, TOOL_FORMATS
+from tests.chat_templates import ASKED, TEMPLATES, TOOLS, called, result
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def template(name: str) -> ChatTemplate:
+    return ChatTemplate(TEMPLATES[name], SPECIAL)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_format_of_calls_is_the_one_that_the_template_writes(name: str) -> None:
+    dialect = dialect_of(template(name))
+    assert dialect.calls == TOOL_FORMATS.get(name)
+    assert dialect.text_arguments == name.startswith("deepseek")
+    assert dialect.no_content == (None if name == "deepseek_v3" else ABSENT)
+    thinks = name in ("hermes", "deepseek_v3", "deepseek_v3_1")
+    assert dialect.reasoning == (REASONING["qwen3"] if thinks else None)
+    assert dialect.lists_parts == (name == "pythonic")
+
+
+def test_flags_name_the_formats() -> None:
+    dialect = dialect_of(template("plain"), "llama3_json", "mistral")
+    assert dialect.calls is TOOL_FORMATS["llama3_json"] and dialect.reasoning == REASONING["mistral"]
+    dialect = dialect_of(template("deepseek_v3"), "deepseek_v3", "none")
+    assert dialect.text_arguments and dialect.no_content is None and dialect.reasoning is None
+    assert dialect_of(template("hermes"), "none").calls is None
+    assert dialect_of(None) == Dialect()
+
+
+def test_a_template_that_fails_has_no_format() -> None:
+    assert dialect_of(ChatTemplate("{{ raise_exception('no') }}", {})).calls is None
+
+
+def rendered(name: str, *messages: dict[str, Any]) -> str:
+    ours = template(name)
+    chat = [ChatMessage.model_validate(message) for message in messages]
+    return ours.render(template_messages(chat, dialect_of(ours)), tools=TOOLS)
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
+@pytest.mark.parametrize("arguments", [{"city": "Köln"}, '{"city": "Köln"}'])
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_calls_in_the_history_mean_what_they_say(name: str, arguments: Any, content: dict[str, Any]) -> None:
+    text = rendered(name, ASKED, called(arguments, **content), result())
+    expected = rendered(name, ASKED, called({"city": "Köln"}), result())
+    assert text == expected and "Köln" in text and '{"sky": "clear"}' in text
+    assert "None" not in text and '\\"' not in text
+
+
+def test_templates_with_short_ids_get_them() -> None:
+    text = rendered("mistral", ASKED, called(id="call_0123456789abcdef"), result("call_0123456789abcdef"))
+    id = text.split('"id": "')[1][:9]
+    assert id.isalnum() and f'"call_id": "{id}"' in text
+    other = rendered("mistral", ASKED, called(id="call_1"), result("call_1"))
+    assert id not in other and "abc123XYZ" in rendered("mistral", ASKED, called(), result())
+
+
+def test_arguments_that_are_no_object_stay_as_they_are() -> None:
+    assert '"arguments": {"city": }' in rendered("hermes", ASKED, called('{"city": '), result())
+    assert '"arguments": {}}' in rendered("hermes", ASKED, called(""), result())
+    assert rendered("llama3_json", ASKED, called("[1]")).count('"parameters": "[1]"}') == 1
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_in_the_history_is_read_under_each_of_its_names(field: str) -> None:
+    text = rendered("hermes", ASKED, called(**{field: "Let me see"}), result())
+    assert "<think>\nLet me see\n</think>\n\n<tool_call>" in text
+    answer = {"role": "assistant", "content": "Clear.", field: "Hm"}
+    assert "analysis<|message|>Hm<|end|>" in rendered("effort", ASKED, answer)
+
+
+def test_parts_are_joined_unless_the_template_reads_them() -> None:
+    parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    assert "user\na\nb<|im_end|>" in rendered("hermes", parts)
+    assert "<|user|>ab<|end|>" in rendered("pythonic", parts)

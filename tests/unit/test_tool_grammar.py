@@ -1,0 +1,185 @@
+"""What the grammar of an answer lets through, by xgrammar itself, and that parsers read it back as calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import xgrammar
+from answers import fed
+
+from eyas.common.errors import InvalidRequest
+from eyas.common.grammar import Grammar, GrammarKind
+from gateway.chat_fields import ToolFields
+from gateway.parsers.events import CallArguments, CallBegun
+from gateway.parsers.message import Reading
+from gateway.parsers.reasoning import Tags
+from gateway.parsers.table import REASONING, TOOL_FORMATS
+from gateway.tool_grammar import answer_grammar
+from tests.chat_templates import TOOLS
+
+CALL = '{"name": "weather", "arguments": {"city": "Bonn"}}'
+NOW = '{"name": "now", "arguments": {}}'
+WRITTEN = {
+    "hermes": [f"<tool_call>\n{CALL}\n</tool_call>", f"<tool_call>\n{NOW}\n</tool_call>", "\n"],
+    "llama3_json": [CALL.replace("arguments", "parameters"), NOW.replace("arguments", "parameters"), "; "],
+    "mistral_v11": ['[TOOL_CALLS]weather[ARGS]{"city": "Bonn"}', "[TOOL_CALLS]now[ARGS]{}", ""],
+    "qwen3_coder": [
+        "<tool_call>\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=now>\n\n</function>\n</tool_call>",
+        "\n",
+    ],
+}
+V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
+V3_1 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+ENCLOSED = {
+    "deepseek_v3": ("<｜tool▁calls▁begin｜>", V3, "\n", "<｜tool▁calls▁end｜>"),
+    "deepseek_v3_1": ("<｜tool▁calls▁begin｜>", V3_1, "", "<｜tool▁calls▁end｜>"),
+}
+
+
+def one(format: str) -> str:
+    """A call of `weather`, as the format writes it."""
+    if format == "mistral":
+        return f"[TOOL_CALLS] [{CALL}]"
+    if format in ENCLOSED:
+        begin, call, _, end = ENCLOSED[format]
+        return begin + _filled(call, "weather", '{"city": "Bonn"}') + end
+    return WRITTEN[format][0]
+
+
+def two(format: str) -> str:
+    """That, and a call of `now`."""
+    if format == "mistral":
+        return f"[TOOL_CALLS] [{CALL}, {NOW}]"
+    if format in ENCLOSED:
+        begin, call, between, end = ENCLOSED[format]
+        return (
+            begin + _filled(call, "weather", '{"city": "Bonn"}') + between + _filled(call, "now", "{}") + end
+        )
+    first, second, between = WRITTEN[format]
+    return first + between + second
+
+
+def _filled(call: str, name: str, arguments: str) -> str:
+    return call.replace("{}", name, 1).replace("{}", arguments, 1)
+
+
+def grammar(
+    format: str, asked: Grammar | None = None, reasoning: Tags | None = None, **body: Any
+) -> Grammar | None:
+    fields = ToolFields.model_validate({"tools": TOOLS} | body)
+    reading = Reading(TOOL_FORMATS[format], reasoning=reasoning, is_open=body.get("is_open", False))
+    return answer_grammar(fields, reading, asked, lambda name: None)
+
+
+@pytest.fixture(scope="module")
+def accepts() -> Callable[[Grammar | None, str], bool]:
+    """Whether a text is a whole output of a grammar; None lets any text through."""
+    pieces = [bytes([byte]) for byte in range(256)] + [b"</s>"]
+    info = xgrammar.TokenizerInfo(pieces, xgrammar.VocabType.RAW, stop_token_ids=[256])
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1)
+
+    def judge(grammar: Grammar | None, text: str) -> bool:
+        if grammar is None:
+            return True
+        assert grammar.kind is GrammarKind.STRUCTURAL_TAG
+        matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(grammar.text))
+        return bool(matcher.accept_string(text) and matcher.accept_token(256))
+
+    return judge
+
+
+Judge = Callable[[Grammar | None, str], bool]
+HELD = sorted(name for name, format in TOOL_FORMATS.items() if format.grammar)
+
+
+@pytest.mark.parametrize("format", HELD)
+def test_calls_that_are_demanded_are_all_that_there_is(format: str, accepts: Judge) -> None:
+    required = grammar(format, tool_choice="required")
+    assert accepts(required, one(format)) and accepts(required, two(format))
+    for other in ("", "It rains.", "It rains. " + one(format), one(format) + " So", one(format)[:-1]):
+        assert not accepts(required, other), other
+    single = grammar(format, tool_choice="required", parallel_tool_calls=False)
+    assert accepts(single, one(format)) and not accepts(single, two(format))
+    named = grammar(format, tool_choice={"type": "function", "function": {"name": "weather"}})
+    assert accepts(named, one(format)) and not accepts(named, two(format))
+    other_tool = grammar(format, tool_choice={"type": "function", "function": {"name": "now"}})
+    assert not accepts(other_tool, one(format))
+
+
+@pytest.mark.parametrize("format", HELD)
+def test_what_the_grammar_lets_through_is_read_back(format: str) -> None:
+    events = fed(Reading(TOOL_FORMATS[format], {"weather": {}, "now": {}}), [two(format)])
+    names = [event.name for event in events if isinstance(event, CallBegun)]
+    arguments = [json.loads(event.text) for event in events if isinstance(event, CallArguments)]
+    assert names == ["weather", "now"] and arguments == [{"city": "Bonn"}, {}]
+
+
+@pytest.mark.parametrize("format", HELD)
+def test_arguments_follow_the_schema_unless_it_is_not_strict(format: str, accepts: Judge) -> None:
+    wrong = one(format).replace("Bonn", "Bonn").replace("city", "town")
+    assert not accepts(grammar(format, tool_choice="required"), wrong)
+    loose = [{**tool, "function": {**tool["function"], "strict": False}} for tool in TOOLS]
+    if format != "qwen3_coder":  # which has no notation for any object
+        assert accepts(grammar(format, tools=loose, tool_choice="required"), wrong)
+
+
+@pytest.mark.parametrize("format", HELD)
+def test_a_strict_tool_may_be_called_or_not(format: str, accepts: Judge) -> None:
+    assert grammar(format) is None and grammar(format, tool_choice="auto") is None
+    strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+    held = grammar(format, tools=strict)
+    assert accepts(held, "It rains: 1 < 2.") and accepts(held, one(format)) and accepts(held, two(format))
+    assert not accepts(held, one(format).replace("city", "town"))
+    if TOOL_FORMATS[format].anywhere:
+        assert accepts(held, "Let me see. " + one(format))
+
+
+@pytest.mark.parametrize("format", HELD)
+def test_an_answer_in_a_format_or_calls(format: str, accepts: Judge) -> None:
+    asked = Grammar.json_schema(
+        {"type": "object", "properties": {"sky": {"type": "string"}}, "required": ["sky"]}
+    )
+    held = grammar(format, asked)
+    assert accepts(held, '{"sky": "clear"}') and accepts(held, one(format))
+    assert not accepts(held, "It rains.")
+    assert not accepts(grammar(format, asked, tool_choice="required"), '{"sky": "clear"}')
+
+
+def test_reasoning_comes_before_what_is_held(accepts: Judge) -> None:
+    tags, call = REASONING["qwen3"], one("hermes")
+    held = grammar("hermes", reasoning=tags, tool_choice="required")
+    assert accepts(held, call) and accepts(held, f"<think>\nHm {{ 1 < 2\n</think>\n\n{call}")
+    assert not accepts(held, f"<think>Hm{call}") and not accepts(held, f"Hm</think>{call}")
+    fields = ToolFields.model_validate({})
+    open_one = Reading(reasoning=tags, is_open=True)
+    for asked, text in (
+        (Grammar.json_object(), "{}"),
+        (Grammar.regex("a+"), "aa"),
+        (Grammar.choice(["yes", "no"]), "no"),
+        (Grammar.ebnf('root ::= "x" | "y"'), "y"),
+        (
+            Grammar.structural_tag(
+                {"type": "structural_tag", "format": {"type": "const_string", "value": "z"}}
+            ),
+            "z",
+        ),
+    ):
+        held = answer_grammar(fields, open_one, asked, lambda name: None)
+        assert accepts(held, f"Hm</think>\n\n{text}") and not accepts(held, text)
+    assert answer_grammar(fields, open_one, None, lambda name: None) is None
+
+
+def test_special_tokens_are_asked_for_by_id() -> None:
+    fields = ToolFields.model_validate({"tools": TOOLS, "tool_choice": "required"})
+    held = answer_grammar(fields, Reading(TOOL_FORMATS["mistral"]), None, {"[TOOL_CALLS]": 5}.get)
+    assert held is not None and '{"type":"token","token":5}' in held.text and "[TOOL_CALLS]" not in held.text
+
+
+def test_calls_without_a_grammar_cannot_be_demanded() -> None:
+    with pytest.raises(InvalidRequest, match="tool_choice required is not supported: .*pythonic"):
+        grammar("pythonic", tool_choice="required")
+    assert grammar("pythonic") is None
