@@ -19,10 +19,10 @@ serve: $(STAMP)
 	@exec $(BIN)/eyas serve
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile  # a file's clusters are started once
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 check: $(STAMP)
 	$(BIN)/ruff check .
