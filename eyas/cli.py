@@ -12,7 +12,7 @@ import sys
 from typing import NoReturn
 
 import eyas
-from eyas import flags, layout_flags
+from eyas import flags, layout_flags, process_flags
 from eyas.bench.flags import add_bench
 from eyas.commands import INTERRUPTED, USAGE_ERROR, Command, Parser
 from eyas.common.errors import ConfigError, EyasError
@@ -57,15 +57,15 @@ def _parser() -> Parser:
         return added
 
     serve = command("serve", _serve, "start a local cluster and its gateway")
-    flags.add_gateway(serve)
+    process_flags.add_gateway(serve)
     layout_flags.add_layout(serve)
     layout_flags.add_targets(serve)
     flags.add_engine(serve)
     worker = command("worker", _worker, "start one worker: a gRPC front and its engine")
-    flags.add_worker(worker)
+    process_flags.add_worker(worker)
     flags.add_engine(worker)
     gateway = command("gateway", _gateway, "start a gateway for workers that run already")
-    flags.add_gateway_alone(gateway)
+    process_flags.add_gateway_alone(gateway)
     layout_flags.add_gateway_layout(gateway)
     layout_flags.add_targets(gateway)
     flags.add_chat(command("chat", _chat, "talk to a running gateway"))

@@ -10,7 +10,6 @@ import argparse
 import math
 from urllib.parse import urlsplit
 
-from eyas.common import api_keys
 from eyas.common.address import is_address, is_host
 from eyas.common.config import (
     ATTENTION_BACKENDS,
@@ -19,13 +18,10 @@ from eyas.common.config import (
     GRAPH_ROWS,
     EngineConfig,
     GatewayConfig,
-    ServeConfig,
     SpeculationConfig,
-    WorkerConfig,
 )
 from eyas.common.logging import FORMATS
 from eyas.common.types import Role
-from gateway.parsers.table import REASONING, TOOL_FORMATS
 from kv_transfer.backends.table import AUTO, BACKENDS, NONE
 
 DEFAULT_URL = f"http://{GatewayConfig.host}:{GatewayConfig.port}"
@@ -232,74 +228,7 @@ def _either(field: str) -> str:
     return f"{getattr(EngineConfig(), field)}; on a GPU {getattr(GPU_DEFAULTS, field)}"
 
 
-# --- processes -----------------------------------------------------------------------------------------
-
-
-def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeConfig.gateway) -> None:
-    """The flags of a gateway; `gateway` has the default drain time."""
-    add = parser.add_argument_group("gateway").add_argument
-    add("--host", default=GatewayConfig.host, help=f"({GatewayConfig.host})")
-    add("--port", type=port, default=GatewayConfig.port, help=f"HTTP ({GatewayConfig.port})")
-    add("--grpc-port", type=port, default=GatewayConfig.grpc_port, help=f"({GatewayConfig.grpc_port})")
-    add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
-    _add_keys(parser)
-    for flag, known in (("--tool-call-parser", TOOL_FORMATS), ("--reasoning-parser", REASONING)):
-        add(flag, choices=[AUTO, *known, NONE], default=AUTO, help="the format (the chat template's)")
-    add("--cors-origin", type=names, default=(), metavar="URL,...", help="sites whose pages may call (none)")
-    text = f"gateway processes on the same ports ({gateway.processes})"
-    add("--gateway-workers", type=positive, default=gateway.processes, metavar="N", help=text)
-    _add_drain(parser, gateway.drain_s)
-
-
-def _add_keys(parser: argparse.ArgumentParser) -> None:
-    text = f"what callers must send as a bearer token; without a flag, the keys in {api_keys.VARIABLE} (none)"
-    group = parser.add_argument_group("keys", text)
-    add = group.add_mutually_exclusive_group().add_argument
-    add("--api-key-file", metavar="PATH", help="one key per line; lines that begin with # are comments")
-    add("--api-key", metavar="K", help="a single key, which other users of this machine can read")
-
-
-def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
-    """The flags of `eyas gateway`, which has no engine's flags next to its own."""
-    parser.add_argument("--registry", required=True, metavar=REGISTRY)
-    parser.add_argument("--model", default=GatewayConfig.model, metavar="DIR", help="tokenizer and limits")
-    add_gateway(parser, GatewayConfig())
-    parser.add_argument("--log-format", choices=FORMATS, default=GatewayConfig.log_format)
-    parser.add_argument("--member", metavar="PATH", help="its socket, if --gateway-workers started it")
-    _add_supervised(parser)
-
-
-def add_worker(parser: argparse.ArgumentParser) -> None:
-    """The flags of `eyas worker`, except those of its engine."""
-    worker = WorkerConfig()
-    add = parser.add_argument
-    add("--roles", type=roles, default=worker.engine.roles, metavar="prefill,decode,draft")
-    add("--host", default=worker.host, help=f"where it listens ({worker.host})")
-    add("--port", type=port, default=worker.port, help="0: any free one")
-    add(
-        "--advertise",
-        type=reachable,
-        metavar="HOST[:PORT]",
-        help="the address at which others reach it (where it listens)",
-    )
-    add("--metrics-port", type=port, default=worker.metrics_port, help="0: any free one")
-    add("--registry", default=worker.registry, metavar=REGISTRY, help="the workers of its cluster (none)")
-    add("--threads", type=positive, default=worker.engine.threads, help=f"({worker.engine.threads})")
-    add("--pool-dir", default=worker.engine.pool_dir, metavar="DIR", help=f"({worker.engine.pool_dir})")
-    _add_drain(parser, worker.drain_s)
-    _add_supervised(parser)
-
-
-def _add_drain(parser: argparse.ArgumentParser, drain_s: float) -> None:
-    text = f"seconds that open requests have to finish after the first Ctrl-C or SIGTERM ({drain_s:g})"
-    parser.add_argument("--drain-s", type=whole, default=drain_s, metavar="S", help=text)
-
-
-def _add_supervised(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--supervised", action="store_true", help="leave when standard input ends")
-
-
-# --- tools ---------------------------------------------------------------------------------------------
+# --- clients ------------------------------------------------------------------------------------------
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:

@@ -125,21 +125,24 @@ async def test_numbers_out_of_range_are_named(
     assert not backend.requests
 
 
+BY_OTHERS = (
+    "seed",
+    "min_tokens",
+    "top_k",
+    "bad_words",
+    "prompt_logprobs",
+    "prompt_logprobs_start",
+    "grammar",
+)
+
+
 async def test_the_front_bounds_what_the_parameters_bound(client: httpx.AsyncClient) -> None:
     """Ranges stand in the HTTP schema and in the parameters, which gRPC's callers meet: they are one."""
     schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
     fields = schemas["TextBody"]["properties"]
     checked = 0
     for name in SamplingParams.__struct_fields__:
-        if name in (
-            "seed",
-            "min_tokens",
-            "top_k",
-            "bad_words",
-            "prompt_logprobs",
-            "prompt_logprobs_start",
-            "grammar",
-        ):
+        if name in BY_OTHERS:
             continue  # what these mean depends on others, or on who asks
         for number in fields[name].get("anyOf", [fields[name]]):
             for key, sign in (

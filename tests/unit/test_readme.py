@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas import flags, layout_flags
+from eyas import flags, layout_flags, process_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,7 +20,12 @@ def test_the_readme_shows_the_example_that_runs(name: str) -> None:
 
 def test_the_readme_names_every_flag_of_a_server() -> None:
     parser = argparse.ArgumentParser(add_help=False)
-    for add in (flags.add_gateway, layout_flags.add_layout, layout_flags.add_targets, flags.add_engine):
+    for add in (
+        process_flags.add_gateway,
+        layout_flags.add_layout,
+        layout_flags.add_targets,
+        flags.add_engine,
+    ):
         add(parser)
     text = (ROOT / "README.md").read_text()
     known = [name for action in parser._actions for name in action.option_strings]
