@@ -31,8 +31,8 @@ _STEPS = "steps so far"  # a variable whose name no template can write
 _MARK = "<|the final message ends here|>"
 
 
-class TooManySteps(InvalidRequest):
-    """A template takes more steps than it may."""
+class TooManySteps(Exception):
+    """A template takes more steps than it may; who gave it the steps decides what follows."""
 
 
 class ChatTemplate:
@@ -105,7 +105,7 @@ class ChatTemplate:
         try:
             return template.render(variables)
         except _OverBudget as error:
-            raise TooManySteps(f"the chat template refused the messages: {error}", param="messages") from None
+            raise TooManySteps(f"the chat template refused the messages: {error}") from None
         except TemplateError as error:
             reason = f"the chat template refused the messages: {error!s:.500}"
         except Exception as error:  # the template is a program, and may fail as programs do

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from gateway.chat import ChatTemplate
+from gateway.chat import ChatTemplate, TooManySteps
 from gateway.parsers.events import CallArguments, CallBegun, Event, merged
 from gateway.parsers.message import MessageParser, Reading
 from gateway.parsers.reasoning import Tags
@@ -88,7 +88,7 @@ def _writes(template: ChatTemplate, format: ToolFormat, text_arguments: bool, no
     try:
         prompt = template.render([_QUESTION], tools=_TOOLS)
         whole = template.render([_QUESTION, answer], tools=_TOOLS, add_generation_prompt=False)
-    except InvalidRequest:
+    except (InvalidRequest, TooManySteps):
         return False
     text = whole if format.anywhere else whole.removeprefix(prompt)
     if format.sign not in text:

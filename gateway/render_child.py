@@ -13,7 +13,7 @@ from typing import IO, Any
 import msgspec
 
 from eyas.common.errors import InvalidRequest
-from gateway.chat import ChatTemplate
+from gateway.chat import ChatTemplate, TooManySteps
 
 MEMORY_BYTES = 1 << 30
 
@@ -34,8 +34,8 @@ def main(incoming: IO[bytes], outgoing: IO[bytes]) -> None:
 def _rendered(template: ChatTemplate, job: dict[str, Any]) -> dict[str, str]:
     try:
         return {"text": template.render(**job)}
-    except InvalidRequest as error:
-        return {"error": error.message}
+    except (InvalidRequest, TooManySteps) as error:
+        return {"error": str(error)}
 
 
 def read_frame(stream: IO[bytes]) -> bytes | None:

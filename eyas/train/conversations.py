@@ -17,7 +17,7 @@ import numpy as np
 
 from eyas.common.errors import ConfigError, InvalidRequest
 from eyas.train.packing import Example
-from gateway.chat import ChatTemplate
+from gateway.chat import ChatTemplate, TooManySteps
 from gateway.tokenizer import Tokenizer
 from gateway.tokenizer_files import load_chat_template
 
@@ -125,8 +125,8 @@ class Speech:
             raise ConfigError(f"{line.where}: messages: the target has no chat template")
         try:
             return template.render(messages, add_generation_prompt=asks)
-        except InvalidRequest as error:
-            raise ConfigError(f"{line.where}: messages: {error.message}") from error
+        except (InvalidRequest, TooManySteps) as error:
+            raise ConfigError(f"{line.where}: messages: {error}") from error
 
 
 def answered(question: Sequence[int], answer: Sequence[int]) -> Example:

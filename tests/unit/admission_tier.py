@@ -51,6 +51,25 @@ class StandStillCopier(HandCopier):
         return False
 
 
+def _holds_nothing(seq: Any) -> bool:
+    return False
+
+
+class NoGrammars:
+    """Of an engine whose requests have none; a world can be stored."""
+
+    compiling = False
+
+    def take_failed(self) -> dict[Any, Any]:
+        return {}
+
+    def cut(self, seq: Any, tree: Any) -> Any:
+        return tree
+
+    def close(self) -> None:
+        pass
+
+
 class FakeModel:
     """Model, runner and pool in one. It computes no token, but looks at the pages that it would write."""
 
@@ -106,7 +125,7 @@ class Tier:
         cache, limits = PrefixCache(pool, PAGE, lookahead=0), Limits(PAGE, max_running, CHUNK, ROUND_ROWS)
         owner = Owner(name, 1, LEASE_S, itertools.count(1).__next__)
         self.leases = Leases(owner, pool, PAGE, {KvKind.TARGET: "m"}, outbox)
-        self.scheduler = Scheduler(pool, cache, limits, self.pulls)
+        self.scheduler = Scheduler(pool, cache, limits, self.pulls, holds=_holds_nothing)
         model: Any = FakeModel(self)
         ready: Any = SimpleNamespace(context_length=64, draft_width=0, rates=None)
         self.copier = copier
@@ -125,6 +144,7 @@ class Tier:
             copiers=(copier,),  # type: ignore[arg-type]
             travels=True,
             outbox=outbox,
+            grammars=NoGrammars(),  # type: ignore[arg-type]
             ready=ready,
         )
         self.engine = Engine(parts, self)

@@ -93,7 +93,7 @@ def table() -> list[bytes]:
 @cache
 def prompt(text: str) -> tuple[int, ...]:
     tokenizer = Tokenizer.load(NANO)
-    chat = tokenizer._template
+    chat = tokenizer.template
     assert chat is not None
     messages = [{"role": "user", "content": text}]
     return tokenizer.encode(chat.render(messages, add_generation_prompt=True), special=False)

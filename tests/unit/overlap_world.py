@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from eyas.engine.device.depths import Depths
 from eyas.engine.device.flight import DeviceFlight
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout, StepShape
+from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.messages import Cancel, Event, Step
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
@@ -133,7 +135,10 @@ class World:
             self.policy = Wandering(replace(SPEC, steps=setting.width - 1), setting.max_running, seed)
             pacing = Pacing(self.policy)
             depths = Depths(pacing, self._by_depth(buckets, self.policy.depths))
-        self.runner = WatchedRunner(self.device, buckets, layout, EOS, ahead=setting.ahead, depths=depths)
+        grammars = Grammars(Path(), VOCAB, EOS)  # which no request here has
+        self.runner = WatchedRunner(
+            self.device, buckets, layout, grammars, ahead=setting.ahead, depths=depths
+        )
         self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer(), pacing)
         self.rig.requests.copy_page = self.runner.copy_page
         self.stories: dict[str, Story] = {}
