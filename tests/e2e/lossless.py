@@ -94,7 +94,7 @@ class Finding:
 
 def few_pages(config: EngineConfig) -> EngineConfig:
     """Far too few pages for all requests at once, and prompts in small chunks."""
-    return replace(config, num_pages=40, chunk_tokens=48)
+    return replace(config, num_pages=26, chunk_tokens=48)
 
 
 REFERENCE = Variant("plain, alone: the reference", InProcess((PLAIN,), 1), speculates=False)
