@@ -32,7 +32,7 @@ class PaceMeter:
         self._sums = {kind: (0.0, 0.0) for kind in KINDS}  # measured and predicted seconds, fading
 
     def ran(self, decoding: int, prompt_rows: int, measured_s: float, predicted_s: float) -> None:
-        """A step ran with so many sequences that decode and so many prompt rows: at least one of either."""
+        """A step ran: `decoding` sequences and `prompt_rows` rows of prompts, at least one of either."""
         kind = "decode" if not prompt_rows else "mixed" if decoding else "prompt"
         kept = math.exp(-predicted_s / FADE_S)
         measured, predicted = self._sums[kind]

@@ -223,7 +223,7 @@ class DeviceRunner:
             joins = self._joins(work)
             seq.draft_len += joins and self.drafts
             told = self._occupants[seq.slot] = self._occupy(work, writes)
-            tree = tree or DraftTree((), ())  # whoever sat there has left some
+            tree = tree or DraftTree((), ())  # the sequence before it in this slot has left some
         if work.round and not told.grows:  # its prompt came from elsewhere, or all but its last row is done
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])
@@ -283,7 +283,7 @@ class DeviceRunner:
 
 
 def late_sizes(running: int) -> tuple[int, ...]:
-    """How many sequences may be told to catch up at once, if so many run; those of padding included."""
+    """How many sequences may be told to catch up at once, padding included, if that many run."""
     return tuple(1 << power for power in range((min(running, LATE_AT_ONCE) - 1).bit_length() + 1))
 
 

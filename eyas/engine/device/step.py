@@ -118,7 +118,7 @@ class StepInput:
 
     `spans`: the chunks, in the order of their rows, where their attention may be planned on the host.
     `scored`: more of its rows will be asked for than those that give a token. `certain`: a drafter elsewhere
-    wants the features of its rounds' certain rows, and of these; None: nobody does.
+    wants the features of its rounds' certain rows, and of these; None: it wants none.
     """
 
     shape: StepShape

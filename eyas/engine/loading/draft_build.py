@@ -98,7 +98,7 @@ def _device_worker(loaded: EngineSpec) -> DraftWorker:
 
 
 def warm_up(runner: DeviceDraftRunner, width: int, spec: SpeculationConfig) -> float:
-    """Drafts for made-up sequences, in pages that nobody owns yet: one row, and as many as need every kernel.
+    """Drafts for made-up sequences, in pages without an owner: one row, and as many as need every kernel.
 
     Seconds of the slower one when it is warm.
     """

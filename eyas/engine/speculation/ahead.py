@@ -21,7 +21,7 @@ from eyas.engine.sampling.row import Row
 from eyas.engine.speculation.draft_runner import Chain, DraftRunner, Extension
 
 OUTCOMES = 8
-"""For so many outcomes of a round a chain is drafted."""
+"""The number of outcomes of a round for which a chain is drafted."""
 
 SPREAD = 2.0
 """1 + r, where the chance to miss a token with its F best guesses falls as F^-r; r = 1 fits most heads."""

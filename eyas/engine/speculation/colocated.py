@@ -22,7 +22,7 @@ class ColocatedDrafter(Drafter):
         self._runner = runner
         self._waiting: dict[
             int, Commit
-        ] = {}  # by the sequence's uid: rows that nobody wants a proposal below
+        ] = {}  # by the sequence's uid: rows below which no proposal is wanted
         self._drafts: list[Draft] = []
 
     @property

@@ -171,7 +171,7 @@ class DeviceTap:
 
 
 class DeviceProposer:
-    """The head's half that drafts, over a pool and the tables of whoever has the sequences.
+    """The head's half that drafts, over a pool and the tables of the worker that has the sequences.
 
     `firsts` int32 [slots]: each slot's first row that is one, and may be seen; None: all of them are.
     """
