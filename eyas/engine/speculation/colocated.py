@@ -20,9 +20,7 @@ class ColocatedDrafter(Drafter):
 
     def __init__(self, runner: DraftRunner) -> None:
         self._runner = runner
-        self._waiting: dict[
-            int, Commit
-        ] = {}  # by the sequence's uid: rows below which no proposal is wanted
+        self._waiting: dict[int, Commit] = {}  # by the sequence's uid: rows below which no proposal is wanted
         self._drafts: list[Draft] = []
 
     @property
