@@ -168,7 +168,8 @@ class NamedTool(Body):
     """The function."""
 
 
-def _word_or_tool(value: Any, tool: ValidatorFunctionWrapHandler) -> Any:
+def word_or_tool(value: Any, tool: ValidatorFunctionWrapHandler) -> Any:
+    """A word of `tool_choice`, or what `tool` makes of an object. Raises ValueError for anything else."""
     if value in ("none", "auto", "required"):
         return value
     if not isinstance(value, dict):
@@ -179,7 +180,7 @@ def _word_or_tool(value: Any, tool: ValidatorFunctionWrapHandler) -> Any:
 # A wrapped object, not a union: errors then say what is wrong with it.
 ToolChoice = Annotated[
     NamedTool,
-    WrapValidator(_word_or_tool, json_schema_input_type=Literal["none", "auto", "required"] | NamedTool),
+    WrapValidator(word_or_tool, json_schema_input_type=Literal["none", "auto", "required"] | NamedTool),
 ]
 
 

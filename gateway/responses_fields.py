@@ -12,7 +12,7 @@ from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_v
 
 from eyas.common.params import INT32_MAX, MAX_TOP_LOGPROBS
 from gateway import unsupported
-from gateway.chat_fields import MAX_TOOLS
+from gateway.chat_fields import MAX_TOOLS, word_or_tool
 from gateway.fields import Body, refuse
 from gateway.schema import SamplingFields, Seed, Speculation
 
@@ -128,17 +128,9 @@ class FlatChoice(Body):
     """One of `tools`."""
 
 
-def _word_or_tool(value: Any, tool: ValidatorFunctionWrapHandler) -> Any:
-    if value in ("none", "auto", "required"):
-        return value
-    if not isinstance(value, dict):
-        raise ValueError("must be none, auto, required, or an object that names a tool")
-    return tool(value)
-
-
 FlatToolChoice = Annotated[
     FlatChoice,
-    WrapValidator(_word_or_tool, json_schema_input_type=Literal["none", "auto", "required"] | FlatChoice),
+    WrapValidator(word_or_tool, json_schema_input_type=Literal["none", "auto", "required"] | FlatChoice),
 ]
 
 

@@ -94,7 +94,7 @@ class DraftRunner:
     """A draft head with its KV pool and attention backend. Whole batches; one thread."""
 
     alignment = 1
-    """Row 0 of a sequence may stand at any multiple of so many positions."""
+    """Row 0 of a sequence may stand at any multiple of this number of positions."""
 
     def __init__(self, head: DraftModel[ForwardBatch], pool: KvPool, backend: AttentionBackend) -> None:
         self._head = head

@@ -172,7 +172,7 @@ class DraftSequences:
                 self._drop((up.peer, close.seq))
 
     def forget(self, peer: int) -> None:
-        """The peer is gone: so are its sequences, and nobody is told."""
+        """The peer is gone: so are its sequences, and none is told."""
         for key in [key for key in self.followed if key[0] == peer]:
             self._drop(key)
         self._closed = [(to, closed) for to, closed in self._closed if to != peer]
@@ -338,7 +338,7 @@ class DraftSequences:
         return max(0, pages_for(rows, self._page_size) - len(followed.pages))
 
     def _has_room(self, pages: int) -> bool:
-        """Whether so many pages are free; for them whatever was drafted ahead gives way."""
+        """Whether this number of pages is free; for them whatever was drafted ahead gives way."""
         if pages > self._pool.free:
             for followed in self.followed.values():
                 self.end_ahead(followed)
