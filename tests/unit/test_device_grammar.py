@@ -31,6 +31,7 @@ PIECES = ("0", "1", "~", "b", "ab", "{", "}", '"', ":", ",", "[", "]", " ", "a",
 
 END = len(PIECES)
 CHAIN = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
+TREE = SpeculationConfig(steps=2, topk=2, draft_tokens=4)
 
 
 def bits(ids: list[int]) -> np.ndarray:
@@ -51,7 +52,7 @@ def test_masked_rows_are_the_specifications(asked: dict) -> None:
         if place % 2:
             ids = step.rng.sample(range(VOCAB), (1, 2, 9, VOCAB - 1)[place // 2])
             masks[place] = bits(ids)
-            rows.add_mask(place, [masks[place], None])
+            rows.add_masks(place, [masks[place], None])
     every = torch.from_numpy(rows.array())
     assert every.shape[1] == len(COLUMNS) + 2
     sampler = SpecialSampler(step.tables, VOCAB, pdl=False)
@@ -73,7 +74,7 @@ def test_rows_without_a_grammar_are_what_they_were() -> None:
     step = Step(1, 1, [{"logprobs": 1}] * 2)
     rows = SpecialRows(EOS)
     rows.add_end(0, step.sequences[0])
-    rows.add_mask(0, [])
+    rows.add_masks(0, [])
     assert rows.array().shape == (1, len(COLUMNS))
 
 
@@ -143,10 +144,10 @@ PAIR = {"type": "object", "properties": {"a": {"enum": [0, 1]}}, "required": ["a
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("drafts", [None, CHAIN], ids=["plain", "chain"])
+@pytest.mark.parametrize("drafts", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
 def test_answers_are_the_plain_engines(config: EngineConfig, drafts: SpeculationConfig | None) -> None:
-    """And valid; the free one beside them is drafted for as ever."""
-    plain = config if drafts is not None else replace(config, draft=None)
+    """And valid; all of them are drafted for."""
+    plain = replace(config, draft=None) if drafts is None else replace(config, speculation=drafts)
     asked = requests()
     expected, found = answers(plain, asked), answers(on_device(plain), asked)
     assert tokens(found) == tokens(expected)
@@ -155,8 +156,10 @@ def test_answers_are_the_plain_engines(config: EngineConfig, drafts: Speculation
         for choice, ids in result.tokens.items():
             if request.id in patterns and result.finishes[choice] is Finish.STOP:
                 assert re.fullmatch(patterns[request.id], text(ids)), text(ids)
-    drafted = any(entry.offered for entry in found[-1].entries)
-    assert drafted == (plain.draft is not None)
+    offered = [any(entry.offered for entry in result.entries) for result in found]
+    assert offered == [drafts is not None] * len(found)
+    accepted = sum(entry.accepted for result in found[:-1] for entry in result.entries)
+    assert bool(accepted) == (drafts is not None), "no draft beside a mask was right"
 
 
 def test_power_a_mask_that_is_shifted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from eyas.common.errors import EngineError, EyasError
 from eyas.common.grammar import Grammar
 from eyas.common.grammar_compiler import GrammarCompiler
-from eyas.engine.batch.sequence import Generation, Sequence, Work
+from eyas.engine.batch.sequence import Generation, Sequence
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar.state import GrammarState
 
@@ -49,17 +49,17 @@ class Grammars:
             return False
         return bool(seq.in_flight) or self._state(seq) is None
 
-    def masks(self, work: Work) -> list[np.ndarray | None]:
-        """As `GrammarState.masks`, for the rows of `work` that give a token; empty without a grammar."""
-        if work.seq.generation.request.params.grammar is None:
+    def masks(self, seq: Sequence, tree: DraftTree | None) -> list[np.ndarray | None]:
+        """As `GrammarState.masks`, for the sequence's next token and below its drafts; empty without a grammar."""
+        if seq.generation.request.params.grammar is None:
             return []
-        state = self._state(work.seq)
+        state = self._state(seq)
         assert state is not None, "what holds is not scheduled"
         try:
-            return state.masks(work.tree)
+            return state.masks(tree)
         except Exception as error:  # the library's; the step goes on, and its request fails after it
-            self._fail(work.seq, error)
-            return [None] * (1 + len(work.tree or ()))
+            self._fail(seq, error)
+            return [None] * (1 + len(tree or ()))
 
     def cut(self, seq: Sequence, tree: DraftTree) -> DraftTree:
         """The drafts that its grammar allows, which are all of them without one."""
