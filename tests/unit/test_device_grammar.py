@@ -15,7 +15,9 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.grammar import Grammar
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Finish, GenerationRequest
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import special as special_rows
+from eyas.engine.device.masks import Nodes
 from eyas.engine.device.special import SpecialRows, SpecialSampler
 from eyas.engine.kernels.special import COLUMNS
 from eyas.engine.sampling.sampler import Row, sample
@@ -67,6 +69,43 @@ def test_masked_rows_are_the_specifications(asked: dict) -> None:
             alone = sample(step.logits[place : place + 1].cpu(), [replace(row, allowed=None)])
             masks[place] = np.array(found.tokens != alone.tokens)
     assert any(bool(changed) for changed in masks.values()), "the masks changed nothing"
+
+
+def test_each_node_of_a_tree_has_a_mask_of_its_own() -> None:
+    """What the tables say of a tree says where each mask stands."""
+    step, width = Step(5, 6, [{}] * 8), 6
+    rows, expected = SpecialRows(EOS), dict[int, Row]()
+    for i, seq in enumerate(step.rounds):
+        nodes = Nodes.of(
+            torch.stack((step.tables.drafts[seq.slot], step.tables.parents[seq.slot])).cpu().numpy(), width
+        )
+        assert (nodes.tree.tokens, nodes.tree.parents) == (
+            step.trees[seq.slot].tokens,
+            step.trees[seq.slot].parents,
+        )
+        masks = [bits(step.rng.sample(range(VOCAB), 3)) for _ in range(1 + len(nodes.tree))]
+        rows.add_round(i * width, width, seq)
+        rows.add_masks(i * width, masks)
+        for node, mask in enumerate(masks):
+            above = [nodes.tree.tokens[n] for n in nodes.tree.path(node - 1)] if node else []
+            params, position = seq.generation.request.params, len(seq) + len(above)
+            row = Row(params, seq.choice, position, seq.prompt, seq.output, above, (), mask)
+            expected[i * width + node] = row
+    every = torch.from_numpy(rows.array())
+    sampler = SpecialSampler(step.tables, VOCAB, pdl=False)
+    sampler.sample(step.logits, step.positions(), step.settled, every)
+    assert len(expected) > 2 * len(step.rounds)
+    for place, row in expected.items():
+        found = sample(step.logits[place : place + 1].cpu(), [row])
+        assert step.settled[place].item() == found.tokens[0], place
+
+
+def test_places_without_a_draft_are_left_out() -> None:
+    """A request's own limits leave holes in a tree."""
+    drafts = np.array([[3, -1, 4, 5, 6, -1], [-1, -1, 0, 2, -1, 4]], np.int32)
+    assert Nodes.of(drafts, 7) == Nodes(DraftTree([3, 4, 5, 6], [-1, 0, 1, -1]), (1, 3, 4, 5))
+    assert Nodes.of(drafts, 4) == Nodes(DraftTree([3, 4], [-1, 0]), (1, 3))
+    assert Nodes.of(drafts * 0 - 1, 7) == Nodes(DraftTree([], []), ())
 
 
 def test_rows_without_a_grammar_are_what_they_were() -> None:

@@ -25,7 +25,7 @@ class Nodes:
 
     @classmethod
     def of(cls, drafts: np.ndarray, width: int) -> Nodes:
-        """`drafts` int32 [2, n]: a slot's drafts (-1: none) and their parents; the first width - 1 have rows."""
+        """`drafts` int32 [2, n]: drafts (-1: none) and their parents; the first width - 1 have rows."""
         tokens, parents = drafts[:, : width - 1].tolist()
         places = [place for place, token in enumerate(tokens) if token >= 0]
         node = {ROOT: ROOT} | {place: i for i, place in enumerate(places)}

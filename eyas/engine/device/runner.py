@@ -169,6 +169,15 @@ class DeviceRunner:
             return None
         return tree.narrow(self._buckets.width - 1)
 
+    def _forced(self, work: Work) -> DraftTree | None:
+        """What a grammar forces, in place of what the step before has drafted; None: that stays."""
+        request, state = work.seq.generation.request, self._executor.state
+        deepest = state.path_rows(self._executor.tables.sizes.width) - 1
+        most = min(deepest, request.draft_limits.deepest or deepest)
+        if request.params.grammar is None or not work.round or not request.speculative or most < 1:
+            return None
+        return self._grammars.forced(work.seq, most) or None
+
     @staticmethod
     def _chunk_ends(chunks: SequenceOf[Work]) -> list[int]:
         """Of how many rows at the end of each chunk a drafter may want to hear."""
@@ -228,7 +237,7 @@ class DeviceRunner:
         """
         seq = work.seq
         told = self._occupants.get(seq.slot)
-        joins, tree = False, self._drafts_of(work) if self._elsewhere else None
+        joins, tree = False, self._drafts_of(work) if self._elsewhere else self._forced(work)
         if told is None or (told.occupancy, told.choice) != (seq.occupancy, seq.choice):
             joins = self._joins(work)
             seq.draft_len += joins and self.drafts

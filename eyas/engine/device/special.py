@@ -75,7 +75,7 @@ class SpecialRows:
         the root's.
         """
         asked = self._asked[place]
-        told = [*masks[: asked.width], *masks[:1] * len(asked.forks)]
+        told = [*masks[: asked.width], *list(masks[:1]) * len(asked.forks)]
         self._masks |= {asked.first + i: mask for i, mask in enumerate(told) if mask is not None}
 
     def _add(self, place: int, width: int, seq: Sequence, position: int) -> None:
