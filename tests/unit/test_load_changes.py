@@ -44,7 +44,7 @@ def kept(names: tuple[str, ...], share: float, layout: ClusterLayout) -> list[fl
 def ratio(names: tuple[str, ...], share: float) -> float:
     """The smallest over the loads: `auto` over the better static layout."""
     unified, split, auto = (kept(names, share, layout) for layout in ClusterLayout)
-    return min(found / max(pair) for found, *pair in zip(auto, unified, split, strict=True))
+    return min(found / max(pair) for found, *pair in zip(auto, unified, split, strict=True) if max(pair))
 
 
 def test_long_prompts_after_bursts_are_parted(monkeypatch: pytest.MonkeyPatch) -> None:
