@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import eyas
 from eyas import flags, layout_flags, process_flags
+from eyas.admin.flags import add_keys
 from eyas.bench.flags import add_bench
 from eyas.commands import INTERRUPTED, USAGE_ERROR, Command, Parser
 from eyas.common.errors import ConfigError, EyasError
@@ -80,6 +81,7 @@ def _parser() -> Parser:
     flags.add_engine(demo)
     add_bench(command("bench", None, "measure a server, an engine or its kernels"))
     add_train(command("train", None, "train a draft head, or the embedded model"))
+    add_keys(command("keys", None, "the file of API keys"))
     add_eval(command("eval", None, "score a running server, or compare two"))
     return parser
 

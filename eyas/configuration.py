@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-from eyas.common import api_keys
+from eyas.common import api_keys, key_file
 from eyas.common.address import is_unspecified
 from eyas.common.config import (
     NANO,
@@ -152,7 +153,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         registry=registry,
         model=args.model,
         served_model=args.served_model or served_model(args.model),
-        api_keys=_api_keys(args),
+        **_api_keys(args),
         cors_origins=args.cors_origin,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
@@ -182,13 +183,16 @@ def _misplaced(name: str, needed: tuple[str, ...], layout: str) -> ConfigError:
     return ConfigError(text, param=flag)
 
 
-def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
-    """The keys from a flag, else those from the environment."""
+def _api_keys(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a gateway's keys: from a flag, else those from the environment."""
     if args.api_key_file is not None:
-        return api_keys.from_file(args.api_key_file)
+        if not key_file.read(args.api_key_file):
+            flag = "api-key-file"
+            raise ConfigError(f"--{flag}: {args.api_key_file}: there is no key in it", param=flag)
+        return {"api_key_file": args.api_key_file}
     if args.api_key is not None:
-        return api_keys.parse(args.api_key, "--api-key")
-    return api_keys.from_environment()
+        return {"api_keys": api_keys.parse(args.api_key, "--api-key")}
+    return {"api_keys": api_keys.from_environment()}
 
 
 def client_key(args: argparse.Namespace) -> str | None:

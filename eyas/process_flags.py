@@ -32,7 +32,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     text = f"what callers must send as a bearer token; without a flag, the keys in {api_keys.VARIABLE} (none)"
     group = parser.add_argument_group("keys", text)
     add = group.add_mutually_exclusive_group().add_argument
-    add("--api-key-file", metavar="PATH", help="one key per line; lines that begin with # are comments")
+    add("--api-key-file", metavar="PATH", help="names and hashes of keys, as `eyas keys` writes them")
     add("--api-key", metavar="K", help="a single key, which other users of this machine can read")
 
 

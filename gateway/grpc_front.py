@@ -52,7 +52,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     def __init__(
         self, config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
     ) -> None:
-        self.keys = Keys(config.api_keys)
+        self.keys = Keys(config)
         self._config = config
         self._backend = backend
         self._tokenizer = tokenizer
@@ -138,7 +138,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             options = replace(options, predicted=told)
         timeout_s = min(self._config.request_timeout_s, asked.context.time_remaining() or float("inf"))
         request = admit(model, asked.prompt, options, timeout_s)
-        return msgspec.structs.replace(request, caller=grpc_door.caller_of(asked.context, self.keys))
+        return msgspec.structs.replace(request, caller=grpc_door.caller_of(asked.context, self.keys).name)
 
 
 class GrpcFront:

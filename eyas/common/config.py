@@ -276,7 +276,8 @@ class GatewayConfig:
     tpot_target: float = 0.05  # of auto, in seconds: its mean time per later token, at most
     model: str = str(NANO)
     served_model: str = "eyas-nano"
-    api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # (): no key is needed
+    api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # plain ones; (): there are none
+    api_key_file: str | None = None  # the hashes of the valid keys; then `api_keys` is empty
     cors_origins: tuple[str, ...] = ()  # origins of web pages that may call; "*": any
     max_body_bytes: int = 2 * 1024 * 1024
     max_connections: int = 4096  # of each front

@@ -191,7 +191,7 @@ def _speculation_flags(engine: EngineConfig) -> dict[str, object]:
 def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
     """The command line of `gateway`. `eyas.cli` parses it to an equal config, except for the keys.
 
-    Keys are never part of a command line: they are passed in the environment.
+    Plain keys are never part of a command line: they are passed in the environment.
     """
     flags: dict[str, object] = {
         "registry": gateway.registry,
@@ -207,6 +207,8 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
     }
     if gateway.layout == "auto":
         flags |= {"layout": "auto", "ttft-target": gateway.ttft_target, "tpot-target": gateway.tpot_target}
+    if gateway.api_key_file is not None:
+        flags["api-key-file"] = gateway.api_key_file
     if gateway.cors_origins:
         flags["cors-origin"] = ",".join(gateway.cors_origins)
     if gateway.processes > 1:

@@ -32,7 +32,7 @@ from gateway.metrics import GatewayMetrics
 
 CONFIG = GatewayConfig(grpc_port=0, max_body_bytes=4096, api_keys=("sesame", "open"))
 KEY = (("authorization", "Bearer open"),)
-KEYS = Keys(CONFIG.api_keys)
+KEYS = Keys(CONFIG)
 GENERATE = "/eyas.v1.Eyas/Generate"
 SOON_S = 5.0
 

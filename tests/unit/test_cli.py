@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from eyas import cli, configuration
-from eyas.common import api_keys
+from eyas.common import api_keys, key_file
 from eyas.common.config import (
     GPU_DEFAULTS,
     EngineConfig,
@@ -188,19 +188,20 @@ def test_a_gateway_command_line_comes_back_as_its_config(monkeypatch: pytest.Mon
 
 
 def test_a_key_is_handed_on_out_of_sight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """From a flag, a file or the environment; never into the command line of another process."""
-    monkeypatch.setenv(api_keys.VARIABLE, "from-environment")
-    file = tmp_path / "keys"
-    file.write_text("# ours\n\nfirst-key\n  second-key  \n")
+    """From a flag or the environment; never into the command line of another process. A file is named."""
+    monkeypatch.setenv(api_keys.VARIABLE, "from-environment\n# ours\n another ")
     for flags, keys in {
-        (): ("from-environment",),
+        (): ("from-environment", "another"),
         ("--api-key", "from-flag"): ("from-flag",),
-        ("--api-key-file", str(file)): ("first-key", "second-key"),
     }.items():
         config = configuration.gateway_config(parse("serve", *flags))
         assert config.api_keys == keys
         assert not any(key in word for key in keys for word in (*gateway_argv(config), repr(config)))
     assert api_keys.VARIABLE not in api_keys.environment(())  # a worker's, or that of a gateway without keys
+    key_file.add(str(tmp_path / "keys"), "alice", "a-key-that-alice-brings")
+    config = configuration.gateway_config(parse("serve", "--api-key-file", str(tmp_path / "keys")))
+    assert (config.api_keys, config.api_key_file) == ((), str(tmp_path / "keys"))
+    assert configuration.gateway_alone(parse(*gateway_argv(config))) == config
 
 
 @pytest.mark.parametrize("given", ["", "# not a key", "two words", "schlüssel"])
