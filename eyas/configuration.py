@@ -11,11 +11,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from eyas.common import api_keys, key_file
+from eyas.common import api_keys, key_file, tls_folder
 from eyas.common.address import is_unspecified
 from eyas.common.config import (
     NANO,
     NANO_HEAD,
+    DoorFiles,
     EngineConfig,
     GatewayConfig,
     ServeConfig,
@@ -128,6 +129,7 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
         advertise=args.advertise,
         metrics_port=args.metrics_port,
         registry=args.registry,
+        tls_dir=tls_folder.chosen(args.tls_dir),
         drain_s=args.drain_s,
     )
     engine = dataclasses.replace(
@@ -154,6 +156,8 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         model=args.model,
         served_model=args.served_model or served_model(args.model),
         **_api_keys(args),
+        door=_door(args),
+        tls_dir=tls_folder.chosen(args.tls_dir),
         cors_origins=args.cors_origin,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
@@ -193,6 +197,15 @@ def _api_keys(args: argparse.Namespace) -> dict[str, Any]:
     if args.api_key is not None:
         return {"api_keys": api_keys.parse(args.api_key, "--api-key")}
     return {"api_keys": api_keys.from_environment()}
+
+
+def _door(args: argparse.Namespace) -> DoorFiles | None:
+    """The files of the gateway's certificate. Raises ConfigError for a key without one."""
+    if args.ssl_certfile is not None:
+        return DoorFiles(args.ssl_certfile, args.ssl_keyfile or args.ssl_certfile)
+    if args.ssl_keyfile is not None:
+        raise ConfigError("--ssl-keyfile: needs --ssl-certfile", param="ssl-keyfile")
+    return None
 
 
 def client_key(args: argparse.Namespace) -> str | None:
@@ -264,6 +277,7 @@ def own_config(args: argparse.Namespace) -> ServeConfig:
         grpc_port=next(ports),
         model=args.model,
         served_model=served_model(args.model),
+        tls_dir=tls_folder.chosen(None),
         drain_s=0.0,  # its only client is the command
     )
     return serve_config(args, gateway)

@@ -118,7 +118,7 @@ class HttpFront:
         return Route(endpoint.path, answer, methods=[endpoint.method])
 
     def _keyed(self, endpoint: Answerer) -> Answerer:
-        """Checks the key and notes the caller for the endpoint. Raises Unauthorized before the body is read."""
+        """Checks the key and notes the caller. Raises Unauthorized before the body is read."""
 
         async def authorized(request: Request) -> Response:
             request.state.caller = self._keys.reader(request.headers, request.method)

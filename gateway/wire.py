@@ -213,7 +213,7 @@ def error_response(error: EyasError) -> Response:
 
 
 async def on_eyas_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler for every EyasError. A browser that wants a page is told to ask its user for a key."""
+    """Starlette's handler for every EyasError. A browser is told to ask its user for a key."""
     assert isinstance(error, EyasError)
     response = error_response(error)
     if error.http_status == 401 and HTML in request.headers.get("accept", ""):

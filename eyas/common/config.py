@@ -247,6 +247,7 @@ class WorkerConfig:
     advertise: str | None = None  # HOST or HOST:PORT by which others reach it; None: where it listens
     metrics_port: int = 0  # 0: any free port
     registry: str = "static:"  # the workers it may dial: static:host:port,... or redis://host:port/db
+    tls_dir: str | None = None  # its certificate and the cluster's authority; None: services talk in plain
     drain_s: float = 30.0  # seconds for what it has accepted, once it is asked to leave
 
     @property
@@ -258,6 +259,14 @@ class WorkerConfig:
         """The address that others reach this worker by when it listens on `port`."""
         named = self.advertise or self.host
         return named if is_address(named) else join(named, port)
+
+
+@dataclass(frozen=True)
+class DoorFiles:
+    """The certificate that callers are shown, and its key, in PEM; the two may stand in one file."""
+
+    certfile: str
+    keyfile: str
 
 
 @dataclass(frozen=True)
@@ -278,6 +287,8 @@ class GatewayConfig:
     served_model: str = "eyas-nano"
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # plain ones; (): there are none
     api_key_file: str | None = None  # the hashes of the valid keys; then `api_keys` is empty
+    door: DoorFiles | None = None  # what callers are shown; None: they are answered in plain
+    tls_dir: str | None = None  # what workers are shown; None: they are asked in plain
     cors_origins: tuple[str, ...] = ()  # origins of web pages that may call; "*": any
     max_body_bytes: int = 2 * 1024 * 1024
     max_connections: int = 4096  # of each front

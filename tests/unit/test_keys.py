@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import logging
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ from eyas.cli import main
 from eyas.common import key_file
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError, Unauthorized
+from eyas.worker.gateway_main import warn_if_open
 from gateway import keys as gateway_keys
 from gateway.keys import Keys
 
@@ -70,6 +72,18 @@ def test_a_browsers_password_reads_and_writes_from_our_own_page_only() -> None:
     for headers in ({"authorization": "Basic !"}, {"authorization": "Basic /w=="}, basic("wrong")):
         with pytest.raises(Unauthorized):
             keys.reader(headers, "GET")
+
+
+def test_a_door_that_stands_open_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    for host in ("127.0.0.1", "::1", "[::1]", "localhost"):
+        warn_if_open(GatewayConfig(host=host))
+    warn_if_open(dataclasses.replace(PLAIN, host="0.0.0.0"))
+    warn_if_open(GatewayConfig(host="::", api_key_file="keys"))
+    assert caplog.records == []
+    for host in ("0.0.0.0", "::", "10.0.0.7", "gateway"):
+        warn_if_open(GatewayConfig(host=host))
+        assert f"listens on {host} without API keys" in caplog.records[-1].message
+    assert len(caplog.records) == 4
 
 
 # --- the file ----------------------------------------------------------------------------------------------
