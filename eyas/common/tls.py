@@ -110,13 +110,14 @@ def service_tls(folder: str | None) -> ServiceTls | None:
     return None if folder is None else ServiceTls.load(folder)
 
 
-_PLAIN = "the other end does not speak TLS: it has no --tls-dir, or no --ssl-certfile"
-_REFUSED = "closed at once: perhaps the other end wants TLS (--tls-dir), or refuses this end's certificate"
+_PLAIN = "it does not speak TLS (it has no --tls-dir, or no --ssl-certfile)"
+_CLOSED = "it closes connections at once: perhaps it wants TLS (--tls-dir), or refuses the certificate it gets"
 _SAID = (  # gRPC's words for a connection that did not come about, and ours
-    (re.compile(r"CERTIFICATE_VERIFY_FAILED: ([a-z -]+)"), r"the other end's certificate is refused: \1"),
-    (re.compile(r"Hostname Verification Check failed"), "the other end's certificate is for another name"),
+    (re.compile(r"CERTIFICATE_VERIFY_FAILED: ([a-z -]+)"), r"its certificate is refused: \1"),
+    (re.compile(r"Hostname Verification Check failed"), f"its certificate is not for {NAME}, or the name that was dialled"),
     (re.compile(r"WRONG_VERSION_NUMBER"), _PLAIN),
-    (re.compile(r"failed to connect.*Socket closed"), _REFUSED),
+    (re.compile(r"ALERT"), "it refuses the certificate it gets"),
+    (re.compile(r"failed to connect.*(Socket closed|Connection reset)"), _CLOSED),
 )
 _ADDRESS = re.compile(r"ipv[46]:(?:%5B)?([^ ]*:\d+)")
 
@@ -126,7 +127,7 @@ def explained(details: str) -> str:
     for pattern, words in _SAID:
         if match := pattern.search(details):
             where = _ADDRESS.search(details)
-            return f"no TLS with {where[1] if where else 'it'}: {match.expand(words)}"
+            return f"no connection to {where[1] if where else 'it'}: {match.expand(words)}"
     return details
 
 

@@ -52,9 +52,8 @@ def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> N
 async def _run(config: WorkerConfig, engine: EngineMain) -> None:
     began = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine inherits it: only the front handles Ctrl-C
-    with living_in(Path(config.engine.pool_dir)):
-        endpoint = new_endpoint()
-        link = ZmqFront(endpoint)
+    endpoint = new_endpoint()
+    with living_in(Path(config.engine.pool_dir)), contextlib.closing(ZmqFront(endpoint)) as link:
         front = Front(config, link)
         address = await front.start()
         process = _EngineProcess(engine, dataclasses.replace(config.engine, worker=address), endpoint)
@@ -74,7 +73,6 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
             for half in halves:
                 half.cancel()
             await asyncio.gather(*halves, return_exceptions=True)
-            link.close()
 
 
 async def _asked_to_leave(front: Front, drain_s: float) -> None:
