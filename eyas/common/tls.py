@@ -111,10 +111,15 @@ def service_tls(folder: str | None) -> ServiceTls | None:
 
 
 _PLAIN = "it does not speak TLS (it has no --tls-dir, or no --ssl-certfile)"
-_CLOSED = "it closes connections at once: perhaps it wants TLS (--tls-dir), or refuses the certificate it gets"
+_CLOSED = (
+    "it closes connections at once: perhaps it wants TLS (--tls-dir), or refuses the certificate it gets"
+)
 _SAID = (  # gRPC's words for a connection that did not come about, and ours
     (re.compile(r"CERTIFICATE_VERIFY_FAILED: ([a-z -]+)"), r"its certificate is refused: \1"),
-    (re.compile(r"Hostname Verification Check failed"), f"its certificate is not for {NAME}, or the name that was dialled"),
+    (
+        re.compile(r"Hostname Verification Check failed"),
+        f"its certificate is not for {NAME}, or the name that was dialled",
+    ),
     (re.compile(r"WRONG_VERSION_NUMBER"), _PLAIN),
     (re.compile(r"ALERT"), "it refuses the certificate it gets"),
     (re.compile(r"failed to connect.*(Socket closed|Connection reset)"), _CLOSED),

@@ -50,7 +50,8 @@ def run_gateway(config: GatewayConfig) -> None:
 
     A second signal, or SIGHUP, ends it at once. Raises ConfigError for a bad port, registry or tokenizer.
     """
-    eyas_logging.setup(Path(config.member).stem if config.member else "gateway", config.log_format)
+    name = Path(config.member).stem if config.member else "gateway"
+    eyas_logging.setup(name, config.log_format, reads_text=True)
     if config.member is None:
         warn_if_open(config)
     files = raise_limit()

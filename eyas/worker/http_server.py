@@ -64,8 +64,9 @@ class HttpServer:
         self._server.should_exit = True
         for accepting in self._accepting:
             accepting.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
-        self._listener.close()
+        if self._accepting:
+            await asyncio.wait(self._accepting)
+            self._listener.close()  # which uvicorn closes if it accepts itself
         await self._serving
 
 

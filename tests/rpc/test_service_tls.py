@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import stat
 from collections.abc import AsyncIterator
@@ -12,11 +13,14 @@ import grpc
 import pytest
 from certificates import DAY, Certificates
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from real_worker import alone, decoding, prefill, real_worker, tiny_config
 
 from eyas.cli import main
 from eyas.common import rpc
 from eyas.common.errors import ConfigError, Unavailable
+from eyas.common.params import SamplingParams
 from eyas.common.tls import NAME, ChannelTls, ServiceTls, explained
+from eyas.common.types import GenerationRequest, Role
 
 WAITS_S = 5.0
 
@@ -103,6 +107,31 @@ async def test_channels_that_are_shared_are_secured(ours: Certificates) -> None:
         for channels, serves in ((rpc.Channels(rpc.dialer(own)), True), (rpc.Channels(), False)):
             assert await rpc.is_serving(channels.get(address), WAITS_S) is serves
             await channels.close()
+
+
+async def test_pages_and_drafts_come_over_tls(
+    ours: Certificates, theirs: Certificates, tmp_path: Path
+) -> None:
+    """From prefill and draft workers to a decode worker, each of another host; a stranger is in the list."""
+    config, own = tiny_config(tmp_path), {"tls_dir": ours.services}
+    asked = GenerationRequest("r", tuple(range(3, 100)), SamplingParams(max_tokens=24))
+    (expected,) = await alone(config, tmp_path / "alone", asked)
+    async with contextlib.AsyncExitStack() as stack:
+        start = stack.enter_async_context
+        a = await start(real_worker(config, Role.PREFILL, pool_dir=str(tmp_path / "a"), **own))
+        d = await start(real_worker(config, Role.DRAFT, pool_dir=str(tmp_path / "d"), **own))
+        stranger = await start(service(ServiceTls.load(theirs.services)))
+        known = f"static:{a.address},{d.address},{stranger}"
+        b = await start(real_worker(config, Role.DECODE, registry=known, pool_dir=str(tmp_path / "b"), **own))
+        decode = await start(decoding(b))
+        decode.attach(asked, await prefill(a, asked))
+        assert await decode.tokens() == (expected, "grpc")
+        members = b.front._membership
+        assert members.addresses() == {a.address, d.address} and members.drafters() == [d.address]
+        assert "unable to get local issuer" in members._members.silent()[stranger]
+        async with asyncio.timeout(10):
+            while b.front._drafts._streams[d.address]._down:
+                await asyncio.sleep(0.05)
 
 
 # --- the folder --------------------------------------------------------------------------------------------
