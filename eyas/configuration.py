@@ -85,6 +85,12 @@ def _check_transfer(transfer: str, ranks: int) -> None:
         raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
+def _check_private(transfer: str, tls_dir: str | None) -> None:
+    if tls_dir is not None and transfer in table.IN_PLAIN:
+        reason = f"{transfer} does not encrypt KV, as --tls-dir asks: take {table.AUTO} or grpc"
+        raise ConfigError(f"--transfer: {reason}", param="transfer")
+
+
 def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
     ngram = args.spec_ngram or args.draft == "ngram"
     if args.spec_ngram and args.draft != "ngram" and _draft_folder(args) is None:
@@ -139,6 +145,7 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
         threads=args.threads,
         pool_dir=args.pool_dir,
     )
+    _check_private(engine.transfer, worker.tls_dir)
     return dataclasses.replace(worker, engine=engine)
 
 
@@ -219,6 +226,7 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     Raises ConfigError for a flag that belongs to the other layout, or that the layout's device cannot do.
     """
     engine = engine_config(args)
+    _check_private(engine.transfer, gateway.tls_dir)
     layout, workers = usual_layout(args)
     _check_layout(args, layout)
     _check_targets(args, layout)

@@ -94,6 +94,7 @@ class EngineConfig:
     overlap_schedule: bool = False  # prepare a step while the one before it runs
     lease_s: float = 30.0
     transfer: str = "auto"  # how KV is pulled: by one backend, or the best; "none": it stays
+    encrypted: bool = False  # KV leaves this host in encrypted ways alone
     transfer_policy: str = "recompute"  # or "fail"
     log_format: str = "text"  # or "json"; also of the front before this engine
     speculation: SpeculationConfig = SpeculationConfig()

@@ -56,7 +56,8 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
     with living_in(Path(config.engine.pool_dir)), contextlib.closing(ZmqFront(endpoint)) as link:
         front = Front(config, link)
         address = await front.start()
-        process = _EngineProcess(engine, dataclasses.replace(config.engine, worker=address), endpoint)
+        spec = dataclasses.replace(config.engine, worker=address, encrypted=config.tls_dir is not None)
+        process = _EngineProcess(engine, spec, endpoint)
         halves = [
             asyncio.create_task(_asked_to_leave(front, config.drain_s)),
             asyncio.create_task(front.run()),
