@@ -1,4 +1,4 @@
-"""docker/secure.yaml without Docker: it locks every service of compose.yaml, and health checks still get in."""
+"""docker/secure.yaml without Docker: it locks every service of compose.yaml; health checks still get in."""
 
 from __future__ import annotations
 
