@@ -18,7 +18,8 @@ from eyas.client import AsyncClient, Choice, Client, InvalidRequest, Tool, ToolC
 from protos import eyas_pb2, eyas_pb2_grpc
 from tests.chat_templates import ASKED, TOOLS, called, result
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "grpc_tools.py"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "grpc_tools.py"
 OURS = [
     Tool(**{name: value for name, value in tool["function"].items() if name != "strict"}) for tool in TOOLS
 ]
@@ -119,7 +120,8 @@ async def test_a_history_means_the_same() -> None:
 
 
 def test_the_example_runs_as_written() -> None:
-    """Its second question holds the call and its result."""
+    """Its second question holds the call and its result. The page shows it as it is."""
+    assert f"```python\n{EXAMPLE.read_text()}```" in (ROOT / "docs" / "tools.md").read_text()
 
     def says(request: Any, choice: int) -> str:
         asked = backend.tokenizer.decode(request.prompt_ids, skip_special_tokens=False)
