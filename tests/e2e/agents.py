@@ -22,7 +22,6 @@ from tests.e2e.lossless import (
     NGRAM,
     PLAIN,
     SHORT_TREE,
-    TOGETHER,
     TREE,
     Finding,
     Variant,
@@ -35,16 +34,17 @@ from tests.unit.loopback import split_configs
 
 SEED = 22
 COUNT = 1000
+AT_ONCE = 8
 
-REFERENCE = Variant("unified, off: the reference", InProcess((PLAIN,), TOGETHER), speculates=False)
+REFERENCE = Variant("unified, off: the reference", InProcess((PLAIN,), AT_ONCE), speculates=False)
 VARIANTS = (
-    Variant("unified, chain", InProcess((CHAIN,), TOGETHER)),
-    Variant("unified, tree", InProcess((TREE,), TOGETHER)),
-    Variant("unified, looked up", InProcess((NGRAM,), TOGETHER)),
-    Variant("split, off", InProcess(split_configs(PLAIN)[:2], TOGETHER), speculates=False),
-    Variant("split, chain", InProcess(split_configs(CHAIN), TOGETHER)),
-    Variant("split, tree", InProcess(split_configs(SHORT_TREE), TOGETHER)),
-    Variant("few pages, chain", InProcess((replace(CHAIN, num_pages=80),), TOGETHER), preempts=True),
+    Variant("unified, chain", InProcess((CHAIN,), AT_ONCE)),
+    Variant("unified, tree", InProcess((TREE,), AT_ONCE)),
+    Variant("unified, looked up", InProcess((NGRAM,), AT_ONCE)),
+    Variant("split, off", InProcess(split_configs(PLAIN)[:2], AT_ONCE), speculates=False),
+    Variant("split, chain", InProcess(split_configs(CHAIN), AT_ONCE)),
+    Variant("split, tree", InProcess(split_configs(SHORT_TREE), AT_ONCE)),
+    Variant("few pages, chain", InProcess((replace(CHAIN, num_pages=80),), AT_ONCE), preempts=True),
 )
 
 

@@ -171,11 +171,11 @@ class DeviceRunner:
 
     def _forced(self, work: Work) -> DraftTree | None:
         """What a grammar forces, in place of what the step before has drafted; None: that stays."""
-        request, state = work.seq.generation.request, self._executor.state
-        deepest = state.path_rows(self._executor.tables.sizes.width) - 1
-        most = min(deepest, request.draft_limits.deepest or deepest)
-        if request.params.grammar is None or not work.round or not request.speculative or most < 1:
+        request = work.seq.generation.request
+        if request.params.grammar is None or not (work.round and request.speculative):
             return None
+        deepest = self._executor.state.path_rows(self._executor.tables.sizes.width) - 1
+        most = min(deepest, request.draft_limits.deepest or deepest)
         return self._grammars.forced(work.seq, most) or None
 
     @staticmethod
