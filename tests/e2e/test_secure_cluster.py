@@ -95,7 +95,12 @@ def test_requests_go_through_all_services(cluster: Served, http: httpx.Client, o
 
     assert asyncio.run(by_grpc()) == 4
     steps = re.compile(r"^eyas_verify_steps_total [1-9]", re.MULTILINE)
-    wait_until(lambda: steps.search(http.get("/metrics").text), WAIT_S)  # drafts come
+
+    def drafted() -> bool:
+        http.post("/v1/chat/completions", json=chat(max_tokens=32)).raise_for_status()
+        return steps.search(http.get("/metrics").text) is not None
+
+    wait_until(drafted, WAIT_S)
 
 
 def test_no_service_answers_a_stranger(http: httpx.Client, ours: Certificates) -> None:
