@@ -49,7 +49,6 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.engine.loading.build import build_engine
 
-
 LOOK_S = 0.001
 
 

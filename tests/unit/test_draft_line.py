@@ -1,4 +1,4 @@
-"""A line between two engines: what goes by it comes out as it went in, and its end is noticed on both sides."""
+"""A line between two engines: what goes by it comes out as it went in, and both notice its end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def mapped() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:eyas-drafts")
 
 
-# --- records ------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), INT, st.data())
@@ -101,7 +101,7 @@ def test_what_no_record_holds_is_not_posted(tmp_path: Path) -> None:
         assert [c.seq for c in theirs.take()] == [1] and [p.seq for p in ours.take()] == [1]
 
 
-# --- the line ------------------------------------------------------------------------------------------------
+# --- the line -------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.sampled_from(("commit", "proposal", "draft takes", "decode takes")), max_size=40))
@@ -186,7 +186,7 @@ def test_a_peer_that_is_killed_while_it_writes_leaves_whole_records_and_nothing_
     assert mapped() == 0
 
 
-# --- the handshake -------------------------------------------------------------------------------------------
+# --- the handshake --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which way drafts go: by the front until a line is certain, by the line then, and what becomes of a bad one."""
+"""Which way drafts go: by the front first, by the line once that is certain; what becomes of a bad line."""
 
 from __future__ import annotations
 
@@ -164,9 +164,7 @@ def test_a_line_that_is_refused_is_said_to_be(tmp_path: Path, caplog: pytest.Log
     assert list(tmp_path.iterdir()) == [] and pair.drafter.bells == []
 
 
-def test_without_memory_to_share_no_line_is_offered(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_memory_to_share_no_line_is_offered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "eyas.engine"):
         pair = Pair(tmp_path, lines=False)
         pair.connect()

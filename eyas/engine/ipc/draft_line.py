@@ -231,5 +231,3 @@ def _mapped(descriptor: int, line: DraftLine) -> mmap.mmap:
     if os.fstat(descriptor).st_size != size:
         raise ConfigError("the draft worker's memory is not as large as was agreed")
     return mmap.mmap(descriptor, size)
-
-

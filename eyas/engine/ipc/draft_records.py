@@ -102,5 +102,3 @@ class ProposalRecords(Records[Proposal]):
             return None
         both = unpack_from(f"<{2 * nodes}i", record, ROWS_AT)
         return Proposal(seq, generation, base, both[:nodes], both[nodes:])
-
-

@@ -64,7 +64,7 @@ class RingWriter(_Ring):
         self._written = 0
 
     def begin(self) -> memoryview | None:
-        """The bytes of the next record, to be filled; None: the ring is full, or its credit makes no sense."""
+        """The bytes of the next record, to be filled; None: the ring is full, or its credit is none."""
         if not 0 <= self._written - self._words[0] < self._records:
             return None
         place = self._written % self._records

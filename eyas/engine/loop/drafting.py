@@ -200,6 +200,11 @@ class Drafting:
         """Descriptors that can be read when `arrived` has something to do."""
         return () if self.drafter is None else self.drafter.bells
 
+    def leave(self) -> None:
+        """The engine ends."""
+        if self.drafter is not None:
+            self.drafter.leave()
+
     def arrived(self) -> list[DraftDown]:
         """What has come past the front since the last call; it is for `deliver`."""
         return [] if self.drafter is None else self.drafter.arrived()

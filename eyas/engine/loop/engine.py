@@ -337,6 +337,7 @@ class Engine:
 
     def _close(self) -> None:
         self._parts.grammars.close()
+        self._drafting.leave()
         idle = self._parts.runner.close()
         deadline, host = time.monotonic() + STOP_S, self._scheduler.host
         ends = [copier.close for copier in self._parts.copiers]

@@ -111,6 +111,9 @@ class Drafter(ABC):
         """What a drafter far away is to be sent now, one message per draft worker."""
         return []
 
+    def leave(self) -> None:  # noqa: B027
+        """The engine ends: what is shared with others is let go of."""
+
     def arrived(self) -> list[DraftDown]:
         """What has come past the front since the last call; it is for `deliver`."""
         return []

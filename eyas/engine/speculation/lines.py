@@ -79,6 +79,11 @@ class OfferedLines:
             if one is not None:
                 one.close()
 
+    def close(self) -> None:
+        """Lets go of all lines and offers."""
+        for worker in [*self._offers, *self._lines]:
+            self.end(worker)
+
     def post(self, worker: str, commit: DraftCommit) -> bool:
         """To a worker that has a line, which `ring` then wakes. False: it takes nothing more."""
         return self._lines[worker].post(commit)

@@ -117,6 +117,10 @@ class LookupDrafter(Drafter):
     def outgoing(self) -> list[DraftUp]:
         return [] if self._head is None else self._head.outgoing()
 
+    def leave(self) -> None:
+        if self._head is not None:
+            self._head.leave()
+
     def arrived(self) -> list[DraftDown]:
         return [] if self._head is None else self._head.arrived()
 

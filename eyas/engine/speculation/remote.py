@@ -188,6 +188,9 @@ class RemoteDrafter(Drafter):
         unpulled = {f.handle.id: (f.handle, f.seq.generation.attempt) for f in dropped if f.handle}
         return list(unpulled.values())
 
+    def leave(self) -> None:
+        self._lines.close()
+
     def arrived(self) -> list[DraftDown]:
         return self._lines.take()
 
