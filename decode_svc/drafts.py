@@ -2,7 +2,7 @@
 
 Batches go up and proposals come down; no call waits. Sequences whose batch cannot be sent are reported to the
 engine as closed, and it may open them again: losing a draft worker costs speed only. An empty `DraftDown`
-tells the engine that a draft worker is connected.
+tells the engine that a draft worker is connected. What goes by a line between the engines is not seen here.
 """
 
 from __future__ import annotations

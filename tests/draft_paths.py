@@ -1,8 +1,9 @@
 """How long a commit and its proposal take by each path of drafts: `python -m tests.draft_paths`.
 
 Two real workers, each a front and an engine in processes of their own. The engines compute nothing: one posts
-the commits of a batch and waits for all proposals, the other answers at once. Both paths take turns, message by
-message, so that whatever else the machine does meets both. Ratios mean something on any machine, times on a quiet one.
+the commits of a batch and waits for all proposals, the other answers at once. Both paths take turns, batch by
+batch, so that whatever else the machine does meets both: ratios mean something on any machine, times on a
+quiet one.
 """
 
 from __future__ import annotations

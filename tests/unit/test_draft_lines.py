@@ -64,7 +64,7 @@ class Pair:
         return [c.base_len for up in self.answered.take() for c in up.commits]
 
     def direct(self) -> Sequence:
-        """A sequence whose commits go by the line from row 5 on."""
+        """A sequence whose first commit was answered."""
         (seq,) = _sequences(self.drafter, 1)
         self.commit(seq, 4)
         self.propose(seq, 5)
@@ -81,7 +81,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     both.answered.close()
 
 
-def test_the_first_commit_goes_by_the_front_and_the_next_by_the_line(pair: Pair) -> None:
+def test_the_first_commit_goes_by_the_front_and_the_next_ones_by_the_line(pair: Pair) -> None:
     seq = pair.direct()
     assert [(d.base, d.tree.tokens) for d in pair.drafter.take()] == [(5, [1, 2])]
     for base in (5, 6, 7, 8, 9):  # more than the ring has records
@@ -92,17 +92,30 @@ def test_the_first_commit_goes_by_the_front_and_the_next_by_the_line(pair: Pair)
     assert pair.drafter.sent == {GRPC: 1, SHM: 5}
 
 
-def test_no_commit_overtakes_one_that_went_by_the_front(pair: Pair) -> None:
-    """An answer to an earlier one proves nothing, nor does one to a commit with rows alone behind it."""
+def test_a_sequence_that_is_always_late_goes_by_the_line_too(pair: Pair) -> None:
     (seq,) = _sequences(pair.drafter, 1)
     pair.commit(seq, 4)
     pair.commit(seq, 5, want=False)
-    pair.propose(seq, 5)
     pair.commit(seq, 6)
-    assert (pair.by_front(), pair.by_line()) == ([4, 5, 6], [])
-    pair.propose(seq, 7, by_front=True)
+    assert (pair.by_front(), pair.by_line()) == ([4], [5, 6])
+    pair.propose(seq, 5)
     pair.commit(seq, 7)
     assert (pair.by_front(), pair.by_line()) == ([], [7])
+
+
+def test_a_line_that_comes_later_is_taken_at_once(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.drafter.deliver(DraftDown(worker=WORKER))
+    (up,) = pair.drafter.outgoing()
+    (seq,) = _sequences(pair.drafter, 1)
+    for base in (4, 5):
+        pair.commit(seq, base)
+    assert up.line is not None and not pair.answered.answer(PEER, up.line)
+    pair.hear()
+    pair.commit(seq, 6)
+    assert (pair.by_front(), pair.by_line()) == ([4, 5], [6])
+    pair.drafter.leave()
+    pair.answered.close()
 
 
 def test_a_full_line_drops_the_sequence_and_it_opens_anew(pair: Pair) -> None:

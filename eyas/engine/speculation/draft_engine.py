@@ -38,6 +38,7 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import TOLD, Pulls
 from eyas.engine.speculation.draft_runner import Asked, DraftRunner
 from eyas.engine.speculation.draft_sequences import BatchRunner, DraftedSequence, DraftSequences, Key
+from eyas.engine.speculation.early import EarlyCommits
 from eyas.engine.speculation.foresight import Foresight
 from eyas.engine.speculation.lines import AnsweredLines
 from kv_transfer.copier import Copier
@@ -75,6 +76,7 @@ class DraftEngine:
         self._link = link
         self._sequences = DraftSequences(parts.ready, parts.pool, parts.pulls, parts.runner)
         self._foresight = Foresight(parts.ahead, self._sequences)
+        self._early = EarlyCommits(self._sequences)
         self._lines = AnsweredLines(parts.ready.draft_width, parts.config.pool_dir)
         self._proposals: dict[int, list[Proposal]] = defaultdict(list)  # not sent yet, by peer
         self._stopping = False
@@ -103,7 +105,8 @@ class DraftEngine:
                     self._handlers[type(command)](command)
                     self._heard += 1
                 for up in self._lines.take():
-                    self._sequences.up(up)
+                    self._early.add(up)
+                self._early.pass_on()
                 self._step()
                 self._parts.pulls.poll(time.monotonic())
                 self._tell()
@@ -126,6 +129,7 @@ class DraftEngine:
 
     def _peer_gone(self, gone: DraftPeerGone) -> None:
         self._lines.end(gone.peer)
+        self._early.forget(gone.peer)
         self._sequences.forget(gone.peer)
 
     @torch.inference_mode()

@@ -85,8 +85,9 @@ class OfferedLines:
             self.end(worker)
 
     def post(self, worker: str, commit: DraftCommit) -> bool:
-        """To a worker that has a line, which `ring` then wakes. False: it takes nothing more."""
-        return self._lines[worker].post(commit)
+        """To a worker that `ring` then wakes. False: its line takes nothing more, or it has none."""
+        line = self._lines.get(worker)
+        return line is not None and line.post(commit)
 
     def ring(self, workers: Iterable[str]) -> None:
         """These have something to take."""

@@ -47,8 +47,7 @@ class _Followed:
     asked: int = -1  # base of the newest commit
     answered: int = -1  # base of the newest proposal
     late: int = 0  # late rounds in a row
-    posted: int = -1  # the row behind those of the newest commit
-    direct: bool = False  # its commits go by the line: all that went by the front have arrived
+    begun: bool = False  # its first commit has been posted, which goes with its open: by the front
 
 
 @dataclass
@@ -130,9 +129,10 @@ class RemoteDrafter(Drafter):
                 followed.late += 1
                 self._late_rounds += 1
             followed.asked = commit.base + len(commit.tokens) if commit.want else followed.answered
-            followed.posted = commit.base + len(commit.tokens)
             message = self._message(commit, followed.generation)
-            if not followed.direct:
+            direct = followed.begun and self._lines.has(followed.worker)
+            followed.begun = True
+            if not direct:
                 self._outbox[followed.worker].commits.append(message)
                 self._sent[GRPC] += 1
             elif self._lines.post(followed.worker, message):
@@ -179,8 +179,6 @@ class RemoteDrafter(Drafter):
             followed.answered, followed.handle = max(followed.answered, p.base_len), None
             if followed.answered == followed.asked:
                 followed.late = 0
-            if p.base_len == followed.posted:
-                followed.direct = self._lines.has(followed.worker)
             tree = self._tree(p)
             if tree is not None:
                 self._drafts.append(Draft(followed.seq, p.base_len, tree))
