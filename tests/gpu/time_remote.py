@@ -4,11 +4,11 @@
 
 A decode worker and a draft worker, each a front and an engine, on cuda:0 and cuda:1; then one worker alone,
 which drafts in its steps. Weights are dummies, drafts are accepted by chance: chains of 3, 3.0 tokens per
-round. At hit rate h a commit is answered at once with probability h, with ids that mean nothing, and its rows
-are computed after that answer, in place of what would have been drafted ahead; else it is answered when it has
-been drafted for. What a real head hits, and what its unrepaired features cost, is not measured here. Every line
-is on disk as soon as it is known and names the paths that its drafts took; `--report` reads them again.
-`--device cpu` tries the script out.
+round. At hit rate h a commit is answered at once with probability h, with ids that mean nothing, and its
+rows are computed after that answer, in place of what would have been drafted ahead; else it is answered when
+it has been drafted for. What a real head hits, and what its unrepaired features cost, is not measured here.
+Every line is on disk as soon as it is known and names the paths that its drafts took; `--report` reads them
+again. `--device cpu` tries the script out.
 """
 
 from __future__ import annotations
