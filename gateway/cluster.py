@@ -37,9 +37,9 @@ class Cluster:
     `RETIRE_S`.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, dial: rpc.Dial = rpc.channel) -> None:
         self._registry = registry
-        self._channels = rpc.Channels()
+        self._channels = rpc.Channels(dial)
         self._sessions: dict[str, Session] = {}
         self._ledger = Ledger()
         self._sent = PrefixIndex()

@@ -18,7 +18,7 @@ from eyas.common import rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded
 from eyas.common.logging import Rarely
-from gateway.keys import Keys
+from gateway.keys import Caller, Keys
 
 MAX_CALLS = 1024  # open at a time, of services that ask for a key
 MAX_PUBLIC_CALLS = 128  # open at a time, of services that ask for none (health, reflection)
@@ -77,9 +77,9 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return self._public_calls.one()
 
 
-def caller_of(context: Any, keys: Keys) -> str:
-    """The name of the caller's key (`Keys.caller`). Raises Unauthorized."""
-    return keys.caller(dict(context.invocation_metadata() or ()).get("authorization"))
+def caller_of(context: Any, keys: Keys) -> Caller:
+    """Who calls, by its key. Raises Unauthorized."""
+    return keys.caller(dict(context.invocation_metadata() or ()))
 
 
 class _CallLimit:

@@ -90,7 +90,7 @@ class HttpFront:
         self, config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
     ) -> None:
         self._config = config
-        self._keys = Keys(config.api_keys)
+        self._keys = Keys(config)
         self._backend = backend
         self._tokenizer = tokenizer
         dialect = dialect_of(tokenizer.template, config.tool_call_parser, config.reasoning_parser)
@@ -118,10 +118,10 @@ class HttpFront:
         return Route(endpoint.path, answer, methods=[endpoint.method])
 
     def _keyed(self, endpoint: Answerer) -> Answerer:
-        """Checks the key and notes its name for the endpoint. Raises Unauthorized before the body is read."""
+        """Checks the key and notes the caller. Raises Unauthorized before the body is read."""
 
         async def authorized(request: Request) -> Response:
-            request.state.caller = self._keys.caller(request.headers.get("authorization"))
+            request.state.caller = self._keys.reader(request.headers, request.method)
             return await endpoint(request)
 
         return authorized
@@ -163,7 +163,7 @@ class HttpFront:
         return self._run(request, call, partial(SglangFormat, call, body.shape, self._tokenizer.table))
 
     def _run(self, request: Request, call: ApiCall, make_format: Callable[[Answer], Format]) -> Response:
-        return WhileConnected(partial(self._answer, call.of(request.state.caller), make_format))
+        return WhileConnected(partial(self._answer, call.of(request.state.caller.name), make_format))
 
     async def _answer(self, call: ApiCall, make_format: Callable[[Answer], Format], reply: Reply) -> None:
         """Runs the call and writes its response, all within the request's deadline."""

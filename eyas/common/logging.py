@@ -1,6 +1,8 @@
 """Log lines of every process, on standard error: plain text for people, or one JSON object per line.
 
-It knows the two formats, and the id of the request that is being served. It refuses to know what is logged.
+It knows the two formats, the id of the request that is being served, and which processes read what users say:
+their tracebacks have frames and types alone, for an exception's words may quote a request. It refuses to know
+what is logged.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ import datetime
 import json
 import logging
 import time
+import traceback
 from contextvars import ContextVar
+from typing import Any
 
 FORMATS = ("text", "json")
 
@@ -17,11 +21,14 @@ FORMATS = ("text", "json")
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
-def setup(process: str, format: str = "text") -> None:
-    """Called once per process, before anything else; `process` is its name in each line."""
-    text = logging.Formatter(f"%(asctime)s %(levelname).1s {process} %(name)s: %(message)s", "%H:%M:%S")
+def setup(process: str, format: str = "text", *, reads_text: bool = False) -> None:
+    """Called once per process, before anything else; `process` is its name in each line.
+
+    `reads_text`: it sees prompts and answers as text.
+    """
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter(process) if format == "json" else text)
+    formatter = JsonFormatter if format == "json" else TextFormatter
+    handler.setFormatter(formatter(process, reads_text))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
@@ -41,14 +48,40 @@ class Rarely:
             self._log.warning(message, *args)
 
 
-class JsonFormatter(logging.Formatter):
+class TextFormatter(logging.Formatter):
+    """One line per record, and a traceback if there is one. `reads_text` as for `setup`."""
+
+    def __init__(self, process: str, reads_text: bool = False) -> None:
+        super().__init__(f"%(asctime)s %(levelname).1s {process} %(name)s: %(message)s", "%H:%M:%S")
+        self._reads_text = reads_text
+
+    def formatException(self, ei: Any) -> str:
+        """The traceback, without the exceptions' words in a process that reads text."""
+        return wordless(ei[1]) if self._reads_text else super().formatException(ei)
+
+
+def wordless(error: BaseException) -> str:
+    """The traceback of an exception and of those that led to it: frames and types."""
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    parts = [] if before is None else [wordless(before)]
+    parts += [
+        "Traceback (most recent call last):",
+        "".join(traceback.format_tb(error.__traceback__)).rstrip(),
+    ]
+    parts.append(f"{type(error).__module__}.{type(error).__qualname__} (its words may quote a request)")
+    if isinstance(error, BaseExceptionGroup):
+        parts += map(wordless, error.exceptions)
+    return "\n".join(parts)
+
+
+class JsonFormatter(TextFormatter):
     """One JSON object per record.
 
     time (UTC), level, process, logger, message; request_id and exception if there is one.
     """
 
-    def __init__(self, process: str) -> None:
-        super().__init__()
+    def __init__(self, process: str, reads_text: bool = False) -> None:
+        super().__init__(process, reads_text)
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:

@@ -257,5 +257,6 @@ class HttpProtocol(HttpToolsProtocol):
         body = error_body(error)
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[error.http_status] + head.encode() + body)
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot end one direction alone
+            self.transport.write_eof()
         self._watch()
