@@ -47,7 +47,7 @@ def line(folder: Path, shape: DraftLine = SHAPE) -> Iterator[tuple[Line, Line]]:
     theirs = answer(msgspec.structs.replace(shape, export=offered.export), WIDTH, str(folder))
     assert rung(offered.descriptor)
     ours = offered.accept()
-    assert ours is not None and os.listdir(folder) == [], "nobody else finds it"
+    assert ours is not None and os.listdir(folder) == [], "no other process finds it"
     yield ours, theirs
     ours.close()
     theirs.close()
@@ -133,7 +133,7 @@ def test_the_bell_wakes_until_what_was_posted_is_taken(tmp_path: Path) -> None:
         assert rung(theirs.descriptor) and len(theirs.take()) == 1 and not rung(theirs.descriptor)
 
 
-def test_a_bell_that_nobody_hears_never_blocks(tmp_path: Path) -> None:
+def test_a_bell_that_is_not_heard_never_blocks(tmp_path: Path) -> None:
     with line(tmp_path) as (ours, theirs):
         for _ in range(100_000):
             ours.ring()

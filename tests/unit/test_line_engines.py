@@ -87,7 +87,7 @@ def test_a_drafter_that_dies_is_not_waited_for(
         return {}
 
     monkeypatch.setattr(AnsweredLines, "post", last_words)
-    assert _run(cluster, ASKED) == expected, "or it took too long: somebody was waited for"
+    assert _run(cluster, ASKED) == expected, "or it took too long: a dead drafter was waited for"
     drafting = cluster.decode.engine._drafting
     assert cluster.dead and not drafting.awaits() and not drafting.owed() and drafting.late_rounds == 0
     cluster.close()

@@ -135,7 +135,7 @@ def test_a_record_that_was_written_over_while_it_was_copied_is_not_believed() ->
     rig = Rig(2)
     rig.put(b"first")
     assert rig.reader.look() is not None
-    rig.memory[:8] = (1).to_bytes(8, "little")  # a credit that nobody gave: the writer goes round
+    rig.memory[:8] = (1).to_bytes(8, "little")  # a credit that no reader gave: the writer goes round
     for _ in range(2):
         assert rig.put(b"later")
     assert not rig.reader.release()

@@ -157,7 +157,7 @@ class OfferedLine:
             raise ConfigError("the draft worker runs as another user")
 
     def close(self) -> None:
-        """Nobody can answer any more."""
+        """No draft worker can answer any more."""
         self._socket.close()
         self._path.unlink(missing_ok=True)
 

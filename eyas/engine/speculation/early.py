@@ -53,7 +53,7 @@ class EarlyCommits:
         return commit.base_len > followed.first + followed.end
 
     def _is_over(self, key: Key, commit: DraftCommit) -> bool:
-        """Was its sequence opened, and has ended? Whoever ended it has told the other."""
+        """Was its sequence opened, and has ended? The side that ended it has told the other."""
         followed = self._sequences.followed.get(key)
         ended = followed is None or followed.open.generation != commit.generation
         return ended and commit.generation <= self._sequences.opened.get(key[0], 0)
