@@ -195,7 +195,7 @@ def answer(line: DraftLine, width: int, pool_dir: str) -> Line[Proposal, DraftCo
 
 
 def _check(line: DraftLine, width: int) -> None:
-    """A peer may ask for so much, and not more."""
+    """Raises ConfigError for a line that a peer may not ask for."""
     if line.width != width:
         raise ConfigError(f"its features have {line.width} values, the draft head's {width}")
     bounds = {"records": MOST_RECORDS, "rows": MOST_STEPS + 1, "nodes": MOST_NODES}

@@ -65,8 +65,10 @@ from kv_transfer.owner import Owner
 YIELD_TOKENS_PER_S = 500.0
 """Tokens of a GPU's prompt that are worth one second of waiting for shorter prompts."""
 
-ROUNDS_IN_LINE = 2
-"""Of all sequences: how far a draft worker may be behind on its line before sequences are dropped."""
+ROUNDS_IN_LINE, LEAST_IN_LINE = 4, 64
+"""Rounds of all sequences, and commits at least: how far a draft worker may be behind on its line before
+sequences are dropped.
+"""
 
 BY_MEMORY = (AUTO, "shm", "cuda_ipc")
 """What `transfer` may be where drafts may go by memory that two processes share."""
@@ -291,7 +293,7 @@ def _lines(loaded: EngineSpec) -> OfferedLines:
     shape = DraftLine(
         export={},
         epoch=0,
-        records=ROUNDS_IN_LINE * config.max_running,
+        records=max(ROUNDS_IN_LINE * config.max_running, LEAST_IN_LINE),
         rows=spec.deepest + 1,
         width=loaded.head.decoder.hidden_size,
         nodes=max(spec.steps, spec.draft_tokens),
