@@ -120,7 +120,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="GiB of host memory, per worker, for KV pages that the prefix cache evicts "
         f"({engine.host_cache_gb:g}: none)",
     )
-    add("--transfer", default=engine.transfer, choices=[AUTO, *BACKENDS, NONE], help="how KV moves (auto)")
+    moves = "how KV and drafts move (auto)"
+    add("--transfer", default=engine.transfer, choices=[AUTO, *BACKENDS, NONE], help=moves)
 
 
 def _add_computing(parser: argparse.ArgumentParser) -> None:
