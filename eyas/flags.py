@@ -120,8 +120,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="GiB of host memory, per worker, for KV pages that the prefix cache evicts "
         f"({engine.host_cache_gb:g}: none)",
     )
-    moves = "how KV and drafts move (auto)"
-    add("--transfer", default=engine.transfer, choices=[AUTO, *BACKENDS, NONE], help=moves)
+    add("--transfer", default=engine.transfer, choices=[AUTO, *BACKENDS, NONE], help="how KV moves (auto)")
 
 
 def _add_computing(parser: argparse.ArgumentParser) -> None:
