@@ -2,7 +2,7 @@
 
 `python -m tests.e2e.agents --count N` asks N schemas and N dialogues with tools: without drafts, by chains
 and by trees, unified and split. An answer is valid unless `max_tokens` cuts it. The 1,000 that it asks by
-itself take hours; `test_agents.py` runs a part.
+itself take about four hours on a busy core; `test_agents.py` runs a part.
 """
 
 from __future__ import annotations
