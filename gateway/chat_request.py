@@ -6,6 +6,7 @@ It knows what the fields of a chat mean for the model's template. It refuses to 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,12 +14,14 @@ import msgspec
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest
 from gateway.admission import GenerationOptions, ServedModel, admit, check_model
-from gateway.dialect import Dialect
+from gateway.chat_fields import ChatMessage
+from gateway.dialect import Dialect, dialect_of
 from gateway.history import template_messages
 from gateway.openai_request import ApiCall, api_call, generation_options, named, text_rules, timeout_s
 from gateway.parsers import reasoning
 from gateway.parsers.message import Reading
-from gateway.schema import ChatBody, TemplateFields, TokenizeBody
+from gateway.schema import ChatBody, TemplateFields
+from gateway.text import TextRules
 from gateway.tokenizer import Tokenizer
 from gateway.tool_grammar import answer_grammar
 
@@ -31,29 +34,36 @@ class ChatModel(NamedTuple):
     tokenizer: Tokenizer
     dialect: Dialect
 
+    @classmethod
+    def of(cls, config: GatewayConfig, tokenizer: Tokenizer) -> ChatModel:
+        """The model of this tokenizer; the flags of `config` may name its formats."""
+        dialect = dialect_of(tokenizer.template, config.tool_call_parser, config.reasoning_parser)
+        return cls(tokenizer, dialect)
 
-async def chat_prompt(model: ChatModel, body: ChatBody | TokenizeBody) -> tuple[str, tuple[int, ...]]:
-    """The text of the body's messages, and its ids.
+
+async def chat_prompt(
+    model: ChatModel, messages: Sequence[ChatMessage], body: TemplateFields, *, special: bool = False
+) -> tuple[str, tuple[int, ...]]:
+    """The text of the messages, and its ids. `special`: with what the tokenizer puts around a text.
 
     Raises InvalidRequest if the model's template refuses them or cannot do what is asked.
     """
     text = await model.tokenizer.render_chat(
-        template_messages(body.messages or (), model.dialect),
+        template_messages(messages, model.dialect),
         add_generation_prompt=body.asks_for_a_message,
         continue_final_message=body.continue_final_message,
         template_kwargs=_variables(model.dialect, body),
         tools=_shown_tools(model.dialect, body),
     )
     # The template writes the special tokens itself.
-    special = bool(body.add_special_tokens)
     return text, await model.tokenizer.encode_prompt(text, add_special_tokens=special)
 
 
 async def chat_call(config: GatewayConfig, served: ServedModel, model: ChatModel, body: ChatBody) -> ApiCall:
     """The call of a chat. Raises EyasError for what the model cannot do."""
     check_model(config, body.model)
-    text, prompt = await chat_prompt(model, body)
-    reading = _reading(model.dialect, body, text)
+    text, prompt = await chat_prompt(model, body.messages, body, special=body.add_special_tokens)
+    reading = reading_of(model.dialect, body, text)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     options = await _options(served, model, body, reading, limit)
     names = {} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
@@ -62,9 +72,7 @@ async def chat_call(config: GatewayConfig, served: ServedModel, model: ChatModel
     rules = text_rules(body, continues_prompt=body.continue_final_message, include_stop=body.includes_stop)
     if reading is None:
         return api_call("chatcmpl-", served, body, rules, [request])
-    offsets = reading.reasoning is not None
-    rules = msgspec.structs.replace(rules, shown=reading.markers, offsets=offsets)
-    call = api_call("chatcmpl-", served, body, rules, [request])
+    call = api_call("chatcmpl-", served, body, read_rules(rules, reading), [request])
     return dataclasses.replace(call, reading=reading, grammar_field=call.grammar_field or "tools")
 
 
@@ -73,13 +81,26 @@ async def _options(
 ) -> GenerationOptions:
     options = await generation_options(served, model.tokenizer, body, limit)
     options = options.with_params(logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    if reading is not None:
-        grammar = answer_grammar(body, reading, options.params.grammar, model.tokenizer.special_id)
-        options = options.with_params(grammar=grammar)
+    options = held(options, model, body, reading)
     if body.prediction is not None:
         predicted = await model.tokenizer.encode_prompt(body.prediction.text, add_special_tokens=False)
         options = dataclasses.replace(options, predicted=predicted)
     return options
+
+
+def held(
+    options: GenerationOptions, model: ChatModel, body: TemplateFields, reading: Reading | None
+) -> GenerationOptions:
+    """The options with the grammar of what tools, reasoning and the options' own grammar ask for."""
+    if reading is None:
+        return options
+    grammar = answer_grammar(body, reading, options.params.grammar, model.tokenizer.special_id)
+    return options.with_params(grammar=grammar)
+
+
+def read_rules(rules: TextRules, reading: Reading) -> TextRules:
+    """The rules of a text that is read: it shows what the reader looks for."""
+    return msgspec.structs.replace(rules, shown=reading.markers, offsets=reading.reasoning is not None)
 
 
 def _variables(dialect: Dialect, body: TemplateFields) -> dict[str, Any]:
@@ -113,7 +134,7 @@ def _check(dialect: Dialect, field: str, can: bool, lack: str) -> None:
         raise InvalidRequest(f"{field} is not supported: the model's chat template {lack}", param=field)
 
 
-def _reading(dialect: Dialect, body: ChatBody, prompt: str) -> Reading | None:
+def reading_of(dialect: Dialect, body: TemplateFields, prompt: str) -> Reading | None:
     """What is looked for in the answer; None if it is content from its first character to its last."""
     tools = {tool.function.name: tool.function.parameters or {} for tool in body.callable_tools}
     tags = dialect.reasoning

@@ -7,7 +7,7 @@ answer is an error that names it. It knows JSON and pydantic. It refuses to know
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, NoReturn, Self, TypeVar
 
 from pydantic import (
@@ -94,8 +94,17 @@ B = TypeVar("B", bound=Body)
 
 def parse(kind: type[B], body: bytes) -> B:
     """The JSON body as `kind`. Raises InvalidRequest naming the first field that is wrong."""
+    return _read(lambda: kind.model_validate_json(body))
+
+
+def validated(kind: type[B], body: dict[str, Any]) -> B:
+    """The object as `kind`. Raises as `parse` does."""
+    return _read(lambda: kind.model_validate(body))
+
+
+def _read(read: Callable[[], B]) -> B:
     try:
-        return kind.model_validate_json(body)
+        return read()
     except ValidationError as error:
         raise _first_problem(error.errors(include_url=False, include_input=False)[0]) from None
 

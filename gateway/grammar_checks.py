@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import select
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -52,7 +55,7 @@ class GrammarBackend(GenerationBackend):
 
 
 class GrammarChecks:
-    """One compilation at a time, in a process that starts with the first. A grammar is compiled once."""
+    """One compilation at a time, in a process of its own. A grammar is compiled once."""
 
     def __init__(self, folder: Path, compile_s: float = COMPILE_S) -> None:
         """`folder`: the model's."""
@@ -60,8 +63,12 @@ class GrammarChecks:
         self._compile_s = compile_s
         self._found: dict[Grammar, str | None] = {}  # why not; the newest last
         self._asked: dict[Grammar, asyncio.Task[str | None]] = {}
-        self._turn = asyncio.Lock()
-        self._child: asyncio.subprocess.Process | None = None
+        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._child: subprocess.Popen[bytes] | None = None  # the thread's
+
+    def start(self) -> None:
+        """Begins to start the process: it is there before the first grammar comes, which need not wait."""
+        self._thread.submit(self._start)
 
     async def check(self, grammar: Grammar) -> None:
         """Raises InvalidRequest, which says why it cannot be followed; Overloaded if too many wait."""
@@ -74,7 +81,10 @@ class GrammarChecks:
         for task in self._asked.values():
             task.cancel()
         await asyncio.gather(*self._asked.values(), return_exceptions=True)
-        await self._end()
+        if (child := self._child) is not None:
+            child.kill()  # so the thread need not wait for its answer
+        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+        self._end()
 
     async def _reason(self, grammar: Grammar) -> str | None:
         if grammar in self._found:
@@ -88,8 +98,7 @@ class GrammarChecks:
 
     async def _ask(self, grammar: Grammar) -> str | None:
         try:
-            async with self._turn:
-                reason = await self._compile(grammar)
+            reason = await self._compile(grammar)
             self._found[grammar] = reason
             while len(self._found) > MAX_REMEMBERED:
                 del self._found[next(iter(self._found))]
@@ -98,50 +107,55 @@ class GrammarChecks:
             del self._asked[grammar]
 
     async def _compile(self, grammar: Grammar) -> str | None:
-        if self._child is None and (reason := await self._start()) is not None:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, grammar)
+
+    # --- the thread --------------------------------------------------------------------------------------
+
+    def _answer(self, grammar: Grammar) -> str | None:
+        """The process's answer. One thread runs this, so grammars wait for one another."""
+        if self._child is None and (reason := self._start()) is not None:
             return reason
         child = self._child
-        assert child is not None and child.stdin is not None and child.stdout is not None
-        reason = None
-        try:
+        assert child is not None and child.stdin is not None
+        line: bytes | None = b""
+        with contextlib.suppress(OSError):  # it has ended
             child.stdin.write(msgspec.json.encode(grammar) + b"\n")
-            line = await asyncio.wait_for(child.stdout.readline(), self._compile_s)
-        except (ConnectionError, TimeoutError) as error:
-            line = b""
-            if isinstance(error, TimeoutError):
-                reason = f"it takes more than {self._compile_s:g} s to compile"
-        except asyncio.CancelledError:
-            await self._end()  # its answer would be taken for another's
-            raise
+            child.stdin.flush()
+            line = _line(child, self._compile_s)
         if line:
             return msgspec.json.decode(line, type=str | None)
-        await self._end()
-        _log.warning("a grammar was given up: %s", reason or _TOO_LARGE)
-        return reason or _TOO_LARGE
+        self._end()
+        reason = _TOO_LARGE if line is not None else f"it takes more than {self._compile_s:g} s to compile"
+        _log.warning("a grammar was given up: %s", reason)
+        return reason
 
-    async def _start(self) -> str | None:
-        """Starts the process; why it cannot answer, if it cannot."""
-        pipe = asyncio.subprocess.PIPE
-        self._child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway.grammar_child", str(self._folder)),
-            stdin=pipe,
-            stdout=pipe,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        assert self._child.stdout is not None
-        with contextlib.suppress(TimeoutError):
-            if line := await asyncio.wait_for(self._child.stdout.readline(), START_S):
-                reason = msgspec.json.decode(line, type=str | None)
-                if reason is None:
-                    return None
-                await self._end()
-                return reason
-        await self._end()
-        raise Overloaded("the process that compiles grammars did not start")
+    def _start(self) -> str | None:
+        """Starts the process; why it cannot answer, if it cannot. Raises Overloaded if it says nothing."""
+        command = [sys.executable, "-m", "gateway.grammar_child", str(self._folder)]
+        pipe = subprocess.PIPE  # by vfork: the handlers that gRPC has for forks are not called
+        self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        line = _line(self._child, START_S)
+        reason: str | None = msgspec.json.decode(line, type=str | None) if line else None
+        if not line or reason is not None:
+            self._end()
+        if not line:
+            raise Overloaded("the process that compiles grammars did not start")
+        return reason
 
-    async def _end(self) -> None:
+    def _end(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
+            child.kill()
+            for file in (child.stdin, child.stdout):
+                if file is not None:
+                    with contextlib.suppress(OSError):
+                        file.close()
+            child.wait()
+
+
+def _line(child: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:
+    """What it says: one short line, written at once; empty if it ends. None: nothing in this time."""
+    assert child.stdout is not None
+    poll = select.poll()
+    poll.register(child.stdout.fileno(), select.POLLIN)
+    return child.stdout.readline() if poll.poll(timeout_s * 1000) else None

@@ -17,13 +17,19 @@ import msgspec
 
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
+from eyas.common.errors import InvalidRequest
 from eyas.common.tls import door_credentials
 from eyas.common.types import GenerationRequest
 from gateway import grpc_door, grpc_messages
 from gateway.admission import ServedModel, admit, answer_limit, check_model, served_model
-from gateway.backend import GenerationBackend
+from gateway.backend import GenerationBackend, GenerationStream
+from gateway.chat_request import ChatModel, chat_prompt, held, read_rules, reading_of
+from gateway.grpc_chat import Chat, chat_of, read_delta_to_pb
+from gateway.grpc_messages import delta_to_pb
 from gateway.keys import Keys
+from gateway.message_reader import MessageReader
 from gateway.metrics import GatewayMetrics
+from gateway.parsers.message import Reading
 from gateway.text import TextRules, TextStream
 from gateway.timings import timings_object
 from gateway.tokenizer import Tokenizer
@@ -39,12 +45,20 @@ Response = TypeVar("Response", eyas_pb2.ChatResponse, eyas_pb2.GenerateResponse)
 
 @dataclass(frozen=True)
 class _Asked:
-    """A call with its prompt in ids."""
+    """A call with its prompt in ids. `reading`: what is looked for in the answers of the `chat`."""
 
     prompt: tuple[int, ...]
     options: eyas_pb2.GenerateOptions
     rules: TextRules
     context: Context
+    chat: Chat | None = None
+    reading: Reading | None = None
+
+    def named(self, error: InvalidRequest) -> InvalidRequest:
+        """A refusal of a grammar that tools alone ask for names these."""
+        if error.param != "grammar" or self.options.HasField("grammar"):
+            return error
+        return InvalidRequest(error.message.replace("grammar", "tools", 1), param="tools")
 
 
 class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
@@ -57,6 +71,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self._config = config
         self._backend = backend
         self._tokenizer = tokenizer
+        self._chats = ChatModel.of(config, tokenizer)
         self._metrics = metrics
 
     async def Chat(
@@ -64,9 +79,13 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     ) -> AsyncGenerator[eyas_pb2.ChatResponse, None]:
         """Answers a chat: deltas, then the usage. Raises InvalidRequest naming the field, or what fails."""
         self._check(request)
-        prompt = await self._tokenizer.encode_chat(grpc_messages.chat_messages(request))
+        chat = chat_of(request)
+        text, prompt = await chat_prompt(self._chats, chat.messages, chat)
+        reading = reading_of(self._chats.dialect, chat, text)
         rules = grpc_messages.text_rules(request.options, continues_prompt=False)
-        asked = _Asked(prompt, request.options, rules, context)
+        if reading is not None:
+            rules = read_rules(rules, reading)
+        asked = _Asked(prompt, request.options, rules, context, chat, reading)
         async with contextlib.aclosing(self._run(asked, eyas_pb2.ChatResponse)) as responses:
             async for response in responses:
                 yield response
@@ -108,10 +127,11 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         began = time.monotonic()
         model = await self._served()
         request = await self._admit(model, asked)
+        readers = [MessageReader(asked.reading) for _ in request.choices if asked.reading is not None]
         async with contextlib.AsyncExitStack() as owned:
             meter = owned.enter_context(self._metrics.meter())
             generation = await owned.enter_async_context(
-                contextlib.aclosing(await self._backend.start(request))
+                contextlib.aclosing(await self._start(request, asked))
             )
             await _mark(model, asked.context)
             text = TextStream(generation, request, self._tokenizer, asked.rules)
@@ -125,15 +145,25 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
                     yield response(prompt_logprobs=prompt)
                 meter.deltas(deltas)
                 for delta in deltas:
-                    yield response(delta=grpc_messages.delta_to_pb(delta))
+                    told = read_delta_to_pb(delta, readers[delta.choice]) if readers else delta_to_pb(delta)
+                    yield response(delta=told)
             timings = timings_object(began, text.trace, text.usage)
-            yield response(finished=grpc_messages.finished_to_pb(text.usage, timings))
+            reasoned = sum(reader.reasoning_tokens for reader in readers)
+            yield response(finished=grpc_messages.finished_to_pb(text.usage, timings, reasoned))
+
+    async def _start(self, request: GenerationRequest, asked: _Asked) -> GenerationStream:
+        try:
+            return await self._backend.start(request)
+        except InvalidRequest as error:
+            raise asked.named(error) from None
 
     async def _admit(self, model: ServedModel, asked: _Asked) -> GenerationRequest:
         """The admitted request. Raises InvalidRequest naming the option, or ContextLengthExceeded."""
         words = grpc_messages.bad_words(asked.options)
         spellings = await self._tokenizer.spellings(words) if words else ()
         options = grpc_messages.generation_options(model, asked.options, spellings)
+        if asked.chat is not None:
+            options = held(options, self._chats, asked.chat, asked.reading)
         if asked.options.prediction:
             told = await self._tokenizer.encode_prompt(asked.options.prediction, add_special_tokens=False)
             options = replace(options, predicted=told)

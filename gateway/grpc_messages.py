@@ -1,7 +1,7 @@
 """The messages of `eyas.v1.Eyas`: it reads options and writes answers.
 
-It knows every field of the public contract. It refuses to know calls: whose they are, and when a message is
-sent.
+It knows every field of the public contract but those that a chat alone has. It refuses to know calls: whose
+they are, and when a message is sent.
 """
 
 from __future__ import annotations
@@ -20,11 +20,6 @@ from gateway.text import TextDelta, TextRules, UsageCounts
 from gateway.timings import LegObject, TimingsObject
 from protos import eyas_pb2
 
-_ROLES = {
-    eyas_pb2.CHAT_ROLE_SYSTEM: "system",
-    eyas_pb2.CHAT_ROLE_USER: "user",
-    eyas_pb2.CHAT_ROLE_ASSISTANT: "assistant",
-}
 _FINISH = {
     None: eyas_pb2.FINISH_REASON_UNSPECIFIED,
     Finish.STOP: eyas_pb2.FINISH_REASON_STOP,
@@ -38,17 +33,6 @@ _SAMPLING = (
 
 
 # --- what is asked -----------------------------------------------------------------------------------
-
-
-def chat_messages(request: eyas_pb2.ChatRequest) -> list[dict[str, str]]:
-    """The chat as templates read it. Raises InvalidRequest naming the first bad message."""
-    if not request.messages:
-        raise InvalidRequest("messages is empty", param="messages")
-    for i, message in enumerate(request.messages):
-        if message.role not in _ROLES:
-            field, names = f"messages[{i}].role", ", ".join(map(eyas_pb2.ChatRole.Name, _ROLES))
-            raise InvalidRequest(f"{field} must be one of {names}", param=field)
-    return [{"role": _ROLES[message.role], "content": message.content} for message in request.messages]
 
 
 def text_rules(options: eyas_pb2.GenerateOptions, *, continues_prompt: bool) -> TextRules:
@@ -173,8 +157,8 @@ def prompt_to_pb(request: GenerationRequest, prompt: PromptLogprobs) -> eyas_pb2
     )
 
 
-def finished_to_pb(usage: UsageCounts, timings: TimingsObject) -> eyas_pb2.Finished:
-    """The last message: usage and timings."""
+def finished_to_pb(usage: UsageCounts, timings: TimingsObject, reasoned: int) -> eyas_pb2.Finished:
+    """The last message: usage and timings. `reasoned`: tokens of reasoning."""
     return eyas_pb2.Finished(
         usage=eyas_pb2.Usage(
             prompt_tokens=usage.prompt_tokens,
@@ -183,6 +167,7 @@ def finished_to_pb(usage: UsageCounts, timings: TimingsObject) -> eyas_pb2.Finis
             rejected_prediction_tokens=usage.rejected,
             verify_steps=usage.verify_steps,
             cached_tokens=usage.cached_tokens,
+            reasoning_tokens=reasoned,
         ),
         timings=eyas_pb2.Timings(
             first_token_ms=timings.first_token_ms,

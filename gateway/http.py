@@ -29,7 +29,6 @@ from gateway.admission import ServedModel, is_synthetic, served_model
 from gateway.answer import Answer, admitted, joined
 from gateway.backend import GenerationBackend
 from gateway.chat_request import ChatModel, chat_call, chat_prompt
-from gateway.dialect import dialect_of
 from gateway.fields import Body, ignored, parse
 from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics, Meter
@@ -93,8 +92,7 @@ class HttpFront:
         self._keys = Keys(config)
         self._backend = backend
         self._tokenizer = tokenizer
-        dialect = dialect_of(tokenizer.template, config.tool_call_parser, config.reasoning_parser)
-        self._chats = ChatModel(tokenizer, dialect)
+        self._chats = ChatModel.of(config, tokenizer)
         self._metrics = metrics
 
     def endpoints(self) -> list[Endpoint]:
@@ -199,7 +197,8 @@ class HttpFront:
         """The ids of a text or a chat."""
         body = await self._body(TokenizeBody, request)
         if body.messages is not None:
-            _, ids = await chat_prompt(self._chats, body)
+            special = bool(body.add_special_tokens)
+            _, ids = await chat_prompt(self._chats, body.messages or (), body, special=special)
         else:
             special = body.add_special_tokens is not False
             ids = await self._tokenizer.encode_prompt(body.prompt or "", add_special_tokens=special)

@@ -11,6 +11,7 @@
 from eyas.client.aio import AsyncClient, AsyncStream
 from eyas.client.sync import Client, Stream
 from eyas.client.types import (
+    ChatOptions,
     Choice,
     Completion,
     Delta,
@@ -20,6 +21,9 @@ from eyas.client.types import (
     Options,
     PromptLogprobs,
     Timings,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
     Usage,
     WorkerTimings,
 )
@@ -41,6 +45,7 @@ __all__ = [
     "AsyncClient",
     "AsyncStream",
     "Cancelled",
+    "ChatOptions",
     "Choice",
     "Client",
     "Completion",
@@ -60,6 +65,9 @@ __all__ = [
     "Stream",
     "Timings",
     "TokenLogprob",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
     "Unauthorized",
     "Unavailable",
     "Usage",

@@ -14,7 +14,9 @@ from typing import Any, Self, TypeAlias, Unpack
 import grpc
 
 from eyas.client import wire
+from eyas.client.chat_wire import chat_request
 from eyas.client.types import (
+    ChatOptions,
     Choice,
     Completion,
     Delta,
@@ -23,6 +25,8 @@ from eyas.client.types import (
     Options,
     PromptLogprobs,
     Timings,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from eyas.common import rpc
@@ -167,17 +171,17 @@ class AsyncClient:
         self._retries = retries
 
     async def chat(
-        self, messages: Sequence[Message], *, timeout_s: float | None = None, **options: Unpack[Options]
+        self, messages: Sequence[Message], *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
     ) -> Completion:
         """The assistant's answer to `messages`, whole."""
         async with self.chat_stream(messages, timeout_s=timeout_s, **options) as stream:
             return await stream.completion()
 
     def chat_stream(
-        self, messages: Sequence[Message], *, timeout_s: float | None = None, **options: Unpack[Options]
+        self, messages: Sequence[Message], *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
     ) -> AsyncStream:
         """The assistant's answer to `messages` as it is made."""
-        return self._stream(self._stub.Chat, wire.chat_request(self._model, messages, options), timeout_s)
+        return self._stream(self._stub.Chat, chat_request(self._model, messages, options), timeout_s)
 
     async def generate(
         self, prompt: str | Sequence[int], *, timeout_s: float | None = None, **options: Unpack[Options]
@@ -240,4 +244,14 @@ def _joined(index: int, deltas: Sequence[Delta]) -> Choice:
         tokens=tuple(token for delta in deltas for token in delta.tokens),
         logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
         finish_reason=deltas[-1].finish_reason,
+        reasoning="".join(delta.reasoning for delta in deltas),
+        tool_calls=_calls([part for delta in deltas for part in delta.tool_calls]),
     )
+
+
+def _calls(parts: Sequence[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """The calls that these parts make, in order: a call's first part has its id and its name."""
+    arguments: dict[int, str] = {}
+    for part in parts:
+        arguments[part.index] = arguments.get(part.index, "") + part.arguments
+    return tuple(ToolCall(part.id, part.name, arguments[part.index]) for part in parts if part.name)

@@ -12,7 +12,17 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from eyas.client.aio import DEFAULT_RETRIES, DEFAULT_TARGET, DEFAULT_TIMEOUT_S, AsyncClient, AsyncStream
-from eyas.client.types import Completion, Delta, Message, Model, Options, PromptLogprobs, Timings, Usage
+from eyas.client.types import (
+    ChatOptions,
+    Completion,
+    Delta,
+    Message,
+    Model,
+    Options,
+    PromptLogprobs,
+    Timings,
+    Usage,
+)
 
 T = TypeVar("T")
 
@@ -131,13 +141,13 @@ class Client:
         self._open = True
 
     def chat(
-        self, messages: Sequence[Message], *, timeout_s: float | None = None, **options: Unpack[Options]
+        self, messages: Sequence[Message], *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
     ) -> Completion:
         """The assistant's answer to `messages`, whole."""
         return self._portal.wait(self._client.chat(messages, timeout_s=timeout_s, **options))
 
     def chat_stream(
-        self, messages: Sequence[Message], *, timeout_s: float | None = None, **options: Unpack[Options]
+        self, messages: Sequence[Message], *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
     ) -> Stream:
         """The assistant's answer to `messages` as it is made."""
         return self._stream(lambda: self._client.chat_stream(messages, timeout_s=timeout_s, **options))

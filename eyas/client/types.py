@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias, TypedDict
+from typing import Any, Literal, Required, TypeAlias, TypedDict
 
 import msgspec
 
 from eyas.common.grammar import Grammar
 from eyas.common.types import TokenLogprob
 
-FinishReason: TypeAlias = Literal["stop", "length"]
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 """Why a choice has ended. "stop": the model's own end, a stop token or a stop string; "length": it has
-`max_tokens` tokens.
+`max_tokens` tokens; "tool_calls": the model's own end, after complete calls of tools that it chose itself.
 """
 
 
-class Message(TypedDict):
-    """One turn of a chat: whose words, and the words."""
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool. `arguments`: the text of a JSON object, as the model wrote it."""
 
-    role: Literal["system", "user", "assistant"]
-    content: str
+    id: str
+    name: str
+    arguments: str
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A tool that the model may call. `parameters`: a JSON schema of its arguments; None: it takes none.
+
+    `strict`: they follow the schema, however the model comes to call it; None: where calls are required.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Message(TypedDict, total=False):
+    """One turn of a chat: whose words, and the words. An assistant's may be missing beside its calls."""
+
+    role: Required[Literal["system", "user", "assistant", "tool"]]
+    content: str | None
+    reasoning: str  # what an assistant thought before
+    tool_calls: Sequence[ToolCall]  # that an assistant made
+    tool_call_id: str  # of a tool's message: the call whose result it is
 
 
 class Options(TypedDict, total=False):
@@ -54,21 +77,50 @@ class Options(TypedDict, total=False):
     include_stop_str_in_output: bool  # True shows what stopped an answer as its end
 
 
+class ChatOptions(Options, total=False):
+    """How to answer a chat."""
+
+    tools: Sequence[Tool]  # that the model may call
+    tool_choice: Literal["auto", "none", "required"] | Tool  # a tool: the answer is one call of it
+    parallel_tool_calls: bool  # False: at most one call
+    enable_thinking: bool  # whether the model reasons first, where its template has a switch for it
+    reasoning_effort: str  # how much it reasons, where its template reads that
+    chat_template_kwargs: Mapping[str, Any]  # more variables for the model's chat template
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """A call, or more of it. `id` and `name` come where it begins, else they are empty.
+
+    `index`: which of the choice's calls; `arguments`: more of their text.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
 class Delta(msgspec.Struct, frozen=True):
-    """What one message added to one choice. `finish_reason` comes with its last delta."""
+    """What one message added to one choice. `finish_reason` comes with its last delta.
+
+    `reasoning` stands before `text`, and `tool_calls` stand behind it.
+    """
 
     choice: int
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: FinishReason | None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one call. `rejected_prediction_tokens` are not part of `completion_tokens`.
 
     Of a tree of drafts, which can be accepted along one branch, the longest branch counts. `cached_tokens`
-    are the prompt's tokens whose KV was in a cache already.
+    are the prompt's tokens whose KV was in a cache already. `reasoning_tokens`: those up to the reasoning's
+    end, its tags too.
 
     `synthetic`: the server accepts drafts by chance, for benchmarks, and the answer means nothing.
     """
@@ -80,6 +132,7 @@ class Usage(msgspec.Struct, frozen=True):
     verify_steps: int = 0
     cached_tokens: int = 0
     synthetic: bool = False
+    reasoning_tokens: int = 0
 
 
 class WorkerTimings(msgspec.Struct, frozen=True):
@@ -127,6 +180,19 @@ class Choice(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: FinishReason | None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> Message:
+        """The answer as a turn of the chat that goes on."""
+        message: Message = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning"] = self.reasoning
+        if self.tool_calls:
+            message["content"] = self.text or None
+            message["tool_calls"] = self.tool_calls
+        return message
 
 
 class Completion(msgspec.Struct, frozen=True):

@@ -1,4 +1,7 @@
-"""The SDK's values as protobuf messages and back. The only module of the SDK that knows fields' names."""
+"""The SDK's values as protobuf messages and back. What a chat alone has stands in `eyas.client.chat_wire`.
+
+No other modules of the SDK know the names of fields.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from typing import Any
 from eyas.client.types import (
     Delta,
     FinishReason,
-    Message,
     Options,
     PromptLogprobs,
     Timings,
+    ToolCallDelta,
     Usage,
     WorkerTimings,
 )
@@ -22,36 +25,12 @@ from eyas.common.grammar import Grammar, GrammarKind
 from eyas.common.types import TokenLogprob
 from protos import eyas_pb2
 
-_ROLES = {
-    "system": eyas_pb2.CHAT_ROLE_SYSTEM,
-    "user": eyas_pb2.CHAT_ROLE_USER,
-    "assistant": eyas_pb2.CHAT_ROLE_ASSISTANT,
-}
 _FINISH: dict[int, FinishReason | None] = {
     eyas_pb2.FINISH_REASON_UNSPECIFIED: None,
     eyas_pb2.FINISH_REASON_STOP: "stop",
     eyas_pb2.FINISH_REASON_LENGTH: "length",
+    eyas_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
 }
-
-
-def chat_request(model: str, messages: Sequence[Message], options: Options) -> eyas_pb2.ChatRequest:
-    """Raises InvalidRequest naming a value that cannot be sent."""
-    with_options = options_to_pb(options)
-    try:
-        turns = [_message_to_pb(i, message) for i, message in enumerate(messages)]
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidRequest(
-            f"messages must be a list of role and content: {error}", param="messages"
-        ) from error
-    return eyas_pb2.ChatRequest(model=model, messages=turns, options=with_options)
-
-
-def _message_to_pb(i: int, message: Message) -> eyas_pb2.ChatMessage:
-    role, content = message["role"], message["content"]
-    if role not in _ROLES:
-        field = f"messages[{i}].role"
-        raise InvalidRequest(f"{field} must be one of {', '.join(_ROLES)}, not {role!r:.40}", param=field)
-    return eyas_pb2.ChatMessage(role=_ROLES[role], content=content)
 
 
 def generate_request(model: str, prompt: str | Sequence[int], options: Options) -> eyas_pb2.GenerateRequest:
@@ -105,6 +84,10 @@ def delta_from_pb(delta: eyas_pb2.Delta) -> Delta:
         tokens=tuple(delta.tokens),
         logprobs=tuple(_logprob_from_pb(logprob) for logprob in delta.logprobs),
         finish_reason=_FINISH[delta.finish_reason],
+        reasoning=delta.reasoning,
+        tool_calls=tuple(
+            ToolCallDelta(call.index, call.id, call.name, call.arguments) for call in delta.tool_calls
+        ),
     )
 
 
@@ -129,6 +112,7 @@ def usage_from_pb(usage: eyas_pb2.Usage, metadata: Iterable[tuple[str, str | byt
         verify_steps=usage.verify_steps,
         cached_tokens=usage.cached_tokens,
         synthetic=any(key == rpc.SYNTHETIC for key, _ in metadata),
+        reasoning_tokens=usage.reasoning_tokens,
     )
 
 

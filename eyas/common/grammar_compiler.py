@@ -49,9 +49,9 @@ class GrammarCompiler:
         xgrammar = library()
         known = pieces(folder)
         vocab_size = len(known) if vocab_size is None else vocab_size
-        known = known[:vocab_size] + [b""] * (vocab_size - len(known))
+        self.pieces = known[:vocab_size] + [b""] * (vocab_size - len(known))  # what each id writes
         info = xgrammar.TokenizerInfo(
-            known, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=list(eos_ids)
+            self.pieces, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=list(eos_ids)
         )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 

@@ -80,6 +80,7 @@ async def _run(config: GatewayConfig) -> None:
     grammars = GrammarChecks(Path(config.model))
     leave = Leave()
     try:
+        grammars.start()
         await cluster.start()
         siblings = None if config.member is None else Siblings(Path(config.member))
         metrics = GatewayMetrics(_registry(), siblings)

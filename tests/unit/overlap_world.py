@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from engine_rig import PAGE, Rig
 from paper_device import VOCAB, PaperDevice, Pool, logits_after
+from paper_grammars import GRAMMAR, PaperGrammars, allowed_after
 from wandering import SPEC, Wandering
 
 from eyas.common.params import SamplingParams
@@ -24,7 +24,6 @@ from eyas.engine.device.depths import Depths
 from eyas.engine.device.flight import DeviceFlight
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout, StepShape
-from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.messages import Cancel, Event, Step
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
@@ -135,7 +134,8 @@ class World:
             self.policy = Wandering(replace(SPEC, steps=setting.width - 1), setting.max_running, seed)
             pacing = Pacing(self.policy)
             depths = Depths(pacing, self._by_depth(buckets, self.policy.depths))
-        grammars = Grammars(Path(), VOCAB, EOS)  # which no request here has
+        grammars = PaperGrammars()
+        self.rig.scheduler._holds = grammars.holds
         self.runner = WatchedRunner(
             self.device, buckets, layout, grammars, ahead=setting.ahead, depths=depths
         )
@@ -250,7 +250,8 @@ def plain_rule(request: GenerationRequest, choice: Choice) -> tuple[list[int], F
     while True:
         ids = [*request.prompt_ids, *output]
         banned = banned_ids(params, EOS, len(output))
-        row = Row(params, choice.index, len(ids), request.prompt_ids, tuple(output), (), banned)
+        allowed = None if params.grammar is None else allowed_after(output)
+        row = Row(params, choice.index, len(ids), request.prompt_ids, tuple(output), (), banned, allowed)
         (token,) = sample(logits_after(ids)[None], [row]).tokens
         kept, why = finish(params, EOS, len(output), [token])
         output += kept
@@ -271,10 +272,12 @@ def plain_scores(request: GenerationRequest) -> PromptLogprobs | None:
 
 
 def some_requests(
-    seed: int, count: int, *, special: float = 0.15, many: float = 0.15
+    seed: int, count: int, *, special: float = 0.15, many: float = 0.15, held: float = 0.0
 ) -> list[GenerationRequest]:
-    """`special`: the share whose history counts, or whose log-probabilities; `many`: with several choices."""
-    pick, calls = random.Random(seed), random.Random(seed)
+    """`special`: the share whose history counts, or whose log-probabilities; `many`: with several choices;
+    `held`: with a grammar.
+    """
+    pick, calls, holds = random.Random(seed), random.Random(seed), random.Random(seed)
     stem = tuple(pick.choices(range(VOCAB), k=12))  # of prompts that are alike
     made = []
     for i in range(count):
@@ -284,7 +287,10 @@ def some_requests(
             params = msgspec.structs.replace(params, **pick.choice(HISTORY))
         if pick.random() < 0.3:
             params = msgspec.structs.replace(params, **pick.choice(SCORING))
+        if holds.random() < held:
+            params = msgspec.structs.replace(params, grammar=GRAMMAR, bad_words=())
         begun = tuple(pick.choices(range(4, VOCAB - 1), k=2)) if params.max_tokens > 3 else ()
+        begun = begun if params.grammar is None else ()
         choices = (Choice(pick.randint(0, 3), begun if pick.random() < 0.1 else ()),)
         if pick.random() < many:
             choices = tuple(Choice(index) for index in pick.sample(range(5), pick.randint(2, 3)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import msgspec
@@ -66,12 +66,14 @@ class PaperDevice:
         """It drafts if the tables have room for drafts."""
         drafter = tables.sizes.width > 1 or None
         self.state = SimpleNamespace(prompts=None, tap=None, drafter=drafter, lookup=None, trees=False)
+        self.state.path_rows = lambda width: width
         self.tables = tables
         self.pool = pool
         self.head = Pool(pool.page_size)  # the draft head's: of a row its position, and the id after it
         self.kept: dict[tuple[int, int], int] = {}  # by slot and place in the ring: a row that waits
         self.caught_up = 0
         self.accepted = self.joined = self.waits = 0
+        self.masked_below = 0  # rows of drafts that not every id may follow
         self.special_rows: list[int] = []  # of each step that had some
         self._random = random.Random(seed)
 
@@ -105,6 +107,7 @@ class PaperDevice:
 
     def begin(self, step: StepInput) -> None:
         self._apply(step.writes)
+        self._held = list(step.held)
         part = {
             name: step.data[first : first + count] for name, (first, count) in step.shape.sections.items()
         }
@@ -118,17 +121,23 @@ class PaperDevice:
         for slot, length in zip(*self._ends(), strict=True):
             self._contexts.append((slot, self._read(slot, length) if self._is_real(slot) else []))
 
+    def drafts(self) -> np.ndarray:
+        return torch.stack((self.tables.drafts[self._held], self.tables.parents[self._held]), 1).numpy()
+
     def sample(self, rows: np.ndarray) -> list[torch.Tensor]:
         """By the specification, with what the rows and the tables say."""
         self.special_rows.append(len(rows))
         reports = torch.zeros(len(rows), REPORT_WORDS, dtype=torch.int32)
         for words, report in zip(rows.tolist(), reports, strict=True):
-            row = dict(zip(COLUMNS, words, strict=True))
+            row, mask = dict(zip(COLUMNS, words, strict=False)), words[len(COLUMNS) :]
             slot, ids = self._contexts[row["place"]]
             if not ids:  # a node without a draft
                 continue
-            found = sample(logits_after(ids)[None], [self._special(row, ids)])
+            allowed = np.array(mask, np.int32) if mask else None
+            wanted = replace(self._special(row, ids), allowed=allowed)
+            found = sample(logits_after(ids)[None], [wanted])
             report[0] = token = found.tokens[0]
+            self.masked_below += bool(row["node"]) and any(word != -1 for word in mask)
             if row["own"]:
                 self._part["settled"][row["place"]] = token
             if (told := found.logprobs[0]) is not None:

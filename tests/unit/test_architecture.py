@@ -22,6 +22,7 @@ STUB_USERS = (
     "prefill_svc/",
     "decode_svc/",
     "draft_svc/",
+    "gateway/grpc_chat.py",
     "gateway/grpc_front.py",
     "gateway/grpc_messages.py",
 )

@@ -15,7 +15,9 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.grammar import Grammar
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, Finish, GenerationRequest
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import special as special_rows
+from eyas.engine.device.masks import Nodes
 from eyas.engine.device.special import SpecialRows, SpecialSampler
 from eyas.engine.kernels.special import COLUMNS
 from eyas.engine.sampling.sampler import Row, sample
@@ -31,6 +33,7 @@ PIECES = ("0", "1", "~", "b", "ab", "{", "}", '"', ":", ",", "[", "]", " ", "a",
 
 END = len(PIECES)
 CHAIN = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
+TREE = SpeculationConfig(steps=2, topk=2, draft_tokens=4)
 
 
 def bits(ids: list[int]) -> np.ndarray:
@@ -51,7 +54,7 @@ def test_masked_rows_are_the_specifications(asked: dict) -> None:
         if place % 2:
             ids = step.rng.sample(range(VOCAB), (1, 2, 9, VOCAB - 1)[place // 2])
             masks[place] = bits(ids)
-            rows.add_mask(place, [masks[place], None])
+            rows.add_masks(place, [masks[place], None])
     every = torch.from_numpy(rows.array())
     assert every.shape[1] == len(COLUMNS) + 2
     sampler = SpecialSampler(step.tables, VOCAB, pdl=False)
@@ -68,12 +71,49 @@ def test_masked_rows_are_the_specifications(asked: dict) -> None:
     assert any(bool(changed) for changed in masks.values()), "the masks changed nothing"
 
 
+def test_each_node_of_a_tree_has_a_mask_of_its_own() -> None:
+    """What the tables say of a tree says where each mask stands."""
+    step, width = Step(5, 6, [{}] * 8), 6
+    rows, expected = SpecialRows(EOS), dict[int, Row]()
+    for i, seq in enumerate(step.rounds):
+        nodes = Nodes.of(
+            torch.stack((step.tables.drafts[seq.slot], step.tables.parents[seq.slot])).cpu().numpy(), width
+        )
+        assert (nodes.tree.tokens, nodes.tree.parents) == (
+            step.trees[seq.slot].tokens,
+            step.trees[seq.slot].parents,
+        )
+        masks = [bits(step.rng.sample(range(VOCAB), 3)) for _ in range(1 + len(nodes.tree))]
+        rows.add_round(i * width, width, seq)
+        rows.add_masks(i * width, masks)
+        for node, mask in enumerate(masks):
+            above = [nodes.tree.tokens[n] for n in nodes.tree.path(node - 1)] if node else []
+            params, position = seq.generation.request.params, len(seq) + len(above)
+            row = Row(params, seq.choice, position, seq.prompt, seq.output, above, (), mask)
+            expected[i * width + node] = row
+    every = torch.from_numpy(rows.array())
+    sampler = SpecialSampler(step.tables, VOCAB, pdl=False)
+    sampler.sample(step.logits, step.positions(), step.settled, every)
+    assert len(expected) > 2 * len(step.rounds)
+    for place, row in expected.items():
+        found = sample(step.logits[place : place + 1].cpu(), [row])
+        assert step.settled[place].item() == found.tokens[0], place
+
+
+def test_places_without_a_draft_are_left_out() -> None:
+    """A request's own limits leave holes in a tree."""
+    drafts = np.array([[3, -1, 4, 5, 6, -1], [-1, -1, 0, 2, -1, 4]], np.int32)
+    assert Nodes.of(drafts, 7) == Nodes(DraftTree([3, 4, 5, 6], [-1, 0, 1, -1]), (1, 3, 4, 5))
+    assert Nodes.of(drafts, 4) == Nodes(DraftTree([3, 4], [-1, 0]), (1, 3))
+    assert Nodes.of(drafts * 0 - 1, 7) == Nodes(DraftTree([], []), ())
+
+
 def test_rows_without_a_grammar_are_what_they_were() -> None:
     """No column more, no launch more."""
     step = Step(1, 1, [{"logprobs": 1}] * 2)
     rows = SpecialRows(EOS)
     rows.add_end(0, step.sequences[0])
-    rows.add_mask(0, [])
+    rows.add_masks(0, [])
     assert rows.array().shape == (1, len(COLUMNS))
 
 
@@ -143,10 +183,10 @@ PAIR = {"type": "object", "properties": {"a": {"enum": [0, 1]}}, "required": ["a
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("drafts", [None, CHAIN], ids=["plain", "chain"])
+@pytest.mark.parametrize("drafts", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
 def test_answers_are_the_plain_engines(config: EngineConfig, drafts: SpeculationConfig | None) -> None:
-    """And valid; the free one beside them is drafted for as ever."""
-    plain = config if drafts is not None else replace(config, draft=None)
+    """And valid; all of them are drafted for."""
+    plain = replace(config, draft=None) if drafts is None else replace(config, speculation=drafts)
     asked = requests()
     expected, found = answers(plain, asked), answers(on_device(plain), asked)
     assert tokens(found) == tokens(expected)
@@ -155,8 +195,10 @@ def test_answers_are_the_plain_engines(config: EngineConfig, drafts: Speculation
         for choice, ids in result.tokens.items():
             if request.id in patterns and result.finishes[choice] is Finish.STOP:
                 assert re.fullmatch(patterns[request.id], text(ids)), text(ids)
-    drafted = any(entry.offered for entry in found[-1].entries)
-    assert drafted == (plain.draft is not None)
+    offered = [any(entry.offered for entry in result.entries) for result in found]
+    assert offered == [drafts is not None] * len(found)
+    accepted = sum(entry.accepted for result in found[:-1] for entry in result.entries)
+    assert bool(accepted) == (drafts is not None), "no draft beside a mask was right"
 
 
 def test_power_a_mask_that_is_shifted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

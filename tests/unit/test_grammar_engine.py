@@ -86,6 +86,22 @@ def test_drafts_change_nothing_and_every_answer_is_valid(base: EngineConfig) -> 
     assert accepted > 0  # drafts were verified beside masks
 
 
+@pytest.mark.parametrize("speculation", [SpeculationConfig(), LOOKUP])
+def test_what_a_grammar_forces_costs_fewer_rounds(
+    base: EngineConfig, speculation: SpeculationConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And changes no token."""
+    config, rounds = replace(base, speculation=speculation), []
+    made = [request(f"r{i}", CASES[i][0], temperature=i % 2 * 0.8, seed=i) for i in (0, 1, 4)]
+    found = []
+    for _ in range(2):
+        found.append(run(Loopback(config), made))
+        rounds.append(sum(len(result.entries) for result in found[-1]))
+        monkeypatch.setattr(GrammarState, "forced", lambda self, most: [])
+    assert tokens(found[0]) == tokens(found[1])
+    assert rounds[0] < 0.9 * rounds[1], rounds
+
+
 def test_without_its_grammar_an_answer_is_another(base: EngineConfig) -> None:
     grammar, judge = CASES[3]
     held, loose = request("held", grammar), request("loose", grammar)

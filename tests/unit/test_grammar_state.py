@@ -14,7 +14,7 @@ from grammar_cases import CASES, EOS, table
 from eyas.common.config import NANO
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import Grammar
-from eyas.common.grammar_compiler import GrammarCompiler
+from eyas.common.grammar_compiler import GrammarCompiler, library
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar.state import GrammarState
@@ -33,7 +33,7 @@ def compiler() -> GrammarCompiler:
 
 
 def state(grammar: Grammar, output: list[int] | None = None, **params: Any) -> GrammarState:
-    made = GrammarState(compiled(grammar), SamplingParams(**params), (EOS,), VOCAB)
+    made = GrammarState(compiled(grammar), SamplingParams(**params), (EOS,), table())
     made.follow(output or [])
     return made
 
@@ -139,5 +139,39 @@ def test_a_dead_end_ends() -> None:
 
 def test_a_model_without_an_end_needs_a_stop_token() -> None:
     with pytest.raises(InvalidRequest, match="stop_token_ids"):
-        GrammarState(compiled(Grammar.regex("a")), SamplingParams(), (), VOCAB)
-    GrammarState(compiled(Grammar.regex("a")), SamplingParams(stop_token_ids=(5,)), (), VOCAB)
+        GrammarState(compiled(Grammar.regex("a")), SamplingParams(), (), table())
+    GrammarState(compiled(Grammar.regex("a")), SamplingParams(stop_token_ids=(5,)), (), table())
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_forced_tokens_are_the_beginning_of_what_must_be_written(case: int) -> None:
+    """By the library's own word, or nothing but an end may come. Looking at them changes no state."""
+    grammar, pick = CASES[case][0], random.Random(case)
+    for _ in range(12):
+        output = wander(grammar, pick, pick.randrange(12))
+        here = state(grammar, output)
+        before = here.masks(None)[0]
+        forced = here.forced(6)
+        assert np.array_equal(here.masks(None)[0], before) and np.array_equal(here._mask(0), before)
+        text = b"".join(table()[token] for token in forced if token != EOS)
+        assert must_follow(grammar, output).startswith(text)
+        here.follow([*output, *forced])  # all of them are allowed
+
+
+def must_follow(grammar: Grammar, output: list[int]) -> bytes:
+    matcher = library().GrammarMatcher(compiled(grammar), override_stop_tokens=[EOS])
+    assert all(map(matcher.accept_token, output))
+    try:
+        return str(matcher.find_jump_forward_string()).encode()
+    except UnicodeDecodeError as error:
+        return bytes(error.object)
+
+
+def test_a_text_without_a_choice_is_forced_to_its_end() -> None:
+    here = state(Grammar.choice(["Paris is the capital."]))
+    forced = here.forced(50)
+    assert forced[-1] == EOS and b"".join(map(table().__getitem__, forced[:-1])) == b"Paris is the capital."
+    assert len(forced) < 12 and here.forced(2) == forced[:2] and here.forced(-1) == []
+    assert state(Grammar.regex("[a-z]+")).forced(3) == []
+    assert state(Grammar.regex("a+"), [table().index(b"a")]).forced(3) == []
+    assert state(Grammar.regex("ab?"), [table().index(b"ab")]).forced(3) == [EOS]

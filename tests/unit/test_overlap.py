@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 from overlap_world import Setting, World, some_requests
+from paper_grammars import PaperGrammars
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, DraftLimits, Entry, GenerationRequest
-from eyas.engine.batch.sequence import Sequence
+from eyas.engine.batch.sequence import Sequence, Work
 from eyas.engine.batch.tables import TableWrites
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import runner as device_runner
+from eyas.engine.device.masks import StepMasks
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import StepShape
+from eyas.engine.grammar.grammars import NOTHING
 from eyas.engine.loop import commit
 from eyas.engine.scheduling.scheduler import Limits
 from eyas.engine.speculation.feature_ring import KEPT_ROWS
@@ -87,6 +92,39 @@ def test_special_requests_get_the_same(seed: int) -> None:
     world = World(seed, Setting())
     world.run(some_requests(seed, 20, special=1.0, many=0.5), cancels=0.1)
     assert world.device.accepted > 0 and world.runner.special_ahead > 20
+
+
+@pytest.mark.parametrize("setting", [Setting(), Setting(width=6, pages=TIGHT, adaptive=True)])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_held_to_a_grammar_gets_the_same(setting: Setting, seed: int) -> None:
+    """Each row has its own mask, whatever is drafted, preempted or given up."""
+    world = World(seed, setting)
+    world.run(some_requests(seed, 30, held=0.6), cancels=0.1)
+    assert world.device.accepted > 0 and world.device.masked_below > 0, "no mask below a root"
+
+
+def test_what_a_grammar_forces_is_drafted_and_harms_nothing_if_it_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds = []
+    for forced in (PaperGrammars.forced, lambda *_: NOTHING, lambda *_: DraftTree([5, 6], [-1, 0])):
+        monkeypatch.setattr(PaperGrammars, "forced", forced)
+        world = World(1, Setting(width=4))
+        world.run(some_requests(1, 20, held=1.0))
+        rounds.append(world.runner.rounds)
+    assert rounds[0] < rounds[1] < rounds[2]
+
+
+def test_drafts_without_masks_of_their_own_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = StepMasks.of
+
+    def roots(self: StepMasks, work: Work) -> list[Any]:
+        found = masks(self, work)
+        return found[:1] * len(found)
+
+    monkeypatch.setattr(StepMasks, "of", roots)
+    with pytest.raises(AssertionError):
+        World(0, Setting()).run(some_requests(0, 30, held=0.6))
 
 
 def test_a_special_request_costs_its_own_rows_and_no_wait() -> None:

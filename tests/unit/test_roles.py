@@ -18,7 +18,7 @@ TIGHT = 14  # pages: the largest request needs 13
 @pytest.mark.parametrize("width", [1, 3])
 def test_tokens_are_the_plain_rules(width: int, seed: int) -> None:
     world = RolesWorld(seed, Setting(width))
-    world.run(some_requests(seed, 40), cancels=0.02)
+    world.run(some_requests(seed, 40, held=0.3), cancels=0.02)
     assert min(world.runner.ahead, len(world.pulled), len(world.handed_over)) >= 2
 
 

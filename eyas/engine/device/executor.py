@@ -63,6 +63,8 @@ class Executor:
         self._outgoing = [_host(WORDS, state.device) for _ in range(IN_FLIGHT)]
         self._incoming = [_host(WORDS, state.device) for _ in range(IN_FLIGHT)]
         self._turn = 0
+        self._drafts: torch.Tensor | None = None  # of the step that was begun, for its `held` ..
+        self._drafts_read: Event | None = None  # .. once this has passed
 
     @property
     def tables(self) -> Tables:
@@ -108,6 +110,8 @@ class Executor:
         """Everything up to the logits."""
         self._turn = (self._turn + 1) % IN_FLIGHT
         self._send(step)
+        if step.held:
+            self._read_drafts(step.held)
         self._rows = None
         captured = self._graphs(step)
         if captured is None:
@@ -119,6 +123,23 @@ class Executor:
         else:
             self._program = captured.program
             captured.forward.replay()
+
+    def drafts(self) -> np.ndarray:
+        """Int32 [n, 2, drafts]: of each `held` slot of the step that was begun the drafts, which that step
+        verifies, and their parents, as `Tables` has them. Waits for the steps before, not for its forward.
+        """
+        assert self._drafts is not None
+        if self._drafts_read is not None:
+            self._drafts_read.synchronize()
+        found: np.ndarray = self._drafts.numpy()
+        return found
+
+    def _read_drafts(self, slots: SequenceOf[int]) -> None:
+        index = _pinned(np.array(slots, np.int64), self.state.device)
+        index = index.to(self.state.device, non_blocking=True)
+        both = [table.index_select(0, index) for table in (self.tables.drafts, self.tables.parents)]
+        self._drafts = torch.stack(both, 1).to("cpu", non_blocking=True)
+        self._drafts_read = self._event()
 
     @torch.inference_mode()
     def sample(self, rows: np.ndarray) -> list[torch.Tensor]:
@@ -197,14 +218,18 @@ class Executor:
         if writes.shape[1]:
             self.tables.apply(_pinned(writes, self.state.device).to(self.state.device, non_blocking=True))
 
-    def _fetch(self, words: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    def _fetch(self, words: int) -> tuple[torch.Tensor, Event | None]:
         host = self._incoming[self._turn][:words]
         host.copy_(self._results[:words], non_blocking=True)
+        return host, self._event()
+
+    def _event(self) -> Event | None:
+        """What passes when the device has done all that was launched until now."""
         if self.state.device == "cpu":
-            return host, None
+            return None
         event = torch.cuda.Event()
         event.record()
-        return host, event
+        return event
 
     # --- before the first step -----------------------------------------------------------------------
 

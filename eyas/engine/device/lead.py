@@ -118,8 +118,11 @@ class LedExecutor(Executor):
 
     def finish(self, step: StepInput) -> tuple[torch.Tensor, Event | None]:
         self._lead.tell(calls.finish())
-        result, event = super().finish(step)
-        return result, Watched(event, self._lead) if isinstance(event, torch.cuda.Event) else None
+        return super().finish(step)
+
+    def _event(self) -> Event | None:
+        event = super()._event()
+        return Watched(event, self._lead) if isinstance(event, torch.cuda.Event) else None
 
     def copy_page(self, source: int, target: int) -> None:
         self._lead.tell(calls.copy_page(source, target))

@@ -22,6 +22,7 @@ from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.flight import Certain, DeviceFlight, Features, Scored
+from eyas.engine.device.masks import Nodes, StepMasks
 from eyas.engine.device.special import SpecialRows, occupy_special, reads_text
 from eyas.engine.device.step import Joined, Late, Layout, Placed, StepInput, StepShape, pack, tiles_for
 from eyas.engine.grammar.grammars import Grammars
@@ -87,17 +88,26 @@ class DeviceRunner:
         asked = _asked(placed.chunks, shape.round_rows)
         ends = self._chunk_ends(placed.chunks) if self._elsewhere else []
         certain = self._certain_rows(placed, shape, ends) if self._elsewhere else None
-        step = StepInput(shape, data, writes.array(), spans, scored=bool(asked), certain=certain)
+        held = _held(placed, shape)
+        step = StepInput(shape, data, writes.array(), spans, bool(asked), certain, held)
         self._executor.begin(step)
         scores = [Scored(work, one, self._executor.score(one)) for work, one in asked]
         features = self._features(placed.chunks, shape)
-        rows = SpecialRows.of(shape, placed, self._grammars)  # masks, while the device computes
+        masks = StepMasks(self._grammars, self._drafts(held, shape.width))
+        rows = SpecialRows.of(shape, placed, masks)  # masks are filled while the device computes
         special = rows.told(self._executor.sample(rows.array()) if rows else ())
         result, event = self._executor.finish(step)
         told = None
         if self._elsewhere and self._executor.certain is not None:
             told = Certain(self._executor.certain, self._executor.state.path_rows(shape.width), ends)
         return DeviceFlight(shape, works, placed, result, event, special, scores, features, told, depth)
+
+    def _drafts(self, held: SequenceOf[int], width: int) -> dict[int, Nodes]:
+        """By slot, what the step that was begun verifies for those whose outputs are held to a grammar."""
+        if not held:
+            return {}
+        found = self._executor.drafts()
+        return {slot: Nodes.of(drafts, width) for slot, drafts in zip(held, found, strict=True)}
 
     def _depth(self, works: SequenceOf[Work]) -> tuple[int | None, Buckets]:
         """How deep the step drafts, if that may change, and its graphs."""
@@ -159,6 +169,15 @@ class DeviceRunner:
             return None
         return tree.narrow(self._buckets.width - 1)
 
+    def _forced(self, work: Work) -> DraftTree | None:
+        """What a grammar forces, in place of what the step before has drafted; None: that stays."""
+        request = work.seq.generation.request
+        if request.params.grammar is None or not (work.round and request.speculative):
+            return None
+        deepest = self._executor.state.path_rows(self._executor.tables.sizes.width) - 1
+        most = min(deepest, request.draft_limits.deepest or deepest)
+        return self._grammars.forced(work.seq, most) or None
+
     @staticmethod
     def _chunk_ends(chunks: SequenceOf[Work]) -> list[int]:
         """Of how many rows at the end of each chunk a drafter may want to hear."""
@@ -218,7 +237,7 @@ class DeviceRunner:
         """
         seq = work.seq
         told = self._occupants.get(seq.slot)
-        joins, tree = False, self._drafts_of(work) if self._elsewhere else None
+        joins, tree = False, self._drafts_of(work) if self._elsewhere else self._forced(work)
         if told is None or (told.occupancy, told.choice) != (seq.occupancy, seq.choice):
             joins = self._joins(work)
             seq.draft_len += joins and self.drafts
@@ -280,6 +299,12 @@ class DeviceRunner:
             rows = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
             features = np.concatenate(rows)
         return Joined(np.array(words, np.int32).T.copy(), features, width)
+
+
+def _held(placed: Placed, shape: StepShape) -> list[int]:
+    """Slots of the rounds whose drafts must be known here: those of outputs that are held to a grammar."""
+    held = (work.seq for work in placed.rounds if work.seq.generation.request.params.grammar is not None)
+    return [seq.slot for seq in held] if shape.width > 1 else []
 
 
 def late_sizes(running: int) -> tuple[int, ...]:

@@ -22,8 +22,8 @@ from eyas.engine.batch.landed import NO_FORKS
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.stopping import ending_ids
 from eyas.engine.batch.tables import Tables, TableWrites
+from eyas.engine.device.masks import StepMasks
 from eyas.engine.device.step import Placed, StepShape
-from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.kernels import sample, special
 from eyas.engine.kernels.special import COLUMNS, Workspace
 
@@ -32,10 +32,7 @@ SLICE = 64
 
 
 class SpecialRows:
-    """The special rows of one step, in the order in which they are added. `eos_ids`: of the model.
-
-    Where an output is held to a grammar nothing is drafted, so one mask is all that its rows need.
-    """
+    """The special rows of one step, in the order in which they are added. `eos_ids`: of the model."""
 
     def __init__(self, eos_ids: tuple[int, ...]) -> None:
         self._eos_ids = eos_ids
@@ -45,21 +42,21 @@ class SpecialRows:
         self._masks: dict[int, np.ndarray] = {}  # by the place in `_places`
 
     @classmethod
-    def of(cls, shape: StepShape, placed: Placed, grammars: Grammars) -> Self:
+    def of(cls, shape: StepShape, placed: Placed, masks: StepMasks) -> Self:
         """Those of a step."""
-        rows, first = cls(grammars.eos_ids), shape.batch * shape.width
+        rows, first = cls(masks.eos_ids), shape.batch * shape.width
         for i, work in enumerate(placed.rounds):
             if work.seq.special:
                 rows.add_round(i * shape.width, shape.width, work.seq)
-                rows.add_mask(i * shape.width, grammars.masks(work))
+                rows.add_masks(i * shape.width, masks.of(work))
         for place, work in enumerate(placed.singles, start=first):
             if work.seq.special:
                 rows.add_round(place, 1, work.seq)
-                rows.add_mask(place, grammars.masks(work))
+                rows.add_masks(place, masks.of(work))
         for place, work in enumerate(placed.ends, start=shape.round_rows):
             if work.seq.special:
                 rows.add_end(place, work.seq)
-                rows.add_mask(place, grammars.masks(work))
+                rows.add_masks(place, masks.of(work))
         return rows
 
     def __bool__(self) -> bool:
@@ -73,12 +70,13 @@ class SpecialRows:
         """A prompt's last row."""
         self._add(place, 1, seq, position=len(seq))
 
-    def add_mask(self, place: int, masks: SequenceOf[np.ndarray | None]) -> None:
-        """The first of `masks`, if there are any, for what stands at `place`: its root, and its forks."""
-        if masks and masks[0] is not None:
-            asked = self._asked[place]
-            forks = range(asked.first + asked.width, len(self._places))
-            self._masks |= dict.fromkeys((asked.first, *forks), masks[0])
+    def add_masks(self, place: int, masks: SequenceOf[np.ndarray | None]) -> None:
+        """For what stands at `place`: for its nodes, the root first, as far as there are any; for its forks
+        the root's.
+        """
+        asked = self._asked[place]
+        told = [*masks[: asked.width], *list(masks[:1]) * len(asked.forks)]
+        self._masks |= {asked.first + i: mask for i, mask in enumerate(told) if mask is not None}
 
     def _add(self, place: int, width: int, seq: Sequence, position: int) -> None:
         params, forks = seq.generation.request.params, seq.next_forks

@@ -118,7 +118,8 @@ class StepInput:
 
     `spans`: the chunks, in the order of their rows, where their attention may be planned on the host.
     `scored`: more of its rows will be asked for than those that give a token. `certain`: a drafter elsewhere
-    wants the features of its rounds' certain rows, and of these; None: it wants none.
+    wants the features of its rounds' certain rows, and of these; None: it wants none. `held`: slots whose
+    drafts the host wants to know, as `Executor.drafts` tells them.
     """
 
     shape: StepShape
@@ -127,6 +128,7 @@ class StepInput:
     spans: SequenceOf[Span] = ()
     scored: bool = False
     certain: SequenceOf[int] | None = None
+    held: SequenceOf[int] = ()
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ import numpy as np
 from eyas.common.errors import EngineError, EyasError
 from eyas.common.grammar import Grammar
 from eyas.common.grammar_compiler import GrammarCompiler
-from eyas.engine.batch.sequence import Generation, Sequence, Work
-from eyas.engine.batch.tree import DraftTree
+from eyas.engine.batch.sequence import Generation, Sequence
+from eyas.engine.batch.tree import ROOT, DraftTree
 from eyas.engine.grammar.state import GrammarState
 
 MAX_KEPT = 256  # compiled grammars
 MAX_KEPT_BYTES = 512 << 20
+NOTHING = DraftTree([], [])
 
 
 class Grammars:
@@ -49,23 +50,43 @@ class Grammars:
             return False
         return bool(seq.in_flight) or self._state(seq) is None
 
-    def masks(self, work: Work) -> list[np.ndarray | None]:
-        """As `GrammarState.masks`, for the rows of `work` that give a token; empty without a grammar."""
-        if work.seq.generation.request.params.grammar is None:
+    def masks(self, seq: Sequence, tree: DraftTree | None) -> list[np.ndarray | None]:
+        """As `GrammarState.masks`, of the next token and below drafts; empty without a grammar."""
+        if seq.generation.request.params.grammar is None:
             return []
-        state = self._state(work.seq)
+        state = self._state(seq)
         assert state is not None, "what holds is not scheduled"
         try:
-            return state.masks(work.tree)
+            return state.masks(tree)
         except Exception as error:  # the library's; the step goes on, and its request fails after it
-            self._fail(work.seq, error)
-            return [None] * (1 + len(work.tree or ()))
+            self._fail(seq, error)
+            return [None] * (1 + len(tree or ()))
 
-    def cut(self, seq: Sequence, tree: DraftTree) -> DraftTree:
-        """The drafts that its grammar allows, which are all of them without one."""
+    def draft(self, seq: Sequence, tree: DraftTree, most: int) -> DraftTree:
+        """The drafts that its grammar allows, or up to `most` tokens that it forces, if these reach further.
+
+        Without a grammar that is `tree`.
+        """
         if seq.generation.request.params.grammar is None or (state := self._state(seq)) is None:
             return tree
-        return state.cut(tree)
+        try:
+            allowed, forced = state.cut(tree), state.forced(most)
+        except Exception as error:  # as in `masks`
+            self._fail(seq, error)
+            return tree
+        if len(forced) <= allowed.height:
+            return allowed
+        return DraftTree(forced, range(ROOT, len(forced) - 1))
+
+    def forced(self, seq: Sequence, most: int) -> DraftTree:
+        """Up to `most` tokens that its grammar forces, where they are better than drafts that are not known.
+
+        These may reach `most` tokens and be wrong: half as many are as good, or as few as end the output.
+        """
+        forced = self.draft(seq, NOTHING, most)
+        ends = (*self.eos_ids, *seq.generation.request.params.stop_token_ids)
+        good = 2 * len(forced) >= most or any(token in ends for token in forced.tokens)
+        return forced if good else NOTHING
 
     def take_failed(self) -> dict[Generation, EyasError]:
         """Requests that cannot be followed, since the last call, and why."""
@@ -87,7 +108,8 @@ class Grammars:
                 if not future.done():
                     return None
                 compiled = future.result()
-                self._states[seq] = GrammarState(compiled, params, self.eos_ids, self._vocab_size)
+                assert self._compiler is not None
+                self._states[seq] = GrammarState(compiled, params, self.eos_ids, self._compiler.pieces)
             self._states[seq].follow(seq.output)
         except Exception as error:  # of the library, perhaps: it concerns this request alone
             self._fail(seq, error)

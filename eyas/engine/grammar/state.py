@@ -21,16 +21,22 @@ from eyas.common.grammar_compiler import library
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tree import ROOT, DraftTree
 
+MOST_BEGINNINGS = 32
+"""Where more tokens are allowed, they are not looked at: they are hardly beginnings of one text."""
+
 
 class GrammarState:
     """One sequence's place in a compiled grammar. One thread uses it."""
 
     def __init__(
-        self, compiled: Any, params: SamplingParams, eos_ids: SequenceOf[int], vocab_size: int
+        self, compiled: Any, params: SamplingParams, eos_ids: SequenceOf[int], pieces: SequenceOf[bytes]
     ) -> None:
-        """Raises InvalidRequest where nothing can end an output: it could not stop when the grammar does."""
+        """`pieces`: what each id writes. Raises InvalidRequest where nothing can end an output: it could not
+        stop when the grammar does.
+        """
         self._params = params
-        self._words = -(-vocab_size // 32)
+        self._pieces = pieces
+        self._words = -(-len(pieces) // 32)
         self._ends = (*eos_ids, *params.stop_token_ids)
         self._ignored = set(eos_ids) - set(params.stop_token_ids) if params.ignore_eos else set[int]()
         if not self._ends:
@@ -38,6 +44,7 @@ class GrammarState:
             raise InvalidRequest(message, param="grammar")
         self._matcher = library().GrammarMatcher(compiled, override_stop_tokens=list(self._ends))
         self._followed = 0  # tokens of the output
+        self._next: np.ndarray | None = None  # the mask after them, once it was asked for
 
     def follow(self, output: SequenceOf[int]) -> None:
         """Advances over what `output` has gained. Raises InvalidRequest for a token that is not allowed."""
@@ -46,6 +53,7 @@ class GrammarState:
                 message = f"grammar does not allow token {token} at place {self._followed} of the output"
                 raise InvalidRequest(message, param="grammar")
             self._followed += 1
+            self._next = None
 
     def masks(self, tree: DraftTree | None) -> list[np.ndarray | None]:
         """The mask of the next token, then of what follows each node of `tree`.
@@ -53,12 +61,42 @@ class GrammarState:
         None: nothing is sampled there that counts, because the node's own token, or one above it, is not
         allowed, or ends the output.
         """
-        root = None if self._matcher.is_terminated() else self._mask(0)
+        root = None if self._matcher.is_terminated() else self._root()
         return [root, *(mask for _, mask in self._walk(tree))]
 
     def cut(self, tree: DraftTree) -> DraftTree:
         """The tree without the nodes that are not allowed, and those below them."""
         return tree.keep([node for node, (allowed, _) in enumerate(self._walk(tree, masks=False)) if allowed])
+
+    def forced(self, most: int) -> list[int]:
+        """At most `most` tokens that come next because nothing else can.
+
+        Where one text must follow, each of its beginnings may be a token; the longest one is taken, as most
+        tokenizers would. (Jump-forward decoding as a draft: SGLang, Zheng et al., 2023, section 3.)
+        """
+        found: list[int] = []
+        while len(found) < most and not self._matcher.is_terminated():
+            token = self._only(self._mask(len(found)) if found else self._root())
+            if token is None or not self._matcher.accept_token(token):
+                break
+            found.append(token)
+        if found:
+            self._matcher.rollback(len(found))
+        return found
+
+    def _only(self, mask: np.ndarray) -> int | None:
+        """The longest of the allowed ids, if all others begin it."""
+        if int(np.bitwise_count(mask).sum()) > MOST_BEGINNINGS:
+            return None
+        ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+        longest: int = max(ids, key=lambda id: len(self._pieces[id]))
+        alike = all(self._pieces[longest].startswith(self._pieces[id]) for id in ids)
+        return longest if alike else None
+
+    def _root(self) -> np.ndarray:
+        if self._next is None:
+            self._next = self._mask(0)
+        return self._next
 
     def _walk(self, tree: DraftTree | None, masks: bool = True) -> list[tuple[bool, np.ndarray | None]]:
         """For each node, whether it is allowed, and the mask of what follows it."""

@@ -16,6 +16,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.types import DraftLimits, KvHandle
 from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Sequence
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.messages import DraftDown, DraftUp
 from eyas.engine.loop.patience import Patience
@@ -24,6 +25,7 @@ from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 from eyas.engine.speculation.pacing import Pacing
 
 NO_LIMITS = DraftLimits()
+NOTHING = DraftTree((), ())
 
 
 class Drafting:
@@ -41,7 +43,7 @@ class Drafting:
         pacing: Pacing | None = None,
         grammars: Grammars | None = None,
     ) -> None:
-        """`width`: of the head; 0 without one. `grammars`: cut what they do not allow."""
+        """`width`: of the head; 0 without one. `grammars`: they cut drafts, and force some."""
         self.drafter = drafter
         self._spec = spec
         self._pacing = pacing
@@ -50,6 +52,7 @@ class Drafting:
         self._width = width
         self._most_nodes = most_nodes
         self._commits: list[Commit] = []
+        self._held: list[Sequence] = []  # those held to a grammar that have new tokens
 
     # --- what is certain -------------------------------------------------------------------------------
 
@@ -99,6 +102,8 @@ class Drafting:
     def _grew(self, seq: Sequence) -> None:
         if self.drafter is not None and seq.generation.request.speculative:
             self.drafter.grew(seq)
+            if seq.generation.request.params.grammar is not None:
+                self._held.append(seq)
 
     def _begin(self, seq: Sequence, feature: torch.Tensor, handle: KvHandle | None = None) -> bool:
         """The first commit of a sequence is (last feature, token 0). True: a drafter has it."""
@@ -166,23 +171,33 @@ class Drafting:
         return self.patience.draft_wait_s
 
     def adopt(self) -> None:
-        """The next step verifies what is left of the proposals that have come."""
+        """The next step verifies what is left of the proposals that have come, and what grammars force."""
         for draft in self.drafter.take() if self.drafter is not None else ():
             self._adopt(draft)
+        held, self._held = self._held, []
+        for seq in held:
+            if seq.pages and seq.tree is None:
+                self._settle(seq, NOTHING)
 
     def _adopt(self, draft: Draft) -> None:
         """What follows the tokens committed since, within what may be emitted."""
         seq = draft.seq
         if not seq.pages or draft.base >= len(seq):
             return
-        tree, want = draft.tree.trim(seq.tokens(draft.base + 1, len(seq))), self._want(seq)
-        left = seq.generation.request.params.max_tokens - len(seq.output) - 1
-        if tree and want is not None:
-            nodes = min(self._most_nodes, want.width - 1)
-            tree = tree.narrow(nodes).truncate_depth(min(left, want.steps))
-            seq.tree = (self._grammars.cut(seq, tree) if self._grammars is not None else tree) or None
-        else:
+        self._settle(seq, draft.tree.trim(seq.tokens(draft.base + 1, len(seq))) or NOTHING)
+
+    def _settle(self, seq: Sequence, tree: DraftTree) -> None:
+        """As much of `tree` as is wanted and allowed is what the next round of `seq` verifies."""
+        want = self._want(seq)
+        if want is None:
             seq.tree = None
+            return
+        left = seq.generation.request.params.max_tokens - len(seq.output) - 1
+        nodes, depth = min(self._most_nodes, want.width - 1), min(left, want.steps)
+        tree = tree.narrow(nodes).truncate_depth(depth)
+        if self._grammars is not None:
+            tree = self._grammars.draft(seq, tree, min(nodes, depth))
+        seq.tree = tree or None
 
     def stepped(self, landed: SequenceOf[Landed], seconds: float) -> None:
         """A step took so long: how long is a proposal worth waiting for?"""

@@ -123,7 +123,6 @@ class Engine:
             transfer_policy=parts.config.transfer_policy,
             travels=parts.travels,
             drafts=parts.config.speculation if parts.config.speculates else None,
-            drafts_by_grammar=parts.config.attention_backend == "torch",
         )
         draft_kv = None
         if parts.draft_pulls is not None:

@@ -128,7 +128,7 @@ class PlainRunner:
             return []
         seq, params = work.seq, work.seq.generation.request.params
         banned = banned_ids(params, self._eos_ids, len(seq.output))
-        masks = self._grammars.masks(work) if self._grammars is not None else ()
+        masks = self._grammars.masks(seq, work.tree) if self._grammars is not None else ()
         first = masks[0] if masks else None
         if work.tree is None:
             choices = (seq.choice, *seq.forks)

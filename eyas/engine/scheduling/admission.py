@@ -6,8 +6,6 @@ import itertools
 import math
 from dataclasses import dataclass
 
-import msgspec
-
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.types import Choice, DraftLimits, GenerationRequest
@@ -25,7 +23,6 @@ class Admission:
     transfer_policy: str  # "recompute" or "fail": what becomes of a request whose pages did not arrive
     travels: bool = True  # can KV pages leave this worker, or come here?
     drafts: SpeculationConfig | None = None  # how far a request's drafts may reach; None: there are none
-    drafts_by_grammar: bool = True  # are drafts known early enough to be held to a grammar?
 
     def check(self, request: GenerationRequest, kind: Kind, scheduler: Scheduler) -> None:
         """Raises InvalidRequest, which names the field, for what can never be served here."""
@@ -56,12 +53,6 @@ class Admission:
         if not scheduler.fits(rows):
             message = "prompt and max_tokens need more KV pages than this worker has"
             raise InvalidRequest(message, param="max_tokens")
-
-    def taken(self, request: GenerationRequest) -> GenerationRequest:
-        """The request as it runs here: it may do without drafts, which change no token."""
-        if request.params.grammar is None or self.drafts_by_grammar:
-            return request
-        return msgspec.structs.replace(request, speculative=False)
 
     def _check_choices(self, choices: tuple[Choice, ...], most: int, slots: int) -> None:
         """Each must have fewer than `most` tokens: with that many it has ended, or it is begun elsewhere."""

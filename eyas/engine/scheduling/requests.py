@@ -330,7 +330,6 @@ class Requests:
             self.outbox.rejected(request.id, attempt, error)
             return None
         now = time.monotonic()
-        request = self.admission.taken(request)
         generation = Generation(request, attempt, kind, arrived=now, deadline=now + request.timeout_s)
         self.table[request.id] = generation
         self.outbox.add(Admitted(request.id, attempt))

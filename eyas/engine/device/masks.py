@@ -1,0 +1,53 @@
+"""The masks of one step's rows, filled on the host while the device computes the forward.
+
+What stands below a sequence's root the tables know, so the drafts of those that are held to a grammar are
+read back before the forward begins. It knows where a row's node stands, and asks the grammars about trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.tree import ROOT, DraftTree
+from eyas.engine.grammar.grammars import Grammars
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The drafts below one root: `places[i]` says which node of the round's rows (0: the root) draft i is."""
+
+    tree: DraftTree
+    places: tuple[int, ...]
+
+    @classmethod
+    def of(cls, drafts: np.ndarray, width: int) -> Nodes:
+        """`drafts` int32 [2, n]: drafts (-1: none) and their parents; the first width - 1 have rows."""
+        tokens, parents = drafts[:, : width - 1].tolist()
+        places = [place for place, token in enumerate(tokens) if token >= 0]
+        node = {ROOT: ROOT} | {place: i for i, place in enumerate(places)}
+        tree = DraftTree([tokens[place] for place in places], [node[parents[place]] for place in places])
+        return cls(tree, tuple(1 + place for place in places))
+
+
+class StepMasks:
+    """`drafts`: by slot, those that the step verifies; a sequence that is not there has none."""
+
+    def __init__(self, grammars: Grammars, drafts: Mapping[int, Nodes]) -> None:
+        self._grammars = grammars
+        self._drafts = drafts
+        self.eos_ids = grammars.eos_ids
+
+    def of(self, work: Work) -> list[np.ndarray | None]:
+        """By node of the work's rows, the root first: as `GrammarState.masks`. Empty without a grammar."""
+        nodes = self._drafts.get(work.seq.slot)
+        if nodes is None:
+            return self._grammars.masks(work.seq, None)
+        root, *below = self._grammars.masks(work.seq, nodes.tree)
+        found: list[np.ndarray | None] = [root, *[None] * max(nodes.places, default=0)]
+        for place, mask in zip(nodes.places, below, strict=True):
+            found[place] = mask
+        return found

@@ -1,0 +1,65 @@
+"""A part of `python -m tests.e2e.agents`: schemas and tools are the same and valid, whatever the way."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from eyas.engine.batch.tree import DraftTree
+from eyas.engine.grammar.state import GrammarState
+from tests.e2e.agent_requests import FORMATS, Asked, dialogues
+from tests.e2e.agents import VARIANTS, Questions
+from tests.e2e.lossless import Variant
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CHAIN, TREE = (next(v for v in VARIANTS if v.name == name) for name in ("unified, chain", "split, tree"))
+
+
+@pytest.fixture(scope="module")
+def questions() -> Questions:
+    made = Questions(2)
+    assert not made.refer().problem
+    return made
+
+
+def test_every_answer_is_valid_or_cut(questions: Questions) -> None:
+    verdicts = questions.verdicts()
+    assert set(verdicts.values()) <= {"", "cut"}, verdicts
+    turns = [name.rpartition("/")[2] for name, said in verdicts.items() if not said]
+    assert len(turns) > len(verdicts) // 2 and {"first", "second"} <= set(turns)
+
+
+@pytest.mark.parametrize("variant", [TREE, pytest.param(CHAIN, marks=pytest.mark.slow)], ids=lambda v: v.name)
+def test_no_token_differs(questions: Questions, variant: Variant) -> None:
+    assert questions.run(variant).problem == ""
+
+
+@pytest.mark.slow
+def test_masks_of_the_root_alone_are_noticed(questions: Questions) -> None:
+    masks = GrammarState.masks
+
+    def roots(self: GrammarState, tree: DraftTree | None) -> list[np.ndarray | None]:
+        found = masks(self, tree)
+        return found[:1] * len(found)
+
+    with mock.patch.object(GrammarState, "masks", roots):
+        assert questions.run(CHAIN).problem
+
+
+def test_a_judge_refuses_what_was_not_asked_for() -> None:
+    """Arguments that no schema describes, half a call, and words where calls are required."""
+    call = '<tool_call>\n{"name": "tool_0", "arguments": {"nothing": 1}}\n</tool_call>'
+    asked = dialogues(4 * len(FORMATS), 3)[:: len(FORMATS)]
+    assert all(refused(one, call) and refused(one, call[:-12]) for one in asked)
+    assert any(refused(one, "words") for one in asked) and not all(refused(one, "words") for one in asked)
+
+
+def refused(asked: Asked, text: str) -> bool:
+    try:
+        asked.judge(text)
+    except Exception:
+        return True
+    return False
