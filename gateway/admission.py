@@ -16,6 +16,7 @@ import msgspec
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Unavailable
+from eyas.common.logging import request_id, traceparent
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, DraftLimits, GenerationRequest, Role, WorkerInfo
 
@@ -140,6 +141,8 @@ def admit(
         draft_limits=options.draft_limits,
         call=options.call,
         predicted=_predicted(model, options, len(prompt_ids)),
+        request_id=request_id.get(),
+        traceparent=traceparent.get(),
     )
 
 

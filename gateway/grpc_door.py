@@ -17,7 +17,7 @@ import grpc
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded
-from eyas.common.logging import Rarely
+from eyas.common.logging import Rarely, known_as, request_id
 from gateway.keys import Keys
 
 MAX_CALLS = 1024  # open at a time, of services that ask for a key
@@ -70,16 +70,27 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _admit_keyed(self, context: Any) -> contextlib.AbstractAsyncContextManager[None]:
         """Raises Unauthorized or Overloaded."""
+        _name(context)
         caller_of(context, self._keys)
         return self._calls.one()
 
     def _admit_public(self, context: Any) -> contextlib.AbstractAsyncContextManager[None]:
+        _name(context)
         return self._public_calls.one()
 
 
 def caller_of(context: Any, keys: Keys) -> str:
     """The name of the caller's key (`Keys.caller`). Raises Unauthorized."""
-    return keys.caller(dict(context.invocation_metadata() or ()).get("authorization"))
+    return keys.caller(_metadata(context).get("authorization"))
+
+
+def _name(context: Any) -> None:
+    """Names the call in logs from here on: each call has a task, and so a context, of its own."""
+    request_id.set(known_as(_metadata(context).get(rpc.REQUEST_ID, "")))
+
+
+def _metadata(context: Any) -> dict[str, Any]:
+    return dict(context.invocation_metadata() or ())
 
 
 class _CallLimit:

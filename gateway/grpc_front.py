@@ -17,6 +17,7 @@ import msgspec
 
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
+from eyas.common.logging import request_id
 from eyas.common.types import GenerationRequest
 from gateway import grpc_door, grpc_messages
 from gateway.admission import ServedModel, admit, answer_limit, check_model, served_model
@@ -90,7 +91,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def Models(self, request: eyas_pb2.ModelsRequest, context: Context) -> eyas_pb2.ModelsResponse:
         """The served model. Raises Unavailable while no worker serves it."""
         model = await self._served()
-        await _mark(model, context)
+        await _begin(model, context)
         info = eyas_pb2.ModelInfo(id=model.id, context_length=model.context_length)
         return eyas_pb2.ModelsResponse(models=[info])
 
@@ -112,7 +113,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             generation = await owned.enter_async_context(
                 contextlib.aclosing(await self._backend.start(request))
             )
-            await _mark(model, asked.context)
+            await _begin(model, asked.context)
             text = TextStream(generation, request, self._tokenizer, asked.rules)
             owned.callback(lambda: meter.ended(text.usage, [text.trace]))
             yield response(started=grpc_messages.started_to_pb(model, request))
@@ -177,7 +178,9 @@ class GrpcFront:
             await self._health.set(not self._backend.health().problem)
 
 
-async def _mark(model: ServedModel, context: Context) -> None:
-    """Says in the initial metadata if answers mean nothing."""
+async def _begin(model: ServedModel, context: Context) -> None:
+    """Sends the initial metadata: the call's id, and whether answers mean nothing."""
+    metadata = [(rpc.REQUEST_ID, request_id.get())]
     if model.synthetic:
-        await context.send_initial_metadata(((rpc.SYNTHETIC, "1"),))
+        metadata.append((rpc.SYNTHETIC, "1"))
+    await context.send_initial_metadata(metadata)

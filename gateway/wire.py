@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import re
-import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
 
@@ -29,8 +28,7 @@ from eyas.common.errors import (
     PayloadTooLarge,
     RequestTimeout,
 )
-from eyas.common.logging import request_id
-from gateway.fields import REQUEST_ID
+from eyas.common.logging import known_as, serving
 from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
 from gateway.parts import PARTS, Parts
@@ -165,9 +163,11 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        known_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
-        serving = request_id.set(known_id)
+        known_id = known_as(Headers(scope=scope).get("x-request-id", ""))
+        with serving(known_id):
+            await self._serve(known_id, scope, receive, send)
+
+    async def _serve(self, known_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
 
         async def marked(message: Message) -> None:
@@ -190,8 +190,6 @@ class RequestMiddleware:
             if begun:
                 raise
             await error_response(EyasError("internal error"))(scope, receive, marked)
-        finally:
-            request_id.reset(serving)
 
 
 def _names(names: Iterable[str]) -> str:

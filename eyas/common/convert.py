@@ -68,6 +68,8 @@ def request_to_pb(request: GenerationRequest) -> common_pb2.GenerationRequest:
         call=request.call,
         begun=request.begun,
         predicted_ids=request.predicted,
+        request_id=request.request_id,
+        traceparent=request.traceparent,
     )
 
 
@@ -94,6 +96,8 @@ def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> Ge
         call=pb.call,
         begun=pb.begun,
         predicted=tuple(pb.predicted_ids),
+        request_id=pb.request_id,
+        traceparent=pb.traceparent,
     )
 
 

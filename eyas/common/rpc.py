@@ -29,6 +29,7 @@ from eyas.common.errors import (
     from_code,
     from_grpc_status,
 )
+from eyas.common.logging import request_id
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MESSAGE_TIMEOUT_S = 30.0
@@ -62,6 +63,7 @@ SYNTHETIC = "eyas-synthetic"
 _TOO_LARGE = "larger than max"  # gRPC's own words
 CODE = "eyas-code"
 PARAM = "eyas-param"
+REQUEST_ID = "x-request-id"
 _log = logging.getLogger("eyas.rpc")
 
 Unary = Callable[..., Awaitable[Any]]
@@ -131,6 +133,8 @@ def _set_status(context: grpc.aio.ServicerContext[Any, Any], error: EyasError) -
     metadata = [(CODE, error.code)]
     if error.param:
         metadata.append((PARAM, error.param))
+    if request_id.get():
+        metadata.append((REQUEST_ID, request_id.get()))
     context.set_code(grpc.StatusCode[error.grpc_status])
     context.set_details(error.message)
     context.set_trailing_metadata(tuple(metadata))

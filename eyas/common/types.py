@@ -50,6 +50,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     is shared fairly between `caller`s (names of API keys), then between `call`s (an id that all prompts of
     one HTTP or gRPC call have). `begun`: its client has a token already, so it is never refused for load.
     `predicted`: what the caller expects the answer to be, which is drafted from and changes no token.
+    `request_id` and `traceparent`: of the call, for logs (see `eyas.common.logging`).
     """
 
     id: str
@@ -63,6 +64,8 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     call: str = ""  # "": a call of its own
     begun: bool = False
     predicted: tuple[int, ...] = ()
+    request_id: str = ""
+    traceparent: str = ""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
