@@ -158,6 +158,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         reasoning_parser=args.reasoning_parser,
         drain_s=args.drain_s,
         log_format=args.log_format,
+        otlp_endpoint=args.otlp_endpoint,
         processes=args.gateway_workers,
         **targets,
     )

@@ -23,6 +23,7 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     for flag, known in (("--tool-call-parser", TOOL_FORMATS), ("--reasoning-parser", REASONING)):
         add(flag, choices=[AUTO, *known, NONE], default=AUTO, help="the format (the chat template's)")
     add("--cors-origin", type=names, default=(), metavar="URL,...", help="sites whose pages may call (none)")
+    add("--otlp-endpoint", metavar="URL", help="takes traces by OTLP: http://HOST:4317 (OTEL_* variables)")
     text = f"gateway processes on the same ports ({gateway.processes})"
     add("--gateway-workers", type=positive, default=gateway.processes, metavar="N", help=text)
     _add_drain(parser, gateway.drain_s)

@@ -21,7 +21,7 @@ import msgspec
 
 from eyas.common.errors import DeadlineExceeded, EyasError, Unavailable
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected
-from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Role, Timings, WorkerInfo
+from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Timings, WorkerInfo
 from gateway import router
 from gateway.admission import is_synthetic
 from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lane
@@ -180,8 +180,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
                 self._attach()
             case PrefillDone(choices=choices, timings=timings):
                 self._first_tokens = tuple(msgspec.structs.replace(first, prompt=None) for first in choices)
-                named = msgspec.structs.replace(timings, worker=leg.worker, role=Role.PREFILL)
-                self._deliver_first(choices, named)
+                self._deliver_first(choices, leg.named(timings))
             case Ended(error) if leg.handles is None:
                 self._replace_prefill(leg, error)
         # Once prefill has started, only decode decides whether its pages arrive.
@@ -275,8 +274,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
             return
         self._decode_spoke = True
         if entry.timings is not None:
-            timings = msgspec.structs.replace(entry.timings, worker=leg.worker, role=Role.DECODE)
-            entry = msgspec.structs.replace(entry, timings=timings)
+            entry = msgspec.structs.replace(entry, timings=leg.named(entry.timings))
         self._delivery.push(entry)
         if self._delivery.over:
             if self._delivery.complete:

@@ -17,7 +17,7 @@ import msgspec
 
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
-from eyas.common.logging import request_id
+from eyas.common.logging import request_id, traceparent
 from eyas.common.types import GenerationRequest
 from gateway import grpc_door, grpc_messages
 from gateway.admission import ServedModel, admit, answer_limit, check_model, served_model
@@ -152,7 +152,7 @@ class GrpcFront:
         self._backend = backend
         servicer = EyasServicer(config, backend, tokenizer, metrics)
         self._server = rpc.server(
-            grpc_door.AdmissionInterceptor(SERVICE, servicer.keys), grpc_door.limits(config)
+            grpc_door.AdmissionInterceptor(SERVICE, servicer.keys, metrics.tracer), grpc_door.limits(config)
         )
         eyas_pb2_grpc.add_EyasServicer_to_server(servicer, self._server)
         self._health = rpc.HealthService(self._server, [SERVICE])
@@ -179,8 +179,10 @@ class GrpcFront:
 
 
 async def _begin(model: ServedModel, context: Context) -> None:
-    """Sends the initial metadata: the call's id, and whether answers mean nothing."""
+    """Sends the initial metadata: the call's id and trace, and whether answers mean nothing."""
     metadata = [(rpc.REQUEST_ID, request_id.get())]
+    if traceparent.get():
+        metadata.append((rpc.TRACEPARENT, traceparent.get()))
     if model.synthetic:
         metadata.append((rpc.SYNTHETIC, "1"))
     await context.send_initial_metadata(metadata)

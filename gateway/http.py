@@ -46,6 +46,7 @@ from gateway.sglang_reply import SglangFormat
 from gateway.sglang_request import GenerateBody, generate_call
 from gateway.text import TextDelta
 from gateway.tokenizer import Tokenizer
+from gateway.tracing import failed
 from gateway.wire import (
     Cors,
     Reply,
@@ -76,7 +77,7 @@ def create_app(
             allow_origins=config.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-eyas-ignored", "retry-after"],
+            expose_headers=["x-request-id", "x-eyas-ignored", "retry-after", "traceparent"],
         )
     app.add_exception_handler(EyasError, on_eyas_error)
     app.add_exception_handler(HTTPException, on_http_exception)
@@ -241,6 +242,7 @@ async def _stream(
                 await reply.write(part)
         last = format.closing()
     except EyasError as error:
+        failed(error)
         last = format.failure(error)
     except Exception:
         _log.exception("a stream failed")

@@ -28,10 +28,11 @@ from eyas.common.errors import (
     PayloadTooLarge,
     RequestTimeout,
 )
-from eyas.common.logging import known_as, serving
+from eyas.common.logging import known_as, serving, traceparent
 from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
 from gateway.parts import PARTS, Parts
+from gateway.tracing import current
 
 BODY_TIMEOUT_S = 30.0
 LAST_SEND_TIMEOUT_S = 10.0
@@ -149,7 +150,7 @@ class Cors(CORSMiddleware):
 
 class RequestMiddleware:
     """Middleware around every request: gives the response its X-Request-Id, names ignored fields in a header,
-    and counts it by route and status.
+    counts it by route and status, and traces it.
 
     An exception that no handler knows is a defect: it is logged with its traceback, and the caller gets a
     500.
@@ -163,8 +164,12 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        known_id = known_as(Headers(scope=scope).get("x-request-id", ""))
-        with serving(known_id):
+        headers = Headers(scope=scope)
+        known_id = known_as(headers.get("x-request-id", ""))
+        with contextlib.ExitStack() as owned:
+            owned.enter_context(serving(known_id))
+            if self._metrics.tracer is not None:
+                owned.enter_context(self._metrics.tracer.call(scope["method"], headers))
             await self._serve(known_id, scope, receive, send)
 
     async def _serve(self, known_id: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -181,6 +186,9 @@ class RequestMiddleware:
                 # The route's path, not the request's: callers must not be able to create label values.
                 path = getattr(scope.get("route"), "path", "other")
                 self._metrics.responses.labels(path, message["status"]).inc()
+                if (span := current.get()) is not None:
+                    headers["traceparent"] = traceparent.get()
+                    span.responds(scope["method"], path, message["status"])
             await send(message)
 
         try:

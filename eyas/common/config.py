@@ -1,7 +1,7 @@
 """Configuration: frozen dataclasses, one per kind of process, with every "auto" resolved before freezing.
 
-The command line takes its defaults from here. The environment is read for API keys alone
-(`eyas.common.api_keys`). An unknown key is an error, because dataclasses refuse it. The defaults of
+The command line takes its defaults from here. The environment is read for API keys (`eyas.common.api_keys`) and
+by OpenTelemetry's SDK (`gateway.tracing`). An unknown key is an error, because dataclasses refuse it. The defaults of
 `EngineConfig` are those of a CPU; `resolve_engine` knows those of a GPU.
 """
 
@@ -286,6 +286,7 @@ class GatewayConfig:
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where a request says nothing
     drain_s: float = 30.0  # seconds for open requests, once it is asked to leave
     log_format: str = "text"  # or "json"
+    otlp_endpoint: str | None = None  # takes the spans of calls; None: as OpenTelemetry's variables say
     processes: int = 1  # that share its ports; every limit holds for each
     member: str | None = None  # of those processes, this one's socket; None: it is alone
 

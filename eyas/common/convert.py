@@ -141,7 +141,7 @@ def finish_from_pb(wire: common_pb2.Finish) -> Finish | None:
 
 
 def timings_to_pb(timings: Timings) -> common_pb2.Timings:
-    """Without `worker` and `role`, which the gateway fills in."""
+    """Without what the gateway fills in."""
     return common_pb2.Timings(
         queue_ms=timings.queue_ms,
         prefill_ms=timings.prefill_ms,
@@ -153,7 +153,7 @@ def timings_to_pb(timings: Timings) -> common_pb2.Timings:
 
 
 def timings_from_pb(pb: common_pb2.Timings) -> Timings:
-    """Without `worker` and `role`, which the gateway fills in."""
+    """Without what the gateway fills in."""
     return Timings(
         queue_ms=pb.queue_ms,
         prefill_ms=pb.prefill_ms,

@@ -64,6 +64,7 @@ _TOO_LARGE = "larger than max"  # gRPC's own words
 CODE = "eyas-code"
 PARAM = "eyas-param"
 REQUEST_ID = "x-request-id"
+TRACEPARENT = "traceparent"
 _log = logging.getLogger("eyas.rpc")
 
 Unary = Callable[..., Awaitable[Any]]

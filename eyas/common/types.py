@@ -129,7 +129,8 @@ class Finish(enum.StrEnum):
 class Timings(msgspec.Struct, frozen=True):
     """Where one request's time went on one worker, and which pages were moved for it.
 
-    The gateway fills in `worker` and the `role` that it had for the request; workers leave both empty.
+    The gateway fills in `worker`, the `role` that it had for the request, and when the request was `sent` there
+    (monotonic seconds); workers leave them empty.
     """
 
     queue_ms: float = 0.0
@@ -140,6 +141,7 @@ class Timings(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     worker: str = ""
     role: Role | None = None
+    sent: float = 0.0
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ from eyas.worker.http_protocol import HttpLimits
 from eyas.worker.http_server import HttpServer
 from eyas.worker.leave import Leave
 from eyas.worker.waiting import tell_waiting
+from gateway import tracing
 from gateway.auto import AutoLayout
 from gateway.backend import GenerationBackend
 from gateway.canary import Canary
@@ -66,10 +67,11 @@ async def _run(config: GatewayConfig) -> None:
     cluster = Cluster(workers)
     grammars = GrammarChecks(Path(config.model))
     leave = Leave()
+    tracer = tracing.tracer(config.otlp_endpoint)
     try:
         await cluster.start()
         siblings = None if config.member is None else Siblings(Path(config.member))
-        metrics = GatewayMetrics(_registry(), siblings)
+        metrics = GatewayMetrics(_registry(), siblings, tracer)
         auto = None
         if config.layout == "auto":
             targets = Targets(config.ttft_target, config.tpot_target)
@@ -90,6 +92,8 @@ async def _run(config: GatewayConfig) -> None:
     finally:
         await grammars.aclose()
         await cluster.aclose()
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
 
 
 def _registry() -> CollectorRegistry:
