@@ -153,6 +153,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         model=args.model,
         served_model=args.served_model or served_model(args.model),
         api_keys=_api_keys(args),
+        key_limits=args.key_limits,
         cors_origins=args.cors_origin,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,

@@ -34,6 +34,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("keys", text)
     add = group.add_mutually_exclusive_group().add_argument
     add("--api-key-file", metavar="PATH", help="one key per line; lines that begin with # are comments")
+    group.add_argument("--key-limits", metavar="FILE", help="TOML: what each key may use (no limits)")
     add("--api-key", metavar="K", help="a single key, which other users of this machine can read")
 
 

@@ -20,6 +20,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import EyasError, Overloaded
 from eyas.common.logging import Rarely, known_as, request_id
 from gateway.keys import Keys
+from gateway.quotas import Quotas, metered
 from gateway.tracing import Tracer, failed
 
 MAX_CALLS = 1024  # open at a time, of services that ask for a key
@@ -49,9 +50,10 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     `rpc.MessageInterceptor`).
     """
 
-    def __init__(self, service: str, keys: Keys, tracer: Tracer | None = None) -> None:
+    def __init__(self, service: str, keys: Keys, quotas: Quotas, tracer: Tracer | None = None) -> None:
         self._keyed = f"/{service}/"
         self._keys = keys
+        self._quotas = quotas
         self._tracer = tracer
         self._calls = _CallLimit(MAX_CALLS)
         self._public_calls = _ReplaceableCalls(MAX_PUBLIC_CALLS)
@@ -74,12 +76,19 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     @contextlib.asynccontextmanager
     async def _admit_keyed(self, method: str, context: Any) -> AsyncIterator[None]:
-        """Raises Unauthorized or Overloaded."""
+        """Raises Unauthorized, RateLimited or Overloaded."""
         _name(context)
-        with contextlib.nullcontext() if self._tracer is None else _traced(self._tracer, method, _metadata(context)):
-            caller_of(context, self._keys)
-            async with self._calls.one():
-                yield
+        with (
+            contextlib.nullcontext()
+            if self._tracer is None
+            else _traced(self._tracer, method, _metadata(context))
+        ):
+            caller = caller_of(context, self._keys)
+            with metered():
+                if not method.endswith("/Models"):  # which makes no tokens
+                    self._quotas.use(caller).enter()
+                async with self._calls.one():
+                    yield
 
     def _admit_public(self, context: Any) -> contextlib.AbstractAsyncContextManager[None]:
         _name(context)

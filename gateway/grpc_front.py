@@ -24,6 +24,7 @@ from gateway.admission import ServedModel, admit, answer_limit, check_model, ser
 from gateway.backend import GenerationBackend
 from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics
+from gateway.quotas import Quotas, headers, pay
 from gateway.text import TextRules, TextStream
 from gateway.timings import timings_object
 from gateway.tokenizer import Tokenizer
@@ -115,6 +116,8 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             )
             await _begin(model, asked.context)
             text = TextStream(generation, request, self._tokenizer, asked.rules)
+            pay(text.usage.prompt_tokens)
+            owned.callback(lambda: pay(text.usage.completion_tokens))
             owned.callback(lambda: meter.ended(text.usage, [text.trace]))
             yield response(started=grpc_messages.started_to_pb(model, request))
             prompt_sent = request.params.prompt_logprobs is None
@@ -146,13 +149,19 @@ class GrpcFront:
     """The gateway's gRPC server, with reflection, and health: SERVING means that a request would succeed."""
 
     def __init__(
-        self, config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
+        self,
+        config: GatewayConfig,
+        backend: GenerationBackend,
+        tokenizer: Tokenizer,
+        metrics: GatewayMetrics,
+        quotas: Quotas | None = None,
     ) -> None:
-        """Raises ConfigError if the port is taken."""
+        """`quotas`: None: no limits. Raises ConfigError if the port is taken."""
         self._backend = backend
         servicer = EyasServicer(config, backend, tokenizer, metrics)
         self._server = rpc.server(
-            grpc_door.AdmissionInterceptor(SERVICE, servicer.keys, metrics.tracer), grpc_door.limits(config)
+            grpc_door.AdmissionInterceptor(SERVICE, servicer.keys, quotas or Quotas(), metrics.tracer),
+            grpc_door.limits(config),
         )
         eyas_pb2_grpc.add_EyasServicer_to_server(servicer, self._server)
         self._health = rpc.HealthService(self._server, [SERVICE])
@@ -179,8 +188,11 @@ class GrpcFront:
 
 
 async def _begin(model: ServedModel, context: Context) -> None:
-    """Sends the initial metadata: the call's id and trace, and whether answers mean nothing."""
-    metadata = [(rpc.REQUEST_ID, request_id.get())]
+    """Sends the initial metadata:
+
+    the call's id and trace, its key's limits, and whether answers mean nothing.
+    """
+    metadata = [(rpc.REQUEST_ID, request_id.get()), *headers().items()]
     if traceparent.get():
         metadata.append((rpc.TRACEPARENT, traceparent.get()))
     if model.synthetic:

@@ -64,8 +64,8 @@ class PlacementMetrics:
 class GatewayMetrics:
     """The metrics of one gateway process. Canary requests count in `canary_runs` alone.
 
-    A context manager around the time in which its `siblings`, if it has any, may ask for them. `tracer`: takes
-    the spans of calls; None: there are none.
+    A context manager around the time in which its `siblings`, if it has any, may ask for them. `tracer`:
+    takes the spans of calls; None: there are none.
     """
 
     def __init__(

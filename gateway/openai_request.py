@@ -190,6 +190,7 @@ async def generation_options(
         max_tokens,
         seed=body.seed,
         n=body.n,
+        priority=body.priority,
         **drafting(body.speculative),
         truncate_prompt=body.truncate_prompt_tokens,
     )

@@ -1,8 +1,8 @@
 """One trace per call: its span, and below it what its requests waited for on which worker.
 
-Durations are the workers' own, and the gateway knows when it asked each of them, so no worker makes spans. A span
-says names, numbers and times, and never text of a prompt or an answer. This file knows OpenTelemetry's API, which
-is imported only where tracing is on. It refuses to know how anything is served.
+Durations are the workers' own, and the gateway knows when it asked each of them, so no worker makes spans. A
+span says names, numbers and times, and never text of a prompt or an answer. This file knows OpenTelemetry's
+API, which is imported only where tracing is on. It refuses to know how anything is served.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ current: ContextVar[CallSpan | None] = ContextVar("span", default=None)
 def tracer(endpoint: str | None) -> Tracer | None:
     """Sends spans by OTLP (gRPC) to `endpoint`, or to that of the environment; None if there is neither.
 
-    All else is as OpenTelemetry's own variables say: OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, ... Raises
-    ConfigError where OpenTelemetry is not installed.
+    All else is as OpenTelemetry's own variables say: OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, ...
+    Raises ConfigError where OpenTelemetry is not installed.
     """
     if endpoint is None and not any(os.environ.get(name) for name in ENDPOINTS):
         return None
@@ -135,15 +135,16 @@ class CallSpan:
 
     def _leg(self, leg: Timings, offset: float) -> None:
         """What a worker did: it queued the request, and computed the prompt or pulled its pages."""
-        where = {"eyas.worker": leg.worker, "eyas.role": "" if leg.role is None else leg.role.value}
+        role = "" if leg.role is None else leg.role.value
+        where: dict[str, str | int] = {"eyas.worker": leg.worker, "eyas.role": role}
         begun = leg.sent + offset + leg.queue_ms / 1e3
         self._part("queue", (leg.sent + offset, begun), where)
         if leg.prefill_ms:
-            attributes = where | {"eyas.cached_tokens": leg.cached_tokens}
-            self._part("prefill", (begun, begun + leg.prefill_ms / 1e3), attributes)
+            where["eyas.cached_tokens"] = leg.cached_tokens
+            self._part("prefill", (begun, begun + leg.prefill_ms / 1e3), where)
         if leg.transfer_path:
-            moved = {"eyas.transfer_bytes": leg.transfer_bytes, "eyas.transfer_path": leg.transfer_path}
-            self._part("transfer", (begun, begun + leg.transfer_ms / 1e3), where | moved)
+            where |= {"eyas.transfer_bytes": leg.transfer_bytes, "eyas.transfer_path": leg.transfer_path}
+            self._part("transfer", (begun, begun + leg.transfer_ms / 1e3), where)
 
     def _part(self, name: str, times: tuple[float, float], attributes: Mapping[str, str | int]) -> None:
         """A span below the call's. `times`: seconds since 1970."""

@@ -29,6 +29,7 @@ from eyas.common.errors import (
     RequestTimeout,
 )
 from eyas.common.logging import known_as, serving, traceparent
+from gateway import quotas
 from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
 from gateway.parts import PARTS, Parts
@@ -36,6 +37,16 @@ from gateway.tracing import current
 
 BODY_TIMEOUT_S = 30.0
 LAST_SEND_TIMEOUT_S = 10.0
+_RATES = [
+    f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+]
+EXPOSED = (
+    "x-request-id",
+    "x-eyas-ignored",
+    "retry-after",
+    "traceparent",
+    *_RATES,
+)  # headers that pages may read
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -170,6 +181,7 @@ class RequestMiddleware:
             owned.enter_context(serving(known_id))
             if self._metrics.tracer is not None:
                 owned.enter_context(self._metrics.tracer.call(scope["method"], headers))
+            owned.enter_context(quotas.metered())
             await self._serve(known_id, scope, receive, send)
 
     async def _serve(self, known_id: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -186,6 +198,7 @@ class RequestMiddleware:
                 # The route's path, not the request's: callers must not be able to create label values.
                 path = getattr(scope.get("route"), "path", "other")
                 self._metrics.responses.labels(path, message["status"]).inc()
+                headers.update(quotas.headers())
                 if (span := current.get()) is not None:
                     headers["traceparent"] = traceparent.get()
                     span.responds(scope["method"], path, message["status"])

@@ -1,8 +1,8 @@
 """Configuration: frozen dataclasses, one per kind of process, with every "auto" resolved before freezing.
 
-The command line takes its defaults from here. The environment is read for API keys (`eyas.common.api_keys`) and
-by OpenTelemetry's SDK (`gateway.tracing`). An unknown key is an error, because dataclasses refuse it. The defaults of
-`EngineConfig` are those of a CPU; `resolve_engine` knows those of a GPU.
+The command line takes its defaults from here. The environment is read for API keys (`eyas.common.api_keys`)
+and by OpenTelemetry's SDK (`gateway.tracing`). An unknown key is an error, because dataclasses refuse it. The
+defaults of `EngineConfig` are those of a CPU; `resolve_engine` knows those of a GPU.
 """
 
 from __future__ import annotations
@@ -277,6 +277,7 @@ class GatewayConfig:
     model: str = str(NANO)
     served_model: str = "eyas-nano"
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # (): no key is needed
+    key_limits: str | None = None  # a file of what each key may use (`gateway.quotas`); None: no limits
     cors_origins: tuple[str, ...] = ()  # origins of web pages that may call; "*": any
     max_body_bytes: int = 2 * 1024 * 1024
     max_connections: int = 4096  # of each front

@@ -68,6 +68,7 @@ def request_to_pb(request: GenerationRequest) -> common_pb2.GenerationRequest:
         call=request.call,
         begun=request.begun,
         predicted_ids=request.predicted,
+        priority=request.priority,
         request_id=request.request_id,
         traceparent=request.traceparent,
     )
@@ -96,6 +97,7 @@ def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> Ge
         call=pb.call,
         begun=pb.begun,
         predicted=tuple(pb.predicted_ids),
+        priority=pb.priority,
         request_id=pb.request_id,
         traceparent=pb.traceparent,
     )

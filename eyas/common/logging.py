@@ -20,8 +20,8 @@ FORMATS = ("text", "json")
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
-# The X-Request-Id of the request that this code serves, and its W3C traceparent, if it is traced. Tasks inherit
-# them from the code that starts them.
+# The X-Request-Id of the request that this code serves, and its W3C traceparent, if it is traced. Tasks
+# inherit them from the code that starts them.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 

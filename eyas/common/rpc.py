@@ -23,6 +23,7 @@ from eyas.common.errors import (
     ConfigError,
     EyasError,
     InvalidRequest,
+    Overloaded,
     PayloadTooLarge,
     RequestTimeout,
     Unavailable,
@@ -65,6 +66,7 @@ CODE = "eyas-code"
 PARAM = "eyas-param"
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"
+RETRY_AFTER = "retry-after"  # seconds
 _log = logging.getLogger("eyas.rpc")
 
 Unary = Callable[..., Awaitable[Any]]
@@ -134,6 +136,8 @@ def _set_status(context: grpc.aio.ServicerContext[Any, Any], error: EyasError) -
     metadata = [(CODE, error.code)]
     if error.param:
         metadata.append((PARAM, error.param))
+    if isinstance(error, Overloaded):
+        metadata.append((RETRY_AFTER, str(error.retry_after_s)))
     if request_id.get():
         metadata.append((REQUEST_ID, request_id.get()))
     context.set_code(grpc.StatusCode[error.grpc_status])

@@ -50,7 +50,8 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     is shared fairly between `caller`s (names of API keys), then between `call`s (an id that all prompts of
     one HTTP or gRPC call have). `begun`: its client has a token already, so it is never refused for load.
     `predicted`: what the caller expects the answer to be, which is drafted from and changes no token.
-    `request_id` and `traceparent`: of the call, for logs (see `eyas.common.logging`).
+    `priority`: lower is earlier, see `eyas.common.priority`. `request_id` and `traceparent`: of the call, for
+    logs (see `eyas.common.logging`).
     """
 
     id: str
@@ -64,6 +65,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     call: str = ""  # "": a call of its own
     begun: bool = False
     predicted: tuple[int, ...] = ()
+    priority: int = 0
     request_id: str = ""
     traceparent: str = ""
 
@@ -129,8 +131,8 @@ class Finish(enum.StrEnum):
 class Timings(msgspec.Struct, frozen=True):
     """Where one request's time went on one worker, and which pages were moved for it.
 
-    The gateway fills in `worker`, the `role` that it had for the request, and when the request was `sent` there
-    (monotonic seconds); workers leave them empty.
+    The gateway fills in `worker`, the `role` that it had for the request, and when the request was `sent`
+    there (monotonic seconds); workers leave them empty.
     """
 
     queue_ms: float = 0.0

@@ -209,6 +209,8 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         flags |= {"layout": "auto", "ttft-target": gateway.ttft_target, "tpot-target": gateway.tpot_target}
     if gateway.cors_origins:
         flags["cors-origin"] = ",".join(gateway.cors_origins)
+    if gateway.key_limits is not None:
+        flags["key-limits"] = gateway.key_limits
     if gateway.otlp_endpoint is not None:
         flags["otlp-endpoint"] = gateway.otlp_endpoint
     if gateway.processes > 1:

@@ -61,7 +61,9 @@ async def test_every_service_that_touches_a_request_logs_its_id(tmp_path: Path, 
             known = by["eyas.decode"]["message"].split(",")[0].removeprefix("request ")
             assert known in by["eyas.gateway"]["message"]  # the cluster's own id stands beside it
             assert any(line.endswith(f"[{id}]") and known in line for line in lines.text)
-        assert all(" 40 prompt tokens" in line["message"] for line in lines.json if line["logger"] == "eyas.decode")
+        assert all(
+            " 40 prompt tokens" in line["message"] for line in lines.json if line["logger"] == "eyas.decode"
+        )
 
 
 @pytest.mark.parametrize("given", ["mine-1", "a b", "x" * 129, "", "zwölf"])

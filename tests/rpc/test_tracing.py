@@ -92,7 +92,10 @@ async def test_a_trace_over_http_tells_where_the_time_went(tmp_path: Path) -> No
             assert (root.context.trace_id, root.parent.span_id) == (TRACE, CALLER)
             assert root.name == "POST /v1/completions" and root.attributes["eyas.request_id"] == "mine"
             assert root.attributes["http.response.status_code"] == 200
-            assert response.headers["traceparent"].split("-")[1:3] == [f"{TRACE:032x}", f"{root.context.span_id:016x}"]
+            assert response.headers["traceparent"].split("-")[1:3] == [
+                f"{TRACE:032x}",
+                f"{root.context.span_id:016x}",
+            ]
 
 
 async def test_a_trace_over_grpc_is_the_same_and_workers_log_it(
