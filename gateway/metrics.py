@@ -64,15 +64,13 @@ class PlacementMetrics:
 class GatewayMetrics:
     """The metrics of one gateway process. Canary requests count in `canary_runs` alone.
 
-    A context manager around the time in which its `siblings`, if it has any, may ask for them. `tracer`:
-    takes the spans of calls; None: there are none.
+    A context manager around the time in which its `siblings`, if it has any, may ask for them.
     """
 
-    def __init__(
-        self, registry: CollectorRegistry, siblings: Siblings | None = None, tracer: Tracer | None = None
-    ) -> None:
+    tracer: Tracer | None = None  # takes the spans of calls; its owner sets it
+
+    def __init__(self, registry: CollectorRegistry, siblings: Siblings | None = None) -> None:
         self.registry = registry
-        self.tracer = tracer
         self._siblings = siblings
         self.serving = Gauge("eyas_serving", "1 while /health answers 200", registry=registry)
         self.synthetic = Gauge("eyas_synthetic_acceptance", _SYNTHETIC, registry=registry)

@@ -74,7 +74,8 @@ async def _run(config: GatewayConfig) -> None:
     try:
         await cluster.start()
         siblings = None if config.member is None else Siblings(Path(config.member))
-        metrics = GatewayMetrics(_registry(), siblings, tracer)
+        metrics = GatewayMetrics(_registry(), siblings)
+        metrics.tracer = tracer
         auto = None
         if config.layout == "auto":
             targets = Targets(config.ttft_target, config.tpot_target)

@@ -40,7 +40,8 @@ class Traced:
         self._spans = InMemorySpanExporter()
         provider = sdk.TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self._spans))
-        self.metrics = GatewayMetrics(CollectorRegistry(), tracer=tracing.Tracer(provider))
+        self.metrics = GatewayMetrics(CollectorRegistry())
+        self.metrics.tracer = tracing.Tracer(provider)
 
     def take(self) -> tuple[Any, list[Any]]:
         """(the call's span, those below it by the time they began), of the only trace."""
