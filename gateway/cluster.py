@@ -16,13 +16,20 @@ import msgspec
 from eyas.common import rpc
 from eyas.common.clients import DecodeSessionClient, PrefillClient
 from eyas.common.discovery import Registry
+from eyas.common.page_names import PageShape
 from eyas.common.types import Role, WorkerInfo
+from gateway.cache_watch import CacheWatch
+from gateway.holdings import Holdings, Prefix
 from gateway.ledger import Ledger, Stake, UnderWay
-from gateway.prefixes import Prefix, PrefixIndex
+from gateway.prefixes import PrefixIndex
 from gateway.router import Candidate
 from gateway.sessions import Session
 
 FOLLOW_S = 0.25
+SENT_S = 10.0
+"""For how long a worker that says what it holds is believed to hold soon what it was sent."""
+
+NONE = Prefix()
 RETIRE_S = 60.0  # a worker that no registry has listed for this time loses its channel
 
 _log = logging.getLogger("eyas.gateway")
@@ -43,6 +50,8 @@ class Cluster:
         self._sessions: dict[str, Session] = {}
         self._ledger = Ledger()
         self._sent = PrefixIndex()
+        self._holdings = Holdings()
+        self._watch = CacheWatch(self._channels, self._holdings)
         self._known_at: dict[str, float] = {}  # by worker with a channel, monotonic seconds
         self._fingerprint = ""
         self._synthetic: bool | None = None
@@ -60,6 +69,7 @@ class Cluster:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self._watch.aclose()
         await asyncio.gather(*(session.aclose() for session in self._sessions.values()))
         await self._registry.aclose()
         await self._channels.close()
@@ -68,14 +78,14 @@ class Cluster:
         """The workers that may get requests, from the last snapshot."""
         return [info for info in self._registry.workers() if self._is_ours(info)]
 
-    def candidates(self, prefix: Prefix = ()) -> list[Candidate]:
+    def candidates(self, prefix: Prefix = NONE) -> list[Candidate]:
         """The same workers as the router sees them for a prompt with this prefix."""
         return [
             Candidate(
                 info,
                 in_flight=self._ledger.now(info.worker).total,
                 connected=self._connected(info.worker),
-                cached=self._sent.matched((info.worker, info.epoch), prefix),
+                cached=self._cached(info, prefix),
                 under_way=self._ledger.now(info.worker),
                 reported=self._ledger.at_report(info),
             )
@@ -95,9 +105,20 @@ class Cluster:
         missing = prompt
         for info in self.workers():
             if info.worker == worker:
-                missing = prompt - self._sent.matched((worker, info.epoch), prefix)
-                self._sent.add((worker, info.epoch), prefix)
+                missing = prompt - self._cached(info, prefix)
+                self._sent.add((worker, info.epoch), prefix.names(self._shape(info)), time.monotonic())
         return missing
+
+    def _cached(self, info: WorkerInfo, prefix: Prefix) -> int:
+        """Tokens at the start of the prompt that the worker holds, or will hold of what it was just sent."""
+        holding, shape = self._holdings.of(info.worker, info.epoch), self._shape(info)
+        since = 0.0 if holding is None else time.monotonic() - SENT_S
+        sent = shape.size * self._sent.matched((info.worker, info.epoch), prefix.names(shape), since)
+        return sent if holding is None else max(sent, holding.matched(prefix))
+
+    def _shape(self, info: WorkerInfo) -> PageShape:
+        holding = self._holdings.of(info.worker, info.epoch)
+        return PageShape() if holding is None else holding.shape
 
     def session(self, worker: str) -> Session:
         """The open or reconnecting session of a decode worker among `workers`."""
@@ -147,6 +168,8 @@ class Cluster:
             await self._retire(time.monotonic())
 
     def _open_sessions(self) -> None:
+        targets = {Role.PREFILL, Role.DECODE}
+        self._watch.follow([info.worker for info in self.workers() if targets & set(info.roles)])
         for info in self.workers():
             if Role.DECODE in info.roles and info.worker not in self._sessions:
                 session = Session(

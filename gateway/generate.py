@@ -27,9 +27,9 @@ from gateway.admission import is_synthetic
 from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lane
 from gateway.cluster import Cluster
 from gateway.delivery import Delivery, first_entry
+from gateway.holdings import Prefix
 from gateway.layouts import RequestLayout, StaticLayout
 from gateway.legs import DecodeLeg, Draining, Ended, LegEvent, LegOwner, PrefillLeg
-from gateway.prefixes import prefix_of
 from gateway.retries import Retries
 from gateway.router import Candidate, RequestRoute
 from gateway.search import Search
@@ -79,7 +79,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._layout = layout
         self._route: RequestRoute | None = None
         self._request = request
-        self._prefix = prefix_of(request.prompt_ids)
+        self._prefix = Prefix(request.prompt_ids)
         self._search = Search(cluster, self._prefix, self._pause, lambda: not self._delivery.over)
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + request.timeout_s
