@@ -32,7 +32,8 @@ class GenerationOptions:
     `default_max_tokens`. `params.max_tokens` is not read; a `params.top_k` of -1 means all, as 0 does. `seed`
     None: a random one. `truncate_prompt`: how many of the prompt's last tokens are kept; -1: as many as leave
     space for `max_tokens`. `predicted`: ids of what the answer is expected to be. `priority`: see
-    `eyas.common.priority`. Prompts with the same `call` share one call's part of a worker.
+    `eyas.common.priority`. `session`: its conversation's name. Prompts with the same `call` share one call's
+    part of a worker.
     """
 
     params: SamplingParams = SamplingParams()
@@ -45,6 +46,7 @@ class GenerationOptions:
     truncate_prompt: int | None = None
     predicted: tuple[int, ...] = ()
     priority: int = 0
+    session: str = ""
     call: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def with_params(self, **changes: Any) -> GenerationOptions:
@@ -143,6 +145,7 @@ def admit(
         call=options.call,
         predicted=_predicted(model, options, len(prompt_ids)),
         priority=options.priority,
+        session=options.session,
         request_id=request_id.get(),
         traceparent=traceparent.get(),
     )

@@ -22,7 +22,7 @@ from gateway.cache_watch import CacheWatch
 from gateway.holdings import Holdings, Prefix
 from gateway.ledger import Ledger, Stake, UnderWay
 from gateway.prefixes import PrefixIndex
-from gateway.router import Candidate
+from gateway.router import Candidate, affinity
 from gateway.sessions import Session
 
 FOLLOW_S = 0.25
@@ -88,6 +88,7 @@ class Cluster:
                 cached=self._cached(info, prefix),
                 under_way=self._ledger.now(info.worker),
                 reported=self._ledger.at_report(info),
+                affinity=affinity(prefix.session, info.worker),
             )
             for info in self.workers()
         ]

@@ -79,7 +79,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._layout = layout
         self._route: RequestRoute | None = None
         self._request = request
-        self._prefix = Prefix(request.prompt_ids)
+        self._prefix = Prefix(request.prompt_ids, request.session)
         self._search = Search(cluster, self._prefix, self._pause, lambda: not self._delivery.over)
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + request.timeout_s

@@ -13,9 +13,13 @@ from eyas.common.page_names import PageShape, split
 
 
 class Prefix:
-    """A prompt's pages by name, made once per shape of pages."""
+    """A prompt's pages by name, made once per shape of pages.
 
-    def __init__(self, prompt_ids: Sequence[int] = ()) -> None:
+    `session`: the conversation's name, if it has one.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int] = (), session: str = "") -> None:
+        self.session = session
         self._ids = prompt_ids
         self._names: dict[PageShape, tuple[bytes, ...]] = {}
 

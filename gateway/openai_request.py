@@ -191,6 +191,7 @@ async def generation_options(
         seed=body.seed,
         n=body.n,
         priority=body.priority,
+        session=body.prompt_cache_key,
         **drafting(body.speculative),
         truncate_prompt=body.truncate_prompt_tokens,
     )

@@ -227,6 +227,8 @@ class GenerationBody(GuidedFields, SamplingFields):
     """False turns drafting off for this request; an object says how far its drafts reach at most."""
     priority: Priority = 0
     """Lower is earlier among the caller's own, each unit by a second: -100 to 100."""
+    prompt_cache_key: str = Field("", max_length=512)
+    """Names the conversation: its requests prefer one worker, also where its prefix is not cached yet."""
     timings: bool = False
     """The answer also says where its time went."""
     timeout: float | None = Field(None, gt=0)

@@ -1,4 +1,7 @@
-"""What workers say of their prefix caches: names, changes in order, and a gateway that holds the same in the end."""
+"""What workers say of their prefix caches:
+
+names, changes in order, and a gateway that holds the same in the end.
+"""
 
 from __future__ import annotations
 
