@@ -16,12 +16,15 @@ import msgspec
 from eyas.common import rpc
 from eyas.common.clients import DecodeSessionClient, PrefillClient
 from eyas.common.discovery import Registry
+from eyas.common.errors import EyasError, TransferFailed, Unavailable
 from eyas.common.page_names import PageShape
 from eyas.common.types import Role, WorkerInfo
+from gateway.breakers import Breakers
 from gateway.cache_watch import CacheWatch
 from gateway.holdings import Holdings, Prefix
 from gateway.ledger import Ledger, Stake, UnderWay
 from gateway.prefixes import PrefixIndex
+from gateway.retries import RetryBudget
 from gateway.router import Candidate, affinity
 from gateway.sessions import Session
 
@@ -50,6 +53,8 @@ class Cluster:
         self._sessions: dict[str, Session] = {}
         self._ledger = Ledger()
         self._sent = PrefixIndex()
+        self._breakers = Breakers()
+        self.retry_budget = RetryBudget(time.monotonic())
         self._holdings = Holdings()
         self._watch = CacheWatch(self._channels, self._holdings)
         self._known_at: dict[str, float] = {}  # by worker with a channel, monotonic seconds
@@ -80,6 +85,7 @@ class Cluster:
 
     def candidates(self, prefix: Prefix = NONE) -> list[Candidate]:
         """The same workers as the router sees them for a prompt with this prefix."""
+        now = time.monotonic()
         return [
             Candidate(
                 info,
@@ -89,6 +95,7 @@ class Cluster:
                 under_way=self._ledger.now(info.worker),
                 reported=self._ledger.at_report(info),
                 affinity=affinity(prefix.session, info.worker),
+                broken=not self._breakers.of(info.worker, info.epoch).allows(now),
             )
             for info in self.workers()
         ]
@@ -107,8 +114,23 @@ class Cluster:
         for info in self.workers():
             if info.worker == worker:
                 missing = prompt - self._cached(info, prefix)
-                self._sent.add((worker, info.epoch), prefix.names(self._shape(info)), time.monotonic())
+                now = time.monotonic()
+                self._sent.add((worker, info.epoch), prefix.names(self._shape(info)), now)
+                self._breakers.note(worker, info.epoch, self._breakers.of(worker, info.epoch).sent(now))
         return missing
+
+    def did(self, worker: str, error: EyasError | None = None) -> None:
+        """Notes that `worker` did what it was sent, or failed it; what is its caller's fault does not count."""
+        own = isinstance(error, Unavailable | TransferFailed) or type(error) is EyasError
+        if error is not None and not own:
+            return
+        for info in self.workers():
+            if info.worker == worker:
+                known = self._breakers.of(worker, info.epoch)
+                new = known.succeeded() if error is None else known.failed(time.monotonic())
+                if known.allows(0.0) and not new.allows(0.0):
+                    _log.warning("worker %s fails what it is sent: others are preferred", worker)
+                self._breakers.note(worker, info.epoch, new)
 
     def _cached(self, info: WorkerInfo, prefix: Prefix) -> int:
         """Tokens at the start of the prompt that the worker holds, or will hold of what it was just sent."""

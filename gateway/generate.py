@@ -95,7 +95,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
             False  # some choice was cancelled or ended at prefill, which decode does not know
         )
         self._avoid: set[str] = set()
-        self._retries = Retries()
+        self._retries = Retries(cluster.retry_budget, self._clock())
 
     # --- the reader's side ---
 
@@ -379,7 +379,8 @@ class ClusterGeneration(GenerationStream, LegOwner):
                     await self._next_event()
 
     def _spend_retry(self, error: EyasError) -> None:
-        self._retries.spend(error, self._delivery.tokens, admitted=self._driver is not None)
+        admitted = self._driver is not None
+        self._retries.spend(error, self._delivery.tokens, self._clock(), admitted=admitted)
 
     @contextlib.asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:

@@ -15,7 +15,7 @@ import msgspec
 
 from eyas.common.clients import PrefillEvent, Reply
 from eyas.common.errors import EyasError, Unavailable
-from eyas.common.replies import Admitted, PrefillDone, PrefillStarted
+from eyas.common.replies import Admitted, Failed, PrefillDone, PrefillStarted
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle, Role, Timings
 from gateway.cluster import Cluster
 from gateway.ledger import Stake, UnderWay
@@ -109,11 +109,14 @@ class DecodeLeg(Listener):
         if not self._spoke and self._stake is not None:
             self._stake.computed()
             self._spoke = True
+            self._cluster.did(self.worker)
         self._owner.on_entry(self, entry)
 
     def on_reply(self, reply: Reply) -> None:
         if isinstance(reply, Admitted):
             self.admitted = True
+        elif isinstance(reply, Failed):
+            self._cluster.did(self.worker, reply.failure.error())
         self._owner.on_event(self, reply)
 
     def on_draining(self) -> None:
@@ -159,6 +162,7 @@ class PrefillLeg:
         """Reports the call's events and its end. It reads the whole stream: leaving early would cancel it."""
         client = self._cluster.prefill_client(self.worker)
         error: EyasError = Unavailable(f"worker {self.worker} ended the prefill")
+        done = False
         try:
             async for event in client.prefill(request, attempt, offer_draft):
                 match event:
@@ -168,10 +172,14 @@ class PrefillLeg:
                         self.admitted, self.handles = True, handles
                     case PrefillDone():
                         stake.computed()
+                        self._cluster.did(self.worker)
+                        done = True
                 self._owner.on_event(self, event)
         except EyasError as caught:
             error = caught
         except Exception:
             _log.exception("the prefill of request %s failed", request.id)
             error = EyasError("internal error")
+        if not done:
+            self._cluster.did(self.worker, error)
         self._owner.on_event(self, Ended(error))

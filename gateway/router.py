@@ -27,7 +27,8 @@ class Candidate:
     last report: one per choice that it decodes, one per prompt that it only computes. `connected`: its
     Session is open (decode needs one, prefill does not). `cached`: how many ids at the start of the prompt
     its cache should hold. `under_way`: all that `in_flight` sums up; `reported`: as it was at the worker's
-    last report. `affinity`: 0 to 1, the greatest at the home of the request's conversation.
+    last report. `affinity`: 0 to 1, the greatest at the home of the request's conversation. `broken`: it
+    fails what it is sent.
     """
 
     info: WorkerInfo
@@ -37,6 +38,7 @@ class Candidate:
     under_way: UnderWay = UnderWay()
     reported: UnderWay = UnderWay()
     affinity: float = 0.0
+    broken: bool = False
 
     @property
     def ahead(self) -> int:
@@ -111,9 +113,11 @@ def _best(workers: Sequence[Candidate], avoid: Collection[str]) -> Candidate | N
     """The worker that has the prompt first: what is cached counts against what is queued. Then the home of
     the conversation, then the least load. Crowded ones come last.
 
-    Workers to `avoid` (they just failed this request) are taken only if there is no other.
+    Workers to `avoid` (they just failed this request) are taken only if there is no other, and broken ones
+    only before those.
     """
     usable = [w for w in workers if w.info.worker not in avoid] or workers
+    usable = [w for w in usable if not w.broken] or usable
     crowded = 2 * min((w.sequences for w in usable), default=0) + CROWD
     return min(usable, key=lambda w: (w.sequences > crowded, w.ahead, -w.affinity, w.load), default=None)
 
