@@ -40,8 +40,9 @@ _log = logging.getLogger("eyas.drafts")
 class DraftStreams:
     """Relays the engine's `DraftUp` events to the draft workers that they name, and the answers back."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, dial: rpc.Dial = rpc.channel) -> None:
         self._engine = engine
+        self._dial = dial
         self._streams: dict[str, _DraftStream] = {}
         self._ending: set[asyncio.Task[None]] = set()
         engine.on(DraftUp, self._post)
@@ -52,7 +53,7 @@ class DraftStreams:
         for worker in self._streams.keys() - wanted:
             self._end(self._streams.pop(worker))
         for worker in wanted - self._streams.keys():
-            self._streams[worker] = _DraftStream(self._engine, worker)
+            self._streams[worker] = _DraftStream(self._engine, worker, self._dial)
 
     async def close(self) -> None:
         """Ends all streams and waits until they have ended."""
@@ -72,8 +73,9 @@ class DraftStreams:
 class _DraftStream:
     """One draft worker: down until it answers, and again whenever the stream ends."""
 
-    def __init__(self, engine: EngineClient, worker: str) -> None:
+    def __init__(self, engine: EngineClient, worker: str, dial: rpc.Dial) -> None:
         self._engine = engine
+        self._dial = dial
         self._worker = worker
         self._queue: deque[draft_pb2.DraftServiceSessionRequest] = deque()
         self._posted = asyncio.Event()
@@ -103,7 +105,7 @@ class _DraftStream:
 
     async def _run(self) -> None:
         """Runs until it is cancelled, which means that the worker is not wanted any more."""
-        async with rpc.channel(self._worker) as channel:
+        async with self._dial(self._worker) as channel:
             try:
                 await self._reconnect(channel)
             finally:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import eyas
 from eyas import flags, layout_flags, process_flags
+from eyas.admin.flags import add_certs, add_keys
 from eyas.bench.flags import add_bench
 from eyas.commands import INTERRUPTED, USAGE_ERROR, Command, Parser
 from eyas.common.errors import ConfigError, EyasError
@@ -72,6 +73,7 @@ def _parser() -> Parser:
     doctor = "look at a running cluster through its gateway: 0 if all is well"
     examined = command("doctor", _doctor, doctor)
     flags.add_server(examined)
+    process_flags.add_tls_dir(examined)
     examined.add_commands({"head": Command("look at a draft head, and at how it fits", "eyas.train.doctor")})
     examined.set_defaults(run=_doctor)
     add_plan(command("plan", _plan, "how many workers a load needs, and whether splitting them pays"))
@@ -80,6 +82,8 @@ def _parser() -> Parser:
     flags.add_engine(demo)
     add_bench(command("bench", None, "measure a server, an engine or its kernels"))
     add_train(command("train", None, "train a draft head, or the embedded model"))
+    add_certs(command("certs", _certs, "make the certificates of a cluster"))
+    add_keys(command("keys", None, "the file of API keys"))
     add_eval(command("eval", None, "score a running server, or compare two"))
     return parser
 
@@ -143,21 +147,32 @@ def _gateway(args: argparse.Namespace) -> int:
 
 
 def _chat(args: argparse.Namespace) -> int:
+    from eyas.client.reach import ServerAddress
     from eyas.client.terminal import chat
 
-    return chat(args.url, client_key(args), args.temperature)
+    return chat(ServerAddress(args.url, client_key(args), args.ca), args.temperature)
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    from eyas.client.reach import ServerAddress
+    from eyas.common.tls_folder import chosen
     from eyas.worker.doctor import examine
 
-    return examine(args.url, client_key(args))
+    return examine(ServerAddress(args.url, client_key(args), args.ca), chosen(args.tls_dir))
 
 
 def _plan(args: argparse.Namespace) -> int:
     from eyas.planning.command import plan
 
     return plan(args)
+
+
+def _certs(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from eyas.admin.certs import certs
+
+    return certs(Path(args.folder), args.names, args.days)
 
 
 def _demo(args: argparse.Namespace) -> int:

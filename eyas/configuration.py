@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-from eyas.common import api_keys
+from eyas.common import api_keys, key_file, tls_folder
 from eyas.common.address import is_unspecified
 from eyas.common.config import (
     NANO,
     NANO_HEAD,
+    DoorFiles,
     EngineConfig,
     GatewayConfig,
     ServeConfig,
@@ -83,6 +85,12 @@ def _check_transfer(transfer: str, ranks: int) -> None:
         raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
+def _check_private(transfer: str, tls_dir: str | None) -> None:
+    if tls_dir is not None and transfer in table.IN_PLAIN:
+        reason = f"{transfer} does not encrypt KV, as --tls-dir asks: take {table.AUTO} or grpc"
+        raise ConfigError(f"--transfer: {reason}", param="transfer")
+
+
 def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
     ngram = args.spec_ngram or args.draft == "ngram"
     if args.spec_ngram and args.draft != "ngram" and _draft_folder(args) is None:
@@ -127,6 +135,7 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
         advertise=args.advertise,
         metrics_port=args.metrics_port,
         registry=args.registry,
+        tls_dir=tls_folder.chosen(args.tls_dir),
         drain_s=args.drain_s,
     )
     engine = dataclasses.replace(
@@ -136,6 +145,7 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
         threads=args.threads,
         pool_dir=args.pool_dir,
     )
+    _check_private(engine.transfer, worker.tls_dir)
     return dataclasses.replace(worker, engine=engine)
 
 
@@ -152,7 +162,9 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         registry=registry,
         model=args.model,
         served_model=args.served_model or served_model(args.model),
-        api_keys=_api_keys(args),
+        **_api_keys(args),
+        door=_door(args),
+        tls_dir=tls_folder.chosen(args.tls_dir),
         key_limits=args.key_limits,
         cors_origins=args.cors_origin,
         tool_call_parser=args.tool_call_parser,
@@ -184,13 +196,25 @@ def _misplaced(name: str, needed: tuple[str, ...], layout: str) -> ConfigError:
     return ConfigError(text, param=flag)
 
 
-def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
-    """The keys from a flag, else those from the environment."""
+def _api_keys(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a gateway's keys: from a flag, else those from the environment."""
     if args.api_key_file is not None:
-        return api_keys.from_file(args.api_key_file)
+        if not key_file.read(args.api_key_file):
+            flag = "api-key-file"
+            raise ConfigError(f"--{flag}: {args.api_key_file}: there is no key in it", param=flag)
+        return {"api_key_file": args.api_key_file}
     if args.api_key is not None:
-        return api_keys.parse(args.api_key, "--api-key")
-    return api_keys.from_environment()
+        return {"api_keys": api_keys.parse(args.api_key, "--api-key")}
+    return {"api_keys": api_keys.from_environment()}
+
+
+def _door(args: argparse.Namespace) -> DoorFiles | None:
+    """The files of the gateway's certificate. Raises ConfigError for a key without one."""
+    if args.ssl_certfile is not None:
+        return DoorFiles(args.ssl_certfile, args.ssl_keyfile or args.ssl_certfile)
+    if args.ssl_keyfile is not None:
+        raise ConfigError("--ssl-keyfile: needs --ssl-certfile", param="ssl-keyfile")
+    return None
 
 
 def client_key(args: argparse.Namespace) -> str | None:
@@ -204,6 +228,7 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     Raises ConfigError for a flag that belongs to the other layout, or that the layout's device cannot do.
     """
     engine = engine_config(args)
+    _check_private(engine.transfer, gateway.tls_dir)
     layout, workers = usual_layout(args)
     _check_layout(args, layout)
     _check_targets(args, layout)
@@ -262,6 +287,7 @@ def own_config(args: argparse.Namespace) -> ServeConfig:
         grpc_port=next(ports),
         model=args.model,
         served_model=served_model(args.model),
+        tls_dir=tls_folder.chosen(None),
         drain_s=0.0,  # its only client is the command
     )
     return serve_config(args, gateway)

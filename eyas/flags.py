@@ -243,6 +243,7 @@ def add_server(parser: argparse.ArgumentParser, url: str | None = DEFAULT_URL) -
     text = f"a running server's HTTP address ({default})"
     parser.add_argument("--url", default=url, type=http_url, help=text)
     parser.add_argument("--api-key", metavar="K", help="its key ($EYAS_API_KEY)")
+    parser.add_argument("--ca", metavar="FILE", help="the authorities that https trusts (the system's)")
 
 
 # --- values: each function parses a flag's text, and raises ArgumentTypeError if it is not valid ----------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from eyas.common import api_keys
+from eyas.common import api_keys, tls_folder
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.logging import FORMATS
 from eyas.flags import REGISTRY, names, port, positive, reachable, roles, whole
@@ -20,6 +20,8 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     add("--grpc-port", type=port, default=GatewayConfig.grpc_port, help=f"({GatewayConfig.grpc_port})")
     add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
     _add_keys(parser)
+    add_tls_dir(parser)
+    _add_door(parser)
     for flag, known in (("--tool-call-parser", TOOL_FORMATS), ("--reasoning-parser", REASONING)):
         add(flag, choices=[AUTO, *known, NONE], default=AUTO, help="the format (the chat template's)")
     add("--cors-origin", type=names, default=(), metavar="URL,...", help="sites whose pages may call (none)")
@@ -33,9 +35,27 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     text = f"what callers must send as a bearer token; without a flag, the keys in {api_keys.VARIABLE} (none)"
     group = parser.add_argument_group("keys", text)
     add = group.add_mutually_exclusive_group().add_argument
-    add("--api-key-file", metavar="PATH", help="one key per line; lines that begin with # are comments")
+    add("--api-key-file", metavar="PATH", help="names and hashes of keys, as `eyas keys` writes them")
     group.add_argument("--key-limits", metavar="FILE", help="TOML: what each key may use (no limits)")
     add("--api-key", metavar="K", help="a single key, which other users of this machine can read")
+
+
+def _add_door(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(
+        "TLS for callers", "of HTTP and gRPC; without it both are plain"
+    ).add_argument
+    add(
+        "--ssl-certfile",
+        metavar="PATH",
+        help="the gateway's certificate, and those that lead to its authority",
+    )
+    add("--ssl-keyfile", metavar="PATH", help="its key (in the same file)")
+
+
+def add_tls_dir(parser: argparse.ArgumentParser) -> None:
+    """The certificates by which the services of a cluster know each other."""
+    text = f"the service's ca.crt, tls.crt and tls.key (${tls_folder.VARIABLE}; none: services talk in plain)"
+    parser.add_argument("--tls-dir", metavar="DIR", help=text)
 
 
 def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +83,7 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     )
     add("--metrics-port", type=port, default=worker.metrics_port, help="0: any free one")
     add("--registry", default=worker.registry, metavar=REGISTRY, help="the workers of its cluster (none)")
+    add_tls_dir(parser)
     add("--threads", type=positive, default=worker.engine.threads, help=f"({worker.engine.threads})")
     add("--pool-dir", default=worker.engine.pool_dir, metavar="DIR", help=f"({worker.engine.pool_dir})")
     _add_drain(parser, worker.drain_s)

@@ -47,9 +47,9 @@ class Cluster:
     `RETIRE_S`.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, dial: rpc.Dial = rpc.channel) -> None:
         self._registry = registry
-        self._channels = rpc.Channels()
+        self._channels = rpc.Channels(dial)
         self._sessions: dict[str, Session] = {}
         self._ledger = Ledger()
         self._sent = PrefixIndex()
@@ -120,7 +120,7 @@ class Cluster:
         return missing
 
     def did(self, worker: str, error: EyasError | None = None) -> None:
-        """Notes that `worker` did what it was sent, or failed it; what is its caller's fault does not count."""
+        """Notes that `worker` did what it was sent, or failed it; a fault of the caller does not count."""
         own = isinstance(error, Unavailable | TransferFailed) or type(error) is EyasError
         if error is not None and not own:
             return

@@ -19,7 +19,7 @@ from eyas.common import rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import EyasError, Overloaded
 from eyas.common.logging import Rarely, known_as, request_id
-from gateway.keys import Keys
+from gateway.keys import Caller, Keys
 from gateway.quotas import Quotas, metered
 from gateway.tracing import Tracer, failed
 
@@ -86,7 +86,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             caller = caller_of(context, self._keys)
             with metered():
                 if not method.endswith("/Models"):  # which makes no tokens
-                    self._quotas.use(caller).enter()
+                    self._quotas.use(caller.name).enter()
                 async with self._calls.one():
                     yield
 
@@ -95,9 +95,9 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return self._public_calls.one()
 
 
-def caller_of(context: Any, keys: Keys) -> str:
-    """The name of the caller's key (`Keys.caller`). Raises Unauthorized."""
-    return keys.caller(_metadata(context).get("authorization"))
+def caller_of(context: Any, keys: Keys) -> Caller:
+    """Who calls, by its key. Raises Unauthorized."""
+    return keys.caller(_metadata(context))
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import msgspec
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.logging import request_id, traceparent
+from eyas.common.tls import door_credentials
 from eyas.common.types import GenerationRequest
 from gateway import grpc_door, grpc_messages
 from gateway.admission import ServedModel, admit, answer_limit, check_model, served_model
@@ -54,7 +55,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     def __init__(
         self, config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
     ) -> None:
-        self.keys = Keys(config.api_keys)
+        self.keys = Keys(config)
         self._config = config
         self._backend = backend
         self._tokenizer = tokenizer
@@ -142,7 +143,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             options = replace(options, predicted=told)
         timeout_s = min(self._config.request_timeout_s, asked.context.time_remaining() or float("inf"))
         request = admit(model, asked.prompt, options, timeout_s)
-        return msgspec.structs.replace(request, caller=grpc_door.caller_of(asked.context, self.keys))
+        return msgspec.structs.replace(request, caller=grpc_door.caller_of(asked.context, self.keys).name)
 
 
 class GrpcFront:
@@ -156,7 +157,10 @@ class GrpcFront:
         metrics: GatewayMetrics,
         quotas: Quotas | None = None,
     ) -> None:
-        """`quotas`: None: no limits. Raises ConfigError if the port is taken."""
+        """`quotas`:
+
+        None: no limits. Raises ConfigError if the port is taken, or for a bad certificate or key file.
+        """
         self._backend = backend
         servicer = EyasServicer(config, backend, tokenizer, metrics)
         self._server = rpc.server(
@@ -165,7 +169,8 @@ class GrpcFront:
         )
         eyas_pb2_grpc.add_EyasServicer_to_server(servicer, self._server)
         self._health = rpc.HealthService(self._server, [SERVICE])
-        self.port = rpc.bind(self._server, config.host, config.grpc_port)
+        credentials = None if config.door is None else door_credentials(config.door)
+        self.port = rpc.bind(self._server, config.host, config.grpc_port, credentials)
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -106,7 +106,7 @@ class HttpFront:
     ) -> None:
         self._config = config
         self._quotas = quotas
-        self._keys = Keys(config.api_keys)
+        self._keys = Keys(config)
         self._backend = backend
         self._tokenizer = tokenizer
         dialect = dialect_of(tokenizer.template, config.tool_call_parser, config.reasoning_parser)
@@ -134,15 +134,15 @@ class HttpFront:
         return Route(endpoint.path, answer, methods=[endpoint.method])
 
     def _keyed(self, endpoint: Answerer, generates: bool) -> Answerer:
-        """Checks the key and notes its name for the endpoint, and the limits of one that `generates`.
+        """Checks the key and notes the caller, and the limits of one that `generates`.
 
         Raises Unauthorized or RateLimited before the body is read.
         """
 
         async def authorized(request: Request) -> Response:
-            caller = request.state.caller = self._keys.caller(request.headers.get("authorization"))
+            caller = request.state.caller = self._keys.reader(request.headers, request.method)
             if generates:
-                self._quotas.use(caller).enter()
+                self._quotas.use(caller.name).enter()
             return await endpoint(request)
 
         return authorized
@@ -184,7 +184,7 @@ class HttpFront:
         return self._run(request, call, partial(SglangFormat, call, body.shape, self._tokenizer.table))
 
     def _run(self, request: Request, call: ApiCall, make_format: Callable[[Answer], Format]) -> Response:
-        return WhileConnected(partial(self._answer, call.of(request.state.caller), make_format))
+        return WhileConnected(partial(self._answer, call.of(request.state.caller.name), make_format))
 
     async def _answer(self, call: ApiCall, make_format: Callable[[Answer], Format], reply: Reply) -> None:
         """Runs the call and writes its response, all within the request's deadline."""

@@ -74,7 +74,7 @@ class ApiCall:
         return InvalidRequest(error.message.replace("grammar", field, 1), param=field)
 
     def of(self, caller: str) -> ApiCall:
-        """A copy in the name of this caller (`keys.Keys.caller`)."""
+        """A copy in the name of this caller (`keys.Caller`)."""
         named = (msgspec.structs.replace(request, caller=caller) for request in self.requests)
         return dataclasses.replace(self, requests=tuple(named))
 

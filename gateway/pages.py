@@ -55,9 +55,9 @@ class Pages:
             Endpoint("GET", "/ping", self.health, "The same", keyed=False),
             Endpoint("POST", "/ping", self.health, "The same", keyed=False),
             Endpoint("GET", "/version", self.version, "The server's version", keyed=False),
-            Endpoint("GET", "/metrics", self.metrics, "Metrics for Prometheus", keyed=False, gives=metrics),
-            Endpoint("GET", "/", self.console, "The console", keyed=False, gives=(HTML,)),
-            Endpoint("GET", "/markdown.js", self.console_script, "Its script", keyed=False, gives=(SCRIPT,)),
+            Endpoint("GET", "/metrics", self.metrics, "Metrics for Prometheus", gives=metrics),
+            Endpoint("GET", "/", self.console, "The console", gives=(HTML,)),
+            Endpoint("GET", "/markdown.js", self.console_script, "Its script", gives=(SCRIPT,)),
         ]
 
     async def models(self, _: Request) -> Response:

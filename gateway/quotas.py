@@ -39,7 +39,7 @@ class KeyLimits:
 class Limits:
     """`keys`:
 
-    by caller (`gateway.keys.Keys.caller`); `default`: of each other key, and of callers without.
+    by caller (`gateway.keys.Caller.name`); `default`: of each other key, and of callers without.
     """
 
     default: KeyLimits = KeyLimits()

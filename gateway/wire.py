@@ -55,6 +55,7 @@ _EVENT_HEADERS = [
 ]
 _UNSAFE = re.compile(r"[^\x21-\x2b\x2d-\x7e]")  # not allowed in a header that lists names
 _MAX_NAMED, _MAX_NAME = 32, 64
+HTML = "text/html"
 _log = logging.getLogger("eyas.gateway")
 
 
@@ -230,10 +231,13 @@ def error_response(error: EyasError) -> Response:
     return Response(error_body(error), error.http_status, headers, "application/json")
 
 
-async def on_eyas_error(_: Request, error: Exception) -> Response:
-    """Starlette's handler for every EyasError."""
+async def on_eyas_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler for every EyasError. A browser is told to ask its user for a key."""
     assert isinstance(error, EyasError)
-    return error_response(error)
+    response = error_response(error)
+    if error.http_status == 401 and HTML in request.headers.get("accept", ""):
+        response.headers["www-authenticate"] = 'Basic realm="Eyas: the password is an API key"'
+    return response
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from eyas.client.reach import nothing_listens
+from eyas.client.reach import ServerAddress, unreachable
 from eyas.common.errors import DeadlineExceeded, EyasError, Unauthorized, Unavailable
 
 STREAM_S = 3600.0  # one whole request that is measured
@@ -31,11 +30,8 @@ OnEvent = Callable[[bytes, float], None]
 
 
 @dataclass(frozen=True)
-class Server:
+class Server(ServerAddress):
     """The server that is measured. `url` is like http://127.0.0.1:8000; a path in it is put before others."""
-
-    url: str
-    api_key: str | None = None
 
     async def get(self, path: str) -> bytes:
         """The body of a GET. Raises EyasError if the status is not 200, Unavailable if nothing listens.
@@ -83,16 +79,15 @@ class Server:
 
     async def _connect(self, answer: _Answer) -> asyncio.WriteTransport:
         address = urlsplit(self.url)
-        secure = address.scheme == "https"
-        host, port = address.hostname or "", address.port or (443 if secure else 80)
+        host, port = address.hostname or "", address.port or (443 if self.secure else 80)
         loop = asyncio.get_running_loop()
-        connecting = loop.create_connection(lambda: answer, host, port, ssl=secure or None)
+        connecting = loop.create_connection(lambda: answer, host, port, ssl=self.tls)
         try:
             transport, _ = await asyncio.wait_for(connecting, CONNECT_S)
         except OSError as error:
-            if isinstance(error, ssl.SSLError) or error.errno == errno.EMFILE:
+            if error.errno == errno.EMFILE:
                 raise Unavailable(f"no connection to {self.url}: {error}") from error
-            raise nothing_listens(self.url) from error
+            raise unreachable(self.url, error) from error
         return transport
 
     def _request(self, method: str, path: str, body: bytes) -> bytes:

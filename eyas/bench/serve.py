@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     output.check()
     plan = make_plan(args)
     if args.url:
-        return int(uvloop.run(measure(Server(args.url, client_key(args)), plan, output)))
+        return int(uvloop.run(measure(Server(args.url, client_key(args), args.ca), plan, output)))
 
     async def work(cluster: LocalCluster) -> int:
         return await measure(Server(cluster.url), plan, output)

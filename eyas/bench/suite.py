@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.url:
         drafts = (True, False) if args.both else (True,)
         measurement = Suite(names, drafts, args.served_model, args.output_file)
-        rows = uvloop.run(measurement.measure(Server(args.url, client_key(args))))
+        rows = uvloop.run(measurement.measure(Server(args.url, client_key(args), args.ca)))
         tables = [Table(args.url, asked(args), rows)]
     else:
         tables = _clusters(args, names)

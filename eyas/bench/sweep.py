@@ -96,6 +96,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     text = "a running server, and its name in figures; repeat it for more (a cluster of its own)"
     add("--url", type=named_url, action="append", default=[], metavar="[NAME=]URL", help=text)
     add("--api-key", metavar="K", help="their key ($EYAS_API_KEY)")
+    add("--ca", metavar="FILE", help="the authorities that https trusts (the system's)")
     add = parser.add_argument_group("sweep").add_argument
     add("--rates", type=rates, default=(), metavar="R,...", help="requests per second (up to the knee)")
     add("--output-file", type=Path, metavar="FILE", help="append one JSON line per run")
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     _check(args)
     if args.url:
-        servers = {name: Server(url, client_key(args)) for name, url in args.url}
+        servers = {name: Server(url, client_key(args), args.ca) for name, url in args.url}
         return int(uvloop.run(sweep(args, servers)))
 
     async def work(cluster: LocalCluster) -> int:

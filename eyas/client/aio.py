@@ -27,9 +27,11 @@ from eyas.client.types import (
 )
 from eyas.common import rpc
 from eyas.common.errors import EyasError, Overloaded, Unavailable
+from eyas.common.tls import client_tls
 from protos import eyas_pb2, eyas_pb2_grpc
 
 DEFAULT_TARGET = "127.0.0.1:8001"
+SECURE = "https://"
 DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_RETRIES = 2
 FIRST_PAUSE_S = 0.2  # before the first retry; each further one waits twice as long
@@ -139,9 +141,11 @@ class AsyncStream:
 class AsyncClient:
     """A client of one Eyas server, for asyncio; `Client` is its twin for ordinary code.
 
-    `target` is host:port of the server's gRPC port. Every call may take its own `timeout_s`, in seconds; an
-    empty `model` means the one that the server has. Calls raise the errors of `eyas.common.errors`; one that
-    the server is too busy for, or away, is tried `retries` times more before its first token.
+    `target` is host:port of the server's gRPC port, with https:// in front for TLS; `ca` is then a file of
+    the authorities to trust (without: those that come with gRPC). Every call may take its own `timeout_s`,
+    in seconds; an empty `model` means the one that the server has. Calls raise the errors of
+    `eyas.common.errors`; one that the server is too busy for, or away, is tried `retries` times more before
+    its first token.
     """
 
     def __init__(
@@ -152,8 +156,10 @@ class AsyncClient:
         model: str = "",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         retries: int = DEFAULT_RETRIES,
+        ca: str | None = None,
     ) -> None:
-        self._channel = rpc.channel(target)
+        secure = target.startswith(SECURE)
+        self._channel = rpc.channel(target.removeprefix(SECURE), client_tls(ca) if secure else None)
         self._stub: Any = eyas_pb2_grpc.EyasStub(self._channel)  # generated, without types
         self._metadata = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
         self._model = model

@@ -5,13 +5,56 @@ It knows the gateway's `/cluster` and what a terminal user should read when noth
 
 from __future__ import annotations
 
+import dataclasses
+import ssl
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
+from eyas.common.address import join
 from eyas.common.errors import EyasError, Unauthorized, Unavailable
+from eyas.common.tls import client_context
 
 TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Where a server is, and how it is asked. `ca`: a file of authorities for https; None: the system's."""
+
+    url: str
+    api_key: str | None = dataclasses.field(default=None, repr=False)
+    ca: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header that carries the key, if there is one."""
+        return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+
+    @cached_property
+    def tls(self) -> ssl.SSLContext | None:
+        """What its connections are secured with; None for http. Raises ConfigError for a bad `ca`."""
+        return client_context(self.ca) if self.secure else None
+
+    @property
+    def secure(self) -> bool:
+        """Whether it is asked by https, and gRPC over TLS."""
+        return self.url.startswith("https:")
+
+
+def http_options(server: ServerAddress) -> dict[str, Any]:
+    """What httpx is told of a server: the key, what TLS trusts, and that no proxy stands between."""
+    return {"headers": server.headers, "trust_env": False, "verify": server.tls or False}
+
+
+def unreachable(url: str, error: Exception) -> Unavailable:
+    """The error of every command whose connection to `url` failed with `error`."""
+    if "SSL" in str(error):
+        return Unavailable(f"no TLS connection to {url}: {error} (--ca FILE names the authority to trust)")
+    return nothing_listens(url)
 
 
 def nothing_listens(url: str) -> Unavailable:
@@ -19,21 +62,17 @@ def nothing_listens(url: str) -> Unavailable:
     return Unavailable(f"nothing listens at {url}: start `eyas serve` first, or say where it is with --url")
 
 
-def bearer(api_key: str | None) -> dict[str, str]:
-    """The header that carries a key, if there is one."""
-    return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-
-
-def grpc_address(url: str, api_key: str | None) -> str:
-    """host:port of the gRPC front of the server at `url` (its HTTP address).
+def grpc_target(server: ServerAddress) -> str:
+    """What the SDK dials to reach the gRPC front of a server: host:port, with https:// in front for TLS.
 
     Raises Unavailable if nothing listens there, Unauthorized for a wrong key, EyasError for a server that is
     not an Eyas gateway.
     """
+    url = server.url
     try:
-        reply = httpx.get(f"{url}/cluster", headers=bearer(api_key), timeout=TIMEOUT_S, trust_env=False)
+        reply = httpx.get(f"{url}/cluster", timeout=TIMEOUT_S, **http_options(server))
     except httpx.ConnectError as error:
-        raise nothing_listens(url) from error
+        raise unreachable(url, error) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise Unavailable(f"{url} does not answer: {error or type(error).__name__}") from error
     if reply.status_code == Unauthorized.http_status:
@@ -42,5 +81,4 @@ def grpc_address(url: str, api_key: str | None) -> str:
         port = int(reply.json()["grpc_port"])
     except (ValueError, KeyError, TypeError) as error:
         raise EyasError(f"{url} is not an Eyas gateway: it does not say where its gRPC port is") from error
-    host = urlsplit(url).hostname or ""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return ("https://" if server.secure else "") + join(urlsplit(url).hostname or "", port)

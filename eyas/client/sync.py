@@ -120,10 +120,13 @@ class Client:
         model: str = "",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         retries: int = DEFAULT_RETRIES,
+        ca: str | None = None,
     ) -> None:
         self._portal = Portal()
         self._client = self._portal.run(
-            lambda: AsyncClient(target, api_key=api_key, model=model, timeout_s=timeout_s, retries=retries)
+            lambda: AsyncClient(
+                target, api_key=api_key, model=model, timeout_s=timeout_s, retries=retries, ca=ca
+            )
         )
         self._open = True
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from eyas.client.aio import AsyncClient
 from eyas.client.prose import MarkdownProse, PlainProse, Prose
-from eyas.client.reach import grpc_address
+from eyas.client.reach import ServerAddress, grpc_target
 from eyas.client.types import Message, Options, Usage
 from eyas.common.errors import EyasError
 
@@ -78,15 +78,15 @@ async def tell(
     return Told(prose.text, stream.usage, first_s, time.monotonic() - began)
 
 
-def chat(url: str, api_key: str | None, temperature: float) -> int:
+def chat(server: ServerAddress, temperature: float) -> int:
     """Asks, answers, remembers, until end of input; 1 if the last answer failed, else 0.
 
     Prompts, Markdown and commands are for a person. With a pipe at either end each line is a question, each
-    answer bare text. Raises EyasError if no server is found at `url`.
+    answer bare text. Raises EyasError if no server is there.
     """
-    target = grpc_address(url, api_key)
+    target = grpc_target(server)
     with asyncio.Runner() as runner:
-        client = runner.run(_connect(target, api_key))
+        client = runner.run(_connect(target, server))
         try:
             talk = Conversation(runner, client, temperature)
             return _with_person(talk) if sys.stdin.isatty() and sys.stdout.isatty() else _with_pipe(talk)
@@ -94,8 +94,8 @@ def chat(url: str, api_key: str | None, temperature: float) -> int:
             runner.run(client.aclose())
 
 
-async def _connect(target: str, api_key: str | None) -> AsyncClient:
-    return AsyncClient(target, api_key=api_key)
+async def _connect(target: str, server: ServerAddress) -> AsyncClient:
+    return AsyncClient(target, api_key=server.api_key, ca=server.ca)
 
 
 class Conversation:

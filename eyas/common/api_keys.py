@@ -1,16 +1,16 @@
-"""Where API keys come from, and how a process hands them to its child: never as an argument.
+"""Where plain API keys come from, and how a process hands them to its child: never as an argument.
 
-Every user of a machine can read a process's arguments, but not its environment and its files. This module
-refuses to know what a key permits.
+Every user of a machine can read a process's arguments, but not its environment. A file has no plain keys
+(`eyas.common.key_file`). This module refuses to know what a key permits.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from eyas.common.errors import ConfigError
+from eyas.common.key_file import is_key
 
 VARIABLE = "EYAS_API_KEY"
 
@@ -27,15 +27,6 @@ def environment(keys: Sequence[str]) -> dict[str, str]:
     return left | ({VARIABLE: "\n".join(keys)} if keys else {})
 
 
-def from_file(path: str) -> tuple[str, ...]:
-    """The keys in a file, one per line. Raises ConfigError if it has none or cannot be read."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file: {path} cannot be read: {error}", param="api-key-file") from error
-    return parse(text, "--api-key-file")
-
-
 def parse(text: str, source: str) -> tuple[str, ...]:
     """The keys in `text`, one per line; empty lines and lines that begin with # are skipped.
 
@@ -49,7 +40,7 @@ def parse(text: str, source: str) -> tuple[str, ...]:
             f"{source}: there is no key in it (lines that begin with # do not count)", param=flag
         )
     for key, number in keys.items():
-        if not (key.isascii() and key.isprintable() and " " not in key):
+        if not is_key(key):
             problem = f"line {number} is not a key: a key is printable ASCII without spaces"
             raise ConfigError(f"{source}: {problem}", param=flag)
     return tuple(keys)

@@ -94,6 +94,7 @@ class EngineConfig:
     overlap_schedule: bool = False  # prepare a step while the one before it runs
     lease_s: float = 30.0
     transfer: str = "auto"  # how KV is pulled: by one backend, or the best; "none": it stays
+    encrypted: bool = False  # KV leaves this host in encrypted ways alone
     transfer_policy: str = "recompute"  # or "fail"
     log_format: str = "text"  # or "json"; also of the front before this engine
     speculation: SpeculationConfig = SpeculationConfig()
@@ -247,6 +248,7 @@ class WorkerConfig:
     advertise: str | None = None  # HOST or HOST:PORT by which others reach it; None: where it listens
     metrics_port: int = 0  # 0: any free port
     registry: str = "static:"  # the workers it may dial: static:host:port,... or redis://host:port/db
+    tls_dir: str | None = None  # its certificate and the cluster's authority; None: services talk in plain
     drain_s: float = 30.0  # seconds for what it has accepted, once it is asked to leave
 
     @property
@@ -258,6 +260,14 @@ class WorkerConfig:
         """The address that others reach this worker by when it listens on `port`."""
         named = self.advertise or self.host
         return named if is_address(named) else join(named, port)
+
+
+@dataclass(frozen=True)
+class DoorFiles:
+    """The certificate that callers are shown, and its key, in PEM; the two may stand in one file."""
+
+    certfile: str
+    keyfile: str
 
 
 @dataclass(frozen=True)
@@ -276,7 +286,10 @@ class GatewayConfig:
     tpot_target: float = 0.05  # of auto, in seconds: its mean time per later token, at most
     model: str = str(NANO)
     served_model: str = "eyas-nano"
-    api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # (): no key is needed
+    api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # plain ones; (): there are none
+    api_key_file: str | None = None  # the hashes of the valid keys; then `api_keys` is empty
+    door: DoorFiles | None = None  # what callers are shown; None: they are answered in plain
+    tls_dir: str | None = None  # what workers are shown; None: they are asked in plain
     key_limits: str | None = None  # a file of what each key may use (`gateway.quotas`); None: no limits
     cors_origins: tuple[str, ...] = ()  # origins of web pages that may call; "*": any
     max_body_bytes: int = 2 * 1024 * 1024

@@ -24,6 +24,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from eyas.common import rpc
 from eyas.common.address import is_address
 from eyas.common.errors import ConfigError, Unavailable
 from eyas.common.roster import POLL_S, Roster
@@ -67,10 +68,10 @@ class Registry(Protocol):
         ...
 
 
-def registry(spec: str) -> Registry:
-    """The registry that `spec` names. Raises ConfigError if it names none."""
+def registry(spec: str, dial: rpc.Dial = rpc.channel) -> Registry:
+    """The registry that `spec` names; `dial` reaches the workers. Raises ConfigError if it names none."""
     if spec.startswith("redis:"):
-        return RedisRegistry(spec)
+        return RedisRegistry(spec, dial)
     kind, _, rest = spec.partition(":")
     addresses = [address.strip() for address in rest.split(",") if address.strip()]
     if kind != "static":
@@ -78,7 +79,7 @@ def registry(spec: str) -> Registry:
     for address in addresses:
         if not is_address(address):
             raise ConfigError(f"registry names {address!r}, which is not host:port", param="registry")
-    return StaticRegistry(list(dict.fromkeys(addresses)))
+    return StaticRegistry(list(dict.fromkeys(addresses)), dial)
 
 
 # --- a list of addresses ---------------------------------------------------------------------------------
@@ -87,9 +88,9 @@ def registry(spec: str) -> Registry:
 class StaticRegistry(Registry):
     """A fixed list of addresses. A worker may be listed by another address than its own name."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], dial: rpc.Dial = rpc.channel) -> None:
         self._addresses = addresses
-        self._roster = Roster(aliases=True)
+        self._roster = Roster(aliases=True, dial=dial)
 
     async def start(self) -> None:
         await self._roster.follow(self._addresses)
@@ -122,9 +123,9 @@ class RedisRegistry(Registry):
     a bad `url`.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, dial: rpc.Dial = rpc.channel) -> None:
         self._keys = WorkerKeys(url, "going on with the workers that are known")
-        self._roster = Roster(aliases=False)
+        self._roster = Roster(aliases=False, dial=dial)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

@@ -1,7 +1,8 @@
 """Log lines of every process, on standard error: plain text for people, or one JSON object per line.
 
-It knows the two formats, and by which ids a request is found in logs and traces. It refuses to know what is
-logged.
+It knows the two formats, by which ids a request is found in logs and traces, and which processes read what
+users say: their tracebacks have frames and types alone, for an exception's words may quote a request. It
+refuses to know what is logged.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import logging
 import re
 import secrets
 import time
+import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import Any
 
 FORMATS = ("text", "json")
 
@@ -42,10 +45,14 @@ def serving(id: str, parent: str = "") -> Iterator[None]:
         traceparent.reset(ids[1])
 
 
-def setup(process: str, format: str = "text") -> None:
-    """Called once per process, before anything else; `process` is its name in each line."""
+def setup(process: str, format: str = "text", *, reads_text: bool = False) -> None:
+    """Called once per process, before anything else; `process` is its name in each line.
+
+    `reads_text`: it sees prompts and answers as text.
+    """
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter(process) if format == "json" else TextFormatter(process))
+    formatter = JsonFormatter if format == "json" else TextFormatter
+    handler.setFormatter(formatter(process, reads_text))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
@@ -66,25 +73,47 @@ class Rarely:
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people; it ends in the request's id in brackets, if one is served."""
+    """One line per record, in the end the id of the request that is served, and a traceback if there is one.
 
-    def __init__(self, process: str) -> None:
+    `reads_text` as for `setup`.
+    """
+
+    def __init__(self, process: str, reads_text: bool = False) -> None:
         super().__init__(f"%(asctime)s %(levelname).1s {process} %(name)s: %(message)s", "%H:%M:%S")
+        self._reads_text = reads_text
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line, before any exception."""
         line = super().formatMessage(record)
         return f"{line} [{id}]" if (id := request_id.get()) else line
 
+    def formatException(self, ei: Any) -> str:
+        """The traceback, without the exceptions' words in a process that reads text."""
+        return wordless(ei[1]) if self._reads_text else super().formatException(ei)
 
-class JsonFormatter(logging.Formatter):
+
+def wordless(error: BaseException) -> str:
+    """The traceback of an exception and of those that led to it: frames and types."""
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    parts = [] if before is None else [wordless(before)]
+    parts += [
+        "Traceback (most recent call last):",
+        "".join(traceback.format_tb(error.__traceback__)).rstrip(),
+    ]
+    parts.append(f"{type(error).__module__}.{type(error).__qualname__} (its words may quote a request)")
+    if isinstance(error, BaseExceptionGroup):
+        parts += map(wordless, error.exceptions)
+    return "\n".join(parts)
+
+
+class JsonFormatter(TextFormatter):
     """One JSON object per record.
 
     time (UTC), level, process, logger, message; request_id, trace_id and exception if there is one.
     """
 
-    def __init__(self, process: str) -> None:
-        super().__init__()
+    def __init__(self, process: str, reads_text: bool = False) -> None:
+        super().__init__(process, reads_text)
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:

@@ -53,8 +53,9 @@ class Roster:
     `aliases`: whether a worker's own address may differ from the one that it is asked at.
     """
 
-    def __init__(self, *, aliases: bool) -> None:
+    def __init__(self, *, aliases: bool, dial: rpc.Dial = rpc.channel) -> None:
         self._aliases = aliases
+        self._dial = dial
         self._known: dict[str, _Known] = {}  # by address
         self._silent: dict[str, _Silence] = {}  # by address
         self._returning: dict[str, tuple[WorkerInfo, float]] = {}  # by address; the time is when it was lost
@@ -107,7 +108,7 @@ class Roster:
         task.add_done_callback(self._ending.discard)
 
     async def _keep_asking(self, address: str, first: asyncio.Event) -> None:
-        async with rpc.channel(address) as channel:
+        async with self._dial(address) as channel:
             while True:
                 await self._ask(InfoClient(channel), address)
                 first.set()

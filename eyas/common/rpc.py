@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -31,6 +32,7 @@ from eyas.common.errors import (
     from_grpc_status,
 )
 from eyas.common.logging import request_id
+from eyas.common.tls import ChannelTls, ServiceTls, explained
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MESSAGE_TIMEOUT_S = 30.0
@@ -69,25 +71,39 @@ TRACEPARENT = "traceparent"
 RETRY_AFTER = "retry-after"  # seconds
 _log = logging.getLogger("eyas.rpc")
 
+Dial = Callable[[str], grpc.aio.Channel]
+"""Opens a channel to `host:port`, as `channel` does."""
+
 Unary = Callable[..., Awaitable[Any]]
 Stream = Callable[..., AsyncIterator[Any]]
 
 
-def channel(address: str) -> grpc.aio.Channel:
+def channel(address: str, tls: ChannelTls | None = None) -> grpc.aio.Channel:
     """A channel to `host:port` that notices a dead or stopped peer within 6 s; the caller closes it."""
-    return grpc.aio.insecure_channel(address, options=list(_CHANNEL_OPTIONS.items()))
+    options: list[tuple[str, Any]] = list(_CHANNEL_OPTIONS.items())
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if tls.name:
+        options.append(("grpc.ssl_target_name_override", tls.name))
+    return grpc.aio.secure_channel(address, tls.credentials, options=options)
+
+
+def dialer(tls: ServiceTls | None) -> Dial:
+    """How a service with these certificates dials the others of its cluster; None: in plain."""
+    return channel if tls is None else partial(channel, tls=tls.channel)
 
 
 class Channels:
     """One channel per address, shared by all callers; `drop` closes some of them, `close` all."""
 
-    def __init__(self) -> None:
+    def __init__(self, dial: Dial = channel) -> None:
+        self._dial = dial
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def get(self, address: str) -> grpc.aio.Channel:
         """The channel to this address, opened at the first call."""
         if address not in self._channels:
-            self._channels[address] = channel(address)
+            self._channels[address] = self._dial(address)
         return self._channels[address]
 
     def __iter__(self) -> Iterator[str]:
@@ -113,10 +129,18 @@ def server(door: grpc.aio.ServerInterceptor | None = None, options: Options | No
     return grpc.aio.server(interceptors=interceptors, options=list(all_options.items()))
 
 
-def bind(target: grpc.aio.Server, host: str, port: int) -> int:
-    """Binds a port (any free one for 0) and gives its number. Raises ConfigError if it is taken."""
+def bind(
+    target: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None
+) -> int:
+    """Binds a port (any free one for 0) and gives its number. Raises ConfigError if it is taken.
+
+    Without `credentials` it speaks in plain.
+    """
     try:
-        bound = target.add_insecure_port(join(host, port))
+        if credentials is None:
+            bound = target.add_insecure_port(join(host, port))
+        else:
+            bound = target.add_secure_port(join(host, port), credentials)
     except RuntimeError as error:
         raise ConfigError(f"port {port} on {host} cannot be used: {error}", param="port") from error
     if bound == 0:
@@ -279,7 +303,7 @@ async def _message(context: Any) -> Any:
 def map_rpc_error(error: grpc.aio.AioRpcError) -> EyasError:
     """What the server raised: the class that its trailer names, else the most general one of the status."""
     metadata = {key: value for key, value in error.trailing_metadata() or ()}
-    message = error.details() or f"the call ended with {error.code().name}"
+    message = explained(error.details() or f"the call ended with {error.code().name}")
     code = metadata.get(CODE)
     if code is None and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in message:
         return PayloadTooLarge(message)

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from eyas.client.reach import bearer, nothing_listens
+from eyas.client.reach import ServerAddress, http_options, unreachable
 from eyas.common.errors import EyasError, Unauthorized
 from eyas.evals.questions import Task
 from eyas.evals.sides import Side
@@ -90,10 +90,9 @@ async def ask_all(side: Side, task: Task, asking: Asking, told: Callable[[], Non
     timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S)
     async with httpx.AsyncClient(
         base_url=side.url,
-        headers=bearer(side.api_key),
         limits=limits,
         timeout=timeout,
-        trust_env=False,
+        **http_options(ServerAddress(side.url, side.api_key, side.ca)),
     ) as client:
         known, is_eyas = await _meet(client, side)
         path = "/v1/chat/completions" if task.chat else "/v1/completions"
@@ -117,7 +116,7 @@ async def _meet(client: httpx.AsyncClient, side: Side) -> tuple[Side, bool]:
     try:
         reply = await client.get("/v1/models", timeout=CONNECT_S)
     except httpx.ConnectError as error:
-        raise nothing_listens(side.url) from error
+        raise unreachable(side.url, error) from error
     except httpx.HTTPError as error:
         raise EyasError(f"{side.url}: {error or type(error).__name__}") from error
     if reply.status_code == Unauthorized.http_status:

@@ -29,7 +29,7 @@ def add_asking(parser: argparse.ArgumentParser, limit: int | None = None) -> Non
     add("--no-speculative", action="store_true", help="turn drafting off: Eyas alone knows how")
     add(
         "--against", metavar="SIDE", help="ask a second side the same and compare: URL, model=ID, api-key=K,"
-        " speculative, no-speculative, separated by commas; the rest is as on the first side",
+        " ca=FILE, speculative, no-speculative, separated by commas; the rest is as on the first side",
     )  # fmt: skip
     add("--require-identical", action="store_true", help="fail unless both sides answer the same")
     default = "all" if limit is None else limit

@@ -22,6 +22,7 @@ class Side:
     api_key: str | None = dataclasses.field(default=None, repr=False)
     model: str | None = None
     speculative: bool = True
+    ca: str | None = None
 
     def __str__(self) -> str:
         drafts = "" if self.speculative else ", no-speculative"
@@ -30,7 +31,7 @@ class Side:
 
 def sides_of(args: argparse.Namespace) -> list[Side]:
     """The first side, and the second if there is one. Raises ConfigError for a side that cannot be read."""
-    first = Side(args.url, client_key(args), args.model, not args.no_speculative)
+    first = Side(args.url, client_key(args), args.model, not args.no_speculative, args.ca)
     if args.against is None:
         return [first]
     second = read_side(args.against, first)
@@ -50,6 +51,8 @@ def read_side(text: str, first: Side) -> Side:
             side = dataclasses.replace(side, model=value)
         elif name == "api-key" and value:
             side = dataclasses.replace(side, api_key=value)
+        elif name == "ca" and value:
+            side = dataclasses.replace(side, ca=value)
         else:
             side = dataclasses.replace(side, url=_url(setting))
     return side
@@ -59,5 +62,5 @@ def _url(text: str) -> str:
     try:
         return http_url(text)
     except argparse.ArgumentTypeError as error:
-        known = "a URL, model=ID, api-key=K, speculative, no-speculative"
+        known = "a URL, model=ID, api-key=K, ca=FILE, speculative, no-speculative"
         raise ConfigError(f"--against: {text!r} is none of {known}", param="against") from error

@@ -23,6 +23,9 @@ from eyas.simulator.workload import SimulatedRequest
 YIELD_TOKENS_PER_S = 500.0
 """As in the engine: a prompt of n tokens yields to shorter ones that come within n / this seconds."""
 
+LAUNCHED_AHEAD = 1
+"""Steps that the engine has launched behind the one that runs: what comes now is in the one after."""
+
 GAP_S = 1e-4
 """Gaps between tokens are counted in steps of so much."""
 
@@ -173,7 +176,7 @@ class SimulatedWorker:
         step = self.step
         if step is None or step.rows or step.rounds == 1:
             return None
-        done = int((now - step.begun_s) / step.each_s) + 1
+        done = int((now - step.begun_s) / step.each_s) + 1 + LAUNCHED_AHEAD
         if done >= step.rounds:
             return None
         step.rounds = done

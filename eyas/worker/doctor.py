@@ -13,10 +13,11 @@ from typing import Any
 
 import httpx
 
-from eyas.client.reach import bearer, nothing_listens
+from eyas.client.reach import ServerAddress, http_options, unreachable
 from eyas.common import rpc
 from eyas.common.clients import InfoClient
 from eyas.common.errors import EyasError
+from eyas.common.tls import service_tls
 from eyas.common.types import Role
 from eyas.worker.doctor_links import links
 
@@ -30,35 +31,37 @@ REQUEST = {
 }
 
 
-def examine(url: str, api_key: str | None) -> int:
-    """Prints a report; returns the exit code: 0 without problems, else 1."""
-    problems = asyncio.run(_examine(url, api_key))
+def examine(server: ServerAddress, tls_dir: str | None) -> int:
+    """Prints a report; returns the exit code: 0 without problems, else 1.
+
+    `tls_dir`: the certificates with which workers are asked. Raises ConfigError for bad ones.
+    """
+    problems = asyncio.run(_examine(server, rpc.dialer(service_tls(tls_dir))))
     for problem in problems:
         print(f"problem: {problem}")
     print("all is well" if not problems else f"{len(problems)} found")
     return 1 if problems else 0
 
 
-async def _examine(url: str, api_key: str | None) -> list[str]:
+async def _examine(server: ServerAddress, dial: rpc.Dial) -> list[str]:
     """All problems, in the order in which they were found."""
     problems: list[str] = []
-    async with httpx.AsyncClient(
-        base_url=url, headers=bearer(api_key), timeout=2 * TIMEOUT_S, trust_env=False
-    ) as http:
+    url, options = server.url, http_options(server)
+    async with httpx.AsyncClient(base_url=url, timeout=2 * TIMEOUT_S, **options) as http:
         with _step("looking at the cluster failed", problems):
             cluster = await _ask(http, "GET", "/cluster")
             health, workers = cluster["health"], cluster["workers"]
             state = health["problem"] or health["degraded"] or "healthy"
             print(f"gateway {url}: {cluster['model']}, {state}")
             problems += [text for text in health.values() if text]
-            for found in await asyncio.gather(*map(_visit, workers)):
+            for found in await asyncio.gather(*(_visit(worker, dial) for worker in workers)):
                 problems += found
             if not workers:
                 problems.append("the gateway knows no worker")
             with _step("the request through the cluster failed", problems):
                 problems += _trace(await _ask(http, "POST", "/generate"), workers)
             with _step("measuring the links failed", problems):
-                problems += await links(workers)
+                problems += await links(workers, dial)
     return problems
 
 
@@ -81,7 +84,7 @@ async def _ask(http: httpx.AsyncClient, method: str, path: str) -> Any:
     try:
         reply = await http.request(method, path, json=REQUEST if method == "POST" else None)
     except httpx.ConnectError as error:
-        raise nothing_listens(str(http.base_url).rstrip("/")) from error
+        raise unreachable(str(http.base_url).rstrip("/"), error) from error
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__  # a timeout has no text
         raise EyasError(f"{http.base_url} does not answer {path}: {reason}") from error
@@ -90,11 +93,11 @@ async def _ask(http: httpx.AsyncClient, method: str, path: str) -> Any:
     return reply.json()
 
 
-async def _visit(worker: dict[str, Any]) -> list[str]:
+async def _visit(worker: dict[str, Any], dial: rpc.Dial) -> list[str]:
     """Asks one worker directly, prints its line of the report, and returns its problems."""
     address, roles = worker["worker"], ",".join(worker["roles"])
     problems: list[str] = []
-    async with rpc.channel(address) as channel:
+    async with dial(address) as channel:
         with _step(f"worker {address} ({roles}) could not be asked from here", problems):
             info = await InfoClient(channel).info(DIAL_S)
             if not info.serving:

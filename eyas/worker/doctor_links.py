@@ -16,7 +16,7 @@ from eyas.common.types import Role
 PROBE_S = 12.0  # a worker answers earlier, unless it is stuck
 
 
-async def links(workers: list[dict[str, Any]]) -> list[str]:
+async def links(workers: list[dict[str, Any]], dial: rpc.Dial) -> list[str]:
     """Has every link measured, one after the other, prints them, and returns the problems found."""
     problems = []
     found = pairs(workers)
@@ -25,7 +25,7 @@ async def links(workers: list[dict[str, Any]]) -> list[str]:
     for puller, owner in found:
         name = f"{puller} <- {owner}"
         try:
-            async with rpc.channel(puller) as channel:
+            async with dial(puller) as channel:
                 measured = await InfoClient(channel).probe_links(owner, PROBE_S)
         except EyasError as error:
             print(f"  !! {name}")

@@ -23,6 +23,7 @@ from eyas.common.config import WorkerConfig
 from eyas.common.errors import ConfigError, Unavailable, from_code
 from eyas.common.metrics import WorkerMetrics
 from eyas.common.page_names import PageShape
+from eyas.common.tls import service_tls
 from eyas.common.types import Role, WorkerInfo
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Cached, Command, Drain, Load, Ready, Shutdown, Step, Stopped
@@ -50,9 +51,11 @@ class Front:
         self._config = config
         self._link = link
         self._engine = EngineClient(self._send)
-        self._membership = Membership(config, self.describe)
-        self._pulls = Pulls(self._engine, self._membership.find)
-        self._drafts = drafts.DraftStreams(self._engine)
+        self._tls = service_tls(config.tls_dir)
+        dial = rpc.dialer(self._tls)
+        self._membership = Membership(config, self.describe, dial)
+        self._pulls = Pulls(self._engine, self._membership.find, dial)
+        self._drafts = drafts.DraftStreams(self._engine, dial)
         self._registry = CollectorRegistry()
         self._metrics = WorkerMetrics(self._registry)
         self._liveness = Liveness()
@@ -82,7 +85,8 @@ class Front:
         services = self._add_services()
         self._health = rpc.HealthService(self._server, services)
         await self._health.set(False)
-        self._address = config.reached_at(rpc.bind(self._server, host, config.port))
+        credentials = None if self._tls is None else self._tls.server
+        self._address = config.reached_at(rpc.bind(self._server, host, config.port, credentials))
         try:
             self._scrape, _ = start_http_server(config.metrics_port, host, self._registry)
         except OSError as error:

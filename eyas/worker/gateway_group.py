@@ -21,7 +21,9 @@ from eyas.common import api_keys
 from eyas.common import logging as eyas_logging
 from eyas.common.config import GatewayConfig
 from eyas.common.discovery import registry
+from eyas.common.tls import door_context, service_tls
 from eyas.worker.child import Child
+from eyas.worker.gateway_main import warn_if_open
 from eyas.worker.keeper import keep
 from eyas.worker.leave import Leave
 from eyas.worker.plan import gateway_argv
@@ -35,11 +37,16 @@ GRACE_S = 5.0  # after the drain time
 def run_group(config: GatewayConfig) -> None:
     """Serves until SIGTERM or SIGINT; then open requests have `drain_s` seconds to finish.
 
-    A second signal, or SIGHUP, ends it at once. Raises ConfigError for a bad port, registry or tokenizer.
+    A second signal, or SIGHUP, ends it at once. Raises ConfigError for a bad port, registry, tokenizer
+    or certificate.
     """
     eyas_logging.setup("gateway", config.log_format)
+    warn_if_open(config)
     registry(config.registry)  # what is wrong with them is told once, before any process starts
     Tokenizer.load(config.model)
+    service_tls(config.tls_dir)
+    if config.door is not None:
+        door_context(config.door)
     asyncio.run(_run(config))
 
 

@@ -17,9 +17,11 @@ import uvloop
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from eyas.common import logging as eyas_logging
-from eyas.common.address import join
+from eyas.common import rpc
+from eyas.common.address import is_loopback, join
 from eyas.common.config import GatewayConfig
 from eyas.common.discovery import registry
+from eyas.common.tls import door_context, service_tls
 from eyas.worker.descriptors import raise_limit
 from eyas.worker.http_protocol import HttpLimits
 from eyas.worker.http_server import HttpServer
@@ -51,12 +53,22 @@ def run_gateway(config: GatewayConfig) -> None:
 
     A second signal, or SIGHUP, ends it at once. Raises ConfigError for a bad port, registry or tokenizer.
     """
-    eyas_logging.setup(Path(config.member).stem if config.member else "gateway", config.log_format)
+    name = Path(config.member).stem if config.member else "gateway"
+    eyas_logging.setup(name, config.log_format, reads_text=True)
+    if config.member is None:
+        warn_if_open(config)
     files = raise_limit()
     connections = min(config.max_connections, files // 3)  # per front; the gateway itself uses the rest
     if connections < config.max_connections:
         _log.warning("only %d files may be open: at most %d connections per front", files, connections)
     uvloop.run(_run(dataclasses.replace(config, max_connections=connections)))
+
+
+def warn_if_open(config: GatewayConfig) -> None:
+    """Says in the log if everyone who reaches this machine may use what it serves."""
+    if not is_loopback(config.host) and not config.api_keys and config.api_key_file is None:
+        text = "it listens on %s without API keys: everyone who reaches it may use it (--api-key-file)"
+        _log.warning(text, config.host)
 
 
 async def _run(config: GatewayConfig) -> None:
@@ -65,8 +77,9 @@ async def _run(config: GatewayConfig) -> None:
     if config.sampling:
         said = ", ".join(f"{name} {value}" for name, value in with_file_names(config.sampling).items())
         _log.info("unless a request says otherwise: %s (generation_config.json)", said)
-    workers = registry(config.registry)
-    cluster = Cluster(workers)
+    dial = rpc.dialer(service_tls(config.tls_dir))
+    workers = registry(config.registry, dial)
+    cluster = Cluster(workers, dial)
     grammars = GrammarChecks(Path(config.model))
     leave = Leave()
     tracer = tracing.tracer(config.otlp_endpoint)
@@ -123,10 +136,12 @@ async def fronts(
     config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one
     app = create_app(config, backend, tokenizer, metrics, quotas)
     limits, shared = HttpLimits(config.max_connections), config.member is not None
-    http = HttpServer(app, config.host, config.port, limits, shared)
+    tls = None if config.door is None else door_context(config.door)
+    http = HttpServer(app, config.host, config.port, limits, shared, tls)
     await grpc.start()
     await http.start()
-    where = f"http=http://{join(config.host, http.port)}/v1 grpc={join(config.host, grpc.port)}"
+    scheme = "http" if tls is None else "https"
+    where = f"http={scheme}://{join(config.host, http.port)}/v1 grpc={join(config.host, grpc.port)}"
     print(f"gateway listening: model={config.served_model} {where}", file=sys.stderr, flush=True)
     try:
         yield

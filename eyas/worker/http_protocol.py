@@ -258,5 +258,6 @@ class HttpProtocol(HttpToolsProtocol):
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
         head += f"x-request-id: {known_as('')}\r\n\r\n"  # the caller's may not have come
         self.transport.write(STATUS_LINE[error.http_status] + head.encode() + body)
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot end one direction alone
+            self.transport.write_eof()
         self._watch()

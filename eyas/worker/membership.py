@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from eyas.common import rpc
 from eyas.common.config import WorkerConfig
 from eyas.common.discovery import Presence, registry
 from eyas.common.errors import TransferFailed
@@ -27,10 +28,12 @@ class Membership:
     Raises ConfigError for a bad registry.
     """
 
-    def __init__(self, config: WorkerConfig, describe: Callable[[], WorkerInfo]) -> None:
+    def __init__(
+        self, config: WorkerConfig, describe: Callable[[], WorkerInfo], dial: rpc.Dial = rpc.channel
+    ) -> None:
         self._config = config
         self._describe = describe
-        self._members = registry(config.registry)
+        self._members = registry(config.registry, dial)
         self._presence: Presence | None = None
         if config.registry.startswith("redis:"):
             self._presence = Presence(config.registry, describe)

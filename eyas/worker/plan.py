@@ -50,7 +50,11 @@ def plan(config: ServeConfig, ports: Iterator[int], machine: Machine) -> Cluster
         for name, engine in engines.items()
     }
     registry = "static:" + ",".join(worker.address for worker in workers.values())
-    workers = {name: dataclasses.replace(worker, registry=registry) for name, worker in workers.items()}
+    tls_dir = config.gateway.tls_dir  # one folder serves all: certificates have no addresses in them
+    workers = {
+        name: dataclasses.replace(worker, registry=registry, tls_dir=tls_dir)
+        for name, worker in workers.items()
+    }
     layout = "auto" if config.layout == "auto" else "static"
     return ClusterPlan(workers, dataclasses.replace(config.gateway, registry=registry, layout=layout))
 
@@ -113,7 +117,7 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
 
     (Synthetic rates are equal up to rounding, because the flags take their products.)
     """
-    flags = {
+    flags: dict[str, object] = {
         "roles": ",".join(worker.engine.roles),
         "host": worker.host,
         "port": worker.port,
@@ -124,6 +128,8 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
         **_graph_flags(worker.engine),
         **_speculation_flags(worker.engine),
     }
+    if worker.tls_dir is not None:
+        flags["tls-dir"] = worker.tls_dir
     if worker.advertise:
         flags["advertise"] = worker.advertise
     return ("worker", *_command_line(flags), "--supervised")
@@ -191,7 +197,7 @@ def _speculation_flags(engine: EngineConfig) -> dict[str, object]:
 def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
     """The command line of `gateway`. `eyas.cli` parses it to an equal config, except for the keys.
 
-    Keys are never part of a command line: they are passed in the environment.
+    Plain keys are never part of a command line: they are passed in the environment.
     """
     flags: dict[str, object] = {
         "registry": gateway.registry,
@@ -207,6 +213,12 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
     }
     if gateway.layout == "auto":
         flags |= {"layout": "auto", "ttft-target": gateway.ttft_target, "tpot-target": gateway.tpot_target}
+    if gateway.door is not None:
+        flags |= {"ssl-certfile": gateway.door.certfile, "ssl-keyfile": gateway.door.keyfile}
+    if gateway.tls_dir is not None:
+        flags["tls-dir"] = gateway.tls_dir
+    if gateway.api_key_file is not None:
+        flags["api-key-file"] = gateway.api_key_file
     if gateway.cors_origins:
         flags["cors-origin"] = ",".join(gateway.cors_origins)
     if gateway.key_limits is not None:

@@ -41,10 +41,17 @@ class _Owner:
 class Probes:
     """Owner of the running probes. `find` as for `eyas.worker.watches.Pulls`."""
 
-    def __init__(self, engine: EngineClient, find: Callable[[str], Awaitable[str]], fetches: Fetches) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        find: Callable[[str], Awaitable[str]],
+        fetches: Fetches,
+        dial: rpc.Dial,
+    ) -> None:
         self._engine = engine
         self._find = find
         self._fetches = fetches
+        self._dial = dial
         self._owners: dict[ProbeNumber, _Owner] = {}
         self._turn = asyncio.Lock()  # links that are measured together share what they have
 
@@ -59,7 +66,7 @@ class Probes:
         if group not in pools:
             raise ConfigError("this worker's KV stays: no pages come here", param="transfer")
         address = await self._find(name)
-        async with rpc.channel(address) as channel:
+        async with self._dial(address) as channel:
             client = TransferClient(channel, address)
             theirs = await client.handshake(group, pools[group].layout_hash)
             check_compatible(pools[group], theirs)

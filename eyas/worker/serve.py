@@ -23,6 +23,7 @@ from eyas.common.address import join
 from eyas.common.config import ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.common.gpus import memory
+from eyas.common.tls import door_context, service_tls
 from eyas.worker.child import Child, LogLine
 from eyas.worker.folder import check_draft, check_model
 from eyas.worker.keeper import keep
@@ -50,6 +51,8 @@ class LocalCluster:
     def __init__(self, config: ServeConfig, log: LogLine, progress: Progress | None = None) -> None:
         check_model(config.engine.model, config.engine.load_format)
         check_draft(config.engine.draft, config.engine.load_format)
+        if config.gateway.door is not None:
+            door_context(config.gateway.door)
         listen(config.gateway.host, config.gateway.port, "port").close()
         listen(config.gateway.host, config.gateway.grpc_port, "grpc-port").close()
         self._log = log
@@ -57,6 +60,7 @@ class LocalCluster:
         self._pool_dir = config.engine.pool_dir
         gpus = () if config.engine.device == "cpu" else memory()
         self._plan = plan(config, free_ports(), Machine(len(os.sched_getaffinity(0)), gpus))
+        self._dial = rpc.dialer(service_tls(config.gateway.tls_dir))
         self._children: dict[str, Child] = {}
         self._loading: list[str] = []  # the names of the processes that are not ready yet
         self._keepers: list[asyncio.Task[None]] = []
@@ -65,7 +69,8 @@ class LocalCluster:
     @property
     def url(self) -> str:
         """The gateway's HTTP address, as clients on this machine reach it."""
-        return f"http://{join(self._reachable, self._plan.gateway.port)}"
+        scheme = "http" if self._plan.gateway.door is None else "https"
+        return f"{scheme}://{join(self._reachable, self._plan.gateway.port)}"
 
     @property
     def grpc_address(self) -> str:
@@ -127,7 +132,8 @@ class LocalCluster:
             self._children[name] = child
             child.start()
         self._loading = list(self._children)
-        async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False) as http:
+        # The certificate is for the names that callers use. Here only our own child is asked how it is.
+        async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False, verify=False) as http:
             while not await self._ready(http):
                 self._refuse_early_death()
                 waited = time.monotonic() - began
@@ -149,7 +155,7 @@ class LocalCluster:
     async def _ready(self, http: httpx.AsyncClient) -> bool:
         """Whether every worker says SERVING and the gateway says that a request would succeed."""
         for name in [name for name in self._loading if name != GATEWAY]:
-            async with rpc.channel(self._plan.workers[name].address) as channel:
+            async with self._dial(self._plan.workers[name].address) as channel:
                 if await rpc.is_serving(channel, PROBE_S):
                     self._loading.remove(name)
         if self._loading != [GATEWAY]:

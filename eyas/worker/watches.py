@@ -56,12 +56,14 @@ class Pulls:
     member of this worker's cluster: no handle makes this worker dial anybody else.
     """
 
-    def __init__(self, engine: EngineClient, find: Callable[[str], Awaitable[str]]) -> None:
+    def __init__(
+        self, engine: EngineClient, find: Callable[[str], Awaitable[str]], dial: rpc.Dial = rpc.channel
+    ) -> None:
         self._engine = engine
         self._find = find
-        self._channels = rpc.Channels()
+        self._channels = rpc.Channels(dial)
         self._fetches = Fetches(engine)
-        self.probes = Probes(engine, find, self._fetches)
+        self.probes = Probes(engine, find, self._fetches, dial)
         self._watches: dict[int, tuple[_Pull, asyncio.Task[None]]] = {}
         self._releases: set[asyncio.Task[None]] = set()
         self._met: dict[tuple[str, KvKind], PoolInfo] = {}  # by address: whose pages mean the same as ours

@@ -52,12 +52,12 @@ def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> N
 async def _run(config: WorkerConfig, engine: EngineMain) -> None:
     began = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine inherits it: only the front handles Ctrl-C
-    with living_in(Path(config.engine.pool_dir)):
-        endpoint = new_endpoint()
-        link = ZmqFront(endpoint)
+    endpoint = new_endpoint()
+    with living_in(Path(config.engine.pool_dir)), contextlib.closing(ZmqFront(endpoint)) as link:
         front = Front(config, link)
         address = await front.start()
-        process = _EngineProcess(engine, dataclasses.replace(config.engine, worker=address), endpoint)
+        spec = dataclasses.replace(config.engine, worker=address, encrypted=config.tls_dir is not None)
+        process = _EngineProcess(engine, spec, endpoint)
         halves = [
             asyncio.create_task(_asked_to_leave(front, config.drain_s)),
             asyncio.create_task(front.run()),
@@ -74,7 +74,6 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
             for half in halves:
                 half.cancel()
             await asyncio.gather(*halves, return_exceptions=True)
-            link.close()
 
 
 async def _asked_to_leave(front: Front, drain_s: float) -> None:

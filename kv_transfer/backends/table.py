@@ -24,6 +24,8 @@ BACKENDS = {
     "grpc": "kv_transfer.backends.stream:StreamBackend",
 }
 
+IN_PLAIN = ("nixl",)  # they leave the host, and nobody encrypts what they move
+
 _LIBRARIES = {"nixl": "nixl"}  # by backend: a module that not every machine has, also the name of its extra
 
 _log = logging.getLogger("eyas.pulls")
@@ -50,12 +52,12 @@ def unfit(transfer: str, ranks: int) -> str:
     return f"{transfer} leads to one GPU, and GPUs that share a model take {', '.join(fit)} or {NONE}"
 
 
-def usable() -> list[str]:
-    """The backends whose libraries are here, the best first."""
+def usable(encrypted: bool = False) -> list[str]:
+    """The backends whose libraries are here, the best first. `encrypted`: without those of `IN_PLAIN`."""
     for name in BACKENDS:
         if reason := missing(name):
             _log.debug("%s", reason)
-    return [name for name in BACKENDS if not missing(name)]
+    return [name for name in BACKENDS if not missing(name) and not (encrypted and name in IN_PLAIN)]
 
 
 def backend(name: str) -> Callable[[Site], Backend]:

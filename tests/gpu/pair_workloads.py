@@ -31,7 +31,7 @@ TARGETS = Targets(1.0, 0.008)
 """One pair for all workloads: a cluster that decides per request is told it at its start."""
 
 SHARES = (0.85, 1.0)
-"""Rates are these parts of the higher knee of the static layouts: the simulator's steps are a little fast."""
+"""Rates are these parts of the higher knee of the static layouts, as simulated."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ def _plain(prompt: int, answer: int) -> Draw:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("256/512", _plain(256, 512), 56.6),
-        Workload("1024/1024", _plain(1024, 1024), 14.3, seconds=20.0, warm_s=8.0),
-        Workload("2000/1000", _plain(2000, 1000), 8.7, seconds=20.0, warm_s=8.0),
-        Workload("8192/256", _plain(8192, 256), 3.9, more=(2.4,), seconds=30.0, warm_s=12.0),
-        Workload("chats", partial(chats, Chats(6, 512, 256, 1.5)), 25.0, seconds=22.0, warm_s=9.0),
-        Workload("bursts", partial(gamma, Traffic(1024, 256)), 41.9, seconds=28.0, warm_s=12.0),
+        Workload("256/512", _plain(256, 512), 47.9),
+        Workload("1024/1024", _plain(1024, 1024), 13.1, seconds=20.0, warm_s=8.0),
+        Workload("2000/1000", _plain(2000, 1000), 7.5, seconds=20.0, warm_s=8.0),
+        Workload("8192/256", _plain(8192, 256), 3.8, more=(2.0,), seconds=30.0, warm_s=12.0),
+        Workload("chats", partial(chats, Chats(6, 512, 256, 1.5)), 22.6, seconds=22.0, warm_s=9.0),
+        Workload("bursts", partial(gamma, Traffic(1024, 256)), 32.1, seconds=28.0, warm_s=12.0),
     )
 }
 

@@ -17,6 +17,7 @@ import torch
 
 from eyas.common import clients, replies, rpc
 from eyas.common.config import EngineConfig, WorkerConfig
+from eyas.common.tls import service_tls
 from eyas.common.types import GenerationRequest, KvHandle, Role
 from eyas.engine.ipc.messages import Load
 from eyas.engine.loading.build import build_engine
@@ -37,8 +38,11 @@ def tiny_config(folder: Path) -> EngineConfig:
 class RealWorker:
     """`engine` is the engine itself: look at it only while it is idle."""
 
-    def __init__(self, config: EngineConfig, registry: str, port: int = 0) -> None:
-        self._config = WorkerConfig(engine=config, registry=registry, port=port)
+    def __init__(
+        self, config: EngineConfig, registry: str, port: int = 0, tls_dir: str | None = None
+    ) -> None:
+        self._config = WorkerConfig(engine=config, registry=registry, port=port, tls_dir=tls_dir)
+        self.dial = rpc.dialer(service_tls(tls_dir))
 
     async def start(self) -> RealWorker:
         torch.set_num_threads(1)
@@ -83,10 +87,15 @@ class RealWorker:
 
 @contextlib.asynccontextmanager
 async def real_worker(
-    config: EngineConfig, *roles: Role, registry: str = "static:", **changes: Any
+    config: EngineConfig,
+    *roles: Role,
+    registry: str = "static:",
+    tls_dir: str | None = None,
+    **changes: Any,
 ) -> AsyncIterator[RealWorker]:
     """`changes` are those of the engine's config."""
-    started = await RealWorker(dataclasses.replace(config, roles=roles, **changes), registry).start()
+    engine = dataclasses.replace(config, roles=roles, **changes)
+    started = await RealWorker(engine, registry, tls_dir=tls_dir).start()
     try:
         yield started
     finally:
@@ -97,7 +106,7 @@ async def prefill(
     worker: RealWorker, request: GenerationRequest, *, draft: bool = False
 ) -> tuple[KvHandle, ...]:
     """The handles of a prompt that `worker` has computed; `draft`: of its draft KV too."""
-    async with rpc.channel(worker.address) as channel:
+    async with worker.dial(worker.address) as channel:
         events = [event async for event in clients.PrefillClient(channel).prefill(request, 1, draft)]
     return events[1].handles
 
@@ -134,7 +143,7 @@ class Decode:
 
 @contextlib.asynccontextmanager
 async def decoding(worker: RealWorker) -> AsyncIterator[Decode]:
-    async with rpc.channel(worker.address) as channel:
+    async with worker.dial(worker.address) as channel:
         decode = Decode(worker, channel)
         yield decode
         decode.session.close()

@@ -29,7 +29,8 @@ async def client(backend: ScriptedBackend) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-OPEN_PAGES = ["/health", "/health_generate", "/ping", "/version", "/metrics", "/", "/docs", "/openapi.json"]
+OPEN_PAGES = ["/health", "/health_generate", "/ping", "/version", "/docs", "/openapi.json"]
+KEYED_PAGES = ["/metrics", "/", "/markdown.js", "/cluster", "/server_info", "/get_server_info", "/model_info"]
 
 
 async def test_pages_answer_by_every_name(backend: ScriptedBackend) -> None:
@@ -38,8 +39,12 @@ async def test_pages_answer_by_every_name(backend: ScriptedBackend) -> None:
             assert (await client.get(path)).status_code == 200, path
         assert (await client.post("/ping")).status_code == 200
         assert (await client.get("/version")).json() == {"version": eyas.__version__}
-        for path in ("/server_info", "/get_server_info", "/model_info", "/get_model_info"):
-            assert (await client.get(path)).status_code == 401
+        for path in KEYED_PAGES:
+            refused = await client.get(path)
+            assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+            asked = await client.get(path, headers={"accept": "text/html,*/*"})  # a browser asks its user
+            assert asked.headers["www-authenticate"].startswith("Basic ")
+            assert (await client.get(path, auth=("anyone", "k"))).status_code == 200
         key = {"authorization": "Bearer k"}
         info = (await client.get("/server_info", headers=key)).json()
         assert info == (await client.get("/get_server_info", headers=key)).json()

@@ -14,6 +14,7 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from scripted_worker import ScriptedWorker, workers
 from test_generate_paths import DECODE, PREFILL, gateway, until
 
+from eyas.client.reach import ServerAddress
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
 from eyas.common.links import Link
@@ -194,5 +195,5 @@ async def test_the_doctor_tells_what_it_found_before_a_step_failed(
 
 
 def test_the_doctor_says_that_nothing_listens(capsys: pytest.CaptureFixture[str]) -> None:
-    assert examine("http://127.0.0.1:1", None) == 1
+    assert examine(ServerAddress("http://127.0.0.1:1"), None) == 1
     assert "nothing listens" in capsys.readouterr().out

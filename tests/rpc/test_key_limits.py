@@ -26,7 +26,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.quotas import KeyLimits, Limits, Quotas
 
 CONFIG = GatewayConfig(grpc_port=0, api_keys=("rich", "poor"))
-POOR = Keys(CONFIG.api_keys).caller("Bearer poor")
+POOR = Keys(CONFIG).caller({"authorization": "Bearer poor"}).name
 BODY = {"model": "eyas-nano", "prompt": "Hi", "max_tokens": 8}
 
 

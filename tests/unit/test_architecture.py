@@ -124,6 +124,7 @@ def test_what_processes_say_has_one_definition_per_name() -> None:
 MAY_READ_THE_ENVIRONMENT = (
     "eyas/common/api_keys.py",
     "eyas/common/cache.py",
+    "eyas/common/tls_folder.py",
     "eyas/common/gpus.py",  # CUDA is told in no other way which GPUs a process may see
     "gateway/tracing.py",  # where OpenTelemetry is told by its own variables
     "eyas/engine/kernels/warm.py",  # Triton is told in no other way where to keep its kernels

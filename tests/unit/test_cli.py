@@ -15,6 +15,7 @@ from eyas import cli, configuration
 from eyas.common import api_keys
 from eyas.common.config import (
     GPU_DEFAULTS,
+    DoorFiles,
     EngineConfig,
     GatewayConfig,
     ServeConfig,
@@ -142,7 +143,9 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
         lease_s=9,
         speculation=SpeculationConfig(steps=3, topk=2, draft_tokens=8),
     )
-    worker = WorkerConfig(engine=engine, port=7001, metrics_port=7004, registry="redis://h:6379/1")
+    worker = WorkerConfig(
+        engine=engine, port=7001, metrics_port=7004, registry="redis://h:6379/1", tls_dir="/certs"
+    )
     args = parse(*worker_argv(worker))
     assert configuration.worker_config(args) == worker and args.supervised
     plain = dataclasses.replace(
@@ -175,6 +178,8 @@ def test_a_gateway_command_line_comes_back_as_its_config(monkeypatch: pytest.Mon
         model="/m",
         served_model="x",
         api_keys=("k", "l"),
+        door=DoorFiles("/c.crt", "/c.key"),
+        tls_dir="/certs",
         cors_origins=("https://a.example", "*"),
         tool_call_parser="hermes",
         reasoning_parser="none",
@@ -185,38 +190,6 @@ def test_a_gateway_command_line_comes_back_as_its_config(monkeypatch: pytest.Mon
     monkeypatch.setenv(api_keys.VARIABLE, api_keys.environment(gateway.api_keys)[api_keys.VARIABLE])
     args = parse(*gateway_argv(gateway))
     assert configuration.gateway_alone(args) == gateway
-
-
-def test_a_key_is_handed_on_out_of_sight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """From a flag, a file or the environment; never into the command line of another process."""
-    monkeypatch.setenv(api_keys.VARIABLE, "from-environment")
-    file = tmp_path / "keys"
-    file.write_text("# ours\n\nfirst-key\n  second-key  \n")
-    for flags, keys in {
-        (): ("from-environment",),
-        ("--api-key", "from-flag"): ("from-flag",),
-        ("--api-key-file", str(file)): ("first-key", "second-key"),
-    }.items():
-        config = configuration.gateway_config(parse("serve", *flags))
-        assert config.api_keys == keys
-        assert not any(key in word for key in keys for word in (*gateway_argv(config), repr(config)))
-    assert api_keys.VARIABLE not in api_keys.environment(())  # a worker's, or that of a gateway without keys
-
-
-@pytest.mark.parametrize("given", ["", "# not a key", "two words", "schlüssel"])
-def test_what_is_no_key_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str) -> None:
-    """Rather than that a server stands open whose owner thinks that it is locked."""
-    file = tmp_path / "keys"
-    file.write_text(given)
-    for flags in (["--api-key", given], ["--api-key-file", str(file)]):
-        with pytest.raises(ConfigError, match=flags[0]):
-            configuration.gateway_config(parse("serve", *flags))
-    monkeypatch.setenv(api_keys.VARIABLE, given)
-    if given:
-        with pytest.raises(ConfigError, match=api_keys.VARIABLE):
-            configuration.gateway_config(parse("serve"))
-    else:
-        assert configuration.gateway_config(parse("serve")).api_keys == ()
 
 
 def test_only_the_embedded_model_has_the_embedded_head(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +11,14 @@ import pytest
 
 from eyas.common.config import EngineConfig
 from eyas.common.prompt_share import WINDOW_S, PromptShare
-from eyas.common.step_times import Curve, StepTimes
+from eyas.common.step_times import Curve, StepBudget, StepTimes
 from eyas.engine.batch.sequence import Work
 from eyas.engine.loading import step_rates
 from eyas.engine.loading.step_rates import Reach, Sample, fit, measure
 from eyas.simulator.hardware import example
 
 REACH = Reach(decoding=128, rows=2048, length=4096)
+BUDGET = StepBudget(chunk_tokens=3072, mixed_tokens=512)
 
 
 def timed(times: StepTimes, sample: Sample) -> float:
@@ -28,7 +30,7 @@ def timed(times: StepTimes, sample: Sample) -> float:
 def test_a_fit_tells_the_times_of_steps_that_were_not_measured() -> None:
     rows = Curve(((1, 4.0), (8, 4.0), (128, 5.0), (512, 11.0), (4096, 90.0)))
     true = StepTimes(rows, Curve(((0, 0.0), (1 << 20, 30.0))), pairs_ms=0.9, mixed_ms=0.8)
-    found = fit(lambda sample: timed(true, sample), REACH, grain=64)
+    found = fit(lambda sample: timed(true, sample), REACH, BUDGET, grain=64)
     assert found.grain == 64 and found.pairs_ms == pytest.approx(0.9, rel=0.02)
     for sample in (
         Sample(1, 1000),
@@ -42,16 +44,29 @@ def test_a_fit_tells_the_times_of_steps_that_were_not_measured() -> None:
 
 def test_a_fit_of_a_real_table_is_near_it() -> None:
     true = replace(example().times, grain=1)
-    found = fit(lambda sample: timed(true, sample), Reach(255, 3071, 8000), grain=1)
+    found = fit(lambda sample: timed(true, sample), Reach(255, 3071, 8000), BUDGET, grain=1)
     for decoding, context, rows in ((1, 500, 0), (64, 2000, 0), (200, 500, 0), (0, 1, 3000), (32, 1000, 480)):
         sample = Sample(decoding, context, rows)
         assert timed(found, sample) == pytest.approx(timed(true, sample), rel=0.25)
 
 
+def test_noise_of_long_steps_is_not_taken_for_the_price_of_mixed_ones() -> None:
+    """On a GPU two alike workers said 0.0 and 2.3 ms: 3 % of the 62 ms that a full chunk takes."""
+    true = replace(example().times, grain=1)
+    for seed in range(20):
+        noise = random.Random(seed)
+        reach = Reach(255, 3071, 8000)
+        found = fit(
+            lambda one, noise=noise: timed(true, one) * noise.gauss(1.0, 0.02), reach, BUDGET, grain=1
+        )
+        mixed = Sample(32, 1000, rows=480)
+        assert timed(found, mixed) == pytest.approx(timed(true, mixed), rel=0.12)
+
+
 @pytest.mark.parametrize("reach", [Reach(1, 1, 1), Reach(1, 2, 2), Reach(7, 5, 3), Reach(3, 64, 2)])
 def test_noise_makes_no_table_that_falls(reach: Reach) -> None:
     times = iter([0.01, 0.002, 0.02, 0.001, 0.003, 0.0005, 0.004] * 4)
-    found = fit(lambda _: next(times), reach, grain=1)
+    found = fit(lambda _: next(times), reach, BUDGET, grain=1)
     steps = [found.step_s(n, 100.0 * n, n, 50.0 * n) for n in (1, 2, 4, 8, 100, 10_000)]
     assert steps == sorted(steps) and steps[0] >= 0.0
 

@@ -56,10 +56,11 @@ class Reach:
     length: int
 
 
-def fit(seconds: Callable[[Sample], float], reach: Reach, grain: int) -> StepTimes:
+def fit(seconds: Callable[[Sample], float], reach: Reach, budget: StepBudget, grain: int) -> StepTimes:
     """The table by which a step's parts add up to what `seconds` says of a few samples.
 
-    Up to the largest batch the curve over rows is that of decoding, beyond it that of prompts.
+    Up to the largest batch the curve over rows is that of decoding, beyond it that of prompts. What a step
+    with both takes beyond the sum is seen where such steps are: of a longer one, noise would be more.
     """
     rows, half = reach.rows, max(reach.length // 2, 1)
     batch, chunk = min(DEEP_BATCH, reach.decoding), min(rows, half)
@@ -76,13 +77,13 @@ def fit(seconds: Callable[[Sample], float], reach: Reach, grain: int) -> StepTim
         if count > reach.decoding:
             points[count] = ms(Sample(rows=count)) - pairs * count * count / 2
     times = StepTimes(_rising(points), Curve(((0, 0.0), (1 << 20, per_token * (1 << 20)))), 1e6 * pairs)
-    beside = max(rows - batch, 1)
+    beside = max(min(rows, budget.mixed_tokens) - batch, 1)
     both = ms(Sample(batch, rows=beside)) - 1e3 * times.step_s(batch, batch, beside, beside**2 / 2)
     return StepTimes(times.rows_ms, times.context_ms, times.pairs_ms, max(both, 0.0), grain)
 
 
 def _batches(most: int) -> list[int]:
-    return sorted({1, *(size for size in (8, 32, 128) if size < most), most})
+    return sorted({1, *(size for size in (8, 32, 64, 96, 128) if size < most), most})
 
 
 def _rising(points: dict[int, float]) -> Curve:
@@ -106,9 +107,10 @@ def measure(runner: Runner, config: EngineConfig, most: Reach, grain: int) -> St
     )
     if min(reach.decoding, reach.rows - 1, reach.length - 1) < 1:
         return None
-    times = fit(_Steps(runner, pages, size, width).seconds, reach, grain)
+    budget = StepBudget(config.chunk_tokens, config.mixed_tokens or config.chunk_tokens)
+    times = fit(_Steps(runner, pages, size, width).seconds, reach, budget, grain)
     _log.info("%s", _said(times, reach))
-    return StepRates(times, StepBudget(config.chunk_tokens, config.mixed_tokens or config.chunk_tokens))
+    return StepRates(times, budget)
 
 
 def _said(times: StepTimes, reach: Reach) -> str:
@@ -116,7 +118,8 @@ def _said(times: StepTimes, reach: Reach) -> str:
     prompt, context = 1e3 * times.step_s(0, 0, reach.rows), times.context_ms.at(1e5)
     return (
         f"steps take {one:.2f} ms with one sequence, {most:.2f} with {reach.decoding}, {prompt:.2f} with "
-        f"{reach.rows} prompt rows, and {context:.2f} more per 100,000 tokens of context"
+        f"{reach.rows} prompt rows; {times.mixed_ms:.2f} more with both, {context:.2f} more per 100,000 "
+        "tokens of context"
     )
 
 

@@ -128,7 +128,7 @@ def _reach(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _R
     if pool.area is None:
         return _beside(spec, group, pool, wire)
     site = Site(pool.area, spec.config.pool_dir, wire)
-    return _Reach(wire, _backends(site), (pool.checksum,), pool.area.path)
+    return _Reach(wire, _backends(spec, site), (pool.checksum,), pool.area.path)
 
 
 def _of_ranks(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _Reach:
@@ -142,7 +142,9 @@ def _of_ranks(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) ->
     devices = (pool.device_area(), *(other.area for other in others))
     site = Site(Area(np.empty((1, 0), np.uint8)), spec.config.pool_dir, wire, devices)
     checksums = (pool.checksum, *(other.checksum for other in others))
-    return _Reach(wire, {name: backend(name)(site) for name in usable() if direct(name)}, checksums)
+    return _Reach(
+        wire, {name: backend(name)(site) for name in usable(spec.config.encrypted) if direct(name)}, checksums
+    )
 
 
 def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _Reach:
@@ -157,7 +159,7 @@ def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _
     site = Site(staging.area, spec.config.pool_dir, wire, (pool.device_area(),))
     return _Reach(
         wire,
-        _backends(site),
+        _backends(spec, site),
         (pool.checksum,),
         staging.area.path,
         Outlet(staging, Slots(range(out)), proof=pool.shape.pages),
@@ -165,5 +167,5 @@ def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _
     )
 
 
-def _backends(site: Site) -> dict[str, Backend]:
-    return {name: backend(name)(site) for name in usable()}
+def _backends(spec: EngineSpec, site: Site) -> dict[str, Backend]:
+    return {name: backend(name)(site) for name in usable(spec.config.encrypted)}

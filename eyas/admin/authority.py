@@ -1,0 +1,134 @@
+"""A certificate authority of one cluster, and the certificates that it signs.
+
+For development and for clusters without an authority of their own. It knows X.509 as `eyas.common.tls` reads
+it, and refuses to know who gets which file.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+EARLIER = datetime.timedelta(minutes=5)  # clocks differ
+AUTHORITY_FOR = datetime.timedelta(days=3650)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key, in PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+class Authority:
+    """Signs certificates. Its own key is a curve's (P-256), as are those of all that it signs."""
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+        self._key = key
+        self._certificate = certificate
+
+    @classmethod
+    def new(cls, name: str) -> Authority:
+        """A new authority, valid for ten years from now."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = _builder(name, name, key, _now() + AUTHORITY_FOR)
+        usage = _usage(digital_signature=False, key_cert_sign=True, crl_sign=True)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        return cls(key, builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()))
+
+    @classmethod
+    def load(cls, pair: Pair) -> Authority:
+        """One that was saved. Raises ValueError for what is no certificate with a P-256 key."""
+        key = serialization.load_pem_private_key(pair.key, password=None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ValueError("the key is no curve's")
+        certificate = x509.load_pem_x509_certificate(pair.certificate)
+        if certificate.public_key() != key.public_key():
+            raise ValueError("the key is not the certificate's")
+        return cls(key, certificate)
+
+    @property
+    def pair(self) -> Pair:
+        """As it is saved. Its key can sign."""
+        return Pair(_pem(self._certificate), _key_pem(self._key))
+
+    def signed(self, names: Sequence[str], until: datetime.datetime, *, client: bool) -> Pair:
+        """A new certificate and key for a server with these names, hosts or IP addresses.
+
+        `client`: others take it from a client too.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        issuer = self._certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
+        purposes = [ExtendedKeyUsageOID.SERVER_AUTH, *([ExtendedKeyUsageOID.CLIENT_AUTH] if client else [])]
+        builder = _builder(names[0], str(issuer), key, until)
+        for extension, critical in (
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (_usage(digital_signature=True, key_cert_sign=False, crl_sign=False), True),
+            (x509.ExtendedKeyUsage(purposes), False),
+            (x509.SubjectAlternativeName([_general(name) for name in names]), False),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), False),
+        ):
+            builder = builder.add_extension(extension, critical=critical)
+        return Pair(_pem(builder.sign(self._key, hashes.SHA256())), _key_pem(key))
+
+
+def _builder(
+    subject: str, issuer: str, key: ec.EllipticCurvePrivateKey, until: datetime.datetime
+) -> x509.CertificateBuilder:
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(subject))
+        .issuer_name(_name(issuer))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(_now(), until) - EARLIER)
+        .not_valid_after(until)
+        .add_extension(identifier, critical=False)
+    )
+
+
+def _usage(*, digital_signature: bool, key_cert_sign: bool, crl_sign: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _general(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())

@@ -1,0 +1,30 @@
+"""The flags of `eyas certs`, and the commands of `eyas keys`, whose module has their flags."""
+
+from __future__ import annotations
+
+from eyas.commands import Command, Parser
+from eyas.flags import names, positive
+
+KEYS = "eyas.admin.keys"
+DAYS = 365
+HERE = ("localhost", "127.0.0.1", "::1")
+
+
+def add_keys(parser: Parser) -> None:
+    """The commands of `eyas keys`."""
+    parser.add_commands(
+        {
+            "add": Command("make a key, print it once, and write its hash to a file", KEYS, {"does": "add"}),
+            "list": Command("the names in a file", KEYS, {"does": "list"}),
+            "remove": Command("take a key out of a file", KEYS, {"does": "remove"}),
+        }
+    )
+
+
+def add_certs(parser: Parser) -> None:
+    """Where the files of `eyas certs` go, and what they say."""
+    add = parser.add_argument
+    add("folder", metavar="DIR", help="made if it is not there; an authority in it signs again")
+    add("--days", type=positive, default=DAYS, metavar="N", help=f"how long certificates are valid ({DAYS})")
+    text = f"what callers call the gateway: host names or IP addresses ({','.join(HERE)})"
+    add("--names", type=names, default=HERE, metavar="NAME,...", help=text)

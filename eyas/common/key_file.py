@@ -1,0 +1,136 @@
+"""The file of API keys: one line per key, with its caller's name and the SHA-256 of the key.
+
+    alice sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+    # lines that begin with # are comments
+
+A key itself stands nowhere. SHA-256 without salt and stretching is enough because `new_key` draws 256 bits:
+nothing shorter than trying all of them leads from a line back to its key. This module knows lines; it refuses
+to know who reads them, and what a key permits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eyas.common.errors import ConfigError
+
+MOST_BYTES = 1 << 20  # of a file: about ten thousand keys
+PREFIX = "eyas-"  # of keys made here, so that people and scanners of source code know one when they see it
+SHORTEST = 20  # characters of a key that a person brings
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_SHAPE = "a line is NAME sha256:HEX, as `eyas keys add` writes it"
+
+
+@dataclass(frozen=True)
+class Key:
+    """One valid key: the name of its caller, and its SHA-256 in hex."""
+
+    name: str
+    digest: str
+
+    @property
+    def line(self) -> str:
+        """How a file says it."""
+        return f"{self.name} sha256:{self.digest}"
+
+
+def digest_of(key: str) -> str:
+    """The SHA-256 of a key, in hex."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def new_key() -> str:
+    """A key of 256 random bits."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def is_key(text: str) -> bool:
+    """Whether an HTTP header can carry it: printable ASCII without spaces."""
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
+
+
+def read(path: str) -> tuple[Key, ...]:
+    """The keys in a file; () if it has none. Raises ConfigError, which names the file and the line."""
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        text = raw.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(path, f"cannot be read: {error}") from error
+    if len(raw) > MOST_BYTES:
+        raise _wrong(path, f"has more than {MOST_BYTES} bytes")
+    keys: dict[str, Key] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        key = _parsed(path, number, line)
+        if key.name in keys:
+            raise _wrong(path, f"line {number}: the name {key.name} is there twice")
+        keys[key.name] = key
+    return tuple(keys.values())
+
+
+def _parsed(path: str, number: int, line: str) -> Key:
+    """The key of one line. What the line says is never repeated: it may be a key by mistake."""
+    words = line.split()
+    if len(words) != 2 or not _NAME.fullmatch(words[0]):
+        raise _wrong(path, f"line {number}: {_SHAPE}")
+    digest = _DIGEST.fullmatch(words[1])
+    if digest is None:
+        raise _wrong(path, f"line {number}: {words[0]} has no SHA-256 of 64 lower-case digits; {_SHAPE}")
+    return Key(words[0], digest[1])
+
+
+def _wrong(path: str, problem: str) -> ConfigError:
+    return ConfigError(f"--api-key-file: {path}: {problem}", param="api-key-file")
+
+
+def add(path: str, name: str, key: str) -> None:
+    """Adds a key to a file, which is made if there is none. Raises ConfigError for a name that is taken."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name: letters, digits and . _ -, at most 64", param="name")
+    if not is_key(key) or len(key) < SHORTEST:
+        raise ConfigError(f"a key is printable ASCII without spaces, {SHORTEST} characters or more")
+    lines = _lines(path) if os.path.exists(path) else []
+    if any(known.name == name for known in (read(path) if lines else ())):
+        raise ConfigError(f"{path} has a key of {name}: remove it first, or take another name", param="name")
+    _replace(path, [*lines, Key(name, digest_of(key)).line])
+
+
+def remove(path: str, name: str) -> None:
+    """Removes a key from a file; comments stay. Raises ConfigError if it has no key of this name."""
+    if all(key.name != name for key in read(path)):
+        raise ConfigError(f"{path} has no key of {name!r}", param="name")
+    _replace(path, [line for line in _lines(path) if line.split()[:1] != [name]])
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
+
+
+def _replace(path: str, lines: Sequence[str]) -> None:
+    """Writes the whole file beside its old self and puts it in its place: no reader ever sees half of it."""
+    target = Path(path).resolve()
+    try:
+        handle, beside = tempfile.mkstemp(dir=target.parent, prefix=".eyas-keys-")  # for its owner alone
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error
+    try:
+        with open(handle, "w") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+        if target.exists():
+            os.chmod(beside, target.stat().st_mode & 0o777)
+        os.replace(beside, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)
+        raise

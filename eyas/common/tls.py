@@ -1,0 +1,185 @@
+"""TLS: the gateway's certificate for callers, and those by which a cluster's services know each other.
+
+A service has a folder with three files, named as Kubernetes names those of a Secret: `ca.crt`, the cluster's
+authority; `tls.crt` and `tls.key`, its own certificate and key. All services of a cluster have the one name
+`eyas.internal`: what counts is that the cluster's authority signed it, at whatever address. Both ends of a
+connection show a certificate. This module knows files and what TLS makes of them; it dials nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from eyas.common.config import DoorFiles
+from eyas.common.errors import ConfigError
+
+NAME = "eyas.internal"
+AUTHORITY, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
+
+
+@dataclass(frozen=True)
+class ChannelTls:
+    """How a channel is secured. `name`: what the server's certificate says; "": the host that is dialled."""
+
+    credentials: grpc.ChannelCredentials
+    name: str = ""
+
+
+def client_tls(ca: str | None) -> ChannelTls:
+    """For a client of a gateway. `ca`: a file of authorities; None: those that come with gRPC.
+
+    Raises ConfigError for a file that has none.
+    """
+    client_context(ca)  # gRPC would say nothing of a bad file
+    return ChannelTls(grpc.ssl_channel_credentials(None if ca is None else _read(ca, "ca")))
+
+
+def client_context(ca: str | None) -> ssl.SSLContext:
+    """The same for HTTP. `ca` None: the system's authorities."""
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise ConfigError(f"--ca: {ca} names no authorities: {_reason(error)}", param="ca") from error
+
+
+# --- the gateway's door ------------------------------------------------------------------------------------
+
+
+def door_context(files: DoorFiles) -> ssl.SSLContext:
+    """For HTTP. Raises ConfigError for files that are no certificate, or not its key."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(files.certfile, files.keyfile, password=_no_password)
+    except (OSError, ValueError) as error:
+        names = f"{files.certfile} and {files.keyfile} are no certificate and its key"
+        raise ConfigError(f"--ssl-certfile: {names}: {_reason(error)}", param="ssl-certfile") from error
+    return context
+
+
+def door_credentials(files: DoorFiles) -> grpc.ServerCredentials:
+    """For gRPC. Raises ConfigError as `door_context` does."""
+    door_context(files)  # gRPC would say less of a bad file
+    pair = _read(files.keyfile, "ssl-keyfile"), _read(files.certfile, "ssl-certfile")
+    return grpc.ssl_server_credentials([pair])
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password, which a server cannot be asked for")
+
+
+# --- between services --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ServiceTls:
+    """One service's certificate and key, and its cluster's authority, in PEM."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def load(cls, folder: str) -> ServiceTls:
+        """What a folder has. Raises ConfigError, which names the file, unless peers would accept it now."""
+        files = [str(Path(folder) / name) for name in (AUTHORITY, CERTIFICATE, KEY)]
+        authority, certificate, key = (_read(file, "tls-dir") for file in files)
+        _shake_hands(*files)
+        return cls(authority, certificate, key)
+
+    @property
+    def channel(self) -> ChannelTls:
+        """For channels to other services."""
+        credentials = grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
+        return ChannelTls(credentials, NAME)
+
+    @property
+    def server(self) -> grpc.ServerCredentials:
+        """For a server that other services dial."""
+        pair = self.key, self.certificate
+        return grpc.ssl_server_credentials([pair], self.authority, require_client_auth=True)
+
+
+def service_tls(folder: str | None) -> ServiceTls | None:
+    """What `--tls-dir` names; None without it. Raises ConfigError as `ServiceTls.load` does."""
+    return None if folder is None else ServiceTls.load(folder)
+
+
+_PLAIN = "it does not speak TLS (it has no --tls-dir, or no --ssl-certfile)"
+_CLOSED = (
+    "it closes connections at once: perhaps it wants TLS (--tls-dir), or refuses the certificate it gets"
+)
+_SAID = (  # gRPC's words for a connection that did not come about, and ours
+    (re.compile(r"CERTIFICATE_VERIFY_FAILED: ([a-z -]+)"), r"its certificate is refused: \1"),
+    (
+        re.compile(r"Hostname Verification Check failed"),
+        f"its certificate is not for {NAME}, or the name that was dialled",
+    ),
+    (re.compile(r"WRONG_VERSION_NUMBER"), _PLAIN),
+    (re.compile(r"ALERT"), "it refuses the certificate it gets"),
+    (re.compile(r"failed to connect.*(Socket closed|Connection reset)"), _CLOSED),
+)
+_ADDRESS = re.compile(r"ipv[46]:(?:%5B)?([^ ]*:\d+)")
+
+
+def explained(details: str) -> str:
+    """What gRPC says of a connection, in plain words if TLS was in the way."""
+    for pattern, words in _SAID:
+        if match := pattern.search(details):
+            where = _ADDRESS.search(details)
+            return f"no connection to {where[1] if where else 'it'}: {match.expand(words)}"
+    return details
+
+
+def _shake_hands(authority: str, certificate: str, key: str) -> None:
+    """Connects to itself, in memory: what a peer would refuse is refused here, with a reason."""
+    context: dict[bool, ssl.SSLContext] = {}
+    for serving in (False, True):
+        protocol = ssl.PROTOCOL_TLS_SERVER if serving else ssl.PROTOCOL_TLS_CLIENT
+        context[serving] = ssl.SSLContext(protocol)
+        context[serving].verify_mode = ssl.CERT_REQUIRED
+        try:
+            context[serving].load_verify_locations(authority)
+        except OSError as error:
+            raise _refused(authority, "it is no authority's certificate", error) from error
+        try:
+            context[serving].load_cert_chain(certificate, key, password=_no_password)
+        except (OSError, ValueError) as error:
+            raise _refused(certificate, f"it is no certificate with the key {key}", error) from error
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context[True].wrap_bio(up, down, server_side=True)
+    client = context[False].wrap_bio(down, up, server_hostname=NAME)
+    try:
+        for end in (client, server, client, server):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass  # the other end's turn
+    except ssl.SSLCertVerificationError as error:
+        said = error.verify_message
+        raise ConfigError(
+            f"--tls-dir: no peer would accept {certificate}: {said}", param="tls-dir"
+        ) from error
+    except ssl.SSLError as error:
+        raise _refused(certificate, "no peer would accept it", error) from error
+
+
+def _refused(file: str, problem: str, error: Exception) -> ConfigError:
+    return ConfigError(f"--tls-dir: {file}: {problem}: {_reason(error)}", param="tls-dir")
+
+
+def _read(file: str, flag: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--{flag}: {file} cannot be read: {_reason(error)}", param=flag) from error
+
+
+def _reason(error: Exception) -> str:
+    """The words of an error of OpenSSL or the system, without their numbers."""
+    return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)

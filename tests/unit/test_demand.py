@@ -1,0 +1,84 @@
+"""What preferences are chosen by: means that follow a load, and bursts that are told from changes of rate."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gateway.demand import COUNTS, ENOUGH, DemandMeter, Evenness, FadingMean
+
+
+def arrivals(rng: random.Random, rate: float, seconds: float, together: int = 1) -> list[float]:
+    """Poisson groups of `together` requests; `rate`: of requests."""
+    at_s, found = 0.0, []
+    while (at_s := at_s + rng.expovariate(rate / together)) < seconds:
+        found += [at_s] * together
+    return found
+
+
+def burst(times: list[float]) -> float:
+    evenness = Evenness(0.0)
+    for at_s in times:
+        evenness.came(at_s)
+    return evenness.burst
+
+
+@pytest.mark.parametrize("rate", [0.5, 4.0, 40.0])
+def test_poisson_is_even_at_every_rate_and_groups_are_not(rate: float) -> None:
+    rng = random.Random(1)
+    even = [burst(arrivals(rng, rate, 100.0)) for _ in range(20)]
+    assert 0.9 < sum(even) / len(even) < 1.5
+    groups = [burst(arrivals(rng, rate, 100.0, together=8)) for _ in range(20)]
+    assert 4.0 < sum(groups) / len(groups) < 10.0
+
+
+def test_a_rate_that_changes_is_no_burst() -> None:
+    rng = random.Random(2)
+    slow, fast = arrivals(rng, 3.0, 30.0), arrivals(rng, 60.0, 30.0)
+    assert burst(slow + [30.0 + at_s for at_s in fast]) < 3.0
+
+
+def test_a_few_counts_say_nothing() -> None:
+    evenness = Evenness(0.0)
+    for at_s in (0.1, 0.1, 0.1, 0.1, 2.5, 2.5, 2.5):
+        evenness.came(at_s)
+    assert evenness.burst == 1.0
+    for second in range(4, 4 + int(COUNTS) + 2, 2):
+        for _ in range(8):
+            evenness.came(float(second))
+    assert evenness.burst > 4.0
+
+
+def test_a_mean_becomes_that_of_another_load_at_once() -> None:
+    mean = FadingMean()
+    assert not any(mean.add(1000) for _ in range(200))
+    others = [mean.add(8000) for _ in range(ENOUGH)]
+    assert sum(others) >= 1
+    assert mean.mean > 5000
+    assert not any(mean.add(8000) for _ in range(3 * ENOUGH))
+    assert mean.mean == pytest.approx(8000, rel=0.1)
+    assert mean.spread < 1.1
+
+
+def test_lengths_that_vary_are_one_load() -> None:
+    rng, mean = random.Random(3), FadingMean()
+    changes = sum(mean.add(rng.expovariate(1 / 1000)) for _ in range(5000))
+    assert changes < 50
+    assert 1.6 < mean.spread < 2.5
+
+
+def test_a_new_load_is_not_thought_to_come_as_the_old_one_did() -> None:
+    meter, rng = DemandMeter(), random.Random(4)
+    for at_s in arrivals(rng, 40.0, 30.0, together=16):
+        meter.asked(at_s, 1000, 1000)
+        meter.answered(256)
+    bursts = meter.mix()
+    assert bursts is not None and bursts.burst > 4.0
+    for at_s in arrivals(rng, 4.0, 30.0):
+        meter.asked(30.0 + at_s, 8000, 8000)
+        meter.answered(256)
+    even = meter.mix()
+    assert even is not None and even.burst < 2.5
+    assert even.prompt == pytest.approx(8000, rel=0.1)
+    assert even.spread < 1.1
