@@ -77,7 +77,10 @@ class Tracer:
         call = CallSpan(self._tracer, span)
         told: dict[str, str] = {}
         self._propagator.inject(told, call.context)
-        tokens = current.set(call), traceparent.set(told["traceparent"])
+        tokens = (
+            current.set(call),
+            traceparent.set(told.get("traceparent", "")),
+        )  # none where the SDK is turned off
         try:
             yield call
         finally:

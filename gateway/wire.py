@@ -201,7 +201,8 @@ class RequestMiddleware:
                 self._metrics.responses.labels(path, message["status"]).inc()
                 headers.update(quotas.headers())
                 if (span := current.get()) is not None:
-                    headers["traceparent"] = traceparent.get()
+                    if traceparent.get():
+                        headers["traceparent"] = traceparent.get()
                     span.responds(scope["method"], path, message["status"])
             await send(message)
 

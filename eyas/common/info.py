@@ -53,7 +53,7 @@ class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
         request: worker_pb2.CachedRequest,
         context: grpc.aio.ServicerContext[worker_pb2.CachedRequest, worker_pb2.CachedResponse],
     ) -> AsyncIterator[worker_pb2.CachedResponse]:
-        """All that the cache holds, then what changes, until the asker leaves."""
+        """All that the cache holds, then what changes, until the asker or the worker leaves."""
         number: int | None = None
         while True:
             if (news := self._cached(number)) is not None:

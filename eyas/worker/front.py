@@ -241,6 +241,9 @@ class Front:
         self._cached.change(said.added, said.dropped)
 
     def _news(self, number: int | None) -> CacheNews | None:
+        """What the cache's followers are told. Raises Unavailable, which ends their streams."""
+        if self._leaving:
+            raise Unavailable("the worker is leaving")
         return None if self._cached is None else self._cached.since(number)
 
     def _on_load(self, load: Load) -> None:

@@ -201,6 +201,16 @@ def test_spans_leave_by_otlp(monkeypatch: pytest.MonkeyPatch) -> None:
         server.stop(0)
 
 
+async def test_a_sdk_that_is_turned_off_is_borne(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    traced = Traced()
+    backend = ScriptedBackend(nano_tokenizer())
+    app = create_app(GatewayConfig(), backend, backend.tokenizer, traced.metrics)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
+        response = await client.post("/v1/completions", json=PROMPT)
+        assert response.status_code == 200 and "traceparent" not in response.headers
+
+
 def test_without_an_endpoint_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in tracing.ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
