@@ -62,7 +62,7 @@ async def real_cluster(
         async with asyncio.timeout(10):
             while {w.worker for w in cluster.workers() if w.serving} != {w.address for w in workers}:
                 await asyncio.sleep(0.02)
-        await until(lambda: all(cluster.session(address).connected for address in decodes), 10.0)
+        await until(lambda: sum(worker.connected for worker in cluster.candidates()) == len(decodes), 10.0)
         backend, tokenizer = ClusterBackend(cluster), nano_tokenizer()
         front = GrpcFront(gateway, backend, tokenizer, metrics)
         await front.start()
