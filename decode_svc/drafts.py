@@ -2,7 +2,7 @@
 
 Batches go up and proposals come down; no call waits. Sequences whose batch cannot be sent are reported to the
 engine as closed, and it may open them again: losing a draft worker costs speed only. An empty `DraftDown`
-tells the engine that a draft worker is connected.
+tells the engine that a draft worker is connected. What goes by a line between the engines is not seen here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 
 import grpc
+import msgspec
 
 from eyas.common import convert, rpc
 from eyas.common.convert_params import params_to_pb
@@ -100,8 +101,13 @@ class _DraftStream:
         if lost:
             self._send_down(closed=tuple(DraftClosed(seq, generation, reason) for seq, generation in lost))
 
-    def _send_down(self, proposals: tuple[Proposal, ...] = (), closed: tuple[DraftClosed, ...] = ()) -> None:
-        self._engine.send(DraftDown(proposals, closed, worker=self._worker))
+    def _send_down(
+        self,
+        proposals: tuple[Proposal, ...] = (),
+        closed: tuple[DraftClosed, ...] = (),
+        no_line: str = "",
+    ) -> None:
+        self._engine.send(DraftDown(proposals, closed, no_line, worker=self._worker))
 
     async def _run(self) -> None:
         """Runs until it is cancelled, which means that the worker is not wanted any more."""
@@ -153,7 +159,7 @@ class _DraftStream:
             async for pb in call:
                 proposals = tuple(_proposal_from_pb(p) for p in pb.proposals)
                 closed = tuple(DraftClosed(c.seq, c.generation, c.reason) for c in pb.closed)
-                self._send_down(proposals, closed)
+                self._send_down(proposals, closed, pb.no_line)
         finally:
             writer.cancel()
             call.cancel()
@@ -173,6 +179,7 @@ def _up_to_pb(up: DraftUp, owed: list[DraftClose]) -> draft_pb2.DraftServiceSess
         opens=[_open_to_pb(o) for o in up.opens],
         commits=[_commit_to_pb(c) for c in up.commits],
         closes=[draft_pb2.DraftClose(seq=c.seq, generation=c.generation) for c in (*owed, *up.closes)],
+        line=draft_pb2.DraftLine(**msgspec.structs.asdict(up.line)) if up.line is not None else None,
     )
 
 

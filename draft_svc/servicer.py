@@ -21,6 +21,7 @@ from eyas.engine.ipc.messages import (
     DraftClosed,
     DraftCommit,
     DraftDown,
+    DraftLine,
     DraftOpen,
     DraftPeerGone,
     DraftUp,
@@ -90,8 +91,13 @@ def _up_from_pb(pb: draft_pb2.DraftServiceSessionRequest, peer: int) -> DraftUp:
         opens=tuple(_open_from_pb(o) for o in pb.opens),
         commits=tuple(_commit_from_pb(c) for c in pb.commits),
         closes=tuple(DraftClose(c.seq, c.generation) for c in pb.closes),
+        line=_line_from_pb(pb.line) if pb.HasField("line") else None,
         peer=peer,
     )
+
+
+def _line_from_pb(pb: draft_pb2.DraftLine) -> DraftLine:
+    return DraftLine(dict(pb.export), pb.epoch, pb.records, pb.rows, pb.width, pb.nodes)
 
 
 def _open_from_pb(pb: draft_pb2.DraftOpen) -> DraftOpen:
@@ -123,6 +129,7 @@ def _down_to_pb(down: DraftDown) -> draft_pb2.DraftServiceSessionResponse:
     return draft_pb2.DraftServiceSessionResponse(
         proposals=[_proposal_to_pb(proposal) for proposal in down.proposals],
         closed=[_closed_to_pb(closed) for closed in down.closed],
+        no_line=down.no_line,
     )
 
 

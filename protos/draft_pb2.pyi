@@ -8,14 +8,39 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DraftServiceSessionRequest(_message.Message):
-    __slots__ = ("opens", "commits", "closes")
+    __slots__ = ("opens", "commits", "closes", "line")
     OPENS_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     CLOSES_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
     opens: _containers.RepeatedCompositeFieldContainer[DraftOpen]
     commits: _containers.RepeatedCompositeFieldContainer[DraftCommit]
     closes: _containers.RepeatedCompositeFieldContainer[DraftClose]
-    def __init__(self, opens: _Optional[_Iterable[_Union[DraftOpen, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[DraftCommit, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[DraftClose, _Mapping]]] = ...) -> None: ...
+    line: DraftLine
+    def __init__(self, opens: _Optional[_Iterable[_Union[DraftOpen, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[DraftCommit, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[DraftClose, _Mapping]]] = ..., line: _Optional[_Union[DraftLine, _Mapping]] = ...) -> None: ...
+
+class DraftLine(_message.Message):
+    __slots__ = ("export", "epoch", "records", "rows", "width", "nodes")
+    class ExportEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    EXPORT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    export: _containers.ScalarMap[str, bytes]
+    epoch: int
+    records: int
+    rows: int
+    width: int
+    nodes: int
+    def __init__(self, export: _Optional[_Mapping[str, bytes]] = ..., epoch: _Optional[int] = ..., records: _Optional[int] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., nodes: _Optional[int] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
     __slots__ = ("seq", "generation", "base_len", "params", "choice", "handle", "attempt")
@@ -64,12 +89,14 @@ class DraftClose(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class DraftServiceSessionResponse(_message.Message):
-    __slots__ = ("proposals", "closed")
+    __slots__ = ("proposals", "closed", "no_line")
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    NO_LINE_FIELD_NUMBER: _ClassVar[int]
     proposals: _containers.RepeatedCompositeFieldContainer[Proposal]
     closed: _containers.RepeatedCompositeFieldContainer[DraftClosed]
-    def __init__(self, proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., closed: _Optional[_Iterable[_Union[DraftClosed, _Mapping]]] = ...) -> None: ...
+    no_line: str
+    def __init__(self, proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., closed: _Optional[_Iterable[_Union[DraftClosed, _Mapping]]] = ..., no_line: _Optional[str] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("seq", "generation", "base_len", "tokens", "parents")

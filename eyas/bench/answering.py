@@ -63,7 +63,7 @@ class AnswerLink:
         self._saw = saw
         self._open: dict[str, Answer] = {}
 
-    def recv(self, timeout_s: float) -> list[Command]:
+    def recv(self, timeout_s: float, bells: Sequence[int] = ()) -> list[Command]:
         """As many prompts as there is room for; when all are answered, the end."""
         new = list(itertools.islice(self._prompts, self._ahead - len(self._open)))
         self._open |= {str(prompt.number): Answer(prompt.number) for prompt in new}

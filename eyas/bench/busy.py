@@ -62,7 +62,7 @@ class BatchesLink:
     def __init__(self, links: Sequence[AnswerLink]) -> None:
         self._links = list(links)
 
-    def recv(self, timeout_s: float) -> list[Command]:
+    def recv(self, timeout_s: float, bells: Sequence[int] = ()) -> list[Command]:
         """What the batch size at hand wants; the end, after the last one."""
         commands = self._links[0].recv(timeout_s)
         if len(self._links) > 1 and any(isinstance(command, Shutdown) for command in commands):

@@ -116,7 +116,7 @@ class ScriptLink:
         self._trace: Trace | None = None
         self._rest_until = 0.0
 
-    def recv(self, timeout_s: float) -> list[Command]:
+    def recv(self, timeout_s: float, bells: Sequence[int] = ()) -> list[Command]:
         """Lets the engine work, or rest; then what the script wants next."""
         now = time.perf_counter()
         trace = self._trace

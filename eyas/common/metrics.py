@@ -102,6 +102,10 @@ class WorkerMetrics:
             counter("transfer_seconds", "From the pages of a pull to their validation", ("path",)),
         )
         self._seen_moved: dict[str, tuple[float, ...]] = {}
+        self._commits = counter(
+            "draft_commits", "Rounds told to draft workers, by path; dropped: the line was full", ("path",)
+        )
+        self._seen_commits: dict[str, int] = {}
 
     def moved(self, path: str, *totals: float) -> None:
         """The engine's running totals for one transfer path: pulls, bytes, seconds."""
@@ -109,6 +113,11 @@ class WorkerMetrics:
         for counter, before, total in zip(self._moved, seen, totals, strict=True):
             counter.labels(path).inc(max(0.0, total - before))
         self._seen_moved[path] = totals
+
+    def drafts_sent(self, path: str, total: int) -> None:
+        """The engine's running total of commits to draft workers by one path."""
+        self._commits.labels(path).inc(max(0, total - self._seen_commits.get(path, 0)))
+        self._seen_commits[path] = total
 
     def totals(self, **totals: int) -> None:
         """The engine's running totals, under their names in `Load`."""

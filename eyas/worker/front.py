@@ -277,6 +277,8 @@ class Front:
         self._metrics.leases.set(load.leases)
         for path, moved in load.moved.items():
             self._metrics.moved(path, moved.pulls, moved.bytes, moved.seconds)
+        for path, commits in load.drafts_sent.items():
+            self._metrics.drafts_sent(path, commits)
 
     def _on_stopped(self, stopped: Stopped) -> None:
         self._leaving = True

@@ -23,6 +23,7 @@ import zmq
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import Command, Event
 
+LOOK_S = 0.001
 RECONNECT_MS = 600_000  # by then an engine without its front is long gone
 
 _COMMANDS = msgspec.msgpack.Decoder(list[Command])
@@ -113,9 +114,12 @@ class ZmqEngine(EngineLink):
         self._socket.connect(endpoint)
         self._encoder = msgspec.msgpack.Encoder()
 
-    def recv(self, timeout_s: float) -> list[Command]:
+    def recv(self, timeout_s: float, bells: Sequence[int] = ()) -> list[Command]:
         commands: list[Command] = []
         wait_ms = round(timeout_s * 1000)
+        if wait_ms and bells:
+            zmq.zmq_poll([(self._socket, zmq.POLLIN), *((bell, zmq.POLLIN) for bell in bells)], wait_ms)
+            wait_ms = 0
         while self._socket.poll(0 if commands else wait_ms):
             commands += _COMMANDS.decode(self._socket.recv())
         return commands
@@ -158,7 +162,8 @@ class LocalEngine(EngineLink):
     def __init__(self, front: LocalFront) -> None:
         self._front = front
 
-    def recv(self, timeout_s: float) -> list[Command]:
+    def recv(self, timeout_s: float, bells: Sequence[int] = ()) -> list[Command]:
+        timeout_s = min(timeout_s, LOOK_S) if bells else timeout_s  # a queue has no descriptor to wait for
         commands: list[Command] = []
         try:
             commands += self._front.commands.get(timeout=timeout_s) if timeout_s > 0 else ()

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.common.errors import ConfigError, TransferFailed
+from eyas.common.errors import TransferFailed
 from kv_transfer.gpu.driver import DriverError
+from kv_transfer.host_socket import is_ours, listen_at
 
 _SIZE = struct.Struct("<Q")
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _WAITING = 64  # connections that are not accepted yet
 PAUSE_S = 0.1  # before the next try to accept, where a process may have no descriptor left
 TAKE_S = 2.0  # a giver that does not answer in this time is stopped, or gone
@@ -39,14 +39,7 @@ class Giver:
         self._export = export
         self._closing = False
         self._takers: list[socket.socket] = []
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._listener.bind(str(path))
-        except OSError as error:
-            self._listener.close()
-            raise ConfigError(f"the socket {path} cannot be made: {error.strerror or error}") from None
-        os.chmod(path, 0o600)
-        self._listener.listen(_WAITING)
+        self._listener = listen_at(path, _WAITING)
         self._thread = threading.Thread(target=self._run, name="kv-giver", daemon=True)
         self._thread.start()
 
@@ -77,7 +70,7 @@ class Giver:
                 taker.close()  # it sees that the connection ends
 
     def _give(self, taker: socket.socket) -> None:
-        if _user(taker) != os.geteuid():
+        if not is_ours(taker):
             taker.close()
             return
         self._takers.append(taker)
@@ -110,7 +103,7 @@ def take(path: str, within_s: float | None = None) -> Taken:
     giver.settimeout(TAKE_S if within_s is None else within_s)
     try:
         giver.connect(path)
-        if _user(giver) != os.geteuid():
+        if not is_ours(giver):
             raise TransferFailed(f"the owner of {path} runs as another user")
         data, descriptors, _, _ = socket.recv_fds(giver, _SIZE.size, 1)
     except OSError as error:
@@ -133,11 +126,6 @@ def wait_for_end(giver: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while giver.recv(1):
             pass
-
-
-def _user(peer: socket.socket) -> int:
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def _ended(peer: socket.socket) -> bool:

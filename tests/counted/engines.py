@@ -43,7 +43,7 @@ class HandLink:
     commands: list[Command]
     messages: list[list[Event]] = field(default_factory=list)
 
-    def recv(self, timeout_s: float) -> list[Command]:
+    def recv(self, timeout_s: float, bells: Sequence[int] = ()) -> list[Command]:
         found, self.commands = self.commands, []
         return found
 

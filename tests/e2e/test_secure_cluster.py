@@ -44,6 +44,7 @@ def cluster(ours: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Ite
     keys = str(parent / "keys")
     key_file.add(keys, "alice", KEY)
     flags = ["--transfer=grpc", f"--tls-dir={ours.services}", f"--api-key-file={keys}", "--drain-s=1"]
+    flags += ["--tool-call-parser=hermes"]
     flags += [f"--ssl-certfile={ours.door.certfile}", f"--ssl-keyfile={ours.door.keyfile}"]
     with serving(make_folders(parent), *flags) as served:
         yield served
@@ -95,7 +96,12 @@ def test_requests_go_through_all_services(cluster: Served, http: httpx.Client, o
 
     assert asyncio.run(by_grpc()) == 4
     steps = re.compile(r"^eyas_verify_steps_total [1-9]", re.MULTILINE)
-    wait_until(lambda: steps.search(http.get("/metrics").text), WAIT_S)  # drafts come
+
+    def drafted() -> bool:
+        http.post("/v1/chat/completions", json=chat(max_tokens=32)).raise_for_status()
+        return steps.search(http.get("/metrics").text) is not None
+
+    wait_until(drafted, WAIT_S)
 
 
 def test_no_service_answers_a_stranger(http: httpx.Client, ours: Certificates) -> None:
@@ -151,6 +157,9 @@ def test_what_users_say_stands_in_no_log_and_no_metric(
     """Power: the mark was in what was sent, in what came back, and one line at least tells of each answer."""
     good = http.post("/v1/completions", json={"model": "tiny", "prompt": MARK, "echo": True, "max_tokens": 2})
     assert MARK in good.text
+    for body in grammars():
+        reply = http.post("/v1/chat/completions", json=body)
+        assert reply.status_code == 200 and MARK in reply.text, reply.text
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": MARK}}}
     tool = {"type": "function", "function": {"name": MARK, "parameters": {}}}
     refused = [
@@ -187,6 +196,20 @@ def test_what_users_say_stands_in_no_log_and_no_metric(
     mark = re.compile(MARK, re.IGNORECASE)
     assert [line for line in cluster.lines if mark.search(line)] == []
     assert [line for page in pages.values() for line in page.splitlines() if mark.search(line)] == []
+
+
+def grammars() -> list[dict[str, Any]]:
+    """Requests whose grammars say the mark, so that workers read it as text."""
+    wanted = {"type": "object", "properties": {MARK: {"type": "boolean"}}, "required": [MARK]}
+    schema = {"type": "json_schema", "json_schema": {"name": MARK, "strict": True, "schema": wanted}}
+    tool = {"type": "function", "function": {"name": MARK, "parameters": wanted}}
+    choice = {"type": "function", "function": {"name": MARK}}
+    return [
+        chat(response_format=schema, max_tokens=64),
+        chat(guided_regex=f"{MARK}( {MARK})?", max_tokens=64),
+        chat(guided_choice=[MARK], max_tokens=64, prediction={"type": "content", "content": MARK}),
+        chat(tools=[tool], tool_choice=choice, max_tokens=64),
+    ]
 
 
 def leave_early(http: httpx.Client) -> None:

@@ -17,6 +17,7 @@ from eyas.engine.ipc.messages import (
     DraftClose,
     DraftCommit,
     DraftDown,
+    DraftLine,
     DraftOpen,
     DraftPeerGone,
     DraftUp,
@@ -55,6 +56,19 @@ async def test_batches_go_up_whole_and_proposals_come_down() -> None:
         assert (proposal.seq, proposal.generation, proposal.base_len) == (1, 2, 3)
         assert proposal.tokens == (8, 9, 0x80 + 0xFF) and proposal.parents == (-1, 0, 1)
         assert down.worker == draft.address
+
+
+async def test_a_line_is_offered_by_the_stream_and_refused_by_it() -> None:
+    line = DraftLine({"path": b"/dev/shm/x", "identity": b"host/1/2"}, 2**32 - 1, 512, 6, 4096, 60)
+    async with pair() as (decode, draft):
+        before = len(draft.engine.of(DraftUp))
+        decode.engine.post = [DraftUp(line=line, worker=draft.address)]
+        up = (await draft.heard(DraftUp, before + 1))[-1]
+        assert up.line == line and not up.commits
+        draft.engine.post = [DraftDown(no_line="another host", peer=up.peer)]
+        async with asyncio.timeout(5):
+            while decode.engine.of(DraftDown)[-1].no_line != "another host":
+                await asyncio.sleep(0.01)
 
 
 async def test_the_end_of_the_decode_side_is_told() -> None:

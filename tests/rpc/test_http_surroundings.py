@@ -107,7 +107,8 @@ async def examined(backend: GenerationBackend, metrics: GatewayMetrics, key: str
     server = HttpServer(app, "127.0.0.1", port, HttpLimits())
     await server.start()
     try:
-        return await asyncio.to_thread(examine, f"http://127.0.0.1:{port}", key)
+        asked = ServerAddress(f"http://127.0.0.1:{port}", key)
+        return await asyncio.to_thread(examine, asked, None)
     finally:
         await server.aclose()
 

@@ -114,7 +114,7 @@ async def test_pages_and_drafts_come_over_tls(
 ) -> None:
     """From prefill and draft workers to a decode worker, each of another host; a stranger is in the list."""
     config, own = tiny_config(tmp_path), {"tls_dir": ours.services}
-    asked = GenerationRequest("r", tuple(range(3, 100)), SamplingParams(max_tokens=24))
+    asked = GenerationRequest("r", tuple(range(3, 100)), SamplingParams(max_tokens=8))
     (expected,) = await alone(config, tmp_path / "alone", asked)
     async with contextlib.AsyncExitStack() as stack:
         start = stack.enter_async_context

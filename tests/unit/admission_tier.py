@@ -155,7 +155,7 @@ class Tier:
 
     # --- the engine's link: one turn, then `Shutdown` ---
 
-    def recv(self, timeout_s: float) -> list[Command]:
+    def recv(self, timeout_s: float, bells: tuple[int, ...] = ()) -> list[Command]:
         return [*self._batch, Shutdown()]
 
     def send(self, events: list[Event]) -> None:

@@ -49,6 +49,8 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.engine.loading.build import build_engine
 
+LOOK_S = 0.001
+
 
 class QueueLink:
     """`EngineLink` over queues; events go to a callback on the engine's thread."""
@@ -57,7 +59,8 @@ class QueueLink:
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._deliver = deliver
 
-    def recv(self, timeout_s: float) -> list[Command]:
+    def recv(self, timeout_s: float, bells: Sequence[int] = ()) -> list[Command]:
+        timeout_s = min(timeout_s, LOOK_S) if bells else timeout_s  # a queue has no descriptor
         found: list[Command] = []
         try:
             found.append(

@@ -112,7 +112,7 @@ def test_a_drafter_that_dies_leaves_a_plain_engine_that_runs_ahead(config: Engin
     greedy = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
     wanted = [GenerationRequest("one", (5, 9, 11), greedy), GenerationRequest("two", (1, 2), greedy)]
     expected, _ = answers(replace(config, draft=None), wanted)
-    cluster = Killed(*apart(replace(config, speculation=spec)))
+    cluster = Killed(*apart(replace(config, speculation=spec, transfer="grpc")))
     drafting = cluster.workers["decode"].engine._drafting
     found = served(cluster, wanted)
     assert tokens(found) == tokens(expected)

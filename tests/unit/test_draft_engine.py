@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as SequenceOf
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,11 +42,13 @@ from eyas.engine.models.base import Drafted
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_runner import Chain, Proposed
 from eyas.engine.speculation.drafter import Commit
+from eyas.engine.speculation.lines import OfferedLines
 from eyas.engine.speculation.remote import LATE_ROUNDS, RemoteDrafter
 
 WIDTH = 2
 PEER = 4
 SPEC = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
+NO_LINES = OfferedLines(None, Path)  # has no state: everything goes by the front
 
 
 class CountingRunner:
@@ -110,7 +113,7 @@ class Drive:
         self.engine = DraftEngine(parts, self)
         self.pulls = pulls
 
-    def recv(self, timeout_s: float) -> list[Command]:
+    def recv(self, timeout_s: float, bells: SequenceOf[int] = ()) -> list[Command]:
         return self.batches.pop(0) if self.batches else [Shutdown()]
 
     def send(self, events: SequenceOf[Event]) -> None:
@@ -315,7 +318,7 @@ def _sequences(drafter: RemoteDrafter, n: int, id: str = "a") -> list[Sequence]:
 
 
 def _drafter(*workers: str) -> RemoteDrafter:
-    drafter = RemoteDrafter(SPEC, VOCAB)
+    drafter = RemoteDrafter(SPEC, VOCAB, NO_LINES)
     for worker in workers or ("w",):
         drafter.deliver(DraftDown(worker=worker))
     return drafter

@@ -14,6 +14,7 @@ import pytest
 import torch
 from engine_rig import HandCopier, hand_pulls
 
+from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.ipc.messages import DraftClose, DraftCommit, DraftOpen, DraftUp
 from eyas.engine.ipc.outbox import Outbox
@@ -170,7 +171,7 @@ class Worker:
         outbox, copier = Outbox(), HandCopier()
         ready = SimpleNamespace(context_length=512, vocab_size=VOCAB, draft_width=WIDTH, rates=None)
         pulls = hand_pulls(copier, rig.pool.page_size, outbox)
-        parts = DraftParts(None, self.runner, self.runner, self.pool, pulls, copier, outbox, ready)  # type: ignore[arg-type]
+        parts = DraftParts(EngineConfig(), self.runner, self.runner, self.pool, pulls, copier, outbox, ready)  # type: ignore[arg-type]
         self.engine = DraftEngine(parts, self)  # type: ignore[arg-type]
         self.engine._foresight._turns = SimpleNamespace(ahead=ahead, round=lambda *_: None)
         self.proposals: dict[int, list[int]] = {}

@@ -11,7 +11,7 @@ import msgspec
 
 from eyas.common.message import Failure, Message
 from eyas.common.params import SamplingParams
-from eyas.common.pool import PoolInfo
+from eyas.common.pool import Export, PoolInfo
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, Step
 from eyas.common.step_times import StepRates
 from eyas.common.types import Backlog, FirstToken, GenerationRequest, KvHandle
@@ -137,21 +137,41 @@ class DraftClosed(Message, frozen=True):
     reason: str
 
 
+class DraftLine(msgspec.Struct, frozen=True):
+    """A way past the fronts that a decode engine offers: where it listens, and what one record has room for.
+
+    `epoch`: an incarnation, in every record. `rows` of a commit, each with a feature of `width` values;
+    `nodes` of a proposal; `records` each way.
+    """
+
+    export: Export
+    epoch: int
+    records: int
+    rows: int
+    width: int
+    nodes: int
+
+
 class DraftUp(Message, frozen=True):
     """Decode engine to draft engine, one batch per step."""
 
     opens: tuple[DraftOpen, ...] = ()
     commits: tuple[DraftCommit, ...] = ()
     closes: tuple[DraftClose, ...] = ()
+    line: DraftLine | None = None
     worker: str = ""  # on the decode side: the draft worker's address
     peer: int = 0  # on the draft side: the front's number for the decode engine's stream
 
 
 class DraftDown(Message, frozen=True):
-    """Draft engine to decode engine, one batch per step. An empty one says that the worker is connected."""
+    """Draft engine to decode engine, one batch per step. An empty one says that the worker is connected.
+
+    `no_line`: why it does not take the line that was offered; empty: nothing is said of that.
+    """
 
     proposals: tuple[Proposal, ...] = ()
     closed: tuple[DraftClosed, ...] = ()
+    no_line: str = ""
     worker: str = ""  # as in `DraftUp`
     peer: int = 0
 
@@ -254,6 +274,7 @@ class Load(Message, frozen=True):
     pulls_failed: int = 0
     nodes_verified: int = 0  # drafts on all branches of their trees
     drafts_late: int = 0  # rounds that did not wait for the draft that they had asked for
+    drafts_sent: dict[str, int] = {}  # commits to draft workers, by path; "dropped": by none
     heard: int = 0  # commands that the engine has carried out
     step_seconds: tuple[int, ...] = ()
     step_seconds_total: float = 0.0

@@ -28,7 +28,7 @@ from eyas.engine.device.buckets import GRAIN
 from eyas.engine.device.lead import Lead
 from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.link import EngineLink
-from eyas.engine.ipc.messages import Ready
+from eyas.engine.ipc.messages import DraftLine, Ready
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pages import PagePool
@@ -54,15 +54,24 @@ from eyas.engine.speculation.colocated import ColocatedDrafter
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_runner import DraftRunner
 from eyas.engine.speculation.drafter import Drafter
+from eyas.engine.speculation.lines import OfferedLines
 from eyas.engine.speculation.lookup_drafter import LookupDrafter
 from eyas.engine.speculation.pacing import Pacing, pacing_of
 from eyas.engine.speculation.remote import RemoteDrafter
-from kv_transfer.backends.table import NONE, unfit
+from kv_transfer.backends.table import AUTO, NONE, unfit
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import Owner
 
 YIELD_TOKENS_PER_S = 500.0
 """Tokens of a GPU's prompt that are worth one second of waiting for shorter prompts."""
+
+ROUNDS_IN_LINE, LEAST_IN_LINE = 4, 64
+"""Rounds of all sequences, and commits at least: how far a draft worker may be behind on its line before
+sequences are dropped.
+"""
+
+BY_MEMORY = (AUTO, "shm", "cuda_ipc")
+"""What `transfer` may be where drafts may go by memory that two processes share."""
 
 PLAIN_PAGES = 2048
 """Of the torch backend, where no option says how many: it is a specification, whatever the device."""
@@ -137,7 +146,7 @@ def _plain_core(loaded: EngineSpec) -> _Core:
     grammars = Grammars(Path(target.folder), target.vocab_size, target.eos_token_ids)
     tap = _tap(loaded, model) if loaded.head else None
     runner = PlainRunner(model, pools, backend, tap, grammars)
-    drafter = _drafter(config, draft_runner, target.vocab_size)
+    drafter = _drafter(loaded, draft_runner)
     round_rows = loaded.round_rows if drafter else 1
     return _Core(
         runner=runner,
@@ -177,7 +186,7 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
         most = Reach(config.max_running, config.chunk_tokens, loaded.target.context_length)
         rates = _rates(device.runner, config, most, GRAIN)
     elsewhere = loaded.head is not None and not loaded.drafts_here
-    drafter = _drafter(config, None, loaded.target.vocab_size) if elsewhere else None
+    drafter = _drafter(loaded, None) if elsewhere else None
     pacing = pacing_of(config) if drafter else device.pacing
     return loaded, _Core(
         device.runner, grammars, device.pools, drafter, pacing, limits, device.slowest_step_s, rates
@@ -266,15 +275,31 @@ def _tap(loaded: EngineSpec, model: Decoder) -> FeatureTap:
         return head_family(loaded.head.algorithm).load_tap(loaded.head, weights, model.final_norm)
 
 
-def _drafter(config: EngineConfig, draft_runner: DraftRunner | None, vocab_size: int) -> Drafter | None:
+def _drafter(loaded: EngineSpec, draft_runner: DraftRunner | None) -> Drafter | None:
     """What drafts for this engine: a head here or far away, beside it the lookup, or that alone."""
-    spec = config.speculation
+    spec = loaded.config.speculation
     head: Drafter | None = None
     if draft_runner is not None:
         head = ColocatedDrafter(draft_runner)
-    elif config.draft is not None:  # draft workers may come at any time
-        head = RemoteDrafter(spec, vocab_size)
-    return LookupDrafter(spec, head) if config.speculates else None
+    elif loaded.head is not None:  # draft workers may come at any time
+        head = RemoteDrafter(spec, loaded.target.vocab_size, _lines(loaded))
+    return LookupDrafter(spec, head) if loaded.config.speculates else None
+
+
+def _lines(loaded: EngineSpec) -> OfferedLines:
+    """To draft workers of this host, unless pages and drafts are to go another way."""
+    config, spec = loaded.config, loaded.config.speculation
+    assert loaded.head is not None
+    shape = DraftLine(
+        export={},
+        epoch=0,
+        records=max(ROUNDS_IN_LINE * config.max_running, LEAST_IN_LINE),
+        rows=spec.deepest + 1,
+        width=loaded.head.decoder.hidden_size,
+        nodes=max(spec.steps, spec.draft_tokens),
+    )
+    wanted = config.transfer in BY_MEMORY
+    return OfferedLines(shape if wanted else None, partial(new_pool_path, "line", Path(config.pool_dir)))
 
 
 def _ready(loaded: EngineSpec, moves: Travel, slowest: float, rates: StepRates | None = None) -> Ready:

@@ -6,6 +6,7 @@ drafter: then a sequence's last feature is only kept, for the step in which it b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -194,9 +195,28 @@ class Drafting:
         """Messages for the draft worker since the last call."""
         return [] if self.drafter is None else self.drafter.outgoing()
 
+    @property
+    def bells(self) -> SequenceOf[int]:
+        """Descriptors that can be read when `arrived` has something to do."""
+        return () if self.drafter is None else self.drafter.bells
+
+    def leave(self) -> None:
+        """The engine ends."""
+        if self.drafter is not None:
+            self.drafter.leave()
+
+    def arrived(self) -> list[DraftDown]:
+        """What has come past the front since the last call; it is for `deliver`."""
+        return [] if self.drafter is None else self.drafter.arrived()
+
     def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
         """Handles, and the attempts of their requests, that no drafter will pull now."""
         return [] if self.drafter is None else self.drafter.deliver(down)
+
+    @property
+    def sent(self) -> Mapping[str, int]:
+        """Running totals of commits, by path."""
+        return {} if self.drafter is None else self.drafter.sent
 
     @property
     def late_rounds(self) -> int:

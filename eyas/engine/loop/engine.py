@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import msgspec
@@ -24,7 +23,6 @@ from eyas.engine.ipc.messages import (
     Attach,
     Cached,
     Cancel,
-    Command,
     DraftDown,
     Drain,
     HostCache,
@@ -204,12 +202,12 @@ class Engine:
 
     def _receive(self) -> None:
         """Take commands; wait for drafts while that is worth it, and nap when there is nothing to do."""
-        self._dispatch(self._link.recv(self._nap()))
+        self._listen(self._nap())
         while self._busy and (left := self._loop.spare_s) > 0:
-            self._dispatch(self._link.recv(left))
+            self._listen(left)
         deadline = time.monotonic() + self._drafting.wait_s
         while self._drafting.owed() and (left := deadline - time.monotonic()) > 0:
-            self._dispatch(self._link.recv(left))
+            self._listen(left)
         self._drafting.adopt()
 
     def _nap(self) -> float:
@@ -221,10 +219,14 @@ class Engine:
             return 0.0
         return COPYING_S if self._copying or self._parts.grammars.compiling else IDLE_S
 
-    def _dispatch(self, commands: SequenceOf[Command]) -> None:
+    def _listen(self, timeout_s: float) -> None:
+        """Carry out what the front and draft workers say; waits up to `timeout_s` for the first word."""
+        commands = self._link.recv(timeout_s, self._drafting.bells)
         for command in commands:
             self._handlers[type(command)](command)
             self._heard += 1
+        for down in self._drafting.arrived():
+            self._drafts_came(down)
         self._link.send(self._drafting.outgoing())  # at once: it may be waited for
 
     def _look_after(self, now: float) -> None:
@@ -317,6 +319,7 @@ class Engine:
             moved=self._moved(),
             pulls_failed=sum(pulls.failed for pulls in self._pulls),
             drafts_late=self._drafting.late_rounds,
+            drafts_sent=dict(self._drafting.sent),
             host=HostCache() if scheduler.host is None else scheduler.host.counts,
         )
 
@@ -339,6 +342,7 @@ class Engine:
 
     def _close(self) -> None:
         self._parts.grammars.close()
+        self._drafting.leave()
         idle = self._parts.runner.close()
         deadline, host = time.monotonic() + STOP_S, self._scheduler.host
         ends = [copier.close for copier in self._parts.copiers]

@@ -1,6 +1,7 @@
 """The engine of a draft worker: it answers the commits of many decode engines with proposals, in batches.
 
-One loop, like the target engine's: receive, answer, send. What was drafted ahead of a commit is sent before
+One loop, like the target engine's: receive, answer, send. Commits come by the front or by a direct line, and
+so do their answers go. What was drafted ahead of a commit is sent before
 anything is computed; for the others it extends and proposes in batches. While it has nothing to answer it
 drafts ahead, one forward between two looks at its messages. Nothing here can change a token: whatever is
 missing, full or late leads to `DraftClosed` or to no answer.
@@ -37,7 +38,9 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import TOLD, Pulls
 from eyas.engine.speculation.draft_runner import Asked, DraftRunner
 from eyas.engine.speculation.draft_sequences import BatchRunner, DraftedSequence, DraftSequences, Key
+from eyas.engine.speculation.early import EarlyCommits
 from eyas.engine.speculation.foresight import Foresight
+from eyas.engine.speculation.lines import AnsweredLines
 from kv_transfer.copier import Copier
 
 IDLE_S = 0.1
@@ -73,7 +76,9 @@ class DraftEngine:
         self._link = link
         self._sequences = DraftSequences(parts.ready, parts.pool, parts.pulls, parts.runner)
         self._foresight = Foresight(parts.ahead, self._sequences)
-        self._replies: dict[int, tuple[list[Proposal], list[DraftClosed]]] = defaultdict(lambda: ([], []))
+        self._early = EarlyCommits(self._sequences)
+        self._lines = AnsweredLines(parts.ready.draft_width, parts.config.pool_dir)
+        self._proposals: dict[int, list[Proposal]] = defaultdict(list)  # not sent yet, by peer
         self._stopping = False
         self._progress = 0
         self._heard = 0  # commands carried out
@@ -81,8 +86,8 @@ class DraftEngine:
         self._step_seconds = Histogram(STEP_SECONDS)
         self._step_sequences = Histogram(STEP_SEQUENCES)
         self._handlers: dict[type, Callable[..., None]] = {
-            DraftUp: self._sequences.up,
-            DraftPeerGone: lambda gone: self._sequences.forget(gone.peer),
+            DraftUp: self._up,
+            DraftPeerGone: self._peer_gone,
             **dict.fromkeys(TOLD, parts.pulls.told),
             ProbeLink: lambda probe: parts.pulls.prober.begin(probe, parts.pool, None, time.monotonic()),
             Drain: self._shut_down,  # drafts are advice: decoding goes on without them
@@ -96,9 +101,12 @@ class DraftEngine:
         self._link.send([self._parts.ready])
         try:
             while not self._stopping:
-                for command in self._link.recv(self._nap()):
+                for command in self._link.recv(self._nap(), self._lines.descriptors):
                     self._handlers[type(command)](command)
                     self._heard += 1
+                for up in self._lines.take():
+                    self._early.add(up)
+                self._early.pass_on()
                 self._step()
                 self._parts.pulls.poll(time.monotonic())
                 self._tell()
@@ -112,6 +120,17 @@ class DraftEngine:
         if self._foresight.busy:
             return 0.0
         return COPYING_S if self._parts.pulls.active else IDLE_S
+
+    def _up(self, up: DraftUp) -> None:
+        """By the front: the line that it may offer comes first."""
+        if up.line is not None and (reason := self._lines.answer(up.peer, up.line)):
+            self._link.send([DraftDown(no_line=reason, peer=up.peer)])
+        self._sequences.up(up)
+
+    def _peer_gone(self, gone: DraftPeerGone) -> None:
+        self._lines.end(gone.peer)
+        self._early.forget(gone.peer)
+        self._sequences.forget(gone.peer)
 
     @torch.inference_mode()
     def _step(self) -> None:
@@ -168,7 +187,7 @@ class DraftEngine:
         peer, seq = key
         base = followed.first + followed.end
         proposal = Proposal(seq, followed.open.generation, base, tuple(tree.tokens), tuple(tree.parents))
-        self._replies[peer][0].append(proposal)
+        self._proposals[peer].append(proposal)
 
     def _shut_down(self, _: Drain | Shutdown) -> None:
         self._stopping = True
@@ -185,10 +204,12 @@ class DraftEngine:
             self._link.send([self._load()])
 
     def _send_replies(self) -> None:
-        for peer, closed in self._sequences.take_closed():
-            self._replies[peer][1].append(closed)
-        replies, self._replies = self._replies, defaultdict(lambda: ([], []))
-        downs = [DraftDown(tuple(p), tuple(c), peer=peer) for peer, (p, c) in replies.items()]
+        closed: dict[int, list[DraftClosed]] = defaultdict(list)
+        for peer, one in self._sequences.take_closed():
+            closed[peer].append(one)
+        proposals, self._proposals = self._lines.post(self._proposals), defaultdict(list)
+        peers = proposals.keys() | closed.keys()
+        downs = [DraftDown(tuple(proposals[p]), tuple(closed[p]), peer=p) for p in peers]
         self._link.send([*self._parts.outbox.take(), *downs])
 
     def _load(self) -> Load:
@@ -210,5 +231,6 @@ class DraftEngine:
         )
 
     def _close(self) -> None:
+        self._lines.close()
         if self._parts.copier.close(time.monotonic() + STOP_S):
             self._parts.runner.pool.close()

@@ -149,6 +149,7 @@ class DraftSequences:
 
     def __init__(self, ready: Ready, pool: PagePool, pulls: Pulls, runner: BatchRunner) -> None:
         self.followed: dict[Key, DraftedSequence] = {}
+        self.opened: dict[int, int] = {}  # by peer: the newest generation, of whatever sequence
         self._closed: list[tuple[int, DraftClosed]] = []
         self._prompts: dict[Hashable, Prompt] = {}  # by `_name`
         self._ready = ready
@@ -173,6 +174,7 @@ class DraftSequences:
 
     def forget(self, peer: int) -> None:
         """The peer is gone: so are its sequences, and none is told."""
+        self.opened.pop(peer, None)
         for key in [key for key in self.followed if key[0] == peer]:
             self._drop(key)
         self._closed = [(to, closed) for to, closed in self._closed if to != peer]
@@ -184,6 +186,7 @@ class DraftSequences:
 
     def _open(self, key: Key, message: DraftOpen) -> None:
         self._drop(key)
+        self.opened[key[0]] = message.generation
         handle = message.handle
         refusal = self._refusal(message)
         if refusal is not None:

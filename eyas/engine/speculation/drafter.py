@@ -7,6 +7,7 @@ text. Proposals are advice: a missing, late or wrong one costs speed, never a to
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -62,6 +63,16 @@ class Drafter(ABC):
         return 0
 
     @property
+    def sent(self) -> Mapping[str, int]:
+        """Running totals of the commits that went to drafters far away, by path; "dropped": by none."""
+        return {}
+
+    @property
+    def bells(self) -> SequenceOf[int]:
+        """Descriptors that can be read when `arrived` has something to do."""
+        return ()
+
+    @property
     @abstractmethod
     def local_kv(self) -> bool:
         """Whether draft KV lives in this engine's pages, and so in its prefix cache and its offers."""
@@ -98,6 +109,13 @@ class Drafter(ABC):
 
     def outgoing(self) -> list[DraftUp]:
         """What a drafter far away is to be sent now, one message per draft worker."""
+        return []
+
+    def leave(self) -> None:  # noqa: B027
+        """The engine ends: what is shared with others is let go of."""
+
+    def arrived(self) -> list[DraftDown]:
+        """What has come past the front since the last call; it is for `deliver`."""
         return []
 
     def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:

@@ -8,6 +8,7 @@ came. The lookup's are known whoever proposed, a head's only of the rounds in wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -92,6 +93,14 @@ class LookupDrafter(Drafter):
     def late_rounds(self) -> int:
         return 0 if self._head is None else self._head.late_rounds
 
+    @property
+    def sent(self) -> Mapping[str, int]:
+        return {} if self._head is None else self._head.sent
+
+    @property
+    def bells(self) -> SequenceOf[int]:
+        return () if self._head is None else self._head.bells
+
     def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> bool:
         return self._head is not None and self._head.open(seq, base, handle)
 
@@ -107,6 +116,13 @@ class LookupDrafter(Drafter):
 
     def outgoing(self) -> list[DraftUp]:
         return [] if self._head is None else self._head.outgoing()
+
+    def leave(self) -> None:
+        if self._head is not None:
+            self._head.leave()
+
+    def arrived(self) -> list[DraftDown]:
+        return [] if self._head is None else self._head.arrived()
 
     def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
         return [] if self._head is None else self._head.deliver(down)

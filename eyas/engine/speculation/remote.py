@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -23,11 +24,13 @@ from eyas.engine.ipc.messages import (
     DraftClosed,
     DraftCommit,
     DraftDown,
+    DraftLine,
     DraftOpen,
     DraftUp,
     Proposal,
 )
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
+from eyas.engine.speculation.lines import GRPC, SHM, OfferedLines
 
 BACKOFF_S = 0.5  # a worker that dropped a sequence gets no new one during this time
 LATE_ROUNDS = 8  # the engine stops waiting for a sequence after this many late rounds in a row
@@ -44,6 +47,7 @@ class _Followed:
     asked: int = -1  # base of the newest commit
     answered: int = -1  # base of the newest proposal
     late: int = 0  # late rounds in a row
+    begun: bool = False  # its first commit has been posted, which goes with its open: by the front
 
 
 @dataclass
@@ -53,13 +57,19 @@ class _Outbox:
     opens: list[DraftOpen] = field(default_factory=list)
     commits: list[DraftCommit] = field(default_factory=list)
     closes: list[DraftClose] = field(default_factory=list)
+    line: DraftLine | None = None
 
 
 class RemoteDrafter(Drafter):
-    """Commits wait in a mailbox for `outgoing`; `deliver` takes what draft workers send back."""
+    """Commits go by a direct line to the draft worker, or wait in a mailbox for `outgoing`, so for the front.
 
-    def __init__(self, spec: SpeculationConfig, vocab_size: int) -> None:
+    `deliver` takes what draft workers send back, whichever way it came.
+    """
+
+    def __init__(self, spec: SpeculationConfig, vocab_size: int, lines: OfferedLines) -> None:
         self._vocab_size = vocab_size
+        self._lines = lines
+        self._sent: Counter[str] = Counter()
         self._workers: list[str] = []  # addresses of the connected draft workers
         self._spec = spec
         self._followed: dict[int, _Followed] = {}
@@ -76,6 +86,14 @@ class RemoteDrafter(Drafter):
     @property
     def late_rounds(self) -> int:
         return self._late_rounds
+
+    @property
+    def sent(self) -> Mapping[str, int]:
+        return self._sent
+
+    @property
+    def bells(self) -> SequenceOf[int]:
+        return self._lines.descriptors
 
     def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> bool:
         now = time.monotonic()
@@ -102,6 +120,7 @@ class RemoteDrafter(Drafter):
         return True
 
     def post(self, commits: SequenceOf[Commit]) -> None:
+        rung: set[str] = set()
         for commit in commits:
             followed = self._followed.get(commit.seq.uid)
             if followed is None:
@@ -110,7 +129,25 @@ class RemoteDrafter(Drafter):
                 followed.late += 1
                 self._late_rounds += 1
             followed.asked = commit.base + len(commit.tokens) if commit.want else followed.answered
-            self._outbox[followed.worker].commits.append(self._message(commit, followed.generation))
+            message = self._message(commit, followed.generation)
+            direct = followed.begun and self._lines.has(followed.worker)
+            followed.begun = True
+            if not direct:
+                self._outbox[followed.worker].commits.append(message)
+                self._sent[GRPC] += 1
+            elif self._lines.post(followed.worker, message):
+                rung.add(followed.worker)
+                self._sent[SHM] += 1
+            else:
+                self._give_up(followed)
+        self._lines.ring(rung)
+
+    def _give_up(self, followed: _Followed) -> None:
+        """The line is full: the worker is behind. The sequence is opened anew when it may have caught up."""
+        self.close(followed.seq)
+        followed.seq.drafting = False
+        self._down_until[followed.worker] = time.monotonic() + BACKOFF_S
+        self._sent["dropped"] += 1
 
     def _message(self, commit: Commit, generation: int) -> DraftCommit:
         want = commit.want
@@ -131,8 +168,10 @@ class RemoteDrafter(Drafter):
 
         An empty message says that the worker is connected; a dropped sequence 0 says that it is gone.
         """
-        if not down.proposals and not down.closed and down.worker not in self._workers:
-            self._workers.append(down.worker)
+        if down.no_line:
+            self._lines.refused(down.worker, down.no_line)
+        elif not down.proposals and not down.closed and down.worker not in self._workers:
+            self._connected(down.worker)
         for p in down.proposals:
             followed = self._followed.get(p.seq)
             if followed is None or followed.generation != p.generation:
@@ -146,6 +185,18 @@ class RemoteDrafter(Drafter):
         dropped = [followed for closed in down.closed for followed in self._drop(closed, down.worker)]
         unpulled = {f.handle.id: (f.handle, f.seq.generation.attempt) for f in dropped if f.handle}
         return list(unpulled.values())
+
+    def leave(self) -> None:
+        self._lines.close()
+
+    def arrived(self) -> list[DraftDown]:
+        return self._lines.take()
+
+    def _connected(self, worker: str) -> None:
+        self._workers.append(worker)
+        line = self._lines.offer(worker)
+        if line is not None:
+            self._outbox[worker].line = line
 
     def _tree(self, proposal: Proposal) -> DraftTree | None:
         """A proposal as a tree; None if it is no tree, is larger than asked, or has unknown ids."""
@@ -172,6 +223,7 @@ class RemoteDrafter(Drafter):
         if all_of_them:
             self._workers = [w for w in self._workers if w != worker]
             self._down_until.pop(worker, None)
+            self._lines.end(worker)
         elif dropped:
             self._down_until[worker] = time.monotonic() + BACKOFF_S
         return dropped
@@ -193,4 +245,7 @@ class RemoteDrafter(Drafter):
 
     def outgoing(self) -> list[DraftUp]:
         box, self._outbox = self._outbox, defaultdict(_Outbox)
-        return [DraftUp(tuple(o.opens), tuple(o.commits), tuple(o.closes), worker=w) for w, o in box.items()]
+        return [
+            DraftUp(tuple(o.opens), tuple(o.commits), tuple(o.closes), o.line, worker=w)
+            for w, o in box.items()
+        ]

@@ -1,0 +1,233 @@
+"""A line between a decode engine and a draft worker's engine on the same host: two rings and a bell.
+
+The decode engine offers it (`OfferedLine`) and says so by way of the fronts; the draft worker answers
+(`answer`): it connects, and hands over the memory that both then map. The memory has no name, so it is gone
+as soon as both have let go of it, however they ended. The connection stays: a byte on it says that there are
+new records, its end that the other engine has let go. No call waits. It knows how records come and go, and
+nothing of sequences.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from eyas.common.config import MOST_NODES, MOST_STEPS
+from eyas.common.errors import ConfigError
+from eyas.engine.ipc.draft_records import CommitRecords, ProposalRecords, Records
+from eyas.engine.ipc.messages import DraftCommit, DraftLine, Proposal
+from eyas.engine.ipc.ring import STORES_IN_ORDER, RingReader, RingShape, RingWriter
+from kv_transfer.host_file import HostFile
+from kv_transfer.host_socket import is_ours, listen_at
+
+MOST_RECORDS = 8192  # each way
+MOST_BYTES = 1 << 30  # of both rings
+CONNECT_S = 1.0  # to a socket that listens already
+_RUNG = 4096  # bytes of the bell, read at once
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+
+
+class Line(Generic[Out, In]):
+    """One engine's end: it posts `Out` and takes `In`. Used by the engine's thread only.
+
+    `gone`: the other end has let go, or its process has ended; what it had published is still taken.
+    """
+
+    def __init__(
+        self,
+        bell: socket.socket,
+        out: tuple[RingWriter, Records[Out]],
+        into: tuple[RingReader, Records[In]],
+    ) -> None:
+        self._bell = bell
+        self._writer, self._written = out
+        self._reader, self._read = into
+        self.gone = False
+        bell.setblocking(False)
+
+    @property
+    def descriptor(self) -> int:
+        """It can be read when there is something to take, or the other end has gone."""
+        return self._bell.fileno()
+
+    def post(self, message: Out) -> bool:
+        """Writes one record; `ring` tells of it. False: the ring is full, or no record holds the message."""
+        record = self._writer.begin() if self._written.fits(message) else None
+        if record is None:
+            return False
+        self._written.write(record, message)
+        self._writer.publish()
+        return True
+
+    def ring(self) -> None:
+        """Wakes the other end, which then takes all that was posted."""
+        try:
+            self._bell.send(b"\0")
+        except BlockingIOError:
+            pass  # it has not heard the last ones yet
+        except OSError:
+            self.gone = True
+
+    def take(self) -> list[In]:
+        """Everything that was posted at the other end since the last call, but what is no message."""
+        self._listen()
+        taken: list[In] = []
+        while (record := self._reader.look()) is not None:
+            message = self._read.read(record)
+            if self._reader.release() and message is not None:
+                taken.append(message)
+        return taken
+
+    def _listen(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                while self._bell.recv(_RUNG):
+                    pass
+            except ConnectionError:
+                pass
+            self.gone = True
+
+    def close(self) -> None:
+        """Lets go of the memory, and tells the other end."""
+        self._bell.close()
+        self._writer.close()
+        self._reader.close()
+
+
+class OfferedLine:
+    """A decode engine's offer: it listens at `path` until a draft worker has answered, or `close`.
+
+    Raises ConfigError if it cannot be made here.
+    """
+
+    def __init__(self, path: Path, line: DraftLine) -> None:
+        """`line`: without its export, which only the listener has."""
+        if not STORES_IN_ORDER:
+            raise ConfigError("this processor does not keep the order of its stores")
+        self._path = path
+        self._line = line
+        self._socket = listen_at(path, 1)
+        self._socket.setblocking(False)
+        self._answered = False
+        self.export = HostFile.at(str(path)).export()
+
+    @property
+    def descriptor(self) -> int:
+        """It can be read when `accept` has something to do."""
+        return self._socket.fileno()
+
+    def accept(self) -> Line[DraftCommit, Proposal] | None:
+        """The line, once a draft worker has answered. Raises ConfigError for an answer that is none."""
+        try:
+            if not self._answered:
+                self._meet()
+            data, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise ConfigError(f"the draft worker has hung up: {error.strerror or error}") from None
+        try:
+            if not data or len(descriptors) != 1:
+                raise ConfigError("the draft worker has hung up")
+            memory = _mapped(descriptors[0], self._line)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        commits, proposals, split = _rings(self._line)
+        view = memoryview(memory)
+        return Line(
+            self._socket,
+            (RingWriter(view[:split], commits), CommitRecords(self._line)),
+            (RingReader(view[split:], proposals), ProposalRecords(self._line)),
+        )
+
+    def _meet(self) -> None:
+        """From now on the socket is the connection: one peer may answer."""
+        peer, _ = self._socket.accept()
+        self.close()
+        self._socket, self._answered = peer, True
+        peer.setblocking(False)
+        if not is_ours(peer):
+            raise ConfigError("the draft worker runs as another user")
+
+    def close(self) -> None:
+        """No draft worker can answer any more."""
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+
+def answer(line: DraftLine, width: int, pool_dir: str) -> Line[Proposal, DraftCommit]:
+    """The draft worker's end of a line that was offered; `width` is that of its own head.
+
+    Raises ConfigError, saying why, if the two are not on one host, or do not agree.
+    """
+    _check(line, width)
+    path = HostFile.find(line.export, pool_dir).path
+    commits, proposals, split = _rings(line)
+    memory, descriptor = _allocated(split + proposals.nbytes)
+    bell = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bell.settimeout(CONNECT_S)
+        bell.connect(path)
+        if not is_ours(bell):
+            raise ConfigError(f"the decode engine at {path} runs as another user")
+        socket.send_fds(bell, [b"\0"], [descriptor])
+    except OSError as error:
+        bell.close()
+        raise ConfigError(f"{path} cannot be reached: {error.strerror or error}") from None
+    except ConfigError:
+        bell.close()
+        raise
+    finally:
+        os.close(descriptor)
+    view = memoryview(memory)
+    return Line(
+        bell,
+        (RingWriter(view[split:], proposals), ProposalRecords(line)),
+        (RingReader(view[:split], commits), CommitRecords(line)),
+    )
+
+
+def _check(line: DraftLine, width: int) -> None:
+    """Raises ConfigError for a line that a peer may not ask for."""
+    if line.width != width:
+        raise ConfigError(f"its features have {line.width} values, the draft head's {width}")
+    bounds = {"records": MOST_RECORDS, "rows": MOST_STEPS + 1, "nodes": MOST_NODES}
+    for name, most in bounds.items():
+        if not 1 <= getattr(line, name) <= most:
+            raise ConfigError(f"{name}: {getattr(line, name)} is not between 1 and {most}")
+    _, proposals, split = _rings(line)
+    if split + proposals.nbytes > MOST_BYTES:
+        raise ConfigError(f"it would take more than {MOST_BYTES / 2**30:g} GiB")
+
+
+def _rings(line: DraftLine) -> tuple[RingShape, RingShape, int]:
+    """Of the commits and of the proposals, and where the second begins."""
+    commits = RingShape(line.records, CommitRecords(line).size)
+    proposals = RingShape(line.records, ProposalRecords(line).size)
+    return commits, proposals, commits.nbytes
+
+
+def _allocated(size: int) -> tuple[mmap.mmap, int]:
+    """Memory without a name, allocated and not only sized, and its descriptor."""
+    descriptor = os.memfd_create("eyas-drafts")
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        return mmap.mmap(descriptor, size), descriptor
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigError(f"{size} bytes of shared memory cannot be had: {error.strerror}") from None
+
+
+def _mapped(descriptor: int, line: DraftLine) -> mmap.mmap:
+    _, proposals, split = _rings(line)
+    size = split + proposals.nbytes
+    if os.fstat(descriptor).st_size != size:
+        raise ConfigError("the draft worker's memory is not as large as was agreed")
+    return mmap.mmap(descriptor, size)

@@ -1,0 +1,177 @@
+"""How long a commit and its proposal take by each path of drafts: `python -m tests.draft_paths`.
+
+Two real workers, each a front and an engine in processes of their own. The engines compute nothing: one posts
+the commits of a batch and waits for all proposals, the other answers at once. Both paths take turns, batch by
+batch, so that whatever else the machine does meets both: ratios mean something on any machine, times on a
+quiet one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from eyas.common.config import EngineConfig, WorkerConfig
+from eyas.common.types import Role
+from eyas.engine.ipc.link import EngineLink
+from eyas.engine.ipc.messages import (
+    Command,
+    DraftCommit,
+    DraftDown,
+    DraftLine,
+    DraftUp,
+    Load,
+    Proposal,
+    Ready,
+    Shutdown,
+)
+from eyas.engine.kv.pool import new_pool_path
+from eyas.engine.speculation.lines import GRPC, SHM, AnsweredLines, OfferedLines
+from eyas.worker import engine_main
+from eyas.worker.worker import run_worker
+
+BATCHES, WIDTHS = (1, 8, 32), (256, 4096)
+ROWS, STEPS = 3, 3  # of a commit, of a proposal
+ROUNDS = 200
+WAIT_S = 0.5
+
+
+class Ear:
+    """The engine's link; the front hears now and then that all is well."""
+
+    def __init__(self, link: EngineLink) -> None:
+        self.link = link
+        self._heard, self._told_at = 0, 0.0
+        link.send([Ready(1, "none", "f", "g", 128, 1000, 1, {}, {}, slowest_step_s=0.1)])
+
+    def recv(self, bells: Sequence[int]) -> list[Command]:
+        commands = self.link.recv(WAIT_S, bells)
+        self._heard += len(commands)
+        now = time.monotonic()
+        if now - self._told_at > WAIT_S:
+            self._told_at = now
+            self.link.send([Load(round(now * 1000), False, 0, 0, 0, heard=self._heard)])
+        return commands
+
+
+def answering(width: int, config: EngineConfig, endpoint: str) -> None:
+    """The draft worker's engine."""
+
+    def run(link: EngineLink) -> None:
+        lines, ear = AnsweredLines(width, config.pool_dir), Ear(link)
+        while True:
+            commands = ear.recv(lines.descriptors)
+            for command in commands:
+                if isinstance(command, Shutdown):
+                    return
+                if isinstance(command, DraftUp):
+                    if command.line is not None:
+                        assert not lines.answer(command.peer, command.line)
+                    some = [_proposal(commit) for commit in command.commits]
+                    link.send([DraftDown(tuple(some), peer=command.peer)])
+            for up in lines.take():
+                lines.post({up.peer: [_proposal(commit) for commit in up.commits]})
+
+    engine_main.serve(run, endpoint)
+
+
+def _proposal(commit: DraftCommit) -> Proposal:
+    return Proposal(commit.seq, commit.generation, commit.base_len + ROWS, (1,) * STEPS, (-1, 0, 1))
+
+
+def measuring(width: int, said: Callable[[str], None], config: EngineConfig, endpoint: str) -> None:
+    """The decode worker's engine: tells one line per batch size, then nothing more."""
+
+    def run(link: EngineLink) -> None:
+        shape = DraftLine({}, 0, 2 * max(BATCHES), ROWS, width, STEPS)
+        lines = OfferedLines(shape, partial(new_pool_path, "line", Path(config.pool_dir)))
+        ends = Ends(Ear(link), lines)
+        ends.connect()
+        for batch in BATCHES:
+            took: dict[str, list[float]] = {GRPC: [], SHM: []}
+            for number in range(ROUNDS):
+                for path, times in took.items():
+                    began = time.perf_counter()
+                    ends.round(path, batch, width)
+                    if number >= ROUNDS // 10:
+                        times.append(1e6 * (time.perf_counter() - began))
+            said(_line(width, batch, took))
+        said("")
+
+    engine_main.serve(run, endpoint)
+
+
+@dataclass
+class Ends:
+    """What the measuring engine speaks by."""
+
+    ear: Ear
+    lines: OfferedLines
+    worker: str = ""
+
+    def connect(self) -> None:
+        """Returns once there is a line to the draft worker."""
+        while not self.worker or not self.lines.has(self.worker):
+            for command in self.ear.recv(self.lines.descriptors):
+                if isinstance(command, DraftDown) and not self.worker:
+                    self.worker = command.worker
+                    offer = self.lines.offer(self.worker)
+                    self.ear.link.send([DraftUp(line=offer, worker=self.worker)])
+            self.lines.take()
+
+    def round(self, path: str, batch: int, width: int) -> None:
+        """Commits up, all their proposals down."""
+        features = bytes(4 * ROWS * width)
+        commits = [DraftCommit(seq, 1, 9, (1,) * ROWS, features, STEPS, 1, 4) for seq in range(batch)]
+        if path == GRPC:
+            self.ear.link.send([DraftUp(commits=tuple(commits), worker=self.worker)])
+        else:
+            assert all([self.lines.post(self.worker, commit) for commit in commits])
+            self.lines.ring((self.worker,))
+        left = batch
+        while left:
+            downs = [d for d in self.ear.recv(self.lines.descriptors) if isinstance(d, DraftDown)]
+            left -= sum(len(down.proposals) for down in (*downs, *self.lines.take()))
+
+
+def _line(width: int, batch: int, took: dict[str, list[float]]) -> str:
+    middle = {path: statistics.median(times) for path, times in took.items()}
+    late = {path: sorted(times)[len(times) * 9 // 10] for path, times in took.items()}
+    cells = [f"{middle[p]:8.0f} {late[p]:8.0f}" for p in (GRPC, SHM)]
+    return f"{width:6} {batch:6} {cells[0]} {cells[1]} {middle[GRPC] / middle[SHM]:7.1f}"
+
+
+def measure(width: int, ports: tuple[int, int]) -> None:
+    """Prints the lines of one width."""
+    context = multiprocessing.get_context("spawn")
+    reader, writer = context.Pipe(duplex=False)
+    draft, decode = (EngineConfig(roles=(role,)) for role in (Role.DRAFT, Role.DECODE))
+    known = f"static:127.0.0.1:{ports[0]}"
+    workers = [
+        context.Process(target=run_worker, args=(config, engine))
+        for config, engine in (
+            (WorkerConfig(draft, port=ports[0]), partial(answering, width)),
+            (WorkerConfig(decode, port=ports[1], registry=known), partial(measuring, width, writer.send)),
+        )
+    ]
+    for worker in workers:
+        worker.start()
+    try:
+        while line := reader.recv():
+            print(line, flush=True)
+    finally:
+        for worker in workers:
+            worker.kill()  # its engine ends with it
+            worker.join()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(" width  batch   gRPC us     p90   line us     p90   ratio\n")
+    for number, width in enumerate(WIDTHS):
+        measure(width, (47310 + 2 * number, 47311 + 2 * number))

@@ -1,0 +1,254 @@
+"""Rounds whose drafts come from another GPU, at forced hit rates, against rounds that draft themselves.
+
+    python -m tests.gpu.time_remote --out FILE [--shape llama-3.1-8b] [--batches 1 8 32] [--hits 0 0.5 1]
+
+A decode worker and a draft worker, each a front and an engine, on cuda:0 and cuda:1; then one worker alone,
+which drafts in its steps. Weights are dummies, drafts are accepted by chance: chains of 3, 3.0 tokens per
+round. At hit rate h a commit is answered at once with probability h, with ids that mean nothing, and its
+rows are computed after that answer, in place of what would have been drafted ahead; else it is answered when
+it has been drafted for. What a real head hits, and what its unrepaired features cost, is not measured here.
+Every line is on disk as soon as it is known and names the paths that its drafts took; `--report` reads them
+again. `--device cpu` tries the script out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from eyas.bench.files import append_line
+from eyas.common import rpc
+from eyas.common.clients import DecodeSession, DecodeSessionClient
+from eyas.common.config import EngineConfig, SpeculationConfig, WorkerConfig, resolve_engine
+from eyas.common.errors import EyasError
+from eyas.common.params import SamplingParams
+from eyas.common.replies import Step
+from eyas.common.types import GenerationRequest, Role
+from eyas.engine.speculation.draft_engine import DraftEngine
+from eyas.engine.speculation.synthetic import resolve
+from eyas.worker import engine_main
+from eyas.worker.worker import run_worker
+
+STEPS, LENGTH = 3, 3.0  # of a chain; tokens per round, the bonus too
+PROMPT = 16
+DECODE, DRAFT, METRICS = 47330, 47331, 47332  # ports
+START_S, ANSWER_S = 300.0, 120.0
+LINE, GRPC, COLOCATED = "line", "grpc", "colocated"
+Engine = Callable[[EngineConfig, str], None]
+
+
+class ForcedHits(DraftEngine):
+    """Answers a share of its commits before it computes anything for them. `hits`: that share."""
+
+    def __init__(self, hits: float, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._hits = hits
+        self._draws = random.Random(5)
+        self._answered: set[tuple[int, int]] = set()
+
+    def _step(self) -> None:
+        asking = [(key, one) for key, one in self._sequences.followed.items() if one.is_here and one.is_due]
+        for key, followed in asking:
+            wanted = followed.wanted
+            if wanted is not None and self._draws.random() < self._hits:
+                guess = mock.Mock(tokens=range(1, wanted.steps + 1), parents=range(-1, wanted.steps - 1))
+                super()._propose(key, followed, guess)
+                self._answered.add(key)
+        self._send_replies()
+        super()._step()
+        self._answered.clear()
+
+    def _propose(self, key: Any, followed: Any, tree: Any) -> None:
+        if key not in self._answered:
+            super()._propose(key, followed, tree)
+
+
+def forced(hits: float, config: EngineConfig, endpoint: str) -> None:
+    """The engine process of a draft worker whose hits are forced."""
+    with mock.patch("eyas.engine.loading.build.DraftEngine", partial(ForcedHits, hits)):
+        engine_main.main(config, endpoint)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all measurements of a run share. `options`: of every engine."""
+
+    device: str
+    tokens: int  # of an answer
+    options: dict[str, Any]
+
+    def engine(self, number: int, *roles: Role, **more: Any) -> EngineConfig:
+        """Of a worker on GPU `number`."""
+        device = f"cuda:{number}" if self.device == "cuda" else self.device
+        return replace(resolve_engine(device, **self.options), roles=roles, **more)
+
+    def workers(self, way: str, hits: float) -> list[tuple[WorkerConfig, Engine]]:
+        """The processes of a way to draft."""
+        if way == COLOCATED:
+            engine = self.engine(0, *Role)
+            return [(WorkerConfig(engine, port=DECODE, metrics_port=METRICS), engine_main.main)]
+        transfer = "grpc" if way == GRPC else "auto"
+        decode, draft = (
+            self.engine(number, role, transfer=transfer)
+            for number, role in enumerate((Role.DECODE, Role.DRAFT))
+        )
+        known = f"static:127.0.0.1:{DRAFT}"
+        return [
+            (WorkerConfig(draft, port=DRAFT), partial(forced, hits)),
+            (WorkerConfig(decode, port=DECODE, metrics_port=METRICS, registry=known), engine_main.main),
+        ]
+
+
+@contextlib.contextmanager
+def running(workers: Sequence[tuple[WorkerConfig, Engine]]) -> Iterator[None]:
+    """The processes of these workers, killed at the end."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=run_worker, args=worker) for worker in workers]
+    try:
+        for process in processes:
+            process.start()
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+async def answered(session: DecodeSession, name: str, batch: int, count: int) -> dict[str, float]:
+    """Of a batch of answers of `count` tokens that begin together; their first tokens do not count."""
+    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+    left = {f"{name} {i}" for i in range(batch)}
+    for i, id in enumerate(sorted(left)):
+        session.submit(GenerationRequest(id, tuple(range(100 + i, 100 + i + PROMPT)), params), 1, False)
+    began, rounds, tokens, offered = 0.0, 0, 0, 0
+    async for event in session:
+        for entry in event.entries if isinstance(event, Step) else ():
+            began = began or time.perf_counter()
+            rounds += entry.index > 0
+            tokens += len(entry.tokens) if entry.index else 0
+            offered += bool(entry.offered)
+            left -= {entry.id} if entry.finish is not None else set()
+        if not left:
+            break
+    seconds = time.perf_counter() - began
+    return {
+        "round_ms": round(1e3 * seconds * batch / rounds, 3),
+        "tokens_per_round": round(tokens / rounds, 3),
+        "tokens_per_s": round(tokens / seconds, 1),
+        "drafted": round(offered / rounds, 3),
+    }
+
+
+def commits() -> dict[str, float]:
+    """Commits so far by path, as the decode worker's page says."""
+    page = urllib.request.urlopen(f"http://127.0.0.1:{METRICS}/metrics", timeout=5).read().decode()
+    rows = [line for line in page.splitlines() if line.startswith("eyas_draft_commits_total{")]
+    return {row.split('"')[1]: float(row.split()[-1]) for row in rows}
+
+
+async def until_drafting(session: DecodeSession) -> None:
+    """Answers small batches until the worker is there, and its rounds have drafts."""
+    for number in range(1000):
+        async with asyncio.timeout(START_S):
+            found = await answered(session, f"warm {number}", 1, 32)
+        if found["drafted"] > 0.9:
+            return
+    raise TimeoutError("no drafts came")
+
+
+async def measured(setting: Setting, way: str, hits: float, batches: Sequence[int]) -> list[dict[str, Any]]:
+    """A line per batch."""
+    lines: list[dict[str, Any]] = []
+    address = f"127.0.0.1:{DECODE}"
+    with running(setting.workers(way, hits)):
+        async with rpc.channel(address) as channel:
+            async with asyncio.timeout(START_S):
+                await channel.channel_ready()
+                while True:
+                    session = DecodeSessionClient(channel, address).open()
+                    try:
+                        await until_drafting(session)
+                        break
+                    except EyasError:  # it is still loading
+                        await asyncio.sleep(0.5)
+            for batch in batches:
+                async with asyncio.timeout(ANSWER_S):
+                    await answered(session, f"learn {batch}", batch, setting.tokens)
+                    await asyncio.sleep(1.0)  # the page is renewed every half second
+                    before = commits()
+                    found = await answered(session, f"count {batch}", batch, setting.tokens)
+                    await asyncio.sleep(1.0)
+                paths = {path: total - before.get(path, 0.0) for path, total in commits().items()}
+                lines.append({"way": way, "hits": hits, "batch": batch, **found, "commits": paths})
+            session.close()
+    return lines
+
+
+def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A row per batch, way and hit rate, and its tokens per second over those of a colocated head."""
+    alone = {line["batch"]: line["tokens_per_s"] for line in lines if line["way"] == COLOCATED}
+    names = f"{'batch':>5} {'way':>9} {'hits':>5}", f"{'round ms':>9} {'tokens':>7} {'drafted':>8}"
+    yield " ".join((*names, f"{'tokens/s':>9} ratio"))
+    for line in sorted(lines, key=lambda line: (line["batch"], line["way"], line["hits"])):
+        ratio = line["tokens_per_s"] / alone[line["batch"]] if line["batch"] in alone else 0.0
+        figures = f"{line['round_ms']:>9.3f} {line['tokens_per_round']:>7.2f} {line['drafted']:>8.2f}"
+        case = f"{line['batch']:>5} {line['way']:>9} {line['hits']:>5g}"
+        yield f"{case} {figures} {line['tokens_per_s']:>9.0f} {ratio:.3f}"
+
+
+def setting(given: argparse.Namespace, folder: Path) -> Setting:
+    """On GPUs a shape without weights; on a CPU the embedded model, whose drafts are judged as they are."""
+    most = max(given.batches)
+    pages = most * (PROMPT + given.tokens + 64) // 16 + 64
+    options: dict[str, Any] = {"max_running": most, "num_pages": pages}
+    if given.device == "cpu":
+        return Setting("cpu", given.tokens, options | {"speculation": SpeculationConfig(STEPS, 1, STEPS + 1)})
+    model, head = folder / "model", folder / "head"
+    shape = ["-m", "eyas.bench.shapes", given.shape, str(model), "--head", str(head)]
+    subprocess.run([sys.executable, *shape], check=True)
+    spec = SpeculationConfig(STEPS, 1, STEPS + 1, synthetic_rates=resolve(STEPS, (), LENGTH))
+    options |= {"model": str(model), "draft": str(head), "load_format": "dummy", "speculation": spec}
+    options |= {"context_length": 2048, "prefill_attention_backend": "triton"}
+    return Setting("cuda", given.tokens, options)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--shape", default="llama-3.1-8b")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--hits", type=float, nargs="+", default=[0.0, 0.5, 0.8, 1.0])
+    parser.add_argument("--tokens", type=int, default=384, help="per answer (384)")
+    parser.add_argument("--report", action="store_true", help="only print the table of what FILE has")
+    given = parser.parse_args()
+    cases = [(COLOCATED, 0.0), *((way, hits) for hits in given.hits for way in (LINE, GRPC))]
+    if not given.report:
+        with tempfile.TemporaryDirectory() as folder:
+            chosen = setting(given, Path(folder))
+            for way, hits in cases:
+                for line in asyncio.run(measured(chosen, way, hits, given.batches)):
+                    append_line(given.out, line)
+                    print(line, flush=True)
+    print(*report([json.loads(line) for line in given.out.read_text().splitlines()]), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

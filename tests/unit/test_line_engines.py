@@ -1,0 +1,94 @@
+"""Whole engines whose drafts go by a line: no token is another, and a drafter's death is not waited for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from loopback import Loopback, Worker, split_configs
+from test_draft_line import mapped
+from test_eagle_engine import CHAIN, TREE, base
+from test_engine import _assert_nothing_held, _plain, _requests, _run
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.types import Role
+from eyas.engine.ipc.messages import DraftDown, DraftUp, Event, Proposal
+from eyas.engine.speculation.lines import GRPC, SHM, AnsweredLines
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+__all__ = ["base"]  # a fixture
+
+ASKED = _requests(3, seed=4)
+Answers = list[dict[int, list[int]]]
+
+PATIENCE_S = 20.0  # no draft comes too late, however slow the machine; one that is waited for shows
+
+
+class Pair(Loopback):
+    """A decode and a draft engine. From `die` on nothing comes from the draft worker or reaches it."""
+
+    dead = False
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(*split_configs(config)[1:])
+        waits = SimpleNamespace(draft_wait_s=PATIENCE_S, stepped=lambda landed, seconds: None)
+        self.decode.engine._drafting.patience = waits
+
+    @property
+    def decode(self) -> Worker:
+        return self.by_role[Role.DECODE]
+
+    def sent(self) -> dict[str, int]:
+        return dict(self.decode.engine._drafting.sent)
+
+    def _handle(self, worker: Worker, event: Event) -> None:
+        if not (self.dead and isinstance(event, (DraftUp, DraftDown))):
+            super()._handle(worker, event)
+
+
+@pytest.fixture(scope="module")
+def expected(base: EngineConfig) -> Answers:
+    return _plain(base, ASKED)
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"), [(CHAIN, SHM), (TREE, SHM), (CHAIN, GRPC)], ids=["chain", "tree", "by the front"]
+)
+def test_no_token_is_another_by_either_path(
+    base: EngineConfig, expected: Answers, spec: SpeculationConfig, path: str
+) -> None:
+    cluster = Pair(replace(base, speculation=spec, transfer=path))
+    assert _run(cluster, ASKED) == expected
+    assert any(entry.accepted for result in cluster.results.values() for entry in result.entries)
+    sent = cluster.sent()
+    assert sent.get(SHM, 0) > 5 * sent[GRPC] if path == SHM else set(sent) == {GRPC}
+    _assert_nothing_held(cluster)
+    cluster.close()
+    assert mapped() == 0
+
+
+@pytest.mark.parametrize("answers", [1, 2, 3, 7])
+def test_a_drafter_that_dies_is_not_waited_for(
+    base: EngineConfig, expected: Answers, answers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line ends as it does with its process, before or after it has said some of what it had to say."""
+    cluster = Pair(replace(base, speculation=CHAIN))
+    left, post = [answers], AnsweredLines.post
+
+    def last_words(lines: AnsweredLines, proposals: dict[int, list[Proposal]]) -> dict[int, list[Proposal]]:
+        left[0] -= any(proposals.values())
+        if left[0] > 0:
+            return post(lines, proposals)
+        if left[0] == 0:
+            post(lines, {peer: some[:1] for peer, some in proposals.items()})
+        cluster.dead = True
+        lines.close()
+        return {}
+
+    monkeypatch.setattr(AnsweredLines, "post", last_words)
+    assert _run(cluster, ASKED) == expected, "or it took too long: a dead drafter was waited for"
+    drafting = cluster.decode.engine._drafting
+    assert cluster.dead and not drafting.awaits() and not drafting.owed() and drafting.late_rounds == 0
+    cluster.close()
+    assert mapped() == 0
