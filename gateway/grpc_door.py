@@ -20,7 +20,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import EyasError, Overloaded
 from eyas.common.logging import Rarely, known_as, request_id
 from gateway.keys import Caller, Keys
-from gateway.quotas import Quotas, metered
+from gateway.quotas import Metered, Quotas
 from gateway.tracing import Tracer, failed
 
 MAX_CALLS = 1024  # open at a time, of services that ask for a key
@@ -84,7 +84,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             else _traced(self._tracer, method, _metadata(context))
         ):
             caller = caller_of(context, self._keys)
-            with metered():
+            with Metered():
                 if not method.endswith("/Models"):  # which makes no tokens
                     self._quotas.use(caller.name).enter()
                 async with self._calls.one():

@@ -7,11 +7,10 @@ It refuses to know how callers are named, and how a call is answered.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -206,16 +205,16 @@ class Use:
         return self._account.headers(self._clock())
 
 
-@contextlib.contextmanager
-def metered() -> Iterator[None]:
-    """Around one call: what it has entered by its end, it leaves."""
-    token = current.set(None)
-    try:
-        yield
-    finally:
+class Metered:
+    """Around one call: what it has entered by its end, it leaves. (A class: every request pays for it.)"""
+
+    def __enter__(self) -> None:
+        self._token = current.set(None)
+
+    def __exit__(self, *_: object) -> None:
         if (use := current.get()) is not None:
             use.leave()
-        current.reset(token)
+        current.reset(self._token)
 
 
 def headers() -> dict[str, str]:

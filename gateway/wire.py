@@ -28,7 +28,7 @@ from eyas.common.errors import (
     PayloadTooLarge,
     RequestTimeout,
 )
-from eyas.common.logging import known_as, serving, traceparent
+from eyas.common.logging import known_as, request_id, traceparent
 from gateway import quotas
 from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
@@ -178,12 +178,17 @@ class RequestMiddleware:
             return
         headers = Headers(scope=scope)
         known_id = known_as(headers.get("x-request-id", ""))
-        with contextlib.ExitStack() as owned:
-            owned.enter_context(serving(known_id))
-            if self._metrics.tracer is not None:
-                owned.enter_context(self._metrics.tracer.call(scope["method"], headers))
-            owned.enter_context(quotas.metered())
-            await self._serve(known_id, scope, receive, send)
+        named = request_id.set(known_id)
+        tracer = self._metrics.tracer
+        try:
+            with quotas.Metered():
+                if tracer is None:
+                    await self._serve(known_id, scope, receive, send)
+                else:
+                    with tracer.call(scope["method"], headers):
+                        await self._serve(known_id, scope, receive, send)
+        finally:
+            request_id.reset(named)
 
     async def _serve(self, known_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
@@ -199,7 +204,8 @@ class RequestMiddleware:
                 # The route's path, not the request's: callers must not be able to create label values.
                 path = getattr(scope.get("route"), "path", "other")
                 self._metrics.responses.labels(path, message["status"]).inc()
-                headers.update(quotas.headers())
+                if rates := quotas.headers():
+                    headers.update(rates)
                 if (span := current.get()) is not None:
                     if traceparent.get():
                         headers["traceparent"] = traceparent.get()
