@@ -7,6 +7,7 @@ Queues, pages and tokens are the engine's.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import TypeAlias
 
@@ -18,6 +19,7 @@ from eyas.common.buffer import StreamBuffer
 from eyas.common.convert_step import step_to_pb
 from eyas.common.errors import EyasError, InvalidRequest, Overloaded
 from eyas.common.message import Failure
+from eyas.common.request_log import told
 from eyas.common.types import Entry, WorkerInfo
 from eyas.engine.ipc.client import EngineClient, engine_id, wire_id
 from eyas.engine.ipc.messages import (
@@ -38,6 +40,8 @@ SERVICE = "eyas.internal.v1.DecodeService"
 HEARTBEAT_S = 1.0
 MAX_BUFFERED = 1024  # messages a gateway may be behind
 MAX_REQUESTS = 4096  # unfinished in one Session
+
+_log = logging.getLogger("eyas.decode")
 
 Context: TypeAlias = grpc.aio.ServicerContext[
     decode_pb2.DecodeServiceSessionRequest, decode_pb2.DecodeServiceSessionResponse
@@ -130,6 +134,7 @@ class _Session:
             return
         self._alive[id] = {choice.index for choice in request.choices}
         attach = submit.source == decode_pb2.SOURCE_ATTACH
+        told(_log, request, submit.attempt)
         self._engine.send(Submit(msgspec.structs.replace(request, id=id), submit.attempt, attach))
 
     def _attach(self, attach: decode_pb2.Attach) -> None:

@@ -165,11 +165,13 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         **_api_keys(args),
         door=_door(args),
         tls_dir=tls_folder.chosen(args.tls_dir),
+        key_limits=args.key_limits,
         cors_origins=args.cors_origin,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
         drain_s=args.drain_s,
         log_format=args.log_format,
+        otlp_endpoint=args.otlp_endpoint,
         processes=args.gateway_workers,
         **targets,
     )

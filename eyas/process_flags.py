@@ -25,6 +25,7 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     for flag, known in (("--tool-call-parser", TOOL_FORMATS), ("--reasoning-parser", REASONING)):
         add(flag, choices=[AUTO, *known, NONE], default=AUTO, help="the format (the chat template's)")
     add("--cors-origin", type=names, default=(), metavar="URL,...", help="sites whose pages may call (none)")
+    add("--otlp-endpoint", metavar="URL", help="takes traces by OTLP: http://HOST:4317 (OTEL_* variables)")
     text = f"gateway processes on the same ports ({gateway.processes})"
     add("--gateway-workers", type=positive, default=gateway.processes, metavar="N", help=text)
     _add_drain(parser, gateway.drain_s)
@@ -35,6 +36,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("keys", text)
     add = group.add_mutually_exclusive_group().add_argument
     add("--api-key-file", metavar="PATH", help="names and hashes of keys, as `eyas keys` writes them")
+    group.add_argument("--key-limits", metavar="FILE", help="TOML: what each key may use (no limits)")
     add("--api-key", metavar="K", help="a single key, which other users of this machine can read")
 
 

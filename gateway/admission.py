@@ -16,6 +16,7 @@ import msgspec
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Unavailable
+from eyas.common.logging import request_id, traceparent
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, DraftLimits, GenerationRequest, Role, WorkerInfo
 
@@ -30,8 +31,9 @@ class GenerationOptions:
     `max_tokens` None: as many as fit, at most the model's own default or, if it has none,
     `default_max_tokens`. `params.max_tokens` is not read; a `params.top_k` of -1 means all, as 0 does. `seed`
     None: a random one. `truncate_prompt`: how many of the prompt's last tokens are kept; -1: as many as leave
-    space for `max_tokens`. `predicted`: ids of what the answer is expected to be. Prompts with the same
-    `call` share one call's part of a worker.
+    space for `max_tokens`. `predicted`: ids of what the answer is expected to be. `priority`: see
+    `eyas.common.priority`. `session`: its conversation's name. Prompts with the same `call` share one call's
+    part of a worker.
     """
 
     params: SamplingParams = SamplingParams()
@@ -43,6 +45,8 @@ class GenerationOptions:
     draft_limits: DraftLimits = DraftLimits()
     truncate_prompt: int | None = None
     predicted: tuple[int, ...] = ()
+    priority: int = 0
+    session: str = ""
     call: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def with_params(self, **changes: Any) -> GenerationOptions:
@@ -140,6 +144,10 @@ def admit(
         draft_limits=options.draft_limits,
         call=options.call,
         predicted=_predicted(model, options, len(prompt_ids)),
+        priority=options.priority,
+        session=options.session,
+        request_id=request_id.get(),
+        traceparent=traceparent.get(),
     )
 
 

@@ -72,7 +72,8 @@ class AutoLayout(RequestLayout):
         rates = self._rates(workers)
         found = None
         if rates is not None:
-            places = [place_of(worker, self._preference(worker)) for worker in workers]
+            sound = [worker for worker in workers if not worker.broken]
+            places = [place_of(worker, self._preference(worker)) for worker in sound]
             found = place(prompt, places, rates, _meet(workers))
         if found is None:
             return router.route(workers)

@@ -62,6 +62,32 @@ class GenerationStream(Protocol):
         ...
 
 
+class WatchedStream(GenerationStream):
+    """A stream that calls `on_close` when it is closed, once."""
+
+    def __init__(self, stream: GenerationStream, on_close: Callable[[WatchedStream], None]) -> None:
+        self._stream = stream
+        self._on_close: Callable[[WatchedStream], None] | None = on_close
+
+    def take(self) -> Awaitable[Sequence[Entry]]:
+        return self._stream.take()
+
+    def use_lane(self, lane: Lane | None) -> None:
+        self._stream.use_lane(lane)
+
+    async def cancel(self, choice: int | None = None) -> None:
+        await self._stream.cancel(choice)
+
+    def fail(self, error: EyasError) -> None:
+        self._stream.fail(error)
+
+    async def aclose(self) -> None:
+        if self._on_close is not None:
+            self._on_close(self)
+            self._on_close = None
+        await self._stream.aclose()
+
+
 class GenerationBackend(Protocol):
     """Turns requests into tokens: the cluster, or a script in a test."""
 

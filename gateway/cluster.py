@@ -16,13 +16,23 @@ import msgspec
 from eyas.common import rpc
 from eyas.common.clients import DecodeSessionClient, PrefillClient
 from eyas.common.discovery import Registry
+from eyas.common.errors import EyasError, TransferFailed, Unavailable
+from eyas.common.page_names import PageShape
 from eyas.common.types import Role, WorkerInfo
+from gateway.breakers import Breakers
+from gateway.cache_watch import CacheWatch
+from gateway.holdings import Holdings, Prefix
 from gateway.ledger import Ledger, Stake, UnderWay
-from gateway.prefixes import Prefix, PrefixIndex
-from gateway.router import Candidate
+from gateway.prefixes import PrefixIndex
+from gateway.retries import RetryBudget
+from gateway.router import Candidate, affinity
 from gateway.sessions import Session
 
 FOLLOW_S = 0.25
+SENT_S = 10.0
+"""For how long a worker that says what it holds is believed to hold soon what it was sent."""
+
+NONE = Prefix()
 RETIRE_S = 60.0  # a worker that no registry has listed for this time loses its channel
 
 _log = logging.getLogger("eyas.gateway")
@@ -43,6 +53,10 @@ class Cluster:
         self._sessions: dict[str, Session] = {}
         self._ledger = Ledger()
         self._sent = PrefixIndex()
+        self._breakers = Breakers()
+        self.retry_budget = RetryBudget(time.monotonic())
+        self._holdings = Holdings()
+        self._watch = CacheWatch(self._channels, self._holdings)
         self._known_at: dict[str, float] = {}  # by worker with a channel, monotonic seconds
         self._fingerprint = ""
         self._synthetic: bool | None = None
@@ -60,6 +74,7 @@ class Cluster:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self._watch.aclose()
         await asyncio.gather(*(session.aclose() for session in self._sessions.values()))
         await self._registry.aclose()
         await self._channels.close()
@@ -68,16 +83,19 @@ class Cluster:
         """The workers that may get requests, from the last snapshot."""
         return [info for info in self._registry.workers() if self._is_ours(info)]
 
-    def candidates(self, prefix: Prefix = ()) -> list[Candidate]:
+    def candidates(self, prefix: Prefix = NONE) -> list[Candidate]:
         """The same workers as the router sees them for a prompt with this prefix."""
+        now = time.monotonic()
         return [
             Candidate(
                 info,
                 in_flight=self._ledger.now(info.worker).total,
                 connected=self._connected(info.worker),
-                cached=self._sent.matched((info.worker, info.epoch), prefix),
+                cached=self._cached(info, prefix),
                 under_way=self._ledger.now(info.worker),
                 reported=self._ledger.at_report(info),
+                affinity=affinity(prefix.session, info.worker),
+                broken=not self._breakers.of(info.worker, info.epoch).allows(now),
             )
             for info in self.workers()
         ]
@@ -95,9 +113,35 @@ class Cluster:
         missing = prompt
         for info in self.workers():
             if info.worker == worker:
-                missing = prompt - self._sent.matched((worker, info.epoch), prefix)
-                self._sent.add((worker, info.epoch), prefix)
+                missing = prompt - self._cached(info, prefix)
+                now = time.monotonic()
+                self._sent.add((worker, info.epoch), prefix.names(self._shape(info)), now)
+                self._breakers.note(worker, info.epoch, self._breakers.of(worker, info.epoch).sent(now))
         return missing
+
+    def did(self, worker: str, error: EyasError | None = None) -> None:
+        """Notes that `worker` did what it was sent, or failed it; a fault of the caller does not count."""
+        own = isinstance(error, Unavailable | TransferFailed) or type(error) is EyasError
+        if error is not None and not own:
+            return
+        for info in self.workers():
+            if info.worker == worker:
+                known = self._breakers.of(worker, info.epoch)
+                new = known.succeeded() if error is None else known.failed(time.monotonic())
+                if known.allows(0.0) and not new.allows(0.0):
+                    _log.warning("worker %s fails what it is sent: others are preferred", worker)
+                self._breakers.note(worker, info.epoch, new)
+
+    def _cached(self, info: WorkerInfo, prefix: Prefix) -> int:
+        """Tokens at the start of the prompt that the worker holds, or will hold of what it was just sent."""
+        holding, shape = self._holdings.of(info.worker, info.epoch), self._shape(info)
+        since = 0.0 if holding is None else time.monotonic() - SENT_S
+        sent = shape.size * self._sent.matched((info.worker, info.epoch), prefix.names(shape), since)
+        return sent if holding is None else max(sent, holding.matched(prefix))
+
+    def _shape(self, info: WorkerInfo) -> PageShape:
+        holding = self._holdings.of(info.worker, info.epoch)
+        return PageShape() if holding is None else holding.shape
 
     def session(self, worker: str) -> Session:
         """The open or reconnecting session of a decode worker among `workers`."""
@@ -147,6 +191,8 @@ class Cluster:
             await self._retire(time.monotonic())
 
     def _open_sessions(self) -> None:
+        targets = {Role.PREFILL, Role.DECODE}
+        self._watch.follow([info.worker for info in self.workers() if targets & set(info.roles)])
         for info in self.workers():
             if Role.DECODE in info.roles and info.worker not in self._sessions:
                 session = Session(

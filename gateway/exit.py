@@ -7,11 +7,11 @@ which requests are open. It refuses to know why the process ends, and how long t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 
-from eyas.common.errors import EyasError, Unavailable
-from eyas.common.types import Entry, GenerationRequest, WorkerInfo
-from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lane
+from eyas.common.errors import Unavailable
+from eyas.common.types import GenerationRequest, WorkerInfo
+from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, WatchedStream
 from gateway.router import Candidate
 
 DRAINING = "the server is draining: it is about to stop"
@@ -24,7 +24,7 @@ class DrainableBackend(GenerationBackend):
         self._backend = backend
         self._closed = False
         self._starting: set[asyncio.Timeout] = set()
-        self._open: set[_Open] = set()
+        self._open: set[WatchedStream] = set()
         self._on_empty: Callable[[], None] = lambda: None
 
     @property
@@ -54,7 +54,7 @@ class DrainableBackend(GenerationBackend):
         try:
             async with limit:
                 self._starting.add(limit)
-                stream = _Open(await self._backend.start(request), self._ended)
+                stream = WatchedStream(await self._backend.start(request), self._ended)
                 self._open.add(stream)
         except TimeoutError:
             if limit.expired():
@@ -74,34 +74,10 @@ class DrainableBackend(GenerationBackend):
     def health(self) -> BackendHealth:
         return BackendHealth(DRAINING) if self._closed else self._backend.health()
 
-    def _ended(self, stream: _Open) -> None:
+    def _ended(self, stream: WatchedStream) -> None:
         self._open.discard(stream)
         self._check_empty()
 
     def _check_empty(self) -> None:
         if self._closed and not self.requests:
             self._on_empty()
-
-
-class _Open(GenerationStream):
-    """A stream that calls `on_close` when it is closed."""
-
-    def __init__(self, stream: GenerationStream, on_close: Callable[[_Open], None]) -> None:
-        self._stream = stream
-        self._on_close = on_close
-
-    def take(self) -> Awaitable[Sequence[Entry]]:
-        return self._stream.take()
-
-    def use_lane(self, lane: Lane | None) -> None:
-        self._stream.use_lane(lane)
-
-    async def cancel(self, choice: int | None = None) -> None:
-        await self._stream.cancel(choice)
-
-    def fail(self, error: EyasError) -> None:
-        self._stream.fail(error)
-
-    async def aclose(self) -> None:
-        self._on_close(self)
-        await self._stream.aclose()

@@ -22,8 +22,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from eyas.common.errors import InvalidRequest
+from eyas.common.logging import REQUEST_ID
 
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _REFUSED = "refused"
 _MAX_QUOTED = 100  # characters of a name that an error repeats
 # Words of the library that mean nothing to the caller: "List should have at least 1 item after validation".

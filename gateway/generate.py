@@ -21,15 +21,15 @@ import msgspec
 
 from eyas.common.errors import DeadlineExceeded, EyasError, Unavailable
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected
-from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Role, Timings, WorkerInfo
+from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Timings, WorkerInfo
 from gateway import router
 from gateway.admission import is_synthetic
 from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lane
 from gateway.cluster import Cluster
 from gateway.delivery import Delivery, first_entry
+from gateway.holdings import Prefix
 from gateway.layouts import RequestLayout, StaticLayout
 from gateway.legs import DecodeLeg, Draining, Ended, LegEvent, LegOwner, PrefillLeg
-from gateway.prefixes import prefix_of
 from gateway.retries import Retries
 from gateway.router import Candidate, RequestRoute
 from gateway.search import Search
@@ -79,7 +79,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._layout = layout
         self._route: RequestRoute | None = None
         self._request = request
-        self._prefix = prefix_of(request.prompt_ids)
+        self._prefix = Prefix(request.prompt_ids, request.session)
         self._search = Search(cluster, self._prefix, self._pause, lambda: not self._delivery.over)
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + request.timeout_s
@@ -95,7 +95,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
             False  # some choice was cancelled or ended at prefill, which decode does not know
         )
         self._avoid: set[str] = set()
-        self._retries = Retries()
+        self._retries = Retries(cluster.retry_budget, self._clock())
 
     # --- the reader's side ---
 
@@ -180,8 +180,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
                 self._attach()
             case PrefillDone(choices=choices, timings=timings):
                 self._first_tokens = tuple(msgspec.structs.replace(first, prompt=None) for first in choices)
-                named = msgspec.structs.replace(timings, worker=leg.worker, role=Role.PREFILL)
-                self._deliver_first(choices, named)
+                self._deliver_first(choices, leg.named(timings))
             case Ended(error) if leg.handles is None:
                 self._replace_prefill(leg, error)
         # Once prefill has started, only decode decides whether its pages arrive.
@@ -275,8 +274,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
             return
         self._decode_spoke = True
         if entry.timings is not None:
-            timings = msgspec.structs.replace(entry.timings, worker=leg.worker, role=Role.DECODE)
-            entry = msgspec.structs.replace(entry, timings=timings)
+            entry = msgspec.structs.replace(entry, timings=leg.named(entry.timings))
         self._delivery.push(entry)
         if self._delivery.over:
             if self._delivery.complete:
@@ -381,7 +379,8 @@ class ClusterGeneration(GenerationStream, LegOwner):
                     await self._next_event()
 
     def _spend_retry(self, error: EyasError) -> None:
-        self._retries.spend(error, self._delivery.tokens, admitted=self._driver is not None)
+        admitted = self._driver is not None
+        self._retries.spend(error, self._delivery.tokens, self._clock(), admitted=admitted)
 
     @contextlib.asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:

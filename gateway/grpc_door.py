@@ -9,16 +9,19 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
 
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
-from eyas.common.errors import Overloaded
-from eyas.common.logging import Rarely
+from eyas.common.errors import EyasError, Overloaded
+from eyas.common.logging import Rarely, known_as, request_id
 from gateway.keys import Caller, Keys
+from gateway.quotas import Metered, Quotas
+from gateway.tracing import Tracer, failed
 
 MAX_CALLS = 1024  # open at a time, of services that ask for a key
 MAX_PUBLIC_CALLS = 128  # open at a time, of services that ask for none (health, reflection)
@@ -47,9 +50,11 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     `rpc.MessageInterceptor`).
     """
 
-    def __init__(self, service: str, keys: Keys) -> None:
+    def __init__(self, service: str, keys: Keys, quotas: Quotas, tracer: Tracer | None = None) -> None:
         self._keyed = f"/{service}/"
         self._keys = keys
+        self._quotas = quotas
+        self._tracer = tracer
         self._calls = _CallLimit(MAX_CALLS)
         self._public_calls = _ReplaceableCalls(MAX_PUBLIC_CALLS)
 
@@ -62,24 +67,57 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        keyed = handler_call_details.method.startswith(self._keyed)
+        method = handler_call_details.method
         kind, behaviour = rpc.behaviour(handler)
         wrap = _streaming if inspect.isasyncgenfunction(behaviour) else _unary
-        admit = self._admit_keyed if keyed else self._admit_public
+        keyed = method.startswith(self._keyed)
+        admit = partial(self._admit_keyed, method.lstrip("/")) if keyed else self._admit_public
         return handler._replace(**{kind: wrap(behaviour, admit)})
 
-    def _admit_keyed(self, context: Any) -> contextlib.AbstractAsyncContextManager[None]:
-        """Raises Unauthorized or Overloaded."""
-        caller_of(context, self._keys)
-        return self._calls.one()
+    @contextlib.asynccontextmanager
+    async def _admit_keyed(self, method: str, context: Any) -> AsyncIterator[None]:
+        """Raises Unauthorized, RateLimited or Overloaded."""
+        _name(context)
+        with (
+            contextlib.nullcontext()
+            if self._tracer is None
+            else _traced(self._tracer, method, _metadata(context))
+        ):
+            caller = caller_of(context, self._keys)
+            with Metered():
+                if not method.endswith("/Models"):  # which makes no tokens
+                    self._quotas.use(caller.name).enter()
+                async with self._calls.one():
+                    yield
 
     def _admit_public(self, context: Any) -> contextlib.AbstractAsyncContextManager[None]:
+        _name(context)
         return self._public_calls.one()
 
 
 def caller_of(context: Any, keys: Keys) -> Caller:
     """Who calls, by its key. Raises Unauthorized."""
-    return keys.caller(dict(context.invocation_metadata() or ()))
+    return keys.caller(_metadata(context))
+
+
+@contextlib.contextmanager
+def _traced(tracer: Tracer, method: str, metadata: dict[str, Any]) -> Iterator[None]:
+    with tracer.call(method, metadata) as span:
+        span.is_rpc(method)
+        try:
+            yield
+        except EyasError as error:
+            failed(error)
+            raise
+
+
+def _name(context: Any) -> None:
+    """Names the call in logs from here on: each call has a task, and so a context, of its own."""
+    request_id.set(known_as(_metadata(context).get(rpc.REQUEST_ID, "")))
+
+
+def _metadata(context: Any) -> dict[str, Any]:
+    return dict(context.invocation_metadata() or ())
 
 
 class _CallLimit:

@@ -18,6 +18,7 @@ import msgspec
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest
+from eyas.common.logging import request_id, traceparent
 from eyas.common.tls import door_credentials
 from eyas.common.types import GenerationRequest
 from gateway import grpc_door, grpc_messages
@@ -30,6 +31,7 @@ from gateway.keys import Keys
 from gateway.message_reader import MessageReader
 from gateway.metrics import GatewayMetrics
 from gateway.parsers.message import Reading
+from gateway.quotas import Quotas, headers, pay
 from gateway.text import TextRules, TextStream
 from gateway.timings import timings_object
 from gateway.tokenizer import Tokenizer
@@ -110,7 +112,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def Models(self, request: eyas_pb2.ModelsRequest, context: Context) -> eyas_pb2.ModelsResponse:
         """The served model. Raises Unavailable while no worker serves it."""
         model = await self._served()
-        await _mark(model, context)
+        await _begin(model, context)
         info = eyas_pb2.ModelInfo(id=model.id, context_length=model.context_length)
         return eyas_pb2.ModelsResponse(models=[info])
 
@@ -133,8 +135,10 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             generation = await owned.enter_async_context(
                 contextlib.aclosing(await self._start(request, asked))
             )
-            await _mark(model, asked.context)
+            await _begin(model, asked.context)
             text = TextStream(generation, request, self._tokenizer, asked.rules)
+            pay(text.usage.prompt_tokens)
+            owned.callback(lambda: pay(text.usage.completion_tokens))
             owned.callback(lambda: meter.ended(text.usage, [text.trace]))
             yield response(started=grpc_messages.started_to_pb(model, request))
             prompt_sent = request.params.prompt_logprobs is None
@@ -176,13 +180,22 @@ class GrpcFront:
     """The gateway's gRPC server, with reflection, and health: SERVING means that a request would succeed."""
 
     def __init__(
-        self, config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
+        self,
+        config: GatewayConfig,
+        backend: GenerationBackend,
+        tokenizer: Tokenizer,
+        metrics: GatewayMetrics,
+        quotas: Quotas | None = None,
     ) -> None:
-        """Raises ConfigError if the port is taken, or for a bad certificate or key file."""
+        """`quotas`:
+
+        None: no limits. Raises ConfigError if the port is taken, or for a bad certificate or key file.
+        """
         self._backend = backend
         servicer = EyasServicer(config, backend, tokenizer, metrics)
         self._server = rpc.server(
-            grpc_door.AdmissionInterceptor(SERVICE, servicer.keys), grpc_door.limits(config)
+            grpc_door.AdmissionInterceptor(SERVICE, servicer.keys, quotas or Quotas(), metrics.tracer),
+            grpc_door.limits(config),
         )
         eyas_pb2_grpc.add_EyasServicer_to_server(servicer, self._server)
         self._health = rpc.HealthService(self._server, [SERVICE])
@@ -209,7 +222,14 @@ class GrpcFront:
             await self._health.set(not self._backend.health().problem)
 
 
-async def _mark(model: ServedModel, context: Context) -> None:
-    """Says in the initial metadata if answers mean nothing."""
+async def _begin(model: ServedModel, context: Context) -> None:
+    """Sends the initial metadata:
+
+    the call's id and trace, its key's limits, and whether answers mean nothing.
+    """
+    metadata = [(rpc.REQUEST_ID, request_id.get()), *headers().items()]
+    if traceparent.get():
+        metadata.append((rpc.TRACEPARENT, traceparent.get()))
     if model.synthetic:
-        await context.send_initial_metadata(((rpc.SYNTHETIC, "1"),))
+        metadata.append((rpc.SYNTHETIC, "1"))
+    await context.send_initial_metadata(metadata)

@@ -13,6 +13,7 @@ import msgspec
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import Grammar
+from eyas.common.priority import MOST_PRIORITY
 from eyas.common.types import DraftLimits, Finish, GenerationRequest, PromptLogprobs, TokenLogprob
 from gateway.admission import GenerationOptions, ServedModel
 from gateway.schema import MAX_BAD_WORDS, MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
@@ -67,7 +68,7 @@ def generation_options(
 ) -> GenerationOptions:
     """The options for `admit`, which checks the sampling parameters; `bad_words` are in ids.
 
-    Raises InvalidRequest for `n`, `truncate_prompt_tokens`, `draft_limits` and `grammar`.
+    Raises InvalidRequest for `n`, `truncate_prompt_tokens`, `draft_limits`, `priority` and `grammar`.
     """
     given = {name: getattr(options, name) for name in _SAMPLING if options.HasField(name)}
     params = model.params(
@@ -93,7 +94,16 @@ def generation_options(
         speculative=_given(options, "speculative", True),
         draft_limits=_draft_limits(options.draft_limits),
         truncate_prompt=kept,
+        priority=_priority(options.priority),
     )
+
+
+def _priority(asked: int) -> int:
+    if abs(asked) > MOST_PRIORITY:
+        raise InvalidRequest(
+            f"priority must be between -{MOST_PRIORITY} and {MOST_PRIORITY}", param="priority"
+        )
+    return asked
 
 
 def _grammar(asked: eyas_pb2.Grammar) -> Grammar:

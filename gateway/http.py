@@ -37,6 +37,7 @@ from gateway.openai_reply import ChatFormat, Format, TextFormat
 from gateway.openai_request import ApiCall, named, text_call
 from gateway.openapi import EVENTS, JSON, Answerer, Endpoint, described
 from gateway.pages import Pages, json_response
+from gateway.quotas import Quotas, pay
 from gateway.responses_fields import ResponsesBody
 from gateway.responses_reply import ResponsesFormat
 from gateway.responses_request import FIELDS, as_chat
@@ -45,7 +46,9 @@ from gateway.sglang_reply import SglangFormat
 from gateway.sglang_request import GenerateBody, generate_call
 from gateway.text import TextDelta
 from gateway.tokenizer import Tokenizer
+from gateway.tracing import failed
 from gateway.wire import (
+    EXPOSED,
     Cors,
     Reply,
     RequestMiddleware,
@@ -60,12 +63,19 @@ _log = logging.getLogger("eyas.gateway")
 
 
 def create_app(
-    config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
+    config: GatewayConfig,
+    backend: GenerationBackend,
+    tokenizer: Tokenizer,
+    metrics: GatewayMetrics,
+    quotas: Quotas | None = None,
 ) -> Starlette:
-    """The ASGI application. `backend` stays its owner's, who starts and stops it."""
+    """The ASGI application.
+
+    `backend` stays its owner's, who starts and stops it. `quotas`: None: no limits.
+    """
     metrics.serving.set_function(lambda: float(not backend.health().problem))
     metrics.synthetic.set_function(lambda: float(is_synthetic(link.info for link in backend.links())))
-    front = HttpFront(config, backend, tokenizer, metrics)
+    front = HttpFront(config, backend, tokenizer, metrics, quotas or Quotas())
     endpoints = described([*front.endpoints(), *Pages(config, backend, metrics).endpoints()])
     app = Starlette(routes=[front.route(endpoint) for endpoint in endpoints])
     app.add_middleware(RequestMiddleware, metrics=metrics)
@@ -75,7 +85,7 @@ def create_app(
             allow_origins=config.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-eyas-ignored", "retry-after"],
+            expose_headers=EXPOSED,
         )
     app.add_exception_handler(EyasError, on_eyas_error)
     app.add_exception_handler(HTTPException, on_http_exception)
@@ -86,9 +96,15 @@ class HttpFront:
     """The endpoints that take text. Each turns a request into a response; `wire` maps what they raise."""
 
     def __init__(
-        self, config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
+        self,
+        config: GatewayConfig,
+        backend: GenerationBackend,
+        tokenizer: Tokenizer,
+        metrics: GatewayMetrics,
+        quotas: Quotas,
     ) -> None:
         self._config = config
+        self._quotas = quotas
         self._keys = Keys(config)
         self._backend = backend
         self._tokenizer = tokenizer
@@ -112,14 +128,19 @@ class HttpFront:
 
     def route(self, endpoint: Endpoint) -> Route:
         """Starlette's route for any endpoint, behind the key if the endpoint asks for one."""
-        answer = self._keyed(endpoint.answer) if endpoint.keyed else endpoint.answer
+        answer = self._keyed(endpoint.answer, endpoint.generates) if endpoint.keyed else endpoint.answer
         return Route(endpoint.path, answer, methods=[endpoint.method])
 
-    def _keyed(self, endpoint: Answerer) -> Answerer:
-        """Checks the key and notes the caller. Raises Unauthorized before the body is read."""
+    def _keyed(self, endpoint: Answerer, generates: bool) -> Answerer:
+        """Checks the key and notes the caller, and the limits of one that `generates`.
+
+        Raises Unauthorized or RateLimited before the body is read.
+        """
 
         async def authorized(request: Request) -> Response:
-            request.state.caller = self._keys.reader(request.headers, request.method)
+            caller = request.state.caller = self._keys.reader(request.headers, request.method)
+            if generates:
+                self._quotas.use(caller.name).enter()
             return await endpoint(request)
 
         return authorized
@@ -170,6 +191,8 @@ class HttpFront:
             async with contextlib.AsyncExitStack() as owned:
                 async with _until(deadline):
                     answer = await owned.enter_async_context(admitted(self._backend, self._tokenizer, call))
+                pay(answer.usage.prompt_tokens)
+                owned.callback(lambda: pay(answer.usage.completion_tokens))
                 owned.callback(lambda: meter.ended(answer.usage, answer.traces))
                 owned.callback(lambda: _log_end(call, answer))
                 format = make_format(answer)
@@ -240,6 +263,7 @@ async def _stream(
                 await reply.write(part)
         last = format.closing()
     except EyasError as error:
+        failed(error)
         last = format.failure(error)
     except Exception:
         _log.exception("a stream failed")

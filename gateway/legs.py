@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Protocol
 
 import msgspec
 
 from eyas.common.clients import PrefillEvent, Reply
 from eyas.common.errors import EyasError, Unavailable
-from eyas.common.replies import Admitted, PrefillDone, PrefillStarted
-from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle
+from eyas.common.replies import Admitted, Failed, PrefillDone, PrefillStarted
+from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle, Role, Timings
 from gateway.cluster import Cluster
 from gateway.ledger import Stake, UnderWay
 from gateway.sessions import Listener
@@ -60,6 +61,7 @@ class DecodeLeg(Listener):
         self.admitted = False
         self.waits = False
         self._id = ""
+        self._sent = 0.0
         self._spoke = False  # so the prompt is computed
         self._stake: Stake | None = None
         self._cluster = cluster
@@ -70,6 +72,7 @@ class DecodeLeg(Listener):
         """Queues the request on the worker; `attach`: it shall wait for pages, else it computes the `missing`
         tokens of the prompt. Raises Unavailable if the worker is not connected.
         """
+        self._sent = time.monotonic()
         self._session.submit(request, attach, self)
         count, prompt = len(request.choices), len(request.prompt_ids)
         queued = 0 if attach else missing
@@ -82,6 +85,10 @@ class DecodeLeg(Listener):
         """Tells the worker where the pages are; without handles it computes the prompt itself."""
         self.waits = False
         self._session.attach(self._id, attempt, handles, first_tokens)
+
+    def named(self, timings: Timings) -> Timings:
+        """The worker's timings with what it does not know of itself."""
+        return msgspec.structs.replace(timings, worker=self.worker, role=Role.DECODE, sent=self._sent)
 
     def cancel(self, choice: int) -> None:
         """Ends one choice on the worker."""
@@ -102,11 +109,14 @@ class DecodeLeg(Listener):
         if not self._spoke and self._stake is not None:
             self._stake.computed()
             self._spoke = True
+            self._cluster.did(self.worker)
         self._owner.on_entry(self, entry)
 
     def on_reply(self, reply: Reply) -> None:
         if isinstance(reply, Admitted):
             self.admitted = True
+        elif isinstance(reply, Failed):
+            self._cluster.did(self.worker, reply.failure.error())
         self._owner.on_event(self, reply)
 
     def on_draining(self) -> None:
@@ -123,6 +133,7 @@ class PrefillLeg:
         self.worker = worker
         self.admitted = False
         self.handles: tuple[KvHandle, ...] | None = None
+        self._sent = 0.0
         self._cluster = cluster
         self._owner = owner
         self._task: asyncio.Task[None] | None = None
@@ -131,9 +142,14 @@ class PrefillLeg:
         """Starts the call. `offer_draft`: the worker shall offer draft KV too. `missing`: tokens that it has
         to compute.
         """
+        self._sent = time.monotonic()
         stake = self._cluster.occupy(self.worker, UnderWay(prompts=1, queued=missing))
         self._task = asyncio.create_task(self._follow(request, attempt, offer_draft, stake))
         self._task.add_done_callback(lambda _: stake.close())
+
+    def named(self, timings: Timings) -> Timings:
+        """The worker's timings with what it does not know of itself."""
+        return msgspec.structs.replace(timings, worker=self.worker, role=Role.PREFILL, sent=self._sent)
 
     def close(self) -> None:
         """Ends the call if it still runs. Idempotent."""
@@ -146,6 +162,7 @@ class PrefillLeg:
         """Reports the call's events and its end. It reads the whole stream: leaving early would cancel it."""
         client = self._cluster.prefill_client(self.worker)
         error: EyasError = Unavailable(f"worker {self.worker} ended the prefill")
+        done = False
         try:
             async for event in client.prefill(request, attempt, offer_draft):
                 match event:
@@ -155,10 +172,14 @@ class PrefillLeg:
                         self.admitted, self.handles = True, handles
                     case PrefillDone():
                         stake.computed()
+                        self._cluster.did(self.worker)
+                        done = True
                 self._owner.on_event(self, event)
         except EyasError as caught:
             error = caught
         except Exception:
             _log.exception("the prefill of request %s failed", request.id)
             error = EyasError("internal error")
+        if not done:
+            self._cluster.did(self.worker, error)
         self._owner.on_event(self, Ended(error))

@@ -1,4 +1,4 @@
-"""What a gateway's fronts count, for Prometheus.
+"""What a gateway's fronts count, for Prometheus, and tell their tracer.
 
 It knows clocks, deltas and metric names (`docs/metrics.md` lists them). It refuses to know how anything is
 served. The registry stays its creator's.
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from eyas.common.metrics import PlainHistogram
 from gateway.siblings import Siblings
 from gateway.text import RequestTrace, TextDelta, UsageCounts
+from gateway.tracing import Tracer, current
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
@@ -65,6 +66,8 @@ class GatewayMetrics:
 
     A context manager around the time in which its `siblings`, if it has any, may ask for them.
     """
+
+    tracer: Tracer | None = None  # takes the spans of calls; its owner sets it
 
     def __init__(self, registry: CollectorRegistry, siblings: Siblings | None = None) -> None:
         self.registry = registry
@@ -191,6 +194,8 @@ class Meter:
             self._metrics.acceptance.observe(usage.acceptance_length)
         for trace in traces:
             self._stages(trace)
+        if (span := current.get()) is not None:
+            span.answered(usage, traces)
 
     def _stages(self, trace: RequestTrace) -> None:
         stage = self._metrics.stage

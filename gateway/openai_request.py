@@ -190,6 +190,8 @@ async def generation_options(
         max_tokens,
         seed=body.seed,
         n=body.n,
+        priority=body.priority,
+        session=body.prompt_cache_key,
         **drafting(body.speculative),
         truncate_prompt=body.truncate_prompt_tokens,
     )

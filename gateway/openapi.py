@@ -38,6 +38,11 @@ class Endpoint:
     keyed: bool = True
     gives: tuple[str, ...] = (JSON,)
 
+    @property
+    def generates(self) -> bool:
+        """Whether it makes tokens, which it can tell as they come."""
+        return EVENTS in self.gives
+
 
 def described(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
     """These endpoints and two more: the document that describes all of them, and the page that shows it."""

@@ -1,29 +1,64 @@
-"""How often a request may try again: it knows counts, and which errors pass by themselves."""
+"""How often requests may try again: counts, and which errors pass by themselves.
+
+A request may try a few times in a row. All requests of a process that no worker has admitted yet have a
+budget together, so that a cluster in trouble is not asked several times as much.
+"""
 
 from __future__ import annotations
 
 from eyas.common.errors import Cancelled, EyasError, Overloaded, Unavailable
 
 MAX_RETRIES = 4  # in a row, with no token delivered between them
+SHARE = 0.2  # retries per request
+LEAST_PER_S = 10.0  # retries that are allowed however few requests there are
+MOST_SAVED = 100.0  # retries
+
+
+class RetryBudget:
+    """The tries of all requests. Times are seconds of one clock."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self._left = MOST_SAVED
+        self._at = now
+
+    def asked(self, now: float) -> None:
+        """A request begins."""
+        self._left = min(self._filled(now) + SHARE, MOST_SAVED)
+        self._at = now
+
+    def take(self, now: float) -> bool:
+        """Whether one more try is within the budget, which then has one less."""
+        self._left, self._at = self._filled(now), now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+    def _filled(self, now: float) -> float:
+        return min(self._left + LEAST_PER_S * max(now - self._at, 0.0), MOST_SAVED)
 
 
 class Retries:
-    """The tries of one request."""
+    """The tries of one request, which begins `now`."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: RetryBudget, now: float) -> None:
+        self._budget = budget
         self._left = MAX_RETRIES
         self._tokens = 0
+        budget.asked(now)
 
-    def spend(self, error: EyasError, tokens: int, *, admitted: bool) -> None:
+    def spend(self, error: EyasError, tokens: int, now: float, *, admitted: bool) -> None:
         """Raises `error` if trying again cannot help, or if too many tries in a row brought no token.
 
         `tokens`: delivered so far. Once `admitted`, a request is never refused for load: it tries again until
-        its deadline.
+        its deadline, and spends nothing of the common budget.
         """
         if isinstance(error, Overloaded) and admitted:
             return
         if tokens > self._tokens:
             self._tokens, self._left = tokens, MAX_RETRIES
         if not isinstance(error, Unavailable | Cancelled) or self._left == 0:
+            raise error
+        if not admitted and not self._budget.take(now):
             raise error
         self._left -= 1

@@ -1,11 +1,13 @@
 """Which worker gets a request: pure functions of a snapshot.
 
 It knows roles, cached prefixes and load; it refuses to know streams, clocks and the network, so that every
-decision can be tested as a value. A conversation stays on its worker because its prefix is cached there.
+decision can be tested as a value. A conversation stays on its worker because its prefix is cached there, and
+one that names itself has a home where its prefix is not, or no longer, cached anywhere.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +27,8 @@ class Candidate:
     last report: one per choice that it decodes, one per prompt that it only computes. `connected`: its
     Session is open (decode needs one, prefill does not). `cached`: how many ids at the start of the prompt
     its cache should hold. `under_way`: all that `in_flight` sums up; `reported`: as it was at the worker's
-    last report.
+    last report. `affinity`: 0 to 1, the greatest at the home of the request's conversation. `broken`: it
+    fails what it is sent.
     """
 
     info: WorkerInfo
@@ -34,6 +37,14 @@ class Candidate:
     cached: int = 0
     under_way: UnderWay = UnderWay()
     reported: UnderWay = UnderWay()
+    affinity: float = 0.0
+    broken: bool = False
+
+    @property
+    def ahead(self) -> int:
+        """Prompt tokens to compute there before this prompt's own are done, less those that it holds."""
+        others = self.info.backlog.queued - self.reported.queued
+        return self.under_way.queued + max(others, 0) - self.cached
 
     @property
     def sequences(self) -> int:
@@ -99,10 +110,25 @@ def wants_draft(workers: Sequence[Candidate]) -> bool:
 
 
 def _best(workers: Sequence[Candidate], avoid: Collection[str]) -> Candidate | None:
-    """The worker with the longest cached prefix, then the least load; crowded ones come last.
+    """The worker that has the prompt first: what is cached counts against what is queued. Then the home of
+    the conversation, then the least load. Crowded ones come last.
 
-    Workers to `avoid` (they just failed this request) are taken only if there is no other.
+    Workers to `avoid` (they just failed this request) are taken only if there is no other, and broken ones
+    only before those.
     """
     usable = [w for w in workers if w.info.worker not in avoid] or workers
+    usable = [w for w in usable if not w.broken] or usable
     crowded = 2 * min((w.sequences for w in usable), default=0) + CROWD
-    return min(usable, key=lambda w: (w.sequences > crowded, -w.cached, w.load), default=None)
+    return min(usable, key=lambda w: (w.sequences > crowded, w.ahead, -w.affinity, w.load), default=None)
+
+
+def affinity(session: str, worker: str) -> float:
+    """How much a worker is a conversation's home, 0 to 1: the same in every gateway, and even.
+
+    Rendezvous hashing (Thaler and Ravishankar, 1998): a worker that comes or goes moves only its own. 0.0 for
+    a conversation without a name.
+    """
+    if not session:
+        return 0.0
+    digest = hashlib.blake2b(f"{session} {worker}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) / 2**64

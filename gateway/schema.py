@@ -23,6 +23,7 @@ from pydantic import (
 
 from eyas.common import types
 from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from eyas.common.priority import MOST_PRIORITY
 from gateway import unsupported
 from gateway.chat_fields import ChatMessage, Content, TextPart, ToolFields
 from gateway.fields import Body, RequestId, is_ids, refuse
@@ -79,6 +80,7 @@ def _no_reserved(variables: dict[str, Any]) -> dict[str, Any]:
 
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 Stops = Annotated[list[str], BeforeValidator(_stop_list, json_schema_input_type=str | list[str])]
 BadWord = Annotated[str, Field(max_length=MAX_STOP_LENGTH, pattern=r"\S")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -223,6 +225,10 @@ class GenerationBody(GuidedFields, SamplingFields):
     """Names the request in the answer's `id`; SGLang's name of it is `rid`."""
     speculative: Speculation = Field(True)  # type: ignore[assignment]  # a bool stays one
     """False turns drafting off for this request; an object says how far its drafts reach at most."""
+    priority: Priority = 0
+    """Lower is earlier among the caller's own, each unit by a second: -100 to 100."""
+    prompt_cache_key: str = Field("", max_length=512)
+    """Names the conversation: its requests prefer one worker, also where its prefix is not cached yet."""
     timings: bool = False
     """The answer also says where its time went."""
     timeout: float | None = Field(None, gt=0)

@@ -13,7 +13,7 @@ from typing import TypeVar
 from eyas.common.errors import Unavailable
 from gateway import router
 from gateway.cluster import Cluster
-from gateway.prefixes import Prefix
+from gateway.holdings import Prefix
 from gateway.router import Candidate
 
 PATIENCE_S = 4.0  # how long a search goes on while no suitable worker serves or is expected

@@ -18,7 +18,7 @@ from gateway import unsupported
 from gateway.admission import GenerationOptions, ServedModel, admit, check_model
 from gateway.fields import Body, RequestId, is_ids, refuse
 from gateway.openai_request import ApiCall, named, sampling_params, text_rules, timeout_s
-from gateway.schema import MAX_CHOICES, MAX_PROMPTS, SamplingFields, Seed, Speculation, drafting
+from gateway.schema import MAX_CHOICES, MAX_PROMPTS, Priority, SamplingFields, Seed, Speculation, drafting
 from gateway.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -118,6 +118,8 @@ class GenerateBody(Body):
     """With `return_logprob`: the prompt's tokens after this place have theirs told too; -1: none of them."""
     speculative: Speculation = Field(True)  # type: ignore[assignment]  # a bool stays one
     """False turns drafting off for this request; an object says how far its drafts reach at most."""
+    priority: Priority = 0
+    """Lower is earlier among the caller's own, each unit by a second: -100 to 100."""
     timings: bool = False
     """The answer also says where its time went."""
     timeout: float | None = Field(None, gt=0)
@@ -200,5 +202,6 @@ def _options(model: ServedModel, body: GenerateBody) -> GenerationOptions:
         default_max_tokens=DEFAULT_MAX_NEW_TOKENS,
         seed=asked.seed if asked.sampling_seed is None else asked.sampling_seed,
         n=asked.n,
+        priority=body.priority,
         **drafting(body.speculative),
     )

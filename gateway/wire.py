@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import re
-import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
 
@@ -29,14 +28,25 @@ from eyas.common.errors import (
     PayloadTooLarge,
     RequestTimeout,
 )
-from eyas.common.logging import request_id
-from gateway.fields import REQUEST_ID
+from eyas.common.logging import known_as, request_id, traceparent
+from gateway import quotas
 from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
 from gateway.parts import PARTS, Parts
+from gateway.tracing import current
 
 BODY_TIMEOUT_S = 30.0
 LAST_SEND_TIMEOUT_S = 10.0
+_RATES = [
+    f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+]
+EXPOSED = (
+    "x-request-id",
+    "x-eyas-ignored",
+    "retry-after",
+    "traceparent",
+    *_RATES,
+)  # headers that pages may read
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -152,7 +162,7 @@ class Cors(CORSMiddleware):
 
 class RequestMiddleware:
     """Middleware around every request: gives the response its X-Request-Id, names ignored fields in a header,
-    and counts it by route and status.
+    counts it by route and status, and traces it.
 
     An exception that no handler knows is a defect: it is logged with its traceback, and the caller gets a
     500.
@@ -166,9 +176,21 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        known_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
-        serving = request_id.set(known_id)
+        headers = Headers(scope=scope)
+        known_id = known_as(headers.get("x-request-id", ""))
+        named = request_id.set(known_id)
+        tracer = self._metrics.tracer
+        try:
+            with quotas.Metered():
+                if tracer is None:
+                    await self._serve(known_id, scope, receive, send)
+                else:
+                    with tracer.call(scope["method"], headers):
+                        await self._serve(known_id, scope, receive, send)
+        finally:
+            request_id.reset(named)
+
+    async def _serve(self, known_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
 
         async def marked(message: Message) -> None:
@@ -182,6 +204,12 @@ class RequestMiddleware:
                 # The route's path, not the request's: callers must not be able to create label values.
                 path = getattr(scope.get("route"), "path", "other")
                 self._metrics.responses.labels(path, message["status"]).inc()
+                if rates := quotas.headers():
+                    headers.update(rates)
+                if (span := current.get()) is not None:
+                    if traceparent.get():
+                        headers["traceparent"] = traceparent.get()
+                    span.responds(scope["method"], path, message["status"])
             await send(message)
 
         try:
@@ -191,8 +219,6 @@ class RequestMiddleware:
             if begun:
                 raise
             await error_response(EyasError("internal error"))(scope, receive, marked)
-        finally:
-            request_id.reset(serving)
 
 
 def _names(names: Iterable[str]) -> str:

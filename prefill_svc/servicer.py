@@ -7,6 +7,7 @@ early cancels its prompt.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ import msgspec
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
 from eyas.common.message import Failure
+from eyas.common.request_log import told
 from eyas.engine.ipc.client import EngineClient, engine_id
 from eyas.engine.ipc.messages import (
     Admitted,
@@ -32,6 +34,8 @@ from protos import prefill_pb2, prefill_pb2_grpc
 
 SERVICE = "eyas.internal.v1.PrefillService"
 MAX_BUFFERED = 8  # events; a prompt has three
+
+_log = logging.getLogger("eyas.prefill")
 
 Context: TypeAlias = grpc.aio.ServicerContext[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse]
 
@@ -51,6 +55,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         """Admitted, started, done. Raises what the engine refused or failed with; DeadlineExceeded."""
         generation = convert.request_from_pb(request.request, self._engine.context_length)
+        told(_log, generation, request.attempt)
         deadline = asyncio.get_running_loop().time() + generation.timeout_s
         buffer: StreamBuffer[Event] = StreamBuffer(MAX_BUFFERED, deadline)
         number = self._engine.open(buffer.put)

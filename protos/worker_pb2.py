@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\x10\x65yas.internal.v1\x1a\x13protos/common.proto\"\"\n\x0bInfoRequest\x12\x13\n\x0bknown_epoch\x18\x01 \x01(\x04\"\xa7\x03\n\x0cInfoResponse\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12%\n\x05roles\x18\x02 \x03(\x0e\x32\x16.eyas.internal.v1.Role\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12\x19\n\x11\x64raft_fingerprint\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\x05\x12\x12\n\nvocab_size\x18\x08 \x01(\x05\x12\x13\n\x0bpages_total\x18\t \x01(\x05\x12\x12\n\npages_used\x18\n \x01(\x05\x12\x0f\n\x07running\x18\x0b \x01(\x05\x12\x0f\n\x07waiting\x18\x0c \x01(\x05\x12\x0f\n\x07serving\x18\r \x01(\x08\x12\x11\n\tsynthetic\x18\x0e \x01(\x08\x12\x10\n\x08starting\x18\x14 \x01(\x08\x12\r\n\x05stays\x18\x17 \x01(\x08\x12*\n\x07\x62\x61\x63klog\x18\x15 \x01(\x0b\x32\x19.eyas.internal.v1.Backlog\x12*\n\x05rates\x18\x16 \x01(\x0b\x32\x1b.eyas.internal.v1.StepRates\"\xa7\x01\n\x07\x42\x61\x63klog\x12\x10\n\x08\x64\x65\x63oding\x18\x01 \x01(\x05\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\x03\x12\x0e\n\x06queued\x18\x03 \x01(\x03\x12\x14\n\x0cprompt_share\x18\x04 \x01(\x01\x12\x14\n\x0cprefill_room\x18\x05 \x01(\x05\x12\x13\n\x0b\x64\x65\x63ode_room\x18\x06 \x01(\x05\x12(\n\x04pace\x18\x07 \x01(\x0b\x32\x1a.eyas.internal.v1.StepPace\"9\n\x08StepPace\x12\x0e\n\x06\x64\x65\x63ode\x18\x01 \x01(\x01\x12\x0e\n\x06prompt\x18\x02 \x01(\x01\x12\r\n\x05mixed\x18\x03 \x01(\x01\"\xcb\x01\n\tStepRates\x12-\n\x07rows_ms\x18\x01 \x03(\x0b\x32\x1c.eyas.internal.v1.CurvePoint\x12\x30\n\ncontext_ms\x18\x02 \x03(\x0b\x32\x1c.eyas.internal.v1.CurvePoint\x12\x10\n\x08pairs_ms\x18\x03 \x01(\x01\x12\x10\n\x08mixed_ms\x18\x04 \x01(\x01\x12\r\n\x05grain\x18\x05 \x01(\x05\x12\x14\n\x0c\x63hunk_tokens\x18\x06 \x01(\x05\x12\x14\n\x0cmixed_tokens\x18\x07 \x01(\x05\"\"\n\nCurvePoint\x12\t\n\x01x\x18\x01 \x01(\x01\x12\t\n\x01y\x18\x02 \x01(\x01\"\"\n\x11ProbeLinksRequest\x12\r\n\x05owner\x18\x01 \x01(\t\";\n\x12ProbeLinksResponse\x12%\n\x05links\x18\x01 \x03(\x0b\x32\x16.eyas.internal.v1.Link\"\xb3\x01\n\x04Link\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x31\n\x0bpassed_over\x18\x03 \x03(\x0b\x32\x1c.eyas.internal.v1.PassedOver\x12\x11\n\tlatency_s\x18\x04 \x01(\x01\x12\x13\n\x0b\x62ytes_per_s\x18\x05 \x01(\x01\x12\r\n\x05pulls\x18\x06 \x01(\x04\x12\x14\n\x0cpulled_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07problem\x18\x08 \x01(\t\"*\n\nPassedOver\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xaf\x01\n\rWorkerService\x12\x45\n\x04Info\x12\x1d.eyas.internal.v1.InfoRequest\x1a\x1e.eyas.internal.v1.InfoResponse\x12W\n\nProbeLinks\x12#.eyas.internal.v1.ProbeLinksRequest\x1a$.eyas.internal.v1.ProbeLinksResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\x10\x65yas.internal.v1\x1a\x13protos/common.proto\"\"\n\x0bInfoRequest\x12\x13\n\x0bknown_epoch\x18\x01 \x01(\x04\"\x0f\n\rCachedRequest\"t\n\x0e\x43\x61\x63hedResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x11\n\tlookahead\x18\x03 \x01(\x05\x12\r\n\x05whole\x18\x04 \x01(\x08\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x05 \x01(\x0c\x12\x0f\n\x07\x64ropped\x18\x06 \x01(\x0c\"\xa7\x03\n\x0cInfoResponse\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12%\n\x05roles\x18\x02 \x03(\x0e\x32\x16.eyas.internal.v1.Role\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12\x19\n\x11\x64raft_fingerprint\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\x05\x12\x12\n\nvocab_size\x18\x08 \x01(\x05\x12\x13\n\x0bpages_total\x18\t \x01(\x05\x12\x12\n\npages_used\x18\n \x01(\x05\x12\x0f\n\x07running\x18\x0b \x01(\x05\x12\x0f\n\x07waiting\x18\x0c \x01(\x05\x12\x0f\n\x07serving\x18\r \x01(\x08\x12\x11\n\tsynthetic\x18\x0e \x01(\x08\x12\x10\n\x08starting\x18\x14 \x01(\x08\x12\r\n\x05stays\x18\x17 \x01(\x08\x12*\n\x07\x62\x61\x63klog\x18\x15 \x01(\x0b\x32\x19.eyas.internal.v1.Backlog\x12*\n\x05rates\x18\x16 \x01(\x0b\x32\x1b.eyas.internal.v1.StepRates\"\xa7\x01\n\x07\x42\x61\x63klog\x12\x10\n\x08\x64\x65\x63oding\x18\x01 \x01(\x05\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\x03\x12\x0e\n\x06queued\x18\x03 \x01(\x03\x12\x14\n\x0cprompt_share\x18\x04 \x01(\x01\x12\x14\n\x0cprefill_room\x18\x05 \x01(\x05\x12\x13\n\x0b\x64\x65\x63ode_room\x18\x06 \x01(\x05\x12(\n\x04pace\x18\x07 \x01(\x0b\x32\x1a.eyas.internal.v1.StepPace\"9\n\x08StepPace\x12\x0e\n\x06\x64\x65\x63ode\x18\x01 \x01(\x01\x12\x0e\n\x06prompt\x18\x02 \x01(\x01\x12\r\n\x05mixed\x18\x03 \x01(\x01\"\xcb\x01\n\tStepRates\x12-\n\x07rows_ms\x18\x01 \x03(\x0b\x32\x1c.eyas.internal.v1.CurvePoint\x12\x30\n\ncontext_ms\x18\x02 \x03(\x0b\x32\x1c.eyas.internal.v1.CurvePoint\x12\x10\n\x08pairs_ms\x18\x03 \x01(\x01\x12\x10\n\x08mixed_ms\x18\x04 \x01(\x01\x12\r\n\x05grain\x18\x05 \x01(\x05\x12\x14\n\x0c\x63hunk_tokens\x18\x06 \x01(\x05\x12\x14\n\x0cmixed_tokens\x18\x07 \x01(\x05\"\"\n\nCurvePoint\x12\t\n\x01x\x18\x01 \x01(\x01\x12\t\n\x01y\x18\x02 \x01(\x01\"\"\n\x11ProbeLinksRequest\x12\r\n\x05owner\x18\x01 \x01(\t\";\n\x12ProbeLinksResponse\x12%\n\x05links\x18\x01 \x03(\x0b\x32\x16.eyas.internal.v1.Link\"\xb3\x01\n\x04Link\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x31\n\x0bpassed_over\x18\x03 \x03(\x0b\x32\x1c.eyas.internal.v1.PassedOver\x12\x11\n\tlatency_s\x18\x04 \x01(\x01\x12\x13\n\x0b\x62ytes_per_s\x18\x05 \x01(\x01\x12\r\n\x05pulls\x18\x06 \x01(\x04\x12\x14\n\x0cpulled_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07problem\x18\x08 \x01(\t\"*\n\nPassedOver\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xfe\x01\n\rWorkerService\x12\x45\n\x04Info\x12\x1d.eyas.internal.v1.InfoRequest\x1a\x1e.eyas.internal.v1.InfoResponse\x12M\n\x06\x43\x61\x63hed\x12\x1f.eyas.internal.v1.CachedRequest\x1a .eyas.internal.v1.CachedResponse0\x01\x12W\n\nProbeLinks\x12#.eyas.internal.v1.ProbeLinksRequest\x1a$.eyas.internal.v1.ProbeLinksResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,24 +34,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_INFOREQUEST']._serialized_start=62
   _globals['_INFOREQUEST']._serialized_end=96
-  _globals['_INFORESPONSE']._serialized_start=99
-  _globals['_INFORESPONSE']._serialized_end=522
-  _globals['_BACKLOG']._serialized_start=525
-  _globals['_BACKLOG']._serialized_end=692
-  _globals['_STEPPACE']._serialized_start=694
-  _globals['_STEPPACE']._serialized_end=751
-  _globals['_STEPRATES']._serialized_start=754
-  _globals['_STEPRATES']._serialized_end=957
-  _globals['_CURVEPOINT']._serialized_start=959
-  _globals['_CURVEPOINT']._serialized_end=993
-  _globals['_PROBELINKSREQUEST']._serialized_start=995
-  _globals['_PROBELINKSREQUEST']._serialized_end=1029
-  _globals['_PROBELINKSRESPONSE']._serialized_start=1031
-  _globals['_PROBELINKSRESPONSE']._serialized_end=1090
-  _globals['_LINK']._serialized_start=1093
-  _globals['_LINK']._serialized_end=1272
-  _globals['_PASSEDOVER']._serialized_start=1274
-  _globals['_PASSEDOVER']._serialized_end=1316
-  _globals['_WORKERSERVICE']._serialized_start=1319
-  _globals['_WORKERSERVICE']._serialized_end=1494
+  _globals['_CACHEDREQUEST']._serialized_start=98
+  _globals['_CACHEDREQUEST']._serialized_end=113
+  _globals['_CACHEDRESPONSE']._serialized_start=115
+  _globals['_CACHEDRESPONSE']._serialized_end=231
+  _globals['_INFORESPONSE']._serialized_start=234
+  _globals['_INFORESPONSE']._serialized_end=657
+  _globals['_BACKLOG']._serialized_start=660
+  _globals['_BACKLOG']._serialized_end=827
+  _globals['_STEPPACE']._serialized_start=829
+  _globals['_STEPPACE']._serialized_end=886
+  _globals['_STEPRATES']._serialized_start=889
+  _globals['_STEPRATES']._serialized_end=1092
+  _globals['_CURVEPOINT']._serialized_start=1094
+  _globals['_CURVEPOINT']._serialized_end=1128
+  _globals['_PROBELINKSREQUEST']._serialized_start=1130
+  _globals['_PROBELINKSREQUEST']._serialized_end=1164
+  _globals['_PROBELINKSRESPONSE']._serialized_start=1166
+  _globals['_PROBELINKSRESPONSE']._serialized_end=1225
+  _globals['_LINK']._serialized_start=1228
+  _globals['_LINK']._serialized_end=1407
+  _globals['_PASSEDOVER']._serialized_start=1409
+  _globals['_PASSEDOVER']._serialized_end=1451
+  _globals['_WORKERSERVICE']._serialized_start=1454
+  _globals['_WORKERSERVICE']._serialized_end=1708
 # @@protoc_insertion_point(module_scope)

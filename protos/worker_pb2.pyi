@@ -13,6 +13,26 @@ class InfoRequest(_message.Message):
     known_epoch: int
     def __init__(self, known_epoch: _Optional[int] = ...) -> None: ...
 
+class CachedRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CachedResponse(_message.Message):
+    __slots__ = ("epoch", "page_size", "lookahead", "whole", "added", "dropped")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    page_size: int
+    lookahead: int
+    whole: bool
+    added: bytes
+    dropped: bytes
+    def __init__(self, epoch: _Optional[int] = ..., page_size: _Optional[int] = ..., lookahead: _Optional[int] = ..., whole: _Optional[bool] = ..., added: _Optional[bytes] = ..., dropped: _Optional[bytes] = ...) -> None: ...
+
 class InfoResponse(_message.Message):
     __slots__ = ("worker", "roles", "epoch", "model", "fingerprint", "draft_fingerprint", "context_length", "vocab_size", "pages_total", "pages_used", "running", "waiting", "serving", "synthetic", "starting", "stays", "backlog", "rates")
     WORKER_FIELD_NUMBER: _ClassVar[int]

@@ -40,6 +40,11 @@ class WorkerServiceStub:
                 request_serializer=protos_dot_worker__pb2.InfoRequest.SerializeToString,
                 response_deserializer=protos_dot_worker__pb2.InfoResponse.FromString,
                 _registered_method=True)
+        self.Cached = channel.unary_stream(
+                '/eyas.internal.v1.WorkerService/Cached',
+                request_serializer=protos_dot_worker__pb2.CachedRequest.SerializeToString,
+                response_deserializer=protos_dot_worker__pb2.CachedResponse.FromString,
+                _registered_method=True)
         self.ProbeLinks = channel.unary_unary(
                 '/eyas.internal.v1.WorkerService/ProbeLinks',
                 request_serializer=protos_dot_worker__pb2.ProbeLinksRequest.SerializeToString,
@@ -53,6 +58,14 @@ class WorkerServiceServicer:
 
     def Info(self, request, context):
         """The worker as it is now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cached(self, request, context):
+        """Which pages its prefix cache holds: all at first, then what changes, a few times per second. Nothing is said
+        before the cache has held a page. An asker that reads slowly gets all of them again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,6 +86,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Info,
                     request_deserializer=protos_dot_worker__pb2.InfoRequest.FromString,
                     response_serializer=protos_dot_worker__pb2.InfoResponse.SerializeToString,
+            ),
+            'Cached': grpc.unary_stream_rpc_method_handler(
+                    servicer.Cached,
+                    request_deserializer=protos_dot_worker__pb2.CachedRequest.FromString,
+                    response_serializer=protos_dot_worker__pb2.CachedResponse.SerializeToString,
             ),
             'ProbeLinks': grpc.unary_unary_rpc_method_handler(
                     servicer.ProbeLinks,
@@ -108,6 +126,33 @@ class WorkerService:
             '/eyas.internal.v1.WorkerService/Info',
             protos_dot_worker__pb2.InfoRequest.SerializeToString,
             protos_dot_worker__pb2.InfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cached(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/eyas.internal.v1.WorkerService/Cached',
+            protos_dot_worker__pb2.CachedRequest.SerializeToString,
+            protos_dot_worker__pb2.CachedResponse.FromString,
             options,
             channel_credentials,
             insecure,

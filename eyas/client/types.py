@@ -70,6 +70,7 @@ class Options(TypedDict, total=False):
     prompt_logprobs: int  # as `logprobs`, of the prompt's tokens
     prompt_logprobs_start: int  # only of those after this position
     bad_words: Sequence[str]  # texts that no answer may hold
+    priority: int  # lower is earlier among the key's own requests: -100 to 100
     truncate_prompt_tokens: int  # keeps this many of the prompt's last tokens; -1: what leaves room
     skip_special_tokens: bool  # False shows them in the text
     prediction: str  # what the answer is expected to be: it comes sooner if that is right, and is the same

@@ -7,13 +7,15 @@ request: no retries, no routing, no state beyond the open call.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import grpc
 import msgspec
 
 from eyas.common import convert, rpc
+from eyas.common.cached_pages import CacheNews
 from eyas.common.convert_step import step_from_pb
+from eyas.common.errors import Unavailable
 from eyas.common.links import Link, link_from_pb
 from eyas.common.message import Failure
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, Step
@@ -189,6 +191,18 @@ class InfoClient:
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
         return convert.info_from_pb(reply)
+
+    async def cached(self) -> AsyncGenerator[CacheNews, None]:
+        """What the worker's prefix cache holds, and what changes. Ends only by raising EyasError."""
+        call = self._stub.Cached(worker_pb2.CachedRequest())
+        try:
+            async for message in call:
+                yield convert.news_from_pb(message)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        finally:
+            call.cancel()
+        raise Unavailable("the worker says no more of its cache")
 
     async def probe_links(self, owner: str, timeout_s: float) -> list[Link]:
         """How pages of the worker at `owner` come to this one, by its ranks; measured now.

@@ -1,8 +1,8 @@
 """Configuration: frozen dataclasses, one per kind of process, with every "auto" resolved before freezing.
 
-The command line takes its defaults from here. The environment is read for API keys alone
-(`eyas.common.api_keys`). An unknown key is an error, because dataclasses refuse it. The defaults of
-`EngineConfig` are those of a CPU; `resolve_engine` knows those of a GPU.
+The command line takes its defaults from here. The environment is read for API keys (`eyas.common.api_keys`)
+and by OpenTelemetry's SDK (`gateway.tracing`). An unknown key is an error, because dataclasses refuse it. The
+defaults of `EngineConfig` are those of a CPU; `resolve_engine` knows those of a GPU.
 """
 
 from __future__ import annotations
@@ -290,6 +290,7 @@ class GatewayConfig:
     api_key_file: str | None = None  # the hashes of the valid keys; then `api_keys` is empty
     door: DoorFiles | None = None  # what callers are shown; None: they are answered in plain
     tls_dir: str | None = None  # what workers are shown; None: they are asked in plain
+    key_limits: str | None = None  # a file of what each key may use (`gateway.quotas`); None: no limits
     cors_origins: tuple[str, ...] = ()  # origins of web pages that may call; "*": any
     max_body_bytes: int = 2 * 1024 * 1024
     max_connections: int = 4096  # of each front
@@ -299,6 +300,7 @@ class GatewayConfig:
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where a request says nothing
     drain_s: float = 30.0  # seconds for open requests, once it is asked to leave
     log_format: str = "text"  # or "json"
+    otlp_endpoint: str | None = None  # takes the spans of calls; None: as OpenTelemetry's variables say
     processes: int = 1  # that share its ports; every limit holds for each
     member: str | None = None  # of those processes, this one's socket; None: it is alone
 

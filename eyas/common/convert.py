@@ -12,9 +12,11 @@ from collections.abc import Iterable
 
 import msgspec
 
+from eyas.common.cached_pages import CacheNews
 from eyas.common.convert_params import params_from_pb, params_to_pb
 from eyas.common.convert_rates import backlog_from_pb, backlog_to_pb, rates_from_pb, rates_to_pb
 from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest, from_code
+from eyas.common.page_names import PageShape
 from eyas.common.types import (
     Choice,
     DraftLimits,
@@ -68,6 +70,9 @@ def request_to_pb(request: GenerationRequest) -> common_pb2.GenerationRequest:
         call=request.call,
         begun=request.begun,
         predicted_ids=request.predicted,
+        priority=request.priority,
+        request_id=request.request_id,
+        traceparent=request.traceparent,
     )
 
 
@@ -94,6 +99,9 @@ def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> Ge
         call=pb.call,
         begun=pb.begun,
         predicted=tuple(pb.predicted_ids),
+        priority=pb.priority,
+        request_id=pb.request_id,
+        traceparent=pb.traceparent,
     )
 
 
@@ -137,7 +145,7 @@ def finish_from_pb(wire: common_pb2.Finish) -> Finish | None:
 
 
 def timings_to_pb(timings: Timings) -> common_pb2.Timings:
-    """Without `worker` and `role`, which the gateway fills in."""
+    """Without what the gateway fills in."""
     return common_pb2.Timings(
         queue_ms=timings.queue_ms,
         prefill_ms=timings.prefill_ms,
@@ -149,7 +157,7 @@ def timings_to_pb(timings: Timings) -> common_pb2.Timings:
 
 
 def timings_from_pb(pb: common_pb2.Timings) -> Timings:
-    """Without `worker` and `role`, which the gateway fills in."""
+    """Without what the gateway fills in."""
     return Timings(
         queue_ms=pb.queue_ms,
         prefill_ms=pb.prefill_ms,
@@ -297,3 +305,22 @@ def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
         backlog=backlog_from_pb(pb.backlog),
         rates=rates_from_pb(pb.rates) if pb.HasField("rates") else None,
     )
+
+
+def news_to_pb(news: CacheNews) -> worker_pb2.CachedResponse:
+    """Without `until`, which only the worker counts by."""
+    return worker_pb2.CachedResponse(
+        epoch=news.epoch,
+        page_size=news.shape.size,
+        lookahead=news.shape.lookahead,
+        whole=news.whole,
+        added=news.added,
+        dropped=news.dropped,
+    )
+
+
+def news_from_pb(pb: worker_pb2.CachedResponse) -> CacheNews:
+    """Raises InvalidRequest for pages that cannot be."""
+    if pb.page_size < 1 or pb.lookahead < 0:
+        raise InvalidRequest(f"page_size is {pb.page_size} and lookahead {pb.lookahead}", param="page_size")
+    return CacheNews(pb.epoch, PageShape(pb.page_size, pb.lookahead), pb.added, pb.dropped, pb.whole)

@@ -10,6 +10,7 @@
     ├── NotFound                   NOT_FOUND            404
     │   └── ModelNotFound                               404
     ├── Overloaded                 RESOURCE_EXHAUSTED   429   (Retry-After)
+    │   └── RateLimited                                 429   (a limit of the caller's key)
     ├── Cancelled                  CANCELLED            499
     ├── DeadlineExceeded           DEADLINE_EXCEEDED    504
     ├── Unavailable                UNAVAILABLE          503   (worker gone or draining: try elsewhere)
@@ -104,7 +105,17 @@ class Overloaded(EyasError):
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 429
     code = "overloaded"
-    retry_after_s: ClassVar[int] = 1
+    retry_after_s: int = 1
+
+
+class RateLimited(Overloaded):
+    """The caller's key has used what it may."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: int = 1, *, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
 
 
 class Cancelled(EyasError):

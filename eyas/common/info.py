@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import msgspec
 
 from eyas.common import convert
+from eyas.common.cached_pages import CacheNews
 from eyas.common.links import Link, link_to_pb
 from eyas.common.types import WorkerInfo
 from protos import worker_pb2, worker_pb2_grpc
 
 SERVICE = "eyas.internal.v1.WorkerService"
+CACHED_S = 0.2  # between two messages about the cache
 
 
 class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
-    """The service; `describe` gives the description of now, `probe` measures the links from an owner."""
+    """The service; `describe` gives the description of now, `probe` measures the links from an owner, and
+    `cached` says what changed in the prefix cache since a number (`CachedPages.since`).
+    """
 
     def __init__(
-        self, describe: Callable[[], WorkerInfo], probe: Callable[[str], Awaitable[list[Link]]]
+        self,
+        describe: Callable[[], WorkerInfo],
+        probe: Callable[[str], Awaitable[list[Link]]],
+        cached: Callable[[int | None], CacheNews | None] = lambda number: None,
     ) -> None:
         self._describe = describe
         self._probe = probe
+        self._cached = cached
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to `server`."""
@@ -38,6 +47,19 @@ class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
         if request.known_epoch == info.epoch:
             info = msgspec.structs.replace(info, rates=None)
         return convert.info_to_pb(info)
+
+    async def Cached(
+        self,
+        request: worker_pb2.CachedRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.CachedRequest, worker_pb2.CachedResponse],
+    ) -> AsyncIterator[worker_pb2.CachedResponse]:
+        """All that the cache holds, then what changes, until the asker or the worker leaves."""
+        number: int | None = None
+        while True:
+            if (news := self._cached(number)) is not None:
+                number = news.until
+                yield convert.news_to_pb(news)
+            await asyncio.sleep(CACHED_S)
 
     async def ProbeLinks(
         self,

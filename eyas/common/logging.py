@@ -1,24 +1,48 @@
 """Log lines of every process, on standard error: plain text for people, or one JSON object per line.
 
-It knows the two formats, the id of the request that is being served, and which processes read what users say:
-their tracebacks have frames and types alone, for an exception's words may quote a request. It refuses to know
-what is logged.
+It knows the two formats, by which ids a request is found in logs and traces, and which processes read what
+users say: their tracebacks have frames and types alone, for an exception's words may quote a request. It
+refuses to know what is logged.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import logging
+import re
+import secrets
 import time
 import traceback
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
 FORMATS = ("text", "json")
 
-# The X-Request-Id of the request that this code serves; tasks inherit it from the code that starts them.
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+# The X-Request-Id of the request that this code serves, and its W3C traceparent, if it is traced. Tasks
+# inherit them from the code that starts them.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
+traceparent: ContextVar[str] = ContextVar("traceparent", default="")
+
+
+def known_as(given: str) -> str:
+    """The id that a caller gave its request, or a new one if that cannot stand in a log."""
+    return given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+
+
+@contextlib.contextmanager
+def serving(id: str, parent: str = "") -> Iterator[None]:
+    """Names the request in lines logged meanwhile. `parent`: its traceparent."""
+    ids = request_id.set(id), traceparent.set(parent)
+    try:
+        yield
+    finally:
+        request_id.reset(ids[0])
+        traceparent.reset(ids[1])
 
 
 def setup(process: str, format: str = "text", *, reads_text: bool = False) -> None:
@@ -49,11 +73,19 @@ class Rarely:
 
 
 class TextFormatter(logging.Formatter):
-    """One line per record, and a traceback if there is one. `reads_text` as for `setup`."""
+    """One line per record, in the end the id of the request that is served, and a traceback if there is one.
+
+    `reads_text` as for `setup`.
+    """
 
     def __init__(self, process: str, reads_text: bool = False) -> None:
         super().__init__(f"%(asctime)s %(levelname).1s {process} %(name)s: %(message)s", "%H:%M:%S")
         self._reads_text = reads_text
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, before any exception."""
+        line = super().formatMessage(record)
+        return f"{line} [{id}]" if (id := request_id.get()) else line
 
     def formatException(self, ei: Any) -> str:
         """The traceback, without the exceptions' words in a process that reads text."""
@@ -77,7 +109,7 @@ def wordless(error: BaseException) -> str:
 class JsonFormatter(TextFormatter):
     """One JSON object per record.
 
-    time (UTC), level, process, logger, message; request_id and exception if there is one.
+    time (UTC), level, process, logger, message; request_id, trace_id and exception if there is one.
     """
 
     def __init__(self, process: str, reads_text: bool = False) -> None:
@@ -95,6 +127,8 @@ class JsonFormatter(TextFormatter):
         }
         if request_id.get():
             line["request_id"] = request_id.get()
+        if traceparent.get():
+            line["trace_id"] = traceparent.get().split("-")[1]
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)

@@ -24,12 +24,14 @@ from eyas.common.errors import (
     ConfigError,
     EyasError,
     InvalidRequest,
+    Overloaded,
     PayloadTooLarge,
     RequestTimeout,
     Unavailable,
     from_code,
     from_grpc_status,
 )
+from eyas.common.logging import request_id
 from eyas.common.tls import ChannelTls, ServiceTls, explained
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -64,6 +66,9 @@ SYNTHETIC = "eyas-synthetic"
 _TOO_LARGE = "larger than max"  # gRPC's own words
 CODE = "eyas-code"
 PARAM = "eyas-param"
+REQUEST_ID = "x-request-id"
+TRACEPARENT = "traceparent"
+RETRY_AFTER = "retry-after"  # seconds
 _log = logging.getLogger("eyas.rpc")
 
 Dial = Callable[[str], grpc.aio.Channel]
@@ -155,6 +160,10 @@ def _set_status(context: grpc.aio.ServicerContext[Any, Any], error: EyasError) -
     metadata = [(CODE, error.code)]
     if error.param:
         metadata.append((PARAM, error.param))
+    if isinstance(error, Overloaded):
+        metadata.append((RETRY_AFTER, str(error.retry_after_s)))
+    if request_id.get():
+        metadata.append((REQUEST_ID, request_id.get()))
     context.set_code(grpc.StatusCode[error.grpc_status])
     context.set_details(error.message)
     context.set_trailing_metadata(tuple(metadata))

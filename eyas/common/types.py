@@ -50,6 +50,9 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     is shared fairly between `caller`s (names of API keys), then between `call`s (an id that all prompts of
     one HTTP or gRPC call have). `begun`: its client has a token already, so it is never refused for load.
     `predicted`: what the caller expects the answer to be, which is drafted from and changes no token.
+    `priority`: lower is earlier, see `eyas.common.priority`. `session`: its conversation's name, or ""; for
+    routers, so it does not travel. `request_id` and `traceparent`: of the call, for
+    logs (see `eyas.common.logging`).
     """
 
     id: str
@@ -63,6 +66,10 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     call: str = ""  # "": a call of its own
     begun: bool = False
     predicted: tuple[int, ...] = ()
+    priority: int = 0
+    session: str = ""
+    request_id: str = ""
+    traceparent: str = ""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -126,7 +133,8 @@ class Finish(enum.StrEnum):
 class Timings(msgspec.Struct, frozen=True):
     """Where one request's time went on one worker, and which pages were moved for it.
 
-    The gateway fills in `worker` and the `role` that it had for the request; workers leave both empty.
+    The gateway fills in `worker`, the `role` that it had for the request, and when the request was `sent`
+    there (monotonic seconds); workers leave them empty.
     """
 
     queue_ms: float = 0.0
@@ -137,6 +145,7 @@ class Timings(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     worker: str = ""
     role: Role | None = None
+    sent: float = 0.0
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -20,7 +20,7 @@ from eyas.simulator.workload import SimulatedRequest
 from gateway.capacity import Mix
 from gateway.demand import DemandMeter
 from gateway.paces import PaceMemory
-from gateway.placement import Place, Preference, Rates, Targets, place
+from gateway.placement import Place, Preference, Rates, RequestPlacement, Targets, place
 from gateway.preference import preferring, rethink
 
 ASK_EVERY_S = 1.0
@@ -64,14 +64,22 @@ class Played:
     flips: int
 
 
-def play(shape: ClusterShape, arrivals: Iterable[SimulatedRequest]) -> Played:
-    """Runs a load to its end. Arrivals come in order of time. Deterministic."""
-    return _Cluster(shape).run(iter(arrivals))
+Policy = Callable[[SimulatedRequest, Sequence[Place]], RequestPlacement | None]
+"""Places a request: the workers are the indices of their places, as text. None: every worker is full."""
+
+
+def play(shape: ClusterShape, arrivals: Iterable[SimulatedRequest], policy: Policy | None = None) -> Played:
+    """Runs a load to its end. Arrivals come in order of time. Deterministic, if `policy` is.
+
+    `policy`: None: the gateway's for `--layout auto`, within what the layout allows.
+    """
+    return _Cluster(shape, policy).run(iter(arrivals))
 
 
 class _Cluster:
-    def __init__(self, shape: ClusterShape) -> None:
+    def __init__(self, shape: ClusterShape, policy: Policy | None) -> None:
         self._shape = shape
+        self._policy = policy or self._predicted
         self._auto = shape.layout is ClusterLayout.AUTO
         hardware = shape.hardware
         self._workers = [SimulatedWorker(hardware, shape.believed) for _ in range(shape.workers)]
@@ -117,8 +125,7 @@ class _Cluster:
         found = None
         if arrival.prompt + arrival.output <= self._shape.hardware.pool_tokens:
             places = [self._place(index, arrival, now) for index in range(len(self._workers))]
-            apart = self._shape.layout is not ClusterLayout.UNIFIED
-            found = place(arrival.prompt, places, self._rates, apart)
+            found = self._policy(arrival, places)
         if found is None:
             self._refuse(SimulatedJob(number, arrival, -1, -1))
             return
@@ -131,6 +138,10 @@ class _Cluster:
         self._workers[job.prefill].enqueue(job, now)
         self._workers[decode].pledge(job)
         self._wake(job.prefill, now)
+
+    def _predicted(self, arrival: SimulatedRequest, places: Sequence[Place]) -> RequestPlacement | None:
+        apart = self._shape.layout is not ClusterLayout.UNIFIED
+        return place(arrival.prompt, places, self._rates, apart)
 
     def _refuse(self, job: SimulatedJob) -> None:
         self._played.jobs.append(job)

@@ -18,13 +18,15 @@ from decode_svc import drafts
 from decode_svc import servicer as decode
 from draft_svc import servicer as draft
 from eyas.common import info, rpc
+from eyas.common.cached_pages import CachedPages, CacheNews
 from eyas.common.config import WorkerConfig
 from eyas.common.errors import ConfigError, Unavailable, from_code
 from eyas.common.metrics import WorkerMetrics
+from eyas.common.page_names import PageShape
 from eyas.common.tls import service_tls
 from eyas.common.types import Role, WorkerInfo
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Command, Drain, Load, Ready, Shutdown, Step, Stopped
+from eyas.engine.ipc.messages import Cached, Command, Drain, Load, Ready, Shutdown, Step, Stopped
 from eyas.worker.link import FrontLink
 from eyas.worker.liveness import Liveness
 from eyas.worker.membership import Membership
@@ -57,6 +59,7 @@ class Front:
         self._registry = CollectorRegistry()
         self._metrics = WorkerMetrics(self._registry)
         self._liveness = Liveness()
+        self._cached: CachedPages | None = None  # once the cache has held a page
         self._load = Load(progress=0, pending=False, running=0, waiting=0, pages_used=0)
         self._open = False  # whether streams are served
         self._serving = False  # whether new requests are accepted too
@@ -67,6 +70,7 @@ class Front:
         for kind, handler in (
             (Ready, self._on_ready),
             (Load, self._on_load),
+            (Cached, self._on_cached),
             (Stopped, self._on_stopped),
             (Step, lambda step: self._metrics.step(step.entries)),
         ):
@@ -122,7 +126,7 @@ class Front:
     def _add_services(self) -> list[str]:
         roles = self._config.engine.roles
         services: list[tuple[str, Any]] = [
-            (info.SERVICE, info.InfoServicer(self.describe, self._pulls.probes.probe))
+            (info.SERVICE, info.InfoServicer(self.describe, self._pulls.probes.probe, self._news))
         ]
         if Role.PREFILL in roles:
             services.append((prefill.SERVICE, prefill.PrefillServicer(self._engine)))
@@ -229,6 +233,18 @@ class Front:
         self._metrics.pages.set(ready.pages_total)
         self._metrics.synthetic.set(ready.synthetic)
         self.ready.set_result(ready)
+
+    def _on_cached(self, said: Cached) -> None:
+        if self._cached is None:
+            shape = PageShape(said.page_size, said.lookahead)
+            self._cached = CachedPages(self._engine.ready.epoch, shape)
+        self._cached.change(said.added, said.dropped)
+
+    def _news(self, number: int | None) -> CacheNews | None:
+        """What the cache's followers are told. Raises Unavailable, which ends their streams."""
+        if self._leaving:
+            raise Unavailable("the worker is leaving")
+        return None if self._cached is None else self._cached.since(number)
 
     def _on_load(self, load: Load) -> None:
         self._load = load

@@ -27,17 +27,20 @@ from eyas.worker.http_protocol import HttpLimits
 from eyas.worker.http_server import HttpServer
 from eyas.worker.leave import Leave
 from eyas.worker.waiting import tell_waiting
+from gateway import tracing
 from gateway.auto import AutoLayout
 from gateway.backend import GenerationBackend
 from gateway.canary import Canary
 from gateway.cluster import Cluster
 from gateway.exit import DrainableBackend
+from gateway.fair import FairBackend
 from gateway.generate import ClusterBackend
 from gateway.grammar_checks import GrammarBackend, GrammarChecks
 from gateway.grpc_front import GrpcFront
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
 from gateway.placement import Targets
+from gateway.quotas import Quotas, read_limits
 from gateway.sampling_defaults import sampling_defaults, with_file_names
 from gateway.siblings import Siblings
 from gateway.tokenizer import Tokenizer
@@ -79,18 +82,22 @@ async def _run(config: GatewayConfig) -> None:
     cluster = Cluster(workers, dial)
     grammars = GrammarChecks(Path(config.model))
     leave = Leave()
+    tracer = tracing.tracer(config.otlp_endpoint)
+    quotas = Quotas(read_limits(config.key_limits))
     try:
         grammars.start()
         await cluster.start()
         siblings = None if config.member is None else Siblings(Path(config.member))
         metrics = GatewayMetrics(_registry(), siblings)
+        metrics.tracer = tracer
         auto = None
         if config.layout == "auto":
             targets = Targets(config.ttft_target, config.tpot_target)
             auto = AutoLayout(cluster.candidates, targets, metrics.placement)
         canary = Canary(ClusterBackend(cluster, auto), metrics)
-        exit = DrainableBackend(GrammarBackend(canary, grammars))
-        async with metrics, fronts(config, exit, tokenizer, metrics), asyncio.TaskGroup() as tasks:
+        fair = FairBackend(canary, lambda caller: quotas.limits.of(caller).weight)
+        exit = DrainableBackend(GrammarBackend(fair, grammars))
+        async with metrics, fronts(config, exit, tokenizer, metrics, quotas), asyncio.TaskGroup() as tasks:
             looks = [tasks.create_task(canary.run()), tasks.create_task(tell_waiting(canary.health, workers))]
             if auto is not None:
                 looks.append(tasks.create_task(auto.run()))
@@ -104,6 +111,8 @@ async def _run(config: GatewayConfig) -> None:
     finally:
         await grammars.aclose()
         await cluster.aclose()
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
 
 
 def _registry() -> CollectorRegistry:
@@ -116,12 +125,17 @@ def _registry() -> CollectorRegistry:
 
 @contextlib.asynccontextmanager
 async def fronts(
-    config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
+    config: GatewayConfig,
+    backend: GenerationBackend,
+    tokenizer: Tokenizer,
+    metrics: GatewayMetrics,
+    quotas: Quotas | None = None,
 ) -> AsyncIterator[None]:
     """Starts both fronts of `backend` and prints their addresses. At the end, answers get time to leave."""
-    grpc = GrpcFront(config, backend, tokenizer, metrics)
+    quotas = quotas or Quotas()  # both fronts count together
+    grpc = GrpcFront(config, backend, tokenizer, metrics, quotas)
     config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one
-    app = create_app(config, backend, tokenizer, metrics)
+    app = create_app(config, backend, tokenizer, metrics, quotas)
     limits, shared = HttpLimits(config.max_connections), config.member is not None
     tls = None if config.door is None else door_context(config.door)
     http = HttpServer(app, config.host, config.port, limits, shared, tls)

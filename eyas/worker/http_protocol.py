@@ -16,7 +16,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from eyas.common.errors import EyasError, HeadersTooLarge, InvalidRequest, RequestTimeout, Unavailable
-from eyas.common.logging import Rarely
+from eyas.common.logging import Rarely, known_as
 from eyas.worker.http_parts import HeldParts, Outbox
 from gateway.openai_reply import error_body
 from gateway.parts import PARTS
@@ -255,7 +255,8 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.waiting_for_100_continue = False  # nothing more is written before the end
             self.cycle.message_event.set()
         body = error_body(error)
-        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+        head += f"x-request-id: {known_as('')}\r\n\r\n"  # the caller's may not have come
         self.transport.write(STATUS_LINE[error.http_status] + head.encode() + body)
         if self.transport.can_write_eof():  # TLS cannot end one direction alone
             self.transport.write_eof()

@@ -221,6 +221,10 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         flags["api-key-file"] = gateway.api_key_file
     if gateway.cors_origins:
         flags["cors-origin"] = ",".join(gateway.cors_origins)
+    if gateway.key_limits is not None:
+        flags["key-limits"] = gateway.key_limits
+    if gateway.otlp_endpoint is not None:
+        flags["otlp-endpoint"] = gateway.otlp_endpoint
     if gateway.processes > 1:
         flags["gateway-workers"] = gateway.processes
     if gateway.member is not None:

@@ -110,6 +110,10 @@ class ScriptedWorker(
     def of(self, kind: str) -> list[Any]:
         return [message for name, message in self.heard if name == kind]
 
+    async def Cached(self, request: worker_pb2.CachedRequest, context: Any) -> AsyncIterator[Any]:
+        raise Unavailable("it has no cache")
+        yield
+
     async def Info(self, request: worker_pb2.InfoRequest, context: Any) -> worker_pb2.InfoResponse:
         return convert.info_to_pb(
             WorkerInfo(

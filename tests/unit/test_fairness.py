@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 
+import msgspec
 import pytest
 from engine_rig import Rig, handle, request
 
 from eyas.common.types import FirstToken
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.ipc.messages import Attach, OpenPull
+from eyas.engine.scheduling.fairness import Queue, Shares
 
 SHORT = 3
 LONG = 40
@@ -69,3 +71,29 @@ def test_a_long_prompt_is_not_starved_by_short_ones(crowd_pulled: bool, long_pul
     crowd.comes("long", LONG, long_pulled, 3)
     ran = [crowd.step() for _ in range(40)]
     assert any("long" in step for step in ran)
+
+
+def _waiting(id: str, arrived: float, priority: int, caller: str = "") -> Sequence:
+    asked = msgspec.structs.replace(request(SHORT, id=id), priority=priority, caller=caller)
+    generation = Generation(asked, 1, Kind.LOCAL, arrived=arrived, deadline=100.0)
+    return Sequence(int(id), generation, 0, asked.prompt_ids, [])
+
+
+def test_a_priority_moves_a_request_by_seconds_among_its_callers_own() -> None:
+    queue = Queue(0.0)
+    for number, (arrived, priority) in enumerate([(0.0, 0), (1.0, -3), (2.0, 1), (2.5, 0), (6.0, -3)]):
+        queue.add(_waiting(str(number), arrived, priority))
+    order = []
+    while len(queue):
+        queue.remove(seq := queue.first(Shares()))
+        order.append(seq.generation.id)
+    assert order == ["1", "0", "3", "2", "4"]  # the last is urgent, and came too late to pass all others
+
+
+def test_a_priority_moves_no_other_callers_requests() -> None:
+    queue, shares = Queue(0.0), Shares()
+    urgent, other = _waiting("1", 0.0, -100, "a"), _waiting("2", 9.0, 100, "b")
+    queue.add(urgent)
+    queue.add(other)
+    shares.add(urgent.generation)  # A has a sequence that runs already
+    assert queue.first(shares) is other

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from eyas.common.types import Role, WorkerInfo
-from gateway.router import Candidate, RequestRoute, choose_decode, choose_prefill, route, wants_draft
+from eyas.common.types import Backlog, Role, WorkerInfo
+from gateway.ledger import UnderWay
+from gateway.router import (
+    Candidate,
+    RequestRoute,
+    affinity,
+    choose_decode,
+    choose_prefill,
+    route,
+    wants_draft,
+)
 
 PREFILL, DECODE, DRAFT = (Role.PREFILL,), (Role.DECODE,), (Role.DRAFT,)
 UNIFIED = (Role.PREFILL, Role.DECODE, Role.DRAFT)
@@ -65,3 +74,33 @@ def test_draft_pages_are_offered_only_to_a_drafter() -> None:
     assert not wants_draft([worker("p", PREFILL), worker("d", DECODE)])
     assert not wants_draft([worker("x", DRAFT, draft_fingerprint="")])
     assert not wants_draft([worker("x", DRAFT, serving=False)])
+
+
+def test_a_prefix_counts_against_what_is_queued() -> None:
+    known = worker("known", PREFILL, cached=500, backlog=Backlog(queued=400))
+    assert choose_prefill([known, worker("idle", PREFILL)]) == known
+    late = worker("known", PREFILL, cached=500, backlog=Backlog(queued=600))
+    assert choose_prefill([late, worker("idle", PREFILL)]).info.worker == "idle"
+    # This gateway's own part of the report is as it is now: 600 were reported, and 300 of them are computed.
+    own = msgspec.structs.replace(late.info, backlog=Backlog(queued=600))
+    now = Candidate(own, cached=500, under_way=UnderWay(queued=300), reported=UnderWay(queued=600))
+    assert choose_prefill([now, worker("idle", PREFILL)]) == now
+
+
+def test_a_conversation_has_a_home_where_nothing_is_cached() -> None:
+    names = [f"w{i}" for i in range(4)]
+
+    def home(session: str, known: list[str], **changes: object) -> str:
+        workers = [worker(name, PREFILL, **(changes if name == "w1" else {})) for name in known]
+        at = [Candidate(**{**vars(w), "affinity": affinity(session, w.info.worker)}) for w in workers]
+        return choose_prefill(at).info.worker
+
+    homes = {f"s{i}": home(f"s{i}", names) for i in range(400)}
+    counts = [list(homes.values()).count(name) for name in names]
+    assert min(counts) > 60  # even
+    for session, at in homes.items():
+        left = home(session, names[:3])
+        assert left == at or at == "w3"  # a worker that leaves moves its own conversations alone
+        assert home(session, names, cached=16) == "w1"  # what is cached counts more
+        assert home(session, names, in_flight=5) != "w1" or at != "w1"  # and a crowd is avoided
+    assert affinity("", "w1") == affinity("", "w2") == 0.0

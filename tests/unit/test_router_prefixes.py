@@ -6,10 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_router import DECODE, PREFILL, worker
 
-from gateway.prefixes import PAGE, Holder, PrefixIndex, prefix_of
+from eyas.common.page_names import PageShape
+from gateway.prefixes import Holder, PrefixIndex
 from gateway.router import CROWD, Candidate, RequestRoute, choose_decode, choose_prefill, route
 
 A, B = ("a:1", 7), ("b:1", 7)
+PAGE = 16
+prefix_of = PageShape(PAGE).names
 
 
 def chosen(*workers: Candidate) -> str:
@@ -73,11 +76,12 @@ def test_a_page_is_its_ids_and_all_before_them() -> None:
 def test_a_conversation_grows_where_it_was() -> None:
     index = PrefixIndex()
     first = [*range(40)]
-    index.add(A, prefix_of(first))
+    index.add(A, prefix_of(first), 1.0)
     later = prefix_of([*first, *range(500, 600)])
-    assert index.matched(A, later) == 2 * PAGE
-    assert index.matched(B, later) == 0
-    assert index.matched(("a:1", 8), later) == 0  # a restarted worker holds nothing
+    assert index.matched(A, later, 0.0) == 2
+    assert index.matched(A, later, 1.5) == 0
+    assert index.matched(B, later, 0.0) == 0
+    assert index.matched(("a:1", 8), later, 0.0) == 0  # a restarted worker holds nothing
 
 
 @given(
@@ -89,10 +93,10 @@ def test_what_is_found_is_what_was_kept(sent: list[tuple[Holder, list[int]]], li
     index = PrefixIndex(max_pages=limit)
     for holder, pages in sent:
         prefix = prefix_of([page for page in pages for _ in range(PAGE)] + [0])
-        index.add(holder, prefix)
+        index.add(holder, prefix, 0.0)
         assert len(index) <= limit
-        assert index.matched(holder, prefix) == PAGE * min(len(prefix), limit)
+        assert index.matched(holder, prefix, 0.0) == min(len(prefix), limit)
         for other in (A, B):
             kept = [(other, page) in index._pages for page in prefix]
             assert kept == sorted(kept, reverse=True)
-            assert index.matched(other, prefix) == PAGE * sum(kept)
+            assert index.matched(other, prefix, 0.0) == sum(kept)

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from eyas.common.priority import PRIORITY_S
 from eyas.common.types import GenerationRequest, KvHandle, PromptLogprobs, Timings
 from eyas.engine.batch.prompt_scores import Asked, PromptScores
 from eyas.engine.batch.tree import DraftTree
@@ -46,9 +47,11 @@ class Generation:
     draft_claimed: bool = False  # a drafter has that handle now, and must release it
     scores: PromptScores | None = None  # the prompt's scores, until they are sent
     share: tuple[str, str] = field(init=False)  # (caller, call): sequences of one share count together
+    place: float = field(init=False)  # in the queue: its arrival, moved by its priority
 
     def __post_init__(self) -> None:
         self.share = self.request.caller, self.request.call or self.request.id
+        self.place = self.arrived + PRIORITY_S * self.request.priority
 
     @property
     def id(self) -> str:

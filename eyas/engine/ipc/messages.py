@@ -286,6 +286,18 @@ class Load(Message, frozen=True):
     ahead: DraftsAhead = DraftsAhead()
 
 
+class Cached(Message, frozen=True):
+    """Pages that the prefix cache got and lost since the last one, by name (`eyas.common.page_names`).
+
+    Those that it lost go first.
+    """
+
+    page_size: int
+    lookahead: int
+    added: bytes
+    dropped: bytes
+
+
 class Stopped(Message, frozen=True):
     """The engine left its loop. `failure` says why, unless it was asked to."""
 
@@ -336,5 +348,6 @@ Event = (
     | DraftUp
     | DraftDown
     | Load
+    | Cached
     | Stopped
 )

@@ -7,15 +7,12 @@ the cache; sequences whose prompt matches become owners of its pages.
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from eyas.common.page_names import SHORT_BYTES, PageShape, named
 from eyas.engine.kv.pages import PagePool
-
-NAME_BYTES = 16
 
 
 class Node:
@@ -38,13 +35,9 @@ class Node:
             unnamed.append(node)
             node = node.parent
         for below in reversed(unnamed):
-            below._name = _named(node._name, below.key)
+            below._name = named(node._name, below.key)
             node = below
         return self._name
-
-
-def _named(parent: bytes, key: tuple[int, ...]) -> bytes:
-    return hashlib.blake2b(parent + array("q", key).tobytes(), digest_size=NAME_BYTES).digest()
 
 
 class PrefixCache:
@@ -52,8 +45,9 @@ class PrefixCache:
 
     def __init__(self, pool: PagePool, page_size: int, *, lookahead: int) -> None:
         self._pool = pool
-        self._page_size = page_size
+        self.shape = PageShape(page_size, lookahead)
         self.lookahead = lookahead
+        self._changes: dict[Node, bool] = {}  # since they were last told: whether the page came
         self._root = Node(None, (), -1)
         self._nodes: dict[int, Node] = {}  # by page
         # Every idle leaf, and some other pages; the next one to evict is first.
@@ -88,6 +82,7 @@ class PrefixCache:
                 child = Node(node, key, page)
                 node.children[key] = self._nodes[page] = child
                 self._pool.keep(page)
+                self._changes[child] = True
             elif child.page in self._idle:
                 self._idle.move_to_end(child.page)  # another sequence computed the same prefix
             node = child
@@ -113,6 +108,16 @@ class PrefixCache:
         first = islice(self._idle, count)
         return [self._nodes[page] for page in first if not self._pool.owners(page)]
 
+    def news(self, most: int) -> tuple[bytes, bytes]:
+        """(packed short names of pages that came, of pages that left) since they were last asked for.
+
+        At most `most` pages, the oldest changes first. A page that came and left in between is not named.
+        """
+        names: dict[bool, list[bytes]] = {True: [], False: []}
+        for node in list(islice(self._changes, most)):
+            names[self._changes.pop(node)].append(node.name[:SHORT_BYTES])
+        return b"".join(names[True]), b"".join(names[False])
+
     def holds(self, node: Node) -> bool:
         """Whether the page of `node` has stayed in the cache since the node was made."""
         return self._nodes.get(node.page) is node
@@ -121,13 +126,15 @@ class PrefixCache:
         """The names of the pages that follow `pages`, a match of `tokens`, without the last token."""
         name = self._nodes[pages[-1]].name if pages else b""
         for key in self._keys(tokens, len(tokens) - 1, first=len(pages)):
-            name = _named(name, key)
+            name = named(name, key)
             yield name
 
     def _remove(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None  # the root is never idle
         del parent.children[leaf.key], self._nodes[leaf.page]
+        if self._changes.pop(leaf, None) is None:
+            self._changes[leaf] = False
         self._pool.forget(leaf.page)
         self.turnover += 1
         bare = parent is not self._root and not parent.children and not self._pool.owners(parent.page)
@@ -142,6 +149,4 @@ class PrefixCache:
 
     def _keys(self, tokens: Sequence[int], rows: int, first: int = 0) -> Iterator[tuple[int, ...]]:
         """The keys, from number `first` on, of the whole pages below `rows` whose look-ahead is known."""
-        size = self._page_size
-        count = min(rows, len(tokens) - self.lookahead) // size
-        return (tuple(tokens[i * size : (i + 1) * size + self.lookahead]) for i in range(first, count))
+        return self.shape.keys(tokens, rows, first)

@@ -21,6 +21,7 @@ from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
     Attach,
+    Cached,
     Cancel,
     DraftDown,
     Drain,
@@ -62,6 +63,7 @@ IDLE_S = 0.1  # the longest nap: deadlines and leases are looked after at least 
 COPYING_S = 0.001  # while copies run, their results are looked for so often
 BRIEF_S = 0.0001  # and those of copies between GPUs, which take a millisecond
 LOAD_S = 0.5  # the front hears of the load at least so often
+NEWS = 256  # pages that a loop names to the front at most
 COUNT_S = 0.1  # between two counts of the backlog, at least
 STOP_S = 5.0  # a copy that still runs at shutdown is waited for so long
 
@@ -271,6 +273,9 @@ class Engine:
         if load != told or now - told_at > LOAD_S:
             self._loaded = (now, load)
             events.append(self._stamped(load, now))
+        if any(changes := self._scheduler.cache.news(NEWS)):
+            shape = self._scheduler.cache.shape
+            events.append(Cached(shape.size, shape.lookahead, *changes))
         self._link.send(events)
 
     def _stamped(self, load: Load, now: float) -> Load:

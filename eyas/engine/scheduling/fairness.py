@@ -1,4 +1,5 @@
-"""The order of the queue: fair between callers, then between the calls of one caller, then by arrival.
+"""The order of the queue: fair between callers, then between the calls of one caller, then by arrival, which
+priorities move (`eyas.common.priority`).
 
 The share of a call is a number of sequences: those that run, those whose pages are here or coming, and those
 for which slots are reserved. This file knows counts and times only. It does not know slots, pages, or how a
@@ -49,7 +50,7 @@ class Shares:
 
     def turn(self, generation: Generation) -> Turn:
         """The sort key: the smallest share first, then generations that have begun, then the oldest."""
-        return *self.held(generation.share), not generation.has_begun, generation.arrived
+        return *self.held(generation.share), not generation.has_begun, generation.place
 
     def owing(self, claimant: Generation, gain: int) -> set[Call]:
         """Calls that, after losing one place, still hold at least as much as the claimant with `gain` more.
@@ -94,7 +95,7 @@ class Queue:
         generation = seq.generation
         begun = generation.has_begun
         delay = 0.0 if begun or not self._rate else len(seq.prompt) / self._rate
-        entry = self._entries[seq] = (not begun, generation.arrived + delay, next(self._numbers), seq)
+        entry = self._entries[seq] = (not begun, generation.place + delay, next(self._numbers), seq)
         insort(self._lines.setdefault(generation.share, []), entry)
 
     def remove(self, seq: Sequence) -> None:

@@ -22,6 +22,7 @@ from eyas.common.errors import (
     TransferFailed,
     Unavailable,
 )
+from eyas.common.logging import serving
 from eyas.common.types import Choice, FirstToken, GenerationRequest, KvHandle, KvKind
 from eyas.engine.batch.prompt_scores import PromptScores
 from eyas.engine.batch.sequence import Generation, Kind, Sequence
@@ -222,7 +223,8 @@ class Requests:
     def lost(self, owner: Hashable, error: EyasError) -> None:
         """The pages did not arrive: the request keeps its place and waits for another Attach."""
         assert isinstance(owner, Generation)
-        _log.warning("request %s: its KV did not arrive: %s", owner.id, error.message)
+        with serving(owner.request.request_id, owner.request.traceparent):
+            _log.warning("request %s: its KV did not arrive: %s", owner.id, error.message)
         if self.admission.transfer_policy == "fail":
             self.fail(owner, error)
         else:

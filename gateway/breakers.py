@@ -1,0 +1,74 @@
+"""Workers that fail what they are sent, although they seem well: others are preferred until a trial succeeds.
+
+A worker that fails quickly has no queue, and so would draw every request. After `FAILURES` in a row it is
+passed over for a while, then gets one request as a trial: if that fails, it is passed over for twice as long.
+This file knows counts and times, and refuses to know what failed. It never leaves a request without a worker:
+who asks may take one that is passed over if there is no other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FAILURES = 3  # in a row
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+TRIAL_S = 10.0  # a trial of which nothing was heard for this time counts as lost, and another may begin
+
+
+@dataclass(frozen=True)
+class Breaker:
+    """What is known of one worker. Times are seconds of one clock; every method gives the state after it.
+
+    `failures`: in a row. `closed_at`: until then it is passed over. `trial_at`: when its trial began, if one
+    runs.
+    """
+
+    failures: int = 0
+    pause_s: float = 0.0
+    closed_at: float = 0.0
+    trial_at: float | None = None
+
+    def allows(self, now: float) -> bool:
+        """Whether it may be sent a request like any other worker."""
+        if not self.pause_s:
+            return True
+        on_trial = self.trial_at is not None and now < self.trial_at + TRIAL_S
+        return now >= self.closed_at and not on_trial
+
+    def sent(self, now: float) -> Breaker:
+        """It is sent a request: its trial, if it is time for one."""
+        if not self.pause_s or not self.allows(now):
+            return self
+        return Breaker(self.failures, self.pause_s, self.closed_at, trial_at=now)
+
+    def failed(self, now: float) -> Breaker:
+        """It failed a request. What was sent to it before it was passed over prolongs nothing."""
+        failures = self.failures + 1
+        if failures < FAILURES or (self.pause_s and self.trial_at is None):
+            return Breaker(failures, self.pause_s, self.closed_at, self.trial_at)
+        pause = min(2 * self.pause_s or FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        return Breaker(failures, pause, now + pause)
+
+    def succeeded(self) -> Breaker:
+        """It did what it was sent."""
+        return Breaker()
+
+
+class Breakers:
+    """Of all workers, by worker and epoch: one that began anew has failed nothing."""
+
+    def __init__(self) -> None:
+        self._breakers: dict[str, tuple[int, Breaker]] = {}
+
+    def of(self, worker: str, epoch: int) -> Breaker:
+        """What is known of this engine."""
+        known = self._breakers.get(worker)
+        return known[1] if known is not None and known[0] == epoch else Breaker()
+
+    def note(self, worker: str, epoch: int, breaker: Breaker) -> None:
+        """Keeps a worker's new state; a sound one takes no memory."""
+        if breaker == Breaker():
+            self._breakers.pop(worker, None)
+        else:
+            self._breakers[worker] = epoch, breaker

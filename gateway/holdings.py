@@ -1,0 +1,82 @@
+"""What workers say that their prefix caches hold.
+
+It knows names of pages by worker and epoch. It refuses to know streams, and what holding a page is worth.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from eyas.common.cached_pages import CacheNews
+from eyas.common.page_names import PageShape, split
+
+
+class Prefix:
+    """A prompt's pages by name, made once per shape of pages.
+
+    `session`: the conversation's name, if it has one.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int] = (), session: str = "") -> None:
+        self.session = session
+        self._ids = prompt_ids
+        self._names: dict[PageShape, tuple[bytes, ...]] = {}
+
+    def names(self, shape: PageShape) -> tuple[bytes, ...]:
+        """The short names of the pages that a cache can serve."""
+        if shape not in self._names:
+            self._names[shape] = shape.names(self._ids)
+        return self._names[shape]
+
+
+class Holding:
+    """The pages of one worker's pool."""
+
+    def __init__(self, news: CacheNews) -> None:
+        self.epoch = news.epoch
+        self.shape = news.shape
+        self._names: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def hear(self, news: CacheNews) -> None:
+        """Takes what the worker says, in order."""
+        if news.whole:
+            self._names.clear()
+        self._names.difference_update(split(news.dropped))
+        self._names.update(split(news.added))
+
+    def matched(self, prefix: Prefix) -> int:
+        """Tokens at the start of the prompt that are here:
+
+        caches forget a page after those that follow it.
+        """
+        names = prefix.names(self.shape)
+        return self.shape.size * bisect_left(names, True, key=lambda name: name not in self._names)
+
+
+class Holdings:
+    """By worker: the newest pool that it has told of."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Holding] = {}
+
+    def hear(self, worker: str, news: CacheNews) -> None:
+        """Takes news of a worker. What a pool held that is gone is forgotten with it."""
+        known = self._workers.get(worker)
+        if known is None or known.epoch != news.epoch:
+            if not news.whole:
+                return  # the rest of an older stream
+            known = self._workers[worker] = Holding(news)
+        known.hear(news)
+
+    def of(self, worker: str, epoch: int) -> Holding | None:
+        """What it holds in this pool; None: it has not said."""
+        known = self._workers.get(worker)
+        return known if known is not None and known.epoch == epoch else None
+
+    def forget(self, worker: str) -> None:
+        """Nothing is known of it any more."""
+        self._workers.pop(worker, None)

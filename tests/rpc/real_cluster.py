@@ -1,0 +1,74 @@
+"""A gateway with both of its fronts before real workers on a tiny model, all in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from prometheus_client import CollectorRegistry
+from real_worker import RealWorker
+from scripted_backend import nano_tokenizer
+from test_generate_paths import until
+
+from eyas.common.config import EngineConfig, GatewayConfig
+from eyas.common.discovery import registry
+from eyas.common.types import Role
+from eyas.worker.ports import free_ports
+from gateway.cluster import Cluster
+from gateway.generate import ClusterBackend
+from gateway.grpc_front import GrpcFront
+from gateway.http import create_app
+from gateway.metrics import GatewayMetrics
+
+
+@dataclass
+class RealCluster:
+    """`http`: its HTTP front; `grpc`: the address of its gRPC front."""
+
+    workers: list[RealWorker]
+    cluster: Cluster
+    http: httpx.AsyncClient
+    grpc: str
+
+
+@contextlib.asynccontextmanager
+async def real_cluster(
+    config: EngineConfig,
+    folder: Path,
+    roles: Sequence[tuple[Role, ...]],
+    gateway: GatewayConfig | None = None,
+    metrics: GatewayMetrics | None = None,
+) -> AsyncIterator[RealCluster]:
+    """One worker per item of `roles`; pools lie in `folder`."""
+    ports = free_ports()
+    numbers = [next(ports) for _ in roles]
+    known = "static:" + ",".join(f"127.0.0.1:{port}" for port in numbers)
+    config = EngineConfig(**{**vars(config), "pool_dir": str(folder)})
+    gateway, metrics = gateway or GatewayConfig(grpc_port=0), metrics or GatewayMetrics(CollectorRegistry())
+    async with contextlib.AsyncExitStack() as owned:
+        workers = []
+        for own, port in zip(roles, numbers, strict=True):
+            engine = EngineConfig(**{**vars(config), "roles": own})
+            workers.append(await RealWorker(engine, known, port).start())
+            owned.push_async_callback(workers[-1].stop)
+        cluster = Cluster(registry(known))
+        await cluster.start()
+        owned.push_async_callback(cluster.aclose)
+        decodes = [w.address for w, own in zip(workers, roles, strict=True) if Role.DECODE in own]
+        async with asyncio.timeout(10):
+            while {w.worker for w in cluster.workers() if w.serving} != {w.address for w in workers}:
+                await asyncio.sleep(0.02)
+        await until(lambda: sum(worker.connected for worker in cluster.candidates()) == len(decodes), 10.0)
+        backend, tokenizer = ClusterBackend(cluster), nano_tokenizer()
+        front = GrpcFront(gateway, backend, tokenizer, metrics)
+        await front.start()
+        owned.push_async_callback(front.aclose)
+        transport = httpx.ASGITransport(create_app(gateway, backend, tokenizer, metrics))
+        http = await owned.enter_async_context(
+            httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=20)
+        )
+        yield RealCluster(workers, cluster, http, f"127.0.0.1:{front.port}")

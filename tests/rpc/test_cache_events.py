@@ -1,0 +1,109 @@
+"""Gateways that hear from real workers what their prefix caches hold, and route by it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from real_cluster import RealCluster, real_cluster
+from real_worker import tiny_config
+from test_generate_paths import until
+
+from eyas.common import rpc
+from eyas.common.cached_pages import CachedPages, CacheNews
+from eyas.common.clients import InfoClient
+from eyas.common.discovery import registry
+from eyas.common.errors import Unavailable
+from eyas.common.page_names import PageShape
+from eyas.common.types import Role
+from gateway.cache_watch import CacheWatch
+from gateway.cluster import Cluster
+from gateway.holdings import Holdings, Prefix
+
+BOTH = (Role.PREFILL, Role.DECODE)
+TURN = {"model": "eyas-nano", "max_tokens": 4, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
+
+
+@contextlib.asynccontextmanager
+async def another_gateway(cluster: RealCluster) -> AsyncIterator[Cluster]:
+    other = Cluster(registry("static:" + ",".join(w.address for w in cluster.workers)))
+    await other.start()
+    try:
+        yield other
+    finally:
+        await other.aclose()
+
+
+def cached(cluster: Cluster, prompt: list[int]) -> dict[str, int]:
+    return {c.info.worker: c.cached for c in cluster.candidates(Prefix(prompt))}
+
+
+async def say(cluster: RealCluster, prompt: list[int]) -> None:
+    response = await cluster.http.post("/v1/completions", json=TURN | {"prompt": prompt})
+    assert response.status_code == 200, response.text
+
+
+SPLIT = ((Role.PREFILL,), (Role.DECODE,))
+
+
+@pytest.mark.parametrize("roles", [(BOTH, BOTH), SPLIT], ids=["unified", "split"])
+async def test_two_gateways_agree_on_what_is_cached(
+    tmp_path: Path, roles: tuple[tuple[Role, ...], ...]
+) -> None:
+    config = tiny_config(tmp_path)
+    async with real_cluster(config, tmp_path, roles) as cluster, another_gateway(cluster) as other:
+        prompt = [5 + i % 40 for i in range(100)]
+        assert set(cached(other, prompt).values()) == {0}
+        await say(cluster, prompt)
+        # Six whole pages of 16; the last page needs the token after it, which the head's KV depends on.
+        await until(lambda: max(cached(other, prompt).values()) == 96, 5.0)
+        holders = [name for name, tokens in cached(other, prompt).items() if tokens]
+        assert len(holders) == (1 if roles[0] == BOTH else 2)
+        assert cached(cluster.cluster, prompt) == cached(other, prompt)
+        changed = [*prompt[:40], 1, *prompt[41:]]
+        assert max(cached(other, changed).values()) == 32
+
+
+async def test_what_is_evicted_is_heard_of(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    async with real_cluster(config, tmp_path, (BOTH,)) as cluster, another_gateway(cluster) as other:
+        first = [5 + i % 40 for i in range(100)]
+        await say(cluster, first)
+        await until(lambda: max(cached(other, first).values()) == 96, 5.0)
+        for number in range(8):  # 128 pages; each prompt takes 20
+            await say(cluster, [(7 * number + i * (number + 3)) % 50 for i in range(320)])
+        await until(lambda: max(cached(other, first).values()) == 0, 5.0)
+
+
+async def test_what_a_worker_holds_is_forgotten_with_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = CachedPages(3, PageShape())
+    pages.change(b"12345678", b"")
+    broken, opened = asyncio.Event(), 0
+
+    async def cached_there(self: InfoClient) -> AsyncIterator[CacheNews]:
+        nonlocal opened
+        opened += 1
+        news = pages.since(None)
+        assert news is not None
+        yield news
+        await broken.wait()
+        broken.clear()
+        raise Unavailable("gone")
+
+    monkeypatch.setattr(InfoClient, "cached", cached_there)
+    monkeypatch.setattr("gateway.cache_watch.AGAIN_S", 0.2)
+    holdings, channels = Holdings(), rpc.Channels()
+    watch = CacheWatch(channels, holdings)
+    watch.follow(["127.0.0.1:1"])
+    await until(lambda: holdings.of("127.0.0.1:1", 3) is not None)
+    broken.set()
+    await until(lambda: holdings.of("127.0.0.1:1", 3) is None)
+    await until(lambda: holdings.of("127.0.0.1:1", 3) is not None)
+    assert opened == 2
+    watch.follow([])
+    await until(lambda: holdings.of("127.0.0.1:1", 3) is None)
+    await watch.aclose()
+    await channels.close()

@@ -1,0 +1,134 @@
+"""What workers say of their prefix caches:
+
+names, changes in order, and a gateway that holds the same in the end.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eyas.common.cached_pages import CachedPages
+from eyas.common.page_names import SHORT_BYTES, PageShape, named, split
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.prefix_cache import PrefixCache
+from gateway.holdings import Holdings, Prefix
+
+SIZE = 4
+
+
+@given(st.lists(st.integers(0, 50), max_size=40), st.integers(1, 6), st.integers(0, 2))
+def test_names_are_those_of_the_keys(tokens: list[int], size: int, lookahead: int) -> None:
+    shape, name, names = PageShape(size, lookahead), b"", []
+    for key in shape.keys(tokens, len(tokens) - 1):
+        name = named(name, key)
+        names.append(name[:SHORT_BYTES])
+    assert shape.names(tokens) == tuple(names)
+
+
+class Worker:
+    """A prefix cache of its own, what its front tells, and one gateway that listens."""
+
+    def __init__(self, seed: int, lookahead: int, most_logged: int) -> None:
+        self.rng = random.Random(seed)
+        self.pool = PagePool(24)
+        self.cache = PrefixCache(self.pool, SIZE, lookahead=lookahead)
+        self.pages = CachedPages(7, PageShape(SIZE, lookahead), most_logged)
+        self.holdings = Holdings()
+        self.number: int | None = None
+        self.wholes = 0
+
+    def work(self) -> None:
+        """A prompt comes; some of it may be known, and older pages may have to go."""
+        tokens = [self.rng.randrange(2) for _ in range(self.rng.randrange(1, 30))]
+        found = self.cache.match(tokens)
+        need = len(tokens) // SIZE + 1 - len(found)
+        if self.pool.free < need:
+            self.cache.evict(need - self.pool.free)
+        if self.pool.free >= need:
+            found += self.pool.take(need)
+            self.cache.insert(tokens, found, len(tokens))
+        self.pool.drop(found)
+
+    def engine_tells(self, most: int) -> None:
+        added, dropped = self.cache.news(most)
+        if added or dropped:
+            self.pages.change(added, dropped)
+
+    def front_tells(self) -> None:
+        news = self.pages.since(self.number)
+        if news is not None:
+            self.wholes += news.whole
+            self.number = news.until
+            self.holdings.hear("w", news)
+
+    def held(self) -> set[bytes]:
+        return {node.name[:SHORT_BYTES] for node in self.cache._nodes.values()}
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("most_logged", [64, 1 << 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_gateway_knows_what_the_cache_holds(seed: int, most_logged: int, lookahead: int) -> None:
+    worker = Worker(seed, lookahead, most_logged)
+    for _ in range(400):
+        worker.work()
+        if worker.rng.random() < 0.5:
+            worker.engine_tells(worker.rng.randrange(1, 6))
+        if worker.rng.random() < 0.3:
+            worker.front_tells()
+    assert worker.cache.held <= 24
+    while worker.cache._changes:
+        worker.engine_tells(3)
+    worker.front_tells()
+    holding = worker.holdings.of("w", 7)
+    assert holding is not None and holding._names == worker.held()
+    assert (worker.wholes > 1) == (most_logged == 64)  # who is far behind begins anew
+    for _ in range(50):
+        tokens = [worker.rng.randrange(2) for _ in range(30)]
+        found = worker.cache.match(tokens)
+        worker.pool.drop(found)
+        assert holding.matched(Prefix(tokens)) == SIZE * len(found)
+    assert worker.pages._logged <= max(most_logged, 64)
+
+
+def test_changes_that_nobody_heard_of_are_not_told() -> None:
+    pool = PagePool(8)
+    cache = PrefixCache(pool, SIZE, lookahead=0)
+    pages = pool.take(2)
+    cache.insert(list(range(8)), pages, 8)
+    pool.drop(pages)
+    cache.evict(1)
+    added, dropped = cache.news(100)
+    assert (len(list(split(added))), dropped) == (1, b"")
+    cache.evict(1)
+    assert cache.news(100) == (b"", added)
+
+
+def test_a_new_pool_makes_the_old_one_forgotten() -> None:
+    old, new = CachedPages(1, PageShape(SIZE)), CachedPages(2, PageShape(SIZE))
+    tokens = list(range(9))
+    names = b"".join(PageShape(SIZE).names(tokens))
+    old.change(names, b"")
+    holdings = Holdings()
+    first = old.since(None)
+    assert first is not None
+    holdings.hear("w", first)
+    assert holdings.of("w", 2) is None
+    holding = holdings.of("w", 1)
+    assert holding is not None and holding.matched(Prefix(tokens)) == 2 * SIZE
+    new.change(names[:SHORT_BYTES], b"")
+    second = new.since(0)
+    assert second is not None and not second.whole
+    holdings.hear("w", second)  # without its beginning it says nothing
+    assert holdings.of("w", 2) is None
+    whole = new.since(None)
+    assert whole is not None
+    holdings.hear("w", whole)
+    fresh = holdings.of("w", 2)
+    assert fresh is not None and fresh.matched(Prefix(tokens)) == SIZE and holdings.of("w", 1) is None
+    holdings.forget("w")
+    assert holdings.of("w", 2) is None
