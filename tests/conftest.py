@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -19,6 +20,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # torch is not imported yet; what a tes
 
 settings.register_profile("busy", deadline=None)  # neighbours may make any example slow
 settings.load_profile("busy")
+
+
+@pytest.fixture(autouse=True)
+def own_log_handlers() -> Iterator[None]:
+    """A command that a test calls sets up the log of its process: for this test alone."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    yield
+    if root.handlers != before:
+        root.handlers[:] = before
+        root.setLevel(level)
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,11 @@ class TextFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname).1s {process} %(name)s: %(message)s", "%H:%M:%S")
         self._reads_text = reads_text
 
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's line and its traceback, never the one that another handler's formatter left in it."""
+        record.exc_text = None
+        return super().format(record)
+
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line, before any exception."""
         line = super().formatMessage(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def test_the_example_runs_as_written() -> None:
         async with served(backend) as address:
             code = EXAMPLE.read_text().replace("127.0.0.1:8001", address)
             process = await asyncio.create_subprocess_exec(
-                "python", "-c", code, stdout=asyncio.subprocess.PIPE
+                sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
             )
             out, _ = await process.communicate()
             return out.decode()

@@ -88,3 +88,13 @@ def test_other_processes_keep_the_words_of_their_errors() -> None:
         record = logging.LogRecord("eyas", logging.ERROR, "", 0, "it broke", (), (type(error), error, None))
     for formatter in (TextFormatter("engine"), JsonFormatter("engine")):
         assert "out of memory" in formatter.format(record)
+
+
+def test_words_that_another_formatter_left_are_not_repeated() -> None:
+    """`logging` keeps a record's traceback for the handlers that come after."""
+    try:
+        raise KeyError(MARK)
+    except KeyError as error:
+        record = logging.LogRecord("eyas", logging.ERROR, "", 0, "failed", (), (KeyError, error, None))
+    assert MARK in logging.Formatter().format(record)
+    assert MARK not in TextFormatter("gateway", True).format(record)

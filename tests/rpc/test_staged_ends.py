@@ -168,7 +168,7 @@ async def test_an_owner_that_is_killed_in_the_middle_is_lost(
     try:
         assert process.stdout
         address = (await asyncio.to_thread(process.stdout.readline)).strip()
-        owner: Any = SimpleNamespace(address=address)
+        owner: Any = SimpleNamespace(address=address, dial=rpc.channel)
         puller = {"registry": f"static:{address}", "pool_dir": str(tmp_path / "here")}
         async with real_worker(config, Role.DECODE, **puller) as b, decoding(b) as decode:
             decode.attach(request(), await prefill(owner, request()))

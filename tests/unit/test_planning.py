@@ -80,7 +80,10 @@ def test_a_rate_needs_as_many_workers_as_bear_it_and_no_fewer() -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--slo", "ttft=1s,tpot=3ms"], "no number of workers meets tpot=3ms: one sequence alone takes 4.0"),
+        (
+            ["--slo", "ttft=1s,tpot=3ms"],
+            "no number of workers meets tpot=3ms: one sequence alone takes 4.17 ms",
+        ),
         (["--slo", "ttft=10ms,tpot=20ms"], "no number of workers meets ttft=10ms: a prompt of 1024"),
         (["--slo", "ttft=1s"], "--slo: tpot is missing"),
         (["--slo", "ttft=1s,tpot=8ms,e2e=1s"], "not e2e"),
