@@ -47,9 +47,8 @@ class RowMemory:
             raise ConfigError(f"they are {line.dtype}, the draft worker's {gpu.dtype}")
         ring = _agreed(line)
         if min(ring.places, ring.kept, ring.words) < 1 or ring.nbytes > MOST_BYTES:
-            raise ConfigError(
-                f"{line.places} x {line.kept} rows would take more than {MOST_BYTES / 2**30:g} GiB"
-            )
+            most = MOST_BYTES / 2**30
+            raise ConfigError(f"{line.places} x {line.kept} rows are none, or take more than {most:g} GiB")
         if reason := gpu.driver.obstacle(line.gpu):
             raise ConfigError(reason)
         try:

@@ -1,4 +1,4 @@
-"""A ring of feature rows per sequence, in memory of a draft worker's GPU into which a decode engine's device writes.
+"""A ring of feature rows per sequence, in a draft worker's GPU, into which a decode engine's device writes.
 
 It knows where a row lies and how it is told from what lay there before. Who writes and reads rows is the
 business of `eyas.engine.kernels.row_ring`, whose memory it is that of `eyas.engine.ipc.row_memory`.

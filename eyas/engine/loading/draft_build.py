@@ -98,8 +98,8 @@ def _device_worker(loaded: EngineSpec) -> DraftWorker:
 
 
 def warm_up(runner: DeviceDraftRunner, width: int, spec: SpeculationConfig) -> float:
-    """Drafts for made-up sequences, in pages without an owner: one row, whose feature comes from the host, then
-    from nowhere in a ring; and as many as need every kernel.
+    """Drafts for made-up sequences, in pages without an owner: one row, whose feature comes from the host,
+    then from a ring that does not exist; and as many as need every kernel.
 
     Seconds of the slower one when it is warm.
     """

@@ -26,7 +26,7 @@ from eyas.engine.speculation.expansion import TreeExpansion
 
 
 class RingRow(NamedTuple):
-    """A feature that another GPU has written into the memory of this one, as `eyas.engine.ipc.row_ring` says."""
+    """A feature that another GPU has written into the memory of this one (`eyas.engine.ipc.row_ring`)."""
 
     address: int
     tag: int

@@ -259,11 +259,10 @@ class DraftSequences:
             followed.commits.append(commit)
 
     def _makes_sense(self, commit: DraftCommit) -> bool:
-        ready = self._ready
+        ready, near = self._ready, len(commit.tokens) if commit.place < 0 else 0
         return (
             len(commit.tokens) > 0
-            and len(commit.features)
-            == (4 * ready.draft_width * len(commit.tokens) if commit.place < 0 else 0)
+            and len(commit.features) == 4 * ready.draft_width * near
             and all(0 <= token < ready.vocab_size for token in commit.tokens)
             and commit.base_len + len(commit.tokens) < ready.context_length
             and 0 <= commit.steps <= MOST_STEPS

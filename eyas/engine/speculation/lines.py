@@ -29,9 +29,7 @@ from eyas.engine.ipc.messages import (
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
 
 SHM, GRPC, CUDA_IPC = "shm", "grpc", "cuda_ipc"
-"""The paths of drafts: by a line in shared memory, or by the fronts; by a line, and their features from GPU to
-GPU.
-"""
+"""The paths of drafts: by a line in shared memory; by the fronts; by a line, and features from GPU to GPU."""
 
 _log = logging.getLogger("eyas.engine")
 
