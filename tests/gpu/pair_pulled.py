@@ -1,4 +1,4 @@
-"""A pulled prompt against a local one: the same greedy prompts to one worker of all roles and to a split pair.
+"""A pulled prompt against a local one: the same greedy prompts to one worker of all roles and to a split.
 
     python -m tests.gpu.pair_pulled --out DIR [SERVE FLAGS]
 
