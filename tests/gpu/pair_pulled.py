@@ -40,7 +40,7 @@ class Answer:
 def excess(one: Answer, other: Answer) -> float:
     """How far below its own token an answer has the other's, where the two part first: the larger of both.
 
-    0.0 if they do not part; infinite where the other's token is none of those that it holds.
+    0.0 if they do not part; infinite where it does not hold the other's token.
     """
     for a, b, ours, theirs in zip(one.tokens, other.tokens, one.held, other.held, strict=True):
         if a != b:
