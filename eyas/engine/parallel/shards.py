@@ -35,6 +35,8 @@ def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
             "key and value heads": layer.attention.num_kv_heads,
             "feed-forward columns": layer.feed_forward.width,
         }
+        if layer.attention.latent:
+            del sizes["key and value heads"]  # every rank reads the one that there is
         for name, size in sizes.items():
             if size % ranks:
                 flag = "tensor-parallel-size"
