@@ -57,7 +57,9 @@ def served(cluster: Loopback, *, split: bool = False) -> list[list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2_windows", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["mistral", "qwen2_windows", "gemma2", "gemma3", "deepseek_v3", "deepseek_v2_lite", "mixtral"]
+)
 def test_a_family_is_served_as_transformers_generates(tmp_path: Path, name: str) -> None:
     model = write_family(tmp_path / "model", name)
     expected = [generated(model, prompt) for prompt in prompts()]

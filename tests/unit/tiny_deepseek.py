@@ -1,0 +1,108 @@
+"""DeepSeek models with every branch of the family and weights that hide no mistake, as transformers stores them.
+
+Default weights (gains 1, correction 0, deviation 0.02) make most mistakes invisible: a wrong rotation, scale or
+norm then moves logits by less than rounding.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 40.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+RAGGED: dict[str, Any] = {
+    "vocab_size": 4096,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "moe_intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "q_lora_rank": 192,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 48,
+    "n_routed_experts": 32,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2560,
+    "rope_interleave": True,
+    "rope_parameters": YARN,
+    "num_nextn_predict_layers": 0,
+    "eos_token_id": None,
+}
+"""Sides that are no multiples of a block of 128: 160 rows of kv_a, 192 columns of q_b."""
+
+WHOLE = RAGGED | {
+    "vocab_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": 256,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+}
+"""The published sizes of a head."""
+
+SMALL = RAGGED | {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+}
+"""As quick as other tests' models."""
+
+
+def write_tiny_deepseek(folder: Path, sizes: dict[str, Any] = SMALL, shift: float = 0.0, seed: int = 0) -> Any:
+    """Stores a DeepSeek-V3; gives transformers' model, float32, eager. `shift`: added to every correction."""
+    config = transformers.DeepseekV3Config(**sizes)
+    config._attn_implementation = config._experts_implementation = "eager"
+    torch.manual_seed(seed)
+    model = transformers.DeepseekV3ForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 1:
+                weight.uniform_(0.5, 1.5)
+            else:
+                wider = 2.0 if ".q_b_proj." in name or ".kv_b_proj." in name else 1.0
+                weight.normal_(std=wider * weight.shape[-1] ** -0.5)
+        for name, bias in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                bias.normal_(std=0.3).add_(shift)
+    model.save_pretrained(folder)
+    return model
