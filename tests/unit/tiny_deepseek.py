@@ -6,11 +6,15 @@ norm then moves logits by less than rounding.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+
+Tensors = dict[str, torch.Tensor]
 
 YARN = {
     "rope_type": "yarn",
@@ -90,6 +94,37 @@ SMALL = RAGGED | {
 
 def write_tiny_deepseek(folder: Path, sizes: dict[str, Any] = SMALL, shift: float = 0.0, seed: int = 0) -> Any:
     """Stores a DeepSeek-V3; gives transformers' model, float32, eager. `shift`: added to every correction."""
+    model = _random(sizes, shift, seed)
+    model.save_pretrained(folder)
+    return model
+
+
+def write_tiny_nextn_deepseek(folder: Path, sizes: dict[str, Any] = SMALL) -> tuple[Any, Any, Tensors]:
+    """The same with a NextN layer, and its copies of both ends, behind the model's own.
+
+    Gives transformers' model; a model of it that is the NextN layer alone, with the norm behind it and the
+    same output head; and what joins: enorm [hidden], hnorm [hidden], eh_proj [hidden, 2 * hidden].
+    """
+    target = write_tiny_deepseek(folder, sizes)
+    layer = _random(sizes | {"num_hidden_layers": 1, "first_k_dense_replace": 0}, seed=1)
+    layer.lm_head.weight = target.lm_head.weight
+    layer.save_pretrained(folder / "layer")
+    parts, prefix = load_file(folder / "layer" / "model.safetensors"), f"model.layers.{sizes['num_hidden_layers']}"
+    stored = load_file(folder / "model.safetensors")
+    stored |= {name.replace("model.layers.0", prefix): t for name, t in parts.items() if ".layers.0." in name}
+    hidden, generator = sizes["hidden_size"], torch.Generator().manual_seed(2)
+    join = {name: torch.rand(hidden, generator=generator) + 0.5 for name in ("enorm", "hnorm")}
+    join["eh_proj"] = torch.randn(hidden, 2 * hidden, generator=generator) / (2 * hidden) ** 0.5
+    shared = {"shared_head.norm": parts["model.norm.weight"], "shared_head.head": stored["lm_head.weight"]}
+    shared["embed_tokens"] = stored["model.embed_tokens.weight"]
+    stored |= {f"{prefix}.{name}.weight": tensor.clone() for name, tensor in (join | shared).items()}
+    save_file(stored, folder / "model.safetensors")
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"num_nextn_predict_layers": 1}))
+    return target, layer, join
+
+
+def _random(sizes: dict[str, Any], shift: float = 0.0, seed: int = 0) -> Any:
     config = transformers.DeepseekV3Config(**sizes)
     config._attn_implementation = config._experts_implementation = "eager"
     torch.manual_seed(seed)
@@ -104,5 +139,4 @@ def write_tiny_deepseek(folder: Path, sizes: dict[str, Any] = SMALL, shift: floa
         for name, bias in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 bias.normal_(std=0.3).add_(shift)
-    model.save_pretrained(folder)
     return model
