@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def case_of(folder: Path, sizes: dict[str, Any], shift: float = 0.0) -> Case:
 
 
 @pytest.fixture(scope="module", params=["small", pytest.param("ragged", marks=pytest.mark.slow)])
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     sizes = {"small": SMALL, "ragged": RAGGED}[request.param]
     return case_of(tmp_path_factory.mktemp("model"), sizes)
 
@@ -238,7 +238,9 @@ def negative(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 @pytest.mark.parametrize(
-    "mistake", [Mistake(routing=_closed_are_zero), Mistake(tensor=_short_bias)], ids=["closed is 0", "bf16 bias"]
+    "mistake",
+    [Mistake(routing=_closed_are_zero), Mistake(tensor=_short_bias)],
+    ids=["closed is 0", "bf16 bias"],
 )
 def test_a_mistake_with_the_correction_is_noticed_where_it_is_negative(
     negative: Case, mistake: Mistake, monkeypatch: pytest.MonkeyPatch
@@ -327,8 +329,12 @@ def test_a_gpu_refuses_by_name_before_weights_are_read(tmp_path: Path, name: str
     [
         ({"attention_bias": True}, "attention_bias True is not supported"),
         ({"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported"),
-        ({"topk_method": "greedy"}, "topk_method greedy with scoring_func sigmoid is not supported"),
-        ({"quantization_config": {"quant_method": "awq"}}, "'awq' with weight_block_size None are not supported"),
+        ({"topk_method": "best"}, "topk_method best with scoring_func None is not supported"),
+        ({"scoring_func": "softmax"}, "topk_method noaux_tc with scoring_func softmax is not supported"),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            "'awq' with weight_block_size None are not supported",
+        ),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, change: dict[str, Any], why: str) -> None:

@@ -101,9 +101,7 @@ def test_a_dense_model_in_blocks_is_read_as_well(tmp_path: Path) -> None:
         assert torch.equal(weights.take_columns(name, (96, 48)), meant[name][:, 24:])
     with FolderWeights(tmp_path / "fp8", placement=Placement(dtype=torch.bfloat16)) as weights:
         assert torch.equal(weights.take(name, (96, 48)), meant[name].bfloat16())
-    config = EngineConfig(
-        model=str(tmp_path / "fp8"), draft=None, num_pages=4, attention_backend="triton"
-    )
+    config = EngineConfig(model=str(tmp_path / "fp8"), draft=None, num_pages=4, attention_backend="triton")
     with pytest.raises(ConfigError, match="has no implementation for a GPU: weights in FP8 blocks"):
         EngineSpec.of(config)
 

@@ -258,4 +258,3 @@ def test_yarns_ramp_is_that_of_the_paper() -> None:
     assert torch.allclose(share[:11], torch.ones(11).double(), atol=1e-5)
     assert torch.allclose(share[23:], torch.full((9,), 1 / 40).double(), atol=1e-5)
     assert ((share[11:23] < 1) & (share[11:23] > 1 / 40)).all()
-

@@ -1,7 +1,7 @@
-"""DeepSeek models with every branch of the family and weights that hide no mistake, as transformers stores them.
+"""DeepSeek models with every branch of the family and weights that hide no mistake, stored by transformers.
 
-Default weights (gains 1, correction 0, deviation 0.02) make most mistakes invisible: a wrong rotation, scale or
-norm then moves logits by less than rounding.
+Default weights (gains 1, correction 0, deviation 0.02) make most mistakes invisible: a wrong rotation, scale
+or norm then moves logits by less than rounding.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+
+from tests.unit.tiny_mtp import nextn_prefix
 
 Tensors = dict[str, torch.Tensor]
 
@@ -92,9 +94,9 @@ SMALL = RAGGED | {
 """As quick as other tests' models."""
 
 
-def write_tiny_deepseek(folder: Path, sizes: dict[str, Any] = SMALL, shift: float = 0.0, seed: int = 0) -> Any:
+def write_tiny_deepseek(folder: Path, sizes: dict[str, Any] = SMALL, shift: float = 0.0) -> Any:
     """Stores a DeepSeek-V3; gives transformers' model, float32, eager. `shift`: added to every correction."""
-    model = _random(sizes, shift, seed)
+    model = _random(sizes, shift)
     model.save_pretrained(folder)
     return model
 
@@ -109,9 +111,9 @@ def write_tiny_nextn_deepseek(folder: Path, sizes: dict[str, Any] = SMALL) -> tu
     layer = _random(sizes | {"num_hidden_layers": 1, "first_k_dense_replace": 0}, seed=1)
     layer.lm_head.weight = target.lm_head.weight
     layer.save_pretrained(folder / "layer")
-    parts, prefix = load_file(folder / "layer" / "model.safetensors"), f"model.layers.{sizes['num_hidden_layers']}"
+    parts, prefix = load_file(folder / "layer" / "model.safetensors"), nextn_prefix(folder)
     stored = load_file(folder / "model.safetensors")
-    stored |= {name.replace("model.layers.0", prefix): t for name, t in parts.items() if ".layers.0." in name}
+    stored |= {n.replace("model.layers.0", prefix): t for n, t in parts.items() if ".layers.0." in n}
     hidden, generator = sizes["hidden_size"], torch.Generator().manual_seed(2)
     join = {name: torch.rand(hidden, generator=generator) + 0.5 for name in ("enorm", "hnorm")}
     join["eh_proj"] = torch.randn(hidden, 2 * hidden, generator=generator) / (2 * hidden) ** 0.5

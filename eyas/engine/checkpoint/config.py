@@ -89,8 +89,8 @@ class LatentSpec(AttentionSpec):
     The cached row of a token is its latent of `kv_rank` elements, normalised, and behind it one rotated key
     that all heads share. A head's own key of `plain_dim` elements, and its value of `value_dim`, are products
     with the latent. Absorbed, those products move to the query and to the result: attention then has one key
-    head of `head_dim` = `kv_rank` + rotated elements, of which the latent is the value too. `query_rank`: width
-    between the two factors of the queries' projection (0: it is one matrix). `adjacent`: stored rotated
+    head of `head_dim` = `kv_rank` + rotated elements, of which the latent is the value too. `query_rank`: the
+    width between the two factors of the queries' projection (0: it is one matrix). `adjacent`: stored rotated
     elements are paired with their neighbours, not with those half a head away.
     """
 

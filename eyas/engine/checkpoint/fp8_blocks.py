@@ -1,7 +1,7 @@
 """Weights in FP8 (e4m3), with a scale for each block of 128 x 128, as DeepSeek-V3 stores them.
 
-A weight W [N, K] is q * scale, block by block (arXiv 2412.19437, section 3.3.2). Scales are float32, or powers
-of two in eight bits (UE8M0). It knows one tensor at a time; which ones are stored so, their dtype says.
+A weight W [N, K] is q * scale, block by block (arXiv 2412.19437, section 3.3.2). Scales are float32, or
+powers of two in eight bits (UE8M0). It knows one tensor at a time; its dtype says whether it is stored so.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Router:
         grouped = wanted.view(wanted.shape[0], spec.groups, -1)
         best = grouped.topk(spec.group_best, -1).values
         kept = _best(_in_order(best.unbind(-1)), spec.kept_groups)
-        closed = torch.ones(grouped.shape[:2], dtype=torch.bool, device=wanted.device).scatter_(1, kept, False)
+        closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, kept, False)
         return grouped.masked_fill(closed[..., None], -torch.inf).view_as(wanted)
 
 

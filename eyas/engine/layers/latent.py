@@ -40,9 +40,9 @@ class LatentAttention:
         row = weights.take(f"{prefix}.kv_a_proj_with_mqa.weight", (spec.head_dim, width))
         self._row = Linear(_halves_last(row[None], spec)[0])
         self._row_norm = _norm(weights, f"{prefix}.kv_a_layernorm.weight", spec.kv_rank)
-        rows = spec.num_heads * (spec.plain_dim + spec.value_dim)
-        factors = weights.take(f"{prefix}.kv_b_proj.weight", (rows, spec.kv_rank))
-        keys, values = factors.view(spec.num_heads, -1, spec.kv_rank).split((spec.plain_dim, spec.value_dim), 1)
+        parts = (spec.plain_dim, spec.value_dim)
+        factors = weights.take(f"{prefix}.kv_b_proj.weight", (spec.num_heads * sum(parts), spec.kv_rank))
+        keys, values = factors.view(spec.num_heads, -1, spec.kv_rank).split(parts, 1)
         self._keys = keys.contiguous()  # [heads, plain, latent]
         self._values = values.transpose(1, 2).contiguous()  # [heads, latent, value]
         out = (width, spec.num_heads * spec.value_dim)

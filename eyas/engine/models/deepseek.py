@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig, Scores
 from eyas.engine.models import keys
+
+METHODS: dict[str, tuple[Scores, int]] = {
+    "greedy": ("softmax", 0),
+    "group_limited_greedy": ("softmax", 1),
+    "noaux_tc": ("sigmoid", 2),
+}
+"""Of each topk_method: the scores, and how many of a group's best say how good it is (0: no groups)."""
 
 
 def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
@@ -21,7 +28,7 @@ def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
 
 
 def _attention(raw: keys.Raw) -> LatentSpec:
-    """Scores are widened by yarn's factor twice: once for queries, once for keys, whatever cos and sin are."""
+    """Scores are widened by yarn's factor twice, once for queries and once for keys; cos and sin are not."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     rope = keys.read_rope(raw, scaling)
     plain, rotated, latent = (int(raw[k]) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"))
@@ -44,14 +51,14 @@ def _experts(raw: keys.Raw) -> ExpertsSpec:
     """What a config.json of transformers leaves out follows from the version."""
     newer = raw["architectures"][0] == "DeepseekV3ForCausalLM"
     method = raw.get("topk_method") or ("noaux_tc" if newer else "greedy")
-    scores = raw.get("scoring_func") or ("sigmoid" if newer else "softmax")
-    known = {("noaux_tc", "sigmoid"): 2, ("greedy", "softmax"): 0, ("group_limited_greedy", "softmax"): 1}
-    if (method, scores) not in known:
-        raise ConfigError(f"topk_method {method} with scoring_func {scores} is not supported")
+    told = raw.get("scoring_func")
+    if method not in METHODS or told not in (None, METHODS[method][0]):
+        raise ConfigError(f"topk_method {method} with scoring_func {told} is not supported")
+    scores, best = METHODS[method]
     normalised = bool(raw.get("norm_topk_prob", newer))
     if normalised and not newer:
         raise ConfigError("norm_topk_prob of DeepSeek-V2 is not supported")
-    best, width = known[method, scores], int(raw["moe_intermediate_size"])
+    width = int(raw["moe_intermediate_size"])
     return ExpertsSpec(
         width=width,
         activation=keys.feed_forward(raw).activation,

@@ -98,11 +98,11 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         (
             isinstance(layer.attention, LatentSpec)
             or f"{prefix}.self_attn.kv_a_proj_with_mqa.weight" not in shapes,
-            f"its layer has latent attention ({prefix}.self_attn.kv_a_proj_with_mqa), the target's last has not",
+            f"it has latent attention ({prefix}.self_attn.kv_a_proj_with_mqa), its target's last has not",
         ),
         (
             isinstance(layer.feed_forward, ExpertsSpec) or f"{prefix}.mlp.gate.weight" not in shapes,
-            f"its layer has experts ({prefix}.mlp.gate), the target's last has not",
+            f"it has experts ({prefix}.mlp.gate), its target's last has not",
         ),
     ]
     fit = Fit(folder)
