@@ -2,6 +2,7 @@
 
 A weight W [N, K] is q * scale, block by block (arXiv 2412.19437, section 3.3.2). Scales are float32, or
 powers of two in eight bits (UE8M0). It knows one tensor at a time; its dtype says whether it is stored so.
+Activations are left as they are: rounding those as well is how a device is fast, not what the weights say.
 """
 
 from __future__ import annotations
