@@ -50,7 +50,7 @@ PROMPT = 16
 DECODE, DRAFT, METRICS = 47330, 47331, 47332  # ports
 START_S, ANSWER_S = 300.0, 120.0
 RING, LINE, GRPC, COLOCATED = "ring", "line", "grpc", "colocated"
-TRANSFER = {RING: "auto", LINE: "shm", GRPC: "grpc"}
+TRANSFER = {RING: "cuda_ipc", LINE: "shm", GRPC: "grpc"}
 """What `--transfer` each way takes: features from GPU to GPU beside the line, by the line, by the fronts."""
 Engine = Callable[[EngineConfig, str], None]
 

@@ -28,10 +28,14 @@ from tests.unit.test_device_engine import DRAFTS, PATIENCE_S, answers, config, t
 from tests.unit.test_device_remote import apart
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow, pytest.mark.timeout(600)]
-__all__ = ["config"]  # a fixture
 
 SERVED_S = 240  # a drafter's interpreted step takes seconds too
 CHAIN = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
+__all__ = ["config"]  # a fixture
+
+
+def by_gpu(config: EngineConfig) -> EngineConfig:
+    return replace(config, transfer=draft_lines.BY_GPU)
 
 
 class Pair(Loopback):
@@ -67,7 +71,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
     made: list[FakeDriver] = []
 
     def gpu_of(loaded: EngineSpec) -> Gpu | None:
-        if loaded.config.transfer not in draft_lines.BY_GPU:
+        if loaded.config.transfer != draft_lines.BY_GPU:
             return None
         made.append(FakeDriver())
         return Gpu(made[-1], str(loaded.placement.dtype).removeprefix("torch."), lambda: None)
@@ -102,7 +106,7 @@ def test_drafts_are_those_of_features_that_came_by_the_host(
 ) -> None:
     chain = replace(config, speculation=CHAIN)
     expected, by_host, without = served(replace(chain, transfer="shm"), asked())
-    found, sent, cluster = served(chain, asked())
+    found, sent, cluster = served(by_gpu(chain), asked())
     assert tokens(found) == tokens(expected)
     assert cluster.drafts == without.drafts and len(set(cluster.drafts)) > 2
     assert by_host[SHM] > 1 and CUDA_IPC not in by_host
@@ -117,7 +121,7 @@ def test_trees_too(config: EngineConfig, gpus: list[FakeDriver]) -> None:
     assert spec is not None
     tree = replace(config, speculation=spec)
     expected, _, without = served(replace(tree, transfer="shm"), asked())
-    found, sent, cluster = served(tree, asked())
+    found, sent, cluster = served(by_gpu(tree), asked())
     assert tokens(found) == tokens(expected) and cluster.drafts == without.drafts
     assert sent[CUDA_IPC] > 1 and sent.get(SHM, 0) <= 1
 
@@ -140,7 +144,7 @@ def test_a_sequence_whose_features_are_lost_opens_anew(
     expected, _ = answers(replace(config, draft=None), asked(12))
     monkeypatch.setattr("eyas.engine.speculation.remote.BACKOFF_S", 0.0)
     monkeypatch.setattr(row_ring, "put", lossy(5))
-    found, sent, cluster = served(replace(config, speculation=CHAIN), asked(12))
+    found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(12))
     assert tokens(found) == tokens(expected)
     assert any("not in its ring" in reason for reason in cluster.reasons)
     assert sent[GRPC] > 1 and sent[CUDA_IPC] > 1
@@ -161,6 +165,6 @@ def test_without_a_free_place_features_go_by_the_host(
         return take(memory) if left[0] >= 0 else -1
 
     monkeypatch.setattr(RowMemory, "take_place", once)
-    found, sent, cluster = served(replace(config, speculation=CHAIN), two)
+    found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), two)
     assert tokens(found) == tokens(expected)
     assert sent[CUDA_IPC] > 0 and sent[SHM] > 0 and not cluster.reasons

@@ -25,8 +25,8 @@ sequences are dropped.
 BY_MEMORY = (AUTO, "shm", "cuda_ipc")
 """What `transfer` may be where drafts may go by memory that two processes share."""
 
-BY_GPU = (AUTO, "cuda_ipc")
-"""What it may be where features may go from GPU to GPU."""
+BY_GPU = "cuda_ipc"
+"""What it is where features may go from GPU to GPU: by name alone, until that was seen on GPUs."""
 
 
 def offered_lines(loaded: EngineSpec) -> OfferedLines:
@@ -57,7 +57,7 @@ def gpu_of(loaded: EngineSpec) -> Gpu | None:
     Not with several ranks: a wait for one of them would have to look after the others.
     """
     config = loaded.config
-    apart = config.device != "cpu" and config.attention_backend != "torch" and config.transfer in BY_GPU
+    apart = config.device != "cpu" and config.attention_backend != "torch" and config.transfer == BY_GPU
     if not apart or config.tensor_parallel_size > 1:
         return None
     dtype = str(loaded.placement.dtype).removeprefix("torch.")
