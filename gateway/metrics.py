@@ -1,4 +1,4 @@
-"""What a gateway's fronts count, for Prometheus, and tell their tracer.
+"""What a gateway's fronts count, for Prometheus, and tell their tracer and the console.
 
 It knows clocks, deltas and metric names (`docs/metrics.md` lists them). It refuses to know how anything is
 served. The registry stays its creator's.
@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from eyas.common.metrics import PlainHistogram
+from eyas.common.types import Finish
+from gateway.recent import Recent
 from gateway.siblings import Siblings
 from gateway.text import RequestTrace, TextDelta, UsageCounts
+from gateway.timings import pulls
 from gateway.tracing import Tracer, current
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -128,7 +131,14 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self.link_bytes = Counter(
+            "eyas_link_bytes",
+            "KV bytes pulled for prompts, per pair of workers and path",
+            ["source", "target", "path"],
+            registry=registry,
+        )
         self.placement = PlacementMetrics(registry)
+        self.recent = Recent()
 
     async def __aenter__(self) -> GatewayMetrics:
         if self._siblings is not None:
@@ -155,15 +165,16 @@ class Meter:
         self._metrics = metrics
         self._start = 0.0
         self._last: dict[int, float] = {}  # choice -> time of its last tokens
+        self._finishes: list[Finish] = []
 
     def __enter__(self) -> Meter:
         self._metrics.running.inc()
-        self._start = time.perf_counter()
+        self._start = time.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._metrics.running.dec()
-        self._metrics.request_seconds.observe(time.perf_counter() - self._start)
+        self._metrics.request_seconds.observe(time.monotonic() - self._start)
 
     def deltas(self, deltas: Sequence[TextDelta]) -> None:
         """Counts deltas that arrive now."""
@@ -172,10 +183,11 @@ class Meter:
                 self.tokens(delta.choice, len(delta.tokens))
             if delta.finish is not None:
                 self._metrics.finished.labels(delta.finish).inc()
+                self._finishes.append(delta.finish)
 
     def tokens(self, choice: int, count: int) -> None:
         """Counts tokens of a choice that arrive now."""
-        now = time.perf_counter()
+        now = time.monotonic()
         if last := self._last.get(choice):
             self._metrics.inter_token.observe((now - last) / count)
         elif not self._last:
@@ -194,6 +206,10 @@ class Meter:
             self._metrics.acceptance.observe(usage.acceptance_length)
         for trace in traces:
             self._stages(trace)
+            for source, leg in pulls(trace):
+                link = self._metrics.link_bytes.labels(source, leg.worker, leg.transfer_path)
+                link.inc(leg.transfer_bytes)
+        self._metrics.recent.add(self._start, self._finishes, usage, traces)
         if (span := current.get()) is not None:
             span.answered(usage, traces)
 
