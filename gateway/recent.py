@@ -46,7 +46,7 @@ class RecentRequest(msgspec.Struct, frozen=True):
     ended: float
     total_ms: float
     first_token_ms: float | None
-    finish: Sequence[str]
+    finish: list[str]
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -76,7 +76,7 @@ class Recent:
                 ended=round(time.time(), 3),
                 total_ms=_ms(now - began),
                 first_token_ms=_ms(min(firsts) - began) if firsts else None,
-                finish=tuple(finish),
+                finish=[*finish],
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,

@@ -123,7 +123,7 @@ class Page:
     def wait(self, script: str, timeout_s: float = WAIT_S) -> None:
         """Returns once the script is true. Raises TimeoutError that names it."""
         deadline = time.monotonic() + timeout_s
-        while not self.evaluate(script):
+        while not self.evaluate(f"Boolean({script})"):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"never true: {script}")
             time.sleep(0.05)

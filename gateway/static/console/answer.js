@@ -47,7 +47,14 @@ export class AnswerBox {
     }
   }
 
-  // Once a frame, however many tokens come in it; and when the answer has ended.
+  // The answer has ended: what is known of it is shown.
+  end() {
+    const unseen = this.trace.unseen();
+    if (unseen) this.text.append(mark(unseen));
+    this.draw();
+  }
+
+  // Once a frame, however many tokens come in it.
   draw() {
     cancelAnimationFrame(this.drawing);
     this.drawing = 0;
@@ -94,8 +101,8 @@ function mark(count) {
 const percent = (share) => (share >= 0.001 ? `${(100 * share).toFixed(1)} %` : "less than 0.1 %");
 
 // A step as a pile of squares: accepted drafts, the model's own token, rejected drafts.
-function stack({ accepted, rejected, own }) {
-  const squares = [["accepted", accepted], [rejected ? "correction" : "bonus", own], ["dropped", rejected]];
+function stack({ accepted, rejected, own, kind }) {
+  const squares = [["accepted", accepted], [kind, own], ["dropped", rejected]];
   return element("span", { class: "step" }, ...squares.flatMap(([kind, count]) =>
     Array.from({ length: count }, () => element("i", { class: kind }))));
 }

@@ -88,7 +88,7 @@ export class Chat {
     }
     this.running = null;
     byId("send").textContent = "Send";
-    box.draw();
+    box.end();
     if (messages !== this.messages) return; // a new chat has begun
     if (box.empty) {
       box.node.remove();

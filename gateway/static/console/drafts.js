@@ -7,7 +7,7 @@
 export class DraftTrace {
   constructor() {
     this.tokens = []; // that no text has shown yet
-    this.steps = []; // { accepted, rejected, own }
+    this.steps = []; // { accepted, rejected, own, kind }: tokens of each sort, and what the own ones are
     this.accepted = 0;
     this.rejected = 0;
   }
@@ -19,10 +19,10 @@ export class DraftTrace {
     if (!tokens.length) return;
     this.accepted += accepted;
     this.rejected += rejected;
-    this.steps.push({ accepted, rejected, own: tokens.length - accepted });
+    const kind = kindOf(accepted, rejected);
+    this.steps.push({ accepted, rejected, own: tokens.length - accepted, kind });
     tokens.forEach(({ token, logprob }, at) => {
-      const own = at >= accepted;
-      this.tokens.push({ text: token, logprob, kind: own ? kindOf(accepted, rejected) : "accepted", rejected: 0 });
+      this.tokens.push({ text: token, logprob, kind: at < accepted ? "accepted" : kind, rejected: 0 });
       if (at === accepted) this.tokens.at(-1).rejected = rejected;
     });
   }
@@ -34,7 +34,7 @@ export class DraftTrace {
       const next = this.tokens.findIndex((token) => token.text && text.startsWith(token.text, at));
       if (next >= 0) {
         const passed = this.tokens.splice(0, next + 1), piece = passed.at(-1);
-        piece.rejected = passed.reduce((sum, token) => sum + token.rejected, 0);
+        piece.rejected = passed.reduce((sum, token) => sum + token.rejected, 0); // of silent tokens too
         found.push(piece);
         at += piece.text.length;
       } else {
@@ -44,6 +44,11 @@ export class DraftTrace {
       }
     }
     return found;
+  }
+
+  // How many drafts were rejected in the place of tokens that no text has shown.
+  unseen() {
+    return this.tokens.reduce((sum, token) => sum + token.rejected, 0);
   }
 }
 
