@@ -11,20 +11,23 @@ import { Waterfall } from "./requests.js";
 import { followTheme } from "./theme.js";
 
 const EVERY_MS = 1000;
+const REQUESTS_EVERY = 2; // rounds: they are the longest answer
 
 const plots = new Plots();
 const waterfall = new Waterfall();
 let cluster = null;
 let asking = false;
+let round = 0;
 
 async function ask() {
   if (asking || document.hidden) return;
   asking = true;
   try {
-    const [told, page, recent] = await Promise.all([read("cluster"), read("metrics"), read("requests")]);
+    const due = round++ % REQUESTS_EVERY === 0;
+    const [told, page, recent] = await Promise.all([read("cluster"), read("metrics"), due ? read("requests") : null]);
     cluster = await told.json();
     plots.add(performance.now() / 1000, parse(await page.text()));
-    waterfall.show((await recent.json()).requests, Date.now() / 1000);
+    if (recent) waterfall.show((await recent.json()).requests, Date.now() / 1000);
     plots.draw();
     draw();
     tell(...healthOf(cluster.health));
