@@ -1,7 +1,7 @@
 """Where a request's time went, for replies to callers that ask, traces and the console.
 
-It knows a request's trace, its parts on a clock, and the JSON that it becomes. It refuses to know how anything
-was measured.
+It knows a request's trace, its parts on a clock, and the JSON that it becomes. It refuses to know how
+anything was measured.
 """
 
 from __future__ import annotations

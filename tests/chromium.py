@@ -1,7 +1,7 @@
 """A headless Chromium that tests drive, by its DevTools protocol over a pipe: no library and no port.
 
-It knows how to start and end one, and pages that load, evaluate, type and are photographed. It refuses to know
-what they show.
+It knows how to start and end one, and pages that load, evaluate, type and are photographed. It refuses to
+know what they show.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Browser:
         self.events: list[dict[str, Any]] = []
 
     def call(self, method: str, session: str = "", **parameters: Any) -> dict[str, Any]:
-        """A command's result; what happens meanwhile is added to `events`. Raises RuntimeError if it fails."""
+        """A command's result. What happens meanwhile is added to `events`. Raises RuntimeError on failure."""
         id = next(self._ids)
         message: dict[str, Any] = {"id": id, "method": method, "params": parameters}
         if session:

@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/console.md: the console of a cluster under load, in light and dark, wide and narrow.
+"""Takes the pictures of docs/console.md: the console of a cluster under load, in each colour and width.
 
     python -m tests.e2e.console_pictures [--url URL] [--out FOLDER] [--seconds S]
 
@@ -114,7 +114,12 @@ async def _caller(client: httpx.AsyncClient, model: str, over: threading.Event, 
             for role in ("user", "assistant")
         ]
         messages = [*said, {"role": "user", "content": dice.choice(QUESTIONS)}]
-        body = {"model": model, "messages": messages, "max_tokens": dice.choice((24, 64, 128)), "stream": True}
+        body = {
+            "model": model,
+            "messages": messages,
+            "max_tokens": dice.choice((24, 64, 128)),
+            "stream": True,
+        }
         (await client.post("/v1/chat/completions", json=body)).raise_for_status()
         await asyncio.sleep(dice.uniform(0.0, 1.0))
 

@@ -126,7 +126,11 @@ async def test_what_is_refused_is_no_request(client: httpx.AsyncClient) -> None:
 
 async def test_a_split_request_tells_both_workers_and_their_link(tmp_path: Path) -> None:
     async with real_cluster(tiny_config(tmp_path), tmp_path, SPLIT) as cluster:
-        assert (await cluster.http.post("/v1/completions", json=TEXT | {"prompt": [*range(3, 40)], "max_tokens": 4})).status_code == 200
+        assert (
+            await cluster.http.post(
+                "/v1/completions", json=TEXT | {"prompt": [*range(3, 40)], "max_tokens": 4}
+            )
+        ).status_code == 200
         prefill, decode = (worker.address for worker in cluster.workers)
         (request,) = await recent(cluster.http)
         where = {(part["name"], part.get("worker")): part for part in request["parts"]}
@@ -140,8 +144,11 @@ async def test_a_split_request_tells_both_workers_and_their_link(tmp_path: Path)
         transfer = where["transfer", decode]
         assert transfer["bytes"] > 0 and transfer["path"] == "shm"
         assert where["decode", None]["start_ms"] == request["first_token_ms"]
-        line = f'eyas_link_bytes_total{{path="shm",source="{prefill}",target="{decode}"}} {transfer["bytes"]:.1f}'
-        assert line in (await cluster.http.get("/metrics")).text.splitlines()
+        link = f'{{path="shm",source="{prefill}",target="{decode}"}}'
+        assert (
+            f"eyas_link_bytes_total{link} {transfer['bytes']:.1f}"
+            in (await cluster.http.get("/metrics")).text.splitlines()
+        )
 
 
 async def test_a_stream_tells_the_tokens_of_each_step_and_which_were_drafted(

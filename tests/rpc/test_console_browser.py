@@ -1,4 +1,4 @@
-"""The console in a headless Chromium: what is shown, what a keyboard reaches, and that no text becomes HTML."""
+"""The console in a headless Chromium: what it shows, what a keyboard reaches, and that text stays text."""
 
 from __future__ import annotations
 
@@ -88,7 +88,14 @@ async def test_nothing_that_others_write_becomes_html(browser: Browser) -> None:
         page.evaluate("document.querySelector('#coloured').click()")  # the same as Markdown
         page.wait("document.querySelector('.prose strong')")
         time.sleep(0.3)
-        for place in ("#model", ".card.prefill .name", ".request dd", ".said.user", ".assistant > .coloured", ".prose"):
+        for place in (
+            "#model",
+            ".card.prefill .name",
+            ".request dd",
+            ".said.user",
+            ".assistant > .coloured",
+            ".prose",
+        ):
             shown = page.evaluate(f"document.querySelector('{place}').textContent")
             assert "<script>window.owned=1</script>" in shown, place
         assert page.evaluate("document.querySelectorAll('img, script:not([src])').length") == 0
@@ -106,7 +113,9 @@ async def test_the_policy_stands_behind_the_page_s_own_care(browser: Browser) ->
         page.go(url)
         page.wait(HEALTHY)
         page.evaluate(f"document.querySelector('#log').innerHTML = {json.dumps(HOSTILE)}")
-        page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'owned = 1'}))")
+        page.evaluate(
+            "document.body.append(Object.assign(document.createElement('script'), {text: 'owned = 1'}))"
+        )
         page.wait("document.querySelector('#log img').complete")
         assert page.evaluate("window.owned === undefined")
         refused = [line for line in page.complaints() if "Content Security Policy" in line]
@@ -124,7 +133,9 @@ async def test_drafts_are_seen_in_the_text(browser: Browser) -> None:
     def steps(page: Page) -> None:
         say(page, "Count.")
         page.wait(f"{IDLE} && document.querySelector('.token.accepted')")
-        text = "[...document.querySelectorAll('.assistant > .coloured .token')].map(t => t.textContent).join('')"
+        text = (
+            "[...document.querySelectorAll('.assistant > .coloured .token')].map(t => t.textContent).join('')"
+        )
         assert page.evaluate(text) == said
         kinds = page.evaluate("[...document.querySelectorAll('.assistant .token')].map(t => t.className)")
         # A step of the scripted backend offers three drafts, accepts two, and the third is the model's own.
@@ -150,10 +161,14 @@ async def test_reasoning_and_calls_fold_and_a_result_goes_back(browser: Browser)
         say(page, "The weather?")
         page.wait(f"{IDLE} && document.querySelectorAll('.call').length === 2")
         assert page.evaluate("document.querySelector('.reasoning summary').textContent") == "Reasoning"
-        thought = page.evaluate("[...document.querySelectorAll('.reasoning .token')].map(t => t.textContent).join('')")
+        thought = page.evaluate(
+            "[...document.querySelectorAll('.reasoning .token')].map(t => t.textContent).join('')"
+        )
         assert thought.strip() == "Where?"
         assert page.evaluate("document.querySelector('.call summary').textContent") == "Calls weather"
-        arguments = "[...document.querySelector('.call').querySelectorAll('.token')].map(t => t.textContent).join('')"
+        arguments = (
+            "[...document.querySelector('.call').querySelectorAll('.token')].map(t => t.textContent).join('')"
+        )
         assert json.loads(page.evaluate(arguments)) == {"city": "Köln"}
         page.evaluate("document.querySelector('.reasoning summary').click()")
         assert not page.evaluate("document.querySelector('.reasoning').open")
@@ -207,13 +222,17 @@ async def test_it_fits_and_a_keyboard_reaches_everything(browser: Browser, width
         reached = set()
         for _ in range(45):
             page.press("Tab", 9)
-            reached.add(page.evaluate("document.activeElement.id || document.activeElement.classList[0] || ''"))
+            reached.add(
+                page.evaluate("document.activeElement.id || document.activeElement.classList[0] || ''")
+            )
         assert {"key", "theme", "chart", "own-scale", "hold", "waterfall", "log", "text", "send"} <= reached
         page.evaluate("document.querySelector('.chart').focus()")
         page.press("ArrowLeft", 37)
         assert " s ago:" in page.evaluate("document.querySelector('.chart').getAttribute('aria-label')")
         unnamed = "[...document.querySelectorAll('input, textarea, select, button, svg[tabindex]')].filter("
-        unnamed += "e => !(e.getAttribute('aria-label') || e.labels?.length || e.textContent.trim())).map(e => e.id)"
+        unnamed += (
+            "e => !(e.getAttribute('aria-label') || e.labels?.length || e.textContent.trim())).map(e => e.id)"
+        )
         assert page.evaluate(unnamed) == []
 
     async with served(backend) as url:

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 FOLDER = Path(str(files("gateway") / "static" / "console"))
-needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node to run the console's scripts")
+needs_node = pytest.mark.skipif(
+    shutil.which("node") is None, reason="needs Node to run the console's scripts"
+)
 
 
 def run(program: str, given: Any = None) -> Any:
-    """What `program`, the body of an async function of `given`, returns. It imports as `use("markdown.js")`."""
+    """What `program` returns: the body of an async function of `given`, which imports by `use("chart.js")`."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
         Path(folder, "package.json").write_text('{"type": "module"}')

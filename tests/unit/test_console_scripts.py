@@ -1,4 +1,4 @@
-"""What the console computes: figures of two pages of metrics, and which characters of an answer were drafted."""
+"""What the console computes: figures of two pages of metrics, and which parts of an answer were drafted."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ HOSTILE = 'a"b\\c\nd<img src=x onerror=alert(1)>'
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.js")), ids=lambda path: path.name)
 def test_no_script_reads_text_as_html_or_code(path: Any) -> None:
     text = path.read_text()
-    sinks = r"\b(innerHTML|outerHTML|insertAdjacentHTML|createContextualFragment|srcdoc|eval|Function|document\.write)\b"
-    assert re.findall(sinks, text) == []
+    sinks = (
+        "innerHTML outerHTML insertAdjacentHTML createContextualFragment srcdoc eval Function write".split()
+    )
+    assert [sink for sink in sinks if re.search(rf"\b{sink}\b", text)] == []
     assert text.count("\n") <= 400
     assert text.startswith("//")
 
@@ -41,7 +43,9 @@ def test_metrics_are_read_back_as_they_were_written() -> None:
     counter.labels(HOSTILE).inc(7)
     counter.labels("b").inc(1.5e12)
     page = generate_latest(registry).decode()
-    found = run('const { parse } = await use("metrics.js"); return parse(given).get("eyas_link_bytes_total");', page)
+    found = run(
+        'const { parse } = await use("metrics.js"); return parse(given).get("eyas_link_bytes_total");', page
+    )
     assert found == [
         {"labels": {"source": HOSTILE}, "value": 7},
         {"labels": {"source": "b"}, "value": 1.5e12},
@@ -128,7 +132,7 @@ def test_drafts_show_in_the_text() -> None:
 
 @needs_node
 def test_text_that_comes_late_cut_or_without_its_tags_stays_whole() -> None:
-    # Half a character waits for the next step; the tags around reasoning are no text; the last token is silent.
+    # Half a character waits for its step; the tags around reasoning are no text; the last token is silent.
     assert trace(
         (["<think>"], 0, 0, ""),
         (["a", "\ufffd"], 1, 0, "a"),
@@ -150,7 +154,9 @@ def test_any_text_keeps_its_characters_and_kinds() -> None:
     for _ in range(60):
         events, kinds, accepted, rejected = [], [], 0, 0
         for _ in range(dice.randint(1, 12)):
-            tokens = ["".join(dice.choices("ab <&é\n", k=dice.randint(1, 3))) for _ in range(dice.randint(1, 4))]
+            tokens = [
+                "".join(dice.choices("ab <&é\n", k=dice.randint(1, 3))) for _ in range(dice.randint(1, 4))
+            ]
             drafted, missed = len(tokens) - 1, dice.choice((0, 0, 2))
             accepted, rejected = accepted + drafted, rejected + missed
             own = "correction" if missed else "bonus" if drafted else "first"

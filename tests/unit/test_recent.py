@@ -1,4 +1,4 @@
-"""The ring of requests that ended: bounded, newest first, with the times of a trace and no word of anybody."""
+"""The ring of requests that ended: bounded, newest first, with the times of a trace."""
 
 from __future__ import annotations
 
