@@ -64,6 +64,38 @@ class PlacementMetrics:
         )
 
 
+class StageMetrics:
+    """What calls waited for, and the pages that moved for them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Histogram(
+            "eyas_request_stage_seconds",
+            "What a call waited for: queue, prefill, transfer, first_decode",
+            ["stage"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._link_bytes = Counter(
+            "eyas_link_bytes",
+            "KV bytes pulled for prompts, per pair of workers and path",
+            ["source", "target", "path"],
+            registry=registry,
+        )
+
+    def add(self, trace: RequestTrace) -> None:
+        """Counts a request that has ended."""
+        for leg in trace.legs:
+            if leg.prefill_ms:
+                self._seconds.labels("queue").observe(leg.queue_ms / 1e3)
+                self._seconds.labels("prefill").observe(leg.prefill_ms / 1e3)
+            if leg.transfer_path:
+                self._seconds.labels("transfer").observe(leg.transfer_ms / 1e3)
+        if trace.second:
+            self._seconds.labels("first_decode").observe(trace.second - trace.first)
+        for source, leg in pulls(trace):
+            self._link_bytes.labels(source, leg.worker, leg.transfer_path).inc(leg.transfer_bytes)
+
+
 class GatewayMetrics:
     """The metrics of one gateway process. Canary requests count in `canary_runs` alone.
 
@@ -124,19 +156,7 @@ class GatewayMetrics:
             buckets=_LENGTHS,
             registry=registry,
         )
-        self.stage = Histogram(
-            "eyas_request_stage_seconds",
-            "What a call waited for: queue, prefill, transfer, first_decode",
-            ["stage"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.link_bytes = Counter(
-            "eyas_link_bytes",
-            "KV bytes pulled for prompts, per pair of workers and path",
-            ["source", "target", "path"],
-            registry=registry,
-        )
+        self.stages = StageMetrics(registry)
         self.placement = PlacementMetrics(registry)
         self.recent = Recent()
 
@@ -205,21 +225,7 @@ class Meter:
         if usage.acceptance_length is not None:
             self._metrics.acceptance.observe(usage.acceptance_length)
         for trace in traces:
-            self._stages(trace)
-            for source, leg in pulls(trace):
-                link = self._metrics.link_bytes.labels(source, leg.worker, leg.transfer_path)
-                link.inc(leg.transfer_bytes)
+            self._metrics.stages.add(trace)
         self._metrics.recent.add(self._start, self._finishes, usage, traces)
         if (span := current.get()) is not None:
             span.answered(usage, traces)
-
-    def _stages(self, trace: RequestTrace) -> None:
-        stage = self._metrics.stage
-        for leg in trace.legs:
-            if leg.prefill_ms:
-                stage.labels("queue").observe(leg.queue_ms / 1e3)
-                stage.labels("prefill").observe(leg.prefill_ms / 1e3)
-            if leg.transfer_path:
-                stage.labels("transfer").observe(leg.transfer_ms / 1e3)
-        if trace.second:
-            stage.labels("first_decode").observe(trace.second - trace.first)

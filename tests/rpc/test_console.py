@@ -64,6 +64,7 @@ async def test_every_file_is_served_with_a_strict_policy(client: httpx.AsyncClie
 
 async def test_the_page_names_files_that_exist(client: httpx.AsyncClient) -> None:
     page = (await client.get("/")).text
+    assert "http://" not in page and "https://" not in page
     named = re.findall(r'(?:src|href)="(console/[^"]+)"', page)
     assert len(named) >= 2
     for path in named:

@@ -33,6 +33,7 @@ pytestmark = [
 HOSTILE = '<img src=x onerror="window.owned=1"><script>window.owned=1</script>'
 HEALTHY = "document.querySelector('#health').textContent === 'healthy'"
 IDLE = "document.querySelector('#send').textContent === 'Send'"
+ANSWERED = "[...document.querySelectorAll('.assistant > .coloured .token')].map(t => t.textContent).join('')"
 ENTER = 13
 
 
@@ -93,11 +94,11 @@ async def test_nothing_that_others_write_becomes_html(browser: Browser) -> None:
             ".card.prefill .name",
             ".request dd",
             ".said.user",
-            ".assistant > .coloured",
             ".prose",
         ):
             shown = page.evaluate(f"document.querySelector('{place}').textContent")
             assert "<script>window.owned=1</script>" in shown, place
+        assert page.evaluate(ANSWERED) == f"{HOSTILE} **bold** {HOSTILE}"
         assert page.evaluate("document.querySelectorAll('img, script:not([src])').length") == 0
         assert page.evaluate("window.owned === undefined")
 
@@ -133,10 +134,7 @@ async def test_drafts_are_seen_in_the_text(browser: Browser) -> None:
     def steps(page: Page) -> None:
         say(page, "Count.")
         page.wait(f"{IDLE} && document.querySelector('.token.accepted')")
-        text = (
-            "[...document.querySelectorAll('.assistant > .coloured .token')].map(t => t.textContent).join('')"
-        )
-        assert page.evaluate(text) == said
+        assert page.evaluate(ANSWERED) == said
         kinds = page.evaluate("[...document.querySelectorAll('.assistant .token')].map(t => t.className)")
         # A step of the scripted backend offers three drafts, accepts two, and the third is the model's own.
         assert kinds[:6] == ["token first"] * 3 + ["token accepted"] * 2 + ["token correction"]

@@ -19,7 +19,7 @@ needs_node = pytest.mark.skipif(
 
 
 def run(program: str, given: Any = None) -> Any:
-    """What `program` returns: the body of an async function of `given`, which imports by `use("chart.js")`."""
+    """What `program`, the body of an async function of `given`, returns; `use("chart.js")` imports."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
         Path(folder, "package.json").write_text('{"type": "module"}')

@@ -17,10 +17,9 @@ HOSTILE = 'a"b\\c\nd<img src=x onerror=alert(1)>'
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.js")), ids=lambda path: path.name)
 def test_no_script_reads_text_as_html_or_code(path: Any) -> None:
     text = path.read_text()
-    sinks = (
-        "innerHTML outerHTML insertAdjacentHTML createContextualFragment srcdoc eval Function write".split()
-    )
-    assert [sink for sink in sinks if re.search(rf"\b{sink}\b", text)] == []
+    sinks = ("innerHTML", "outerHTML", "insertAdjacentHTML", "createContextualFragment", "srcdoc", "eval")
+    sinks = (*sinks, "Function", "document.write")
+    assert [sink for sink in sinks if re.search(rf"\b{re.escape(sink)}\b", text)] == []
     assert text.count("\n") <= 400
     assert text.startswith("//")
 
