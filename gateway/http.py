@@ -29,6 +29,7 @@ from gateway.admission import ServedModel, is_synthetic, served_model
 from gateway.answer import Answer, admitted, joined
 from gateway.backend import GenerationBackend
 from gateway.chat_request import ChatModel, chat_call, chat_prompt
+from gateway.console import Console
 from gateway.fields import Body, ignored, parse
 from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics, Meter
@@ -76,7 +77,8 @@ def create_app(
     metrics.serving.set_function(lambda: float(not backend.health().problem))
     metrics.synthetic.set_function(lambda: float(is_synthetic(link.info for link in backend.links())))
     front = HttpFront(config, backend, tokenizer, metrics, quotas or Quotas())
-    endpoints = described([*front.endpoints(), *Pages(config, backend, metrics).endpoints()])
+    pages = [*Pages(config, backend, metrics).endpoints(), *Console(metrics).endpoints()]
+    endpoints = described([*front.endpoints(), *pages])
     app = Starlette(routes=[front.route(endpoint) for endpoint in endpoints])
     app.add_middleware(RequestMiddleware, metrics=metrics)
     if config.cors_origins:

@@ -1,4 +1,4 @@
-"""What a gateway's fronts count, for Prometheus, and tell their tracer.
+"""What a gateway's fronts count, for Prometheus, and tell their tracer and the console.
 
 It knows clocks, deltas and metric names (`docs/metrics.md` lists them). It refuses to know how anything is
 served. The registry stays its creator's.
@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from eyas.common.metrics import PlainHistogram
+from eyas.common.types import Finish
+from gateway.recent import Recent
 from gateway.siblings import Siblings
 from gateway.text import RequestTrace, TextDelta, UsageCounts
+from gateway.timings import pulls
 from gateway.tracing import Tracer, current
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -59,6 +62,38 @@ class PlacementMetrics:
             buckets=_RATIOS,
             registry=registry,
         )
+
+
+class StageMetrics:
+    """What calls waited for, and the pages that moved for them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Histogram(
+            "eyas_request_stage_seconds",
+            "What a call waited for: queue, prefill, transfer, first_decode",
+            ["stage"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._link_bytes = Counter(
+            "eyas_link_bytes",
+            "KV bytes pulled for prompts, per pair of workers and path",
+            ["source", "target", "path"],
+            registry=registry,
+        )
+
+    def add(self, trace: RequestTrace) -> None:
+        """Counts a request that has ended."""
+        for leg in trace.legs:
+            if leg.prefill_ms:
+                self._seconds.labels("queue").observe(leg.queue_ms / 1e3)
+                self._seconds.labels("prefill").observe(leg.prefill_ms / 1e3)
+            if leg.transfer_path:
+                self._seconds.labels("transfer").observe(leg.transfer_ms / 1e3)
+        if trace.second:
+            self._seconds.labels("first_decode").observe(trace.second - trace.first)
+        for source, leg in pulls(trace):
+            self._link_bytes.labels(source, leg.worker, leg.transfer_path).inc(leg.transfer_bytes)
 
 
 class GatewayMetrics:
@@ -121,14 +156,9 @@ class GatewayMetrics:
             buckets=_LENGTHS,
             registry=registry,
         )
-        self.stage = Histogram(
-            "eyas_request_stage_seconds",
-            "What a call waited for: queue, prefill, transfer, first_decode",
-            ["stage"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
+        self.stages = StageMetrics(registry)
         self.placement = PlacementMetrics(registry)
+        self.recent = Recent()
 
     async def __aenter__(self) -> GatewayMetrics:
         if self._siblings is not None:
@@ -155,15 +185,16 @@ class Meter:
         self._metrics = metrics
         self._start = 0.0
         self._last: dict[int, float] = {}  # choice -> time of its last tokens
+        self._finishes: list[Finish] = []
 
     def __enter__(self) -> Meter:
         self._metrics.running.inc()
-        self._start = time.perf_counter()
+        self._start = time.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._metrics.running.dec()
-        self._metrics.request_seconds.observe(time.perf_counter() - self._start)
+        self._metrics.request_seconds.observe(time.monotonic() - self._start)
 
     def deltas(self, deltas: Sequence[TextDelta]) -> None:
         """Counts deltas that arrive now."""
@@ -172,10 +203,11 @@ class Meter:
                 self.tokens(delta.choice, len(delta.tokens))
             if delta.finish is not None:
                 self._metrics.finished.labels(delta.finish).inc()
+                self._finishes.append(delta.finish)
 
     def tokens(self, choice: int, count: int) -> None:
         """Counts tokens of a choice that arrive now."""
-        now = time.perf_counter()
+        now = time.monotonic()
         if last := self._last.get(choice):
             self._metrics.inter_token.observe((now - last) / count)
         elif not self._last:
@@ -193,17 +225,7 @@ class Meter:
         if usage.acceptance_length is not None:
             self._metrics.acceptance.observe(usage.acceptance_length)
         for trace in traces:
-            self._stages(trace)
+            self._metrics.stages.add(trace)
+        self._metrics.recent.add(self._start, self._finishes, usage, traces)
         if (span := current.get()) is not None:
             span.answered(usage, traces)
-
-    def _stages(self, trace: RequestTrace) -> None:
-        stage = self._metrics.stage
-        for leg in trace.legs:
-            if leg.prefill_ms:
-                stage.labels("queue").observe(leg.queue_ms / 1e3)
-                stage.labels("prefill").observe(leg.prefill_ms / 1e3)
-            if leg.transfer_path:
-                stage.labels("transfer").observe(leg.transfer_ms / 1e3)
-        if trace.second:
-            stage.labels("first_decode").observe(trace.second - trace.first)

@@ -1,4 +1,4 @@
-"""What the gateway tells about itself: models, health, workers, metrics, and a console page.
+"""What the gateway tells about itself: models, health, workers and metrics.
 
 It knows the paths and fields that callers of OpenAI's, vLLM's and SGLang's servers expect. It refuses to know
 how tokens are made.
@@ -7,7 +7,6 @@ how tokens are made.
 from __future__ import annotations
 
 import time
-from importlib.resources import files
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -20,10 +19,8 @@ from eyas.common.errors import Unavailable
 from gateway.admission import ServedModel, check_model, served_model
 from gateway.backend import GenerationBackend
 from gateway.metrics import GatewayMetrics
-from gateway.openapi import HTML, JSON, Endpoint
+from gateway.openapi import JSON, Endpoint
 from gateway.sampling_defaults import with_file_names
-
-SCRIPT = "text/javascript; charset=utf-8"
 
 
 class Pages:
@@ -33,9 +30,6 @@ class Pages:
         self._config = config
         self._backend = backend
         self._metrics = metrics
-        static = files("gateway") / "static"
-        self._console = (static / "console.html").read_bytes()
-        self._console_script = (static / "markdown.js").read_bytes()
         self._created = int(time.time())
 
     def endpoints(self) -> list[Endpoint]:
@@ -56,8 +50,6 @@ class Pages:
             Endpoint("POST", "/ping", self.health, "The same", keyed=False),
             Endpoint("GET", "/version", self.version, "The server's version", keyed=False),
             Endpoint("GET", "/metrics", self.metrics, "Metrics for Prometheus", gives=metrics),
-            Endpoint("GET", "/", self.console, "The console", gives=(HTML,)),
-            Endpoint("GET", "/markdown.js", self.console_script, "Its script", gives=(SCRIPT,)),
         ]
 
     async def models(self, _: Request) -> Response:
@@ -144,14 +136,6 @@ class Pages:
     async def metrics(self, _: Request) -> Response:
         """The metrics in Prometheus' text format."""
         return Response(await self._metrics.page(), media_type=CONTENT_TYPE_LATEST)
-
-    async def console(self, _: Request) -> Response:
-        """The console page."""
-        return Response(self._console, media_type=HTML)
-
-    async def console_script(self, _: Request) -> Response:
-        """The console page's script."""
-        return Response(self._console_script, media_type=SCRIPT)
 
     async def _served(self) -> ServedModel:
         return served_model(self._config, await self._backend.models())

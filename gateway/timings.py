@@ -1,16 +1,56 @@
-"""Where a request's time went, for replies to callers that ask.
+"""Where a request's time went, for replies to callers that ask, traces and the console.
 
-It knows a request's trace and the JSON that it becomes. It refuses to know how anything was measured.
+It knows a request's trace, its parts on a clock, and the JSON that it becomes. It refuses to know how
+anything was measured.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import msgspec
 
-from eyas.common.types import Timings
+from eyas.common.types import Role, Timings
 from gateway.text import RequestTrace, UsageCounts
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A stretch of a request's time, in monotonic seconds: `queue`, `prefill`, `transfer` or `decode`.
+
+    `leg`: the worker's part that it belongs to; None for `decode`, which may have moved between workers.
+    """
+
+    name: str
+    began: float
+    ended: float
+    leg: Timings | None = None
+
+
+def parts(trace: RequestTrace, ended: float) -> Iterator[Part]:
+    """What a request that ended then waited for. Parts on two workers overlap.
+
+    Each worker queued the request, and computed the prompt or pulled its pages; decode is all after token 0.
+    """
+    for leg in trace.legs:
+        begun = leg.sent + leg.queue_ms / 1e3
+        yield Part("queue", leg.sent, begun, leg)
+        if leg.prefill_ms:
+            yield Part("prefill", begun, begun + leg.prefill_ms / 1e3, leg)
+        if leg.transfer_path:
+            yield Part("transfer", begun, begun + leg.transfer_ms / 1e3, leg)
+    if trace.second:
+        yield Part("decode", trace.first, ended)
+
+
+def pulls(trace: RequestTrace) -> Iterator[tuple[str, Timings]]:
+    """(the worker that had the pages, the part of the one that pulled them), per pull of the request."""
+    source = ""
+    for leg in trace.legs:
+        if leg.role is Role.PREFILL:
+            source = leg.worker
+        elif leg.transfer_path and source:
+            yield source, leg
 
 
 class LegObject(msgspec.Struct, frozen=True):

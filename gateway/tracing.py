@@ -17,8 +17,8 @@ from typing import Any
 
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.logging import request_id, traceparent
-from eyas.common.types import Timings
 from gateway.text import RequestTrace, UsageCounts
+from gateway.timings import Part, parts
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")  # the standard variables
 NAME = "eyas-gateway"  # of the service, unless OTEL_SERVICE_NAME says another
@@ -108,13 +108,11 @@ class CallSpan:
         if not self._span.is_recording():
             return
         self._span.set_attributes(_counts(usage))
-        offset = time.time() - time.monotonic()
+        now, offset = time.monotonic(), time.time() - time.monotonic()
         for trace in traces:
-            for leg in trace.legs:
-                self._leg(leg, offset)
-            if trace.second:
-                attributes = {"eyas.verify_steps": usage.verify_steps}
-                self._part("decode", (trace.first + offset, time.time()), attributes)
+            for part in parts(trace, now):
+                attributes = _where(part) or {"eyas.verify_steps": usage.verify_steps}
+                self._part(part.name, (part.began + offset, part.ended + offset), attributes)
 
     def responds(self, method: str, route: str, status: int) -> None:
         """The status line of an HTTP call is written."""
@@ -136,24 +134,27 @@ class CallSpan:
         self._span.set_attribute("error.type", error)
         self._span.set_status(StatusCode.ERROR)
 
-    def _leg(self, leg: Timings, offset: float) -> None:
-        """What a worker did: it queued the request, and computed the prompt or pulled its pages."""
-        role = "" if leg.role is None else leg.role.value
-        where: dict[str, str | int] = {"eyas.worker": leg.worker, "eyas.role": role}
-        begun = leg.sent + offset + leg.queue_ms / 1e3
-        self._part("queue", (leg.sent + offset, begun), where)
-        if leg.prefill_ms:
-            where["eyas.cached_tokens"] = leg.cached_tokens
-            self._part("prefill", (begun, begun + leg.prefill_ms / 1e3), where)
-        if leg.transfer_path:
-            where |= {"eyas.transfer_bytes": leg.transfer_bytes, "eyas.transfer_path": leg.transfer_path}
-            self._part("transfer", (begun, begun + leg.transfer_ms / 1e3), where)
-
     def _part(self, name: str, times: tuple[float, float], attributes: Mapping[str, str | int]) -> None:
         """A span below the call's. `times`: seconds since 1970."""
         began, ended = (int(1e9 * seconds) for seconds in times)
         span = self._tracer.start_span(name, self.context, attributes=attributes, start_time=began)
         span.end(ended)
+
+
+def _where(part: Part) -> dict[str, str | int]:
+    """What a part on one worker says of it; empty for a part that may have been on several."""
+    leg = part.leg
+    if leg is None:
+        return {}
+    where: dict[str, str | int] = {
+        "eyas.worker": leg.worker,
+        "eyas.role": "" if leg.role is None else leg.role.value,
+    }
+    if part.name == "prefill":
+        where["eyas.cached_tokens"] = leg.cached_tokens
+    if part.name == "transfer":
+        where |= {"eyas.transfer_bytes": leg.transfer_bytes, "eyas.transfer_path": leg.transfer_path}
+    return where
 
 
 def _counts(usage: UsageCounts) -> dict[str, int | float]:

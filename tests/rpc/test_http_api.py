@@ -343,17 +343,3 @@ async def test_metrics_count_what_was_served(client: httpx.AsyncClient, backend:
     assert 'eyas_http_responses_total{path="other",status="404"} 1.0' in page
     assert "eyas_time_to_first_token_seconds_count 1.0" in page
     assert "eyas_requests_running 0.0" in page
-
-
-async def test_the_console_is_one_page(client: httpx.AsyncClient) -> None:
-    response = await client.get("/")
-    assert response.headers["content-type"].startswith("text/html")
-    assert "v1/chat/completions" in response.text
-    assert "http://" not in response.text and "https://" not in response.text
-
-
-async def test_the_console_brings_its_script(client: httpx.AsyncClient) -> None:
-    page, script = (await client.get("/")).text, await client.get("/markdown.js")
-    assert '<script src="markdown.js">' in page
-    assert script.headers["content-type"].startswith("text/javascript")
-    assert "function markdown(" in script.text and "innerHTML" not in page + script.text

@@ -30,7 +30,16 @@ async def client(backend: ScriptedBackend) -> AsyncIterator[httpx.AsyncClient]:
 
 
 OPEN_PAGES = ["/health", "/health_generate", "/ping", "/version", "/docs", "/openapi.json"]
-KEYED_PAGES = ["/metrics", "/", "/markdown.js", "/cluster", "/server_info", "/get_server_info", "/model_info"]
+KEYED_PAGES = [
+    "/metrics",
+    "/",
+    "/console/markdown.js",
+    "/requests",
+    "/cluster",
+    "/server_info",
+    "/get_server_info",
+    "/model_info",
+]
 
 
 async def test_pages_answer_by_every_name(backend: ScriptedBackend) -> None:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-from importlib.resources import files
-
 import pytest
+
+from tests.unit.console_node import needs_node, run
 
 DOCUMENT = """
 const shown = (node) => typeof node === "string" ? node
   : `<${node.name}>${node.children.map(shown).join("")}</${node.name}>`;
-const document = { createElement: (name) => ({
+globalThis.document = { createElement: (name) => ({
   name, tagName: name.toUpperCase(), children: [],
   get childNodes() { return this.children; },
   append(...nodes) { this.children.push(...nodes); },
 }) };
 """
 
-pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node to run the console's script")
+pytestmark = needs_node
 
 
 @pytest.mark.parametrize(
@@ -43,9 +40,5 @@ pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node
     ],
 )
 def test_markdown_is_drawn(text: str, drawn: str) -> None:
-    script = (files("gateway") / "static" / "markdown.js").read_text()
-    program = (
-        f'{DOCUMENT}{script}\nconsole.log(JSON.stringify(markdown({json.dumps(text)}).map(shown).join("")))'
-    )
-    done = subprocess.run(["node", "-"], input=program, capture_output=True, text=True, timeout=30)
-    assert json.loads(done.stdout or "null") == drawn, done.stderr
+    program = 'const { markdown } = await use("markdown.js"); return markdown(given).map(shown).join("");'
+    assert run(DOCUMENT + program, text) == drawn

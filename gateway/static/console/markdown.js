@@ -1,6 +1,5 @@
 // Markdown to DOM nodes, for answers in the console. Text becomes text nodes only: nothing that a model says
 // is ever read as HTML. An unfinished block (an open fence, half a list) is drawn as far as it goes.
-"use strict";
 
 const FENCE = /^\s*(```+|~~~+)\s*(\S*)/;
 const HEADING = /^(#{1,6})\s+(.*)$/;
@@ -19,7 +18,7 @@ const INLINE = new RegExp([
 ].join("|"), "gs");
 
 // The nodes of a whole text.
-function markdown(text) {
+export function markdown(text) {
   return blocks(text.replace(/\r\n?/g, "\n").split("\n"));
 }
 
