@@ -123,9 +123,9 @@ def attend_shared(
 
 
 def start(
-    kernel, grid: tuple[int, int, int], args: tuple[object, ...], cut: Cut, launch: ExactLaunch
+    kernel: Any, grid: tuple[int, int, int], args: tuple[object, ...], cut: Cut, launch: ExactLaunch
 ) -> None:
-    """Launches a kernel of this arithmetic: without fused multiply-adds, which two kernels may place apart."""
+    """Launches a kernel without fused multiply-adds, which the compiler places as it likes in each."""
     options = {"num_warps": cut.warps, "num_stages": cut.stages, "launch_pdl": launch.pdl}
     options["enable_fp_fusion"] = False
     if launch.compile_only:

@@ -72,7 +72,7 @@ def over_part(
     """The softmax over the columns of one part, below `end`: weighted values, peak and sum of each row.
 
     own [tile]: each query's own column, from `start` on. keys and values point at [1, dim] of the pool's
-    first row; rows below `there` are in it. sees: where the words of a mask begin, if columns lie along a path.
+    first row; rows below `there` are in it. sees: where a mask's words begin, if columns lie along a path.
     """
     state = none_of_part(layout.tile, layout.dim)
     first = part_begin(part, layout.parts)
