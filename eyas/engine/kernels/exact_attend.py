@@ -84,13 +84,16 @@ class Cut:
 
 
 def layout_of(heads: int, kv: PagedKv, queries: Queries, cut: Cut, launch: ExactLaunch) -> Layout:
-    """Raises ValueError for a tree that does not fit into the layer's window."""
-    rule, extent = kv.rule, queries.extent or queries.width
-    if queries.mask is not None and 0 < rule.window < extent:
-        raise ValueError(f"a tree of {extent} rows does not fit into a window of {rule.window}")
+    """Raises ValueError for a tree that does not fit into the layer's window, and for what only draft heads
+    ask for: their tokens are advice, and need not have the same bits.
+    """
+    rule = kv.rule
+    if queries.mask is not None and 0 < rule.window < queries.width:
+        raise ValueError(f"a tree of {queries.width} rows does not fit into a window of {rule.window}")
+    if queries.extent is not None or kv.firsts is not None:
+        raise ValueError("the exact arithmetic has no levels of growing trees, and no first rows of slots")
     return Layout(
         width=queries.width,
-        extent=extent,
         words=0 if queries.mask is None else queries.mask.shape[0],
         heads=heads,
         kv_heads=kv.kv_heads,
@@ -101,7 +104,6 @@ def layout_of(heads: int, kv: PagedKv, queries: Queries, cut: Cut, launch: Exact
         shares=cut.shares,
         pdl=launch.pdl,
         window=rule.window,
-        bounded=kv.firsts is not None,
         ceiling=rule.ceiling,
         parts=launch.parts,
     )
@@ -115,7 +117,7 @@ def attend_shared(
     """
     layout = layout_of(q.shape[1], kv, queries, cut, launch)
     masks = queries.starts if queries.mask is None else queries.mask
-    where = (kv.tables, kv.tables.stride(0), queries.slots, queries.starts, kv.firsts, masks)
+    where = (kv.tables, kv.tables.stride(0), queries.slots, queries.starts, masks)
     left = (launch.accs, launch.peaks, launch.totals, launch.tickets)
     args = (q, q.stride(0), kv.pool, kv.values, *where, out, *left, kv.rule.factor, layout)
     grid = (kv.kv_heads * layout.tiles, cut.shares, queries.slots.shape[0])
@@ -134,9 +136,9 @@ def start(
         kernel[grid](*args, **options)
 
 
-@triton.jit(do_not_specialize=["tables", "table_stride", "slots", "starts", "firsts", "masks", "tickets"])
+@triton.jit(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks", "tickets"])
 def _attend_shared(
-    q, q_stride, keys, values, tables, table_stride, slots, starts, firsts, masks,
+    q, q_stride, keys, values, tables, table_stride, slots, starts, masks,
     out, accs, peaks, totals, tickets, scale, layout: tl.constexpr,
 ):  # fmt: skip
     """Grid (kv_heads * tiles, shares, B): heads side by side, as they lie in a page."""
@@ -147,7 +149,7 @@ def _attend_shared(
     start = tl.load(starts + sequence)
     slot = tl.load(slots + sequence)
     table = tables + slot.to(tl.int64) * table_stride
-    low = lowest_row(firsts, slot, start, layout.window)
+    low = lowest_row(None, slot, start, layout.window)
     end = shared_end(start, layout)
     first_part, used, length = share_of(low, end, layout)
     if share >= used:
@@ -201,7 +203,7 @@ def shared_end(start, layout: tl.constexpr):
     if layout.tree:
         return part_begin(part_at(start, layout.parts), layout.parts)
     else:
-        return start + layout.extent
+        return start + layout.width
 
 
 @triton.jit

@@ -23,7 +23,6 @@ class Layout:
     """
 
     width: int
-    extent: int
     words: int
     heads: int
     kv_heads: int
@@ -34,7 +33,6 @@ class Layout:
     shares: int
     pdl: bool
     window: int
-    bounded: bool
     ceiling: float
     parts: Parts
     paths: bool = False
@@ -42,11 +40,6 @@ class Layout:
     @property
     def tree(self) -> bool:
         return self.words > 0
-
-    @property
-    def narrow(self) -> bool:
-        """Are there rows before a sequence's end that its queries do not see?"""
-        return self.window > 0 or self.bounded
 
     @property
     def group(self) -> int:
@@ -77,7 +70,7 @@ def over_part(
     state = none_of_part(layout.tile, layout.dim)
     first = part_begin(part, layout.parts)
     last = tl.minimum(part_begin(part + 1, layout.parts), end)
-    if layout.narrow:
+    if layout.window > 0:
         first = tl.maximum(first, low // BLOCK * BLOCK)
         whole = first
     else:
@@ -121,7 +114,7 @@ def _blocks(
         pages = pages_of(table, row, there, layout.page_size)
         if MASKED:
             inside = column < last
-            if layout.narrow:
+            if layout.window > 0:
                 inside = inside & (column >= low)
             k = tl.load(keys + at, mask=inside[:, None], other=0.0)
             v = tl.load(values + at, mask=inside[:, None], other=0.0)
@@ -163,7 +156,7 @@ def _rows_at(column, sees, start, layout: tl.constexpr):
 @triton.jit
 def bits_at(sees, node, layout: tl.constexpr):
     """Those bits of a query's mask, 0 or 1, int32; rows that are not there count for nothing."""
-    there = node < layout.extent
+    there = node < layout.width
     word = tl.load(sees + node // 64 * tl.num_programs(2) * layout.width, mask=there, other=0)
     return tl.where(there, (word >> node % 64) & 1, 0).to(tl.int32)
 

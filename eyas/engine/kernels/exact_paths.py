@@ -62,16 +62,16 @@ def _attend_paths_of(
     layout = layout_of(q.shape[1], kv, queries, cut, launch)
     rows = max(_LEAST_ROWS, triton.next_power_of_2(layout.group))
     layout = replace(layout, tile=rows, paths=True)
-    where = (kv.tables, kv.tables.stride(0), queries.slots, queries.starts, kv.firsts, queries.mask)
+    where = (kv.tables, kv.tables.stride(0), queries.slots, queries.starts, queries.mask)
     left = (launch.accs, launch.peaks, launch.totals)
     args = (q, q.stride(0), kv.pool, kv.values, *where, out, *left, kv.rule.factor, layout)
     grid = (kv.kv_heads, queries.width, queries.slots.shape[0])
     start(_attend_paths, grid, args, replace(cut, rows=rows, warps=4), launch)
 
 
-@triton.jit(do_not_specialize=["tables", "table_stride", "slots", "starts", "firsts", "masks"])
+@triton.jit(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks"])
 def _attend_paths(
-    q, q_stride, keys, values, tables, table_stride, slots, starts, firsts, masks,
+    q, q_stride, keys, values, tables, table_stride, slots, starts, masks,
     out, accs, peaks, totals, scale, layout: tl.constexpr,
 ):  # fmt: skip
     """Grid (kv_heads, width, B): the heads of one query that share a key head."""
@@ -82,7 +82,7 @@ def _attend_paths(
     start = tl.load(starts + sequence)
     slot = tl.load(slots + sequence)
     table = tables + slot.to(tl.int64) * table_stride
-    low = lowest_row(firsts, slot, start, layout.window)
+    low = lowest_row(None, slot, start, layout.window)
     query = sequence * layout.width + tl.program_id(1)
     row = tl.arange(0, layout.tile)
     real = row < layout.group
@@ -98,7 +98,7 @@ def _attend_paths(
     for part in range(part_at(start, layout.parts), part_at(own, layout.parts) + 1):
         part_acc, part_peak, part_total = over_part(
             q_tile, own + tl.zeros_like(row), sees, keys + at, values + at, table, start, low, part,
-            own + 1, start + layout.extent, scale, layout,
+            own + 1, start + layout.width, scale, layout,
         )  # fmt: skip
         acc, peak, total = merged(acc, peak, total, part_acc, part_peak, part_total)
     write(out, place, acc / total[:, None], real, layout)

@@ -46,7 +46,6 @@ def attend_chunks_exactly(
     cut, heads = cut or ChunkCut(), q.shape[1]
     layout = Layout(
         width=0,
-        extent=0,
         words=0,
         heads=heads,
         kv_heads=kv.kv_heads,
@@ -57,13 +56,12 @@ def attend_chunks_exactly(
         shares=1,
         pdl=False,
         window=kv.rule.window,
-        bounded=kv.firsts is not None,
         ceiling=kv.rule.ceiling,
         parts=cut.parts,
     )
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    where = (kv.tables, kv.tables.stride(0), kv.firsts, tiles)
+    where = (kv.tables, kv.tables.stride(0), tiles)
     args = (q, q.stride(0), kv.pool, kv.values, *where, out, kv.rule.factor, layout)
     grid = (kv.kv_heads, tiles.shape[0])
     options = {"num_warps": cut.warps, "num_stages": cut.stages, "enable_fp_fusion": False}
@@ -74,9 +72,9 @@ def attend_chunks_exactly(
     return out
 
 
-@triton.jit(do_not_specialize=["tables", "table_stride", "firsts", "tiles"])
+@triton.jit(do_not_specialize=["tables", "table_stride", "tiles"])
 def _attend_chunks(
-    q, q_stride, keys, values, tables, table_stride, firsts, tiles, out, scale, layout: tl.constexpr
+    q, q_stride, keys, values, tables, table_stride, tiles, out, scale, layout: tl.constexpr
 ):  # fmt: skip
     """Grid (kv_heads, T)."""
     head = tl.program_id(0)
@@ -97,7 +95,7 @@ def _attend_chunks(
     q_tile = tl.load(q_at, mask=real[:, None], other=0.0)
     own, end = start + query, start + count
     at = head * layout.dim + dim
-    low = lowest_row(firsts, slot, start, layout.window)
+    low = lowest_row(None, slot, start, layout.window)
     acc, peak, total = nothing(layout.tile, layout.dim)
     for part in range(part_at(low, layout.parts), part_at(end - 1, layout.parts) + 1):
         part_acc, part_peak, part_total = over_part(
