@@ -90,7 +90,7 @@ def layout_of(heads: int, kv: PagedKv, queries: Queries, cut: Cut, launch: Exact
     rule = kv.rule
     if queries.mask is not None and 0 < rule.window < queries.width:
         raise ValueError(f"a tree of {queries.width} rows does not fit into a window of {rule.window}")
-    if queries.extent is not None or kv.firsts is not None:
+    if queries.extent or kv.firsts is not None:
         raise ValueError("the exact arithmetic has no levels of growing trees, and no first rows of slots")
     return Layout(
         width=queries.width,

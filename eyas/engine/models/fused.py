@@ -97,7 +97,8 @@ class FusedDecoder:
 
     def final_norm(self, residual: torch.Tensor) -> torch.Tensor:
         """Residual rows [m, hidden] that left the last layer -> what the output head reads."""
-        return row_kernels.norm(residual, self.config.norm_eps, self._gain, pdl=self._pdl)
+        exact = self._context.launch.exact
+        return row_kernels.norm(residual, self.config.norm_eps, self._gain, pdl=self._pdl, exact=exact)
 
     def logits(
         self,
@@ -120,9 +121,11 @@ class FusedDecoder:
     def _narrow(
         self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor
     ) -> torch.Tensor:
-        scale = self.config.embedding_scale
+        scale, exact = self.config.embedding_scale, self._context.launch.exact
         residual = NarrowRows(
-            *row_kernels.embed(step.rows.tokens, self.embedding, sums=True, scale=scale, pdl=self._pdl)
+            *row_kernels.embed(
+                step.rows.tokens, self.embedding, sums=True, scale=scale, pdl=self._pdl, exact=exact
+            )
         )
         for i, layer in enumerate(self.layers):
             _keep(tapped, taps, i, residual.x)

@@ -273,7 +273,8 @@ def _added(
     if post is not None:
         skinny.linear(source, weight, out, launch)
         group.all_reduce(out)
-        return NarrowRows(rows, row_kernels.add_normed(out, rows, post, eps, launch.pdl))
+        sums = row_kernels.add_normed(out, rows, post, eps, launch.pdl, launch.exact)
+        return NarrowRows(rows, sums)
     parts = skinny.linear_parts(source, weight, launch) if alone else ProcessGroup.sum_parts(out.shape[1])
     sums = torch.empty(parts, skinny.MAX_ROWS, dtype=torch.float32, device=x.device)
     if alone:
