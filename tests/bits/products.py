@@ -1,7 +1,7 @@
 """The narrow products as a table: each kind, at any shape, for any choice among 128 rows.
 
 A row leaves all that its kernel writes of it. Rows have numbers of very different sizes, so that an order of
-addition shows; the products that are compared before they are rounded show it most.
+addition shows; linear products are compared before they are rounded too, which shows it most.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from functools import partial
 
 import torch
 
-from eyas.engine.kernels import skinny
+from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels.skinny_tiles import Tile
 from tests.bits.compare import Composition
 
 EPS = 1e-5
+Into = tuple[skinny.QkvWeights, torch.Tensor, skinny.Rotation, skinny.KvRows]
 _LENGTH = 64  # positions of the rotary tables
 
 
@@ -53,7 +54,7 @@ class ProductRows:
         self._cos, self._sin = angles.cos(), angles.sin()
 
     def run(self, rows: Sequence[int], launch: skinny.Launch) -> dict[int, torch.Tensor]:
-        """What each of these rows leaves: float32 [numbers]."""
+        """What each of these rows leaves, the narrow way: float32 [numbers]."""
         index = torch.tensor(rows, device=self._device)
         x = skinny.empty_padded(len(rows), self.product.k, like=self._x).copy_(self._x[index])
         sums = self._sums.new_full(self._sums.shape, float("nan"))
@@ -64,34 +65,69 @@ class ProductRows:
         return dict(zip(rows, left, strict=True))
 
     def _linear(self, source: skinny.Source, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
-        """To float32; and with a residual, rounded, and its sum of squares as a reader adds it up."""
-        m, n = len(index), self.product.n
-        wide = torch.empty(m, n, device=self._device)
-        skinny.linear(source, self._weight, wide, launch)
-        plain, rows = skinny.Source(source.x), self._residual[index]
+        """To float32; and with a residual: the rounded row, and its 1 / rms as a reader finds it."""
+        m, plain, rows = len(index), skinny.Source(source.x), self._residual[index]
+        wide = torch.empty(m, self.product.n, device=self._device)
+        skinny.linear(plain, self._weight, wide, launch)
         parts = skinny.linear_parts(plain, self._weight, launch)
         sums = torch.zeros(parts, skinny.MAX_ROWS, device=self._device)
         skinny.linear(plain, self._weight, rows, launch, rows, sums)
-        return torch.cat((wide, rows.float(), halved(sums[:, :m].t())[:, None]), dim=1)
+        return torch.cat((wide, rows.float(), scale_of(sums[:, :m], self.product.n)), dim=1)
 
     def _gated(self, source: skinny.Source, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
-        out = torch.empty(len(index), self.product.n // 2, device=self._device)
+        out = self._x.new_empty(len(index), self.product.n // 2)
         skinny.gated(source, self._weight, out, launch)
-        return out
+        return out.float()
 
     def _qkv(self, source: skinny.Source, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
-        m, dim = len(index), self.product.dim
-        heads = self.product.n // dim - 2  # of queries; one of keys, one of values
-        q = torch.empty(m, heads, dim, device=self._device)
-        pool = torch.zeros(skinny.MAX_ROWS, 1, 2, 1, 1, dim, device=self._device)
+        weights, q, rotation, kv = into = self._heads(index)
+        skinny.qkv_rope(source, weights, q, rotation, kv, launch)
+        return self._of_heads(index, into)
+
+    def _heads(self, index: torch.Tensor) -> Into:
+        """What a product of q, k and v writes, and how."""
+        dim = self.product.dim
+        q = self._x.new_empty(len(index), self.product.n // dim - 2, dim)  # one head of keys, one of values
+        pool = self._x.new_zeros(skinny.MAX_ROWS, 1, 2, 1, 1, dim)
         norms = skinny.HeadNorms(self._gains, EPS) if self.product.kind == "heads" else None
         weights = skinny.QkvWeights(self._weight, None if norms is None else self._bias, norms)
         rotation = skinny.Rotation(self._cos, self._sin, index % _LENGTH)
-        skinny.qkv_rope(source, weights, q, rotation, skinny.KvRows(pool[:, 0], index), launch)
-        return torch.cat((q.view(m, -1), pool[index].view(m, -1)), dim=1)
+        return weights, q, rotation, skinny.KvRows(pool[:, 0], index)
+
+    @staticmethod
+    def _of_heads(index: torch.Tensor, into: Into) -> torch.Tensor:
+        _, q, _, kv = into
+        return torch.cat((q.flatten(1), kv.layer[index].flatten(1)), dim=1).float()
 
     def _normal(self, *sizes: int) -> torch.Tensor:
         return torch.randn(sizes, generator=self._random).to(self._device, self._dtype)
+
+
+class WideRows(ProductRows):
+    """The same rows the wide way: a product of raw rows, and what follows it."""
+
+    def run(self, rows: Sequence[int], launch: skinny.Launch) -> dict[int, torch.Tensor]:
+        """What each of these rows leaves, without any launch's scratch memory: float32 [numbers]."""
+        index = torch.tensor(rows, device=self._device)
+        kinds = {"linear": self._settled, "gated": self._multiplied}
+        left = kinds.get(self.product.kind, self._rotated)(self._x[index], index)
+        return dict(zip(rows, left, strict=True))
+
+    def _settled(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        rows = self._residual[index]
+        scales = exact_wide.settle(rows, EPS, exact_wide.product(x, self._weight))
+        wide = exact_wide.product(x, self._weight, dtype=torch.float32)
+        return torch.cat((wide, rows.float(), scales[:, None]), dim=1)
+
+    def _multiplied(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        raw = exact_wide.product(x, self._weight, "gated")
+        return exact_wide.act_mul(raw, exact_wide.settle(x.clone(), EPS)).float()
+
+    def _rotated(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        raw = exact_wide.product(x, self._weight, self.product.kind, self.product.dim)
+        into = self._heads(index)
+        exact_wide.rope_write(raw, exact_wide.settle(x.clone(), EPS), *into)
+        return self._of_heads(index, into)
 
 
 def halved(values: torch.Tensor) -> torch.Tensor:
@@ -100,6 +136,11 @@ def halved(values: torch.Tensor) -> torch.Tensor:
         values = torch.nn.functional.pad(values, (0, values.shape[-1] % 2))
         values = values[..., 0::2] + values[..., 1::2]
     return values[..., 0]
+
+
+def scale_of(sums: torch.Tensor, width: int) -> torch.Tensor:
+    """Sums of squares [parts, m] of rows -> 1 / rms [m, 1], in float32."""
+    return torch.rsqrt(halved(sums.t()) / width + EPS)[:, None]
 
 
 def compositions(

@@ -80,7 +80,7 @@ def test_todays_sums_by_tile_are_noticed() -> None:
     rows = ProductRows(product, "cuda", torch.bfloat16)
     launch = skinny.Launch.on("cuda", pdl=False)
     cuts = [cut_by(launch, product, [Tile(columns, 64, 4, 3)] * 4) for columns in (64, 128)]
-    assert differences(Composition(str(i), partial(rows.run, range(16), cut)) for i, cut in enumerate(cuts))
+    assert differences(Composition(str(i), partial(rows.run, range(128), cut)) for i, cut in enumerate(cuts))
 
 
 # --- attention -------------------------------------------------------------------------------------------

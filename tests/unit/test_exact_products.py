@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels import skinny
 from eyas.engine.kernels.skinny_tiles import MEASURED, Shape, Tile, exact_tile_for, stretches_of, tile_for
 from tests.bits.compare import Composition, Difference, differences
-from tests.bits.products import Product, ProductRows, compositions, cut_by, halved
+from tests.bits.products import Product, ProductRows, WideRows, compositions, cut_by, halved
 from tests.unit import tensor_core
 
 COUNTS = (1, 17, 40)
@@ -48,6 +48,21 @@ def test_a_product_with_residual_and_sums_too() -> None:
     assert said(found(LINEAR, CUTS, (1, 40))) == []
 
 
+@pytest.mark.parametrize("product", [Product("linear", 128, 64), GATED, QKV, HEADS], ids=lambda p: p.kind)
+def test_a_row_has_the_same_bits_on_the_wide_way(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where cuBLAS folds k in order: here the model of the matrix unit stands for it."""
+    monkeypatch.setattr(exact_wide, "matmul", by_the_model)
+    launch = skinny.Launch.on("cpu", pdl=False, exact=True)
+    ways = [ProductRows(product, "cpu", torch.float16), WideRows(product, "cpu", torch.float16)]
+    runs = [Composition(type(way).__name__, partial(way.run, range(20), launch)) for way in ways]
+    assert said(differences(runs)) == []
+
+
+def by_the_model(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    zeros = np.zeros((len(x), len(weight)), np.float32)
+    return torch.from_numpy(tensor_core.multiply_add(x.numpy(), weight.numpy().T, zeros)).to(dtype)
+
+
 def test_a_cut_of_k_by_the_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two stretches at 64 rows, one at 16: as today."""
     monkeypatch.setattr(skinny, "exact_tile_for", tile_for)
@@ -64,7 +79,7 @@ def test_sums_by_tile_are_noticed() -> None:
     for launch in launches:
         cuts = [cut_by(launch, rows.product, [cut] * 4) for cut in (CUTS[0], replace(CUTS[1], depth=32))]
         cuts = [replace(cut, tiles={k: replace(t, split=1) for k, t in cut.tiles.items()}) for cut in cuts]
-        runs = [Composition(str(i), partial(rows.run, range(8), cut)) for i, cut in enumerate(cuts)]
+        runs = [Composition(str(i), partial(rows.run, range(40), cut)) for i, cut in enumerate(cuts)]
         counts.append(len(differences(runs)))
     assert counts[0] == 0 < counts[1]
 

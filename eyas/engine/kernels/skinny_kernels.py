@@ -111,6 +111,8 @@ def linear_kernel(
         _leave(shares, y, m, plan)
         m = _finisher(tickets, m, plan)
         y = _total(shares, m, plan, plan.split)
+    if out.dtype.element_ty != tl.float32:
+        y = _rounded(y, weight, plan)
     y *= _scale(squares, plan)[:, None]
     if residual is not None:
         y += added.to(tl.float32)
@@ -141,6 +143,7 @@ def gated_kernel(x, weight, weights, out, sums, partials, tickets, m, parts, pla
         gate = _total(shares, m, plan, plan.split)
         up = _total(shares + plan.half, m, plan, plan.split)
     scale = _scale(squares, plan)[:, None]
+    gate, up = _rounded(gate, weight, plan), _rounded(up, weight, plan)
     gate *= scale
     y = gate * (up * scale) / (1.0 + tl.exp(-steepness(gate, plan.gelu)))
     place = row[:, None] * (plan.n // 2) + (first + tl.arange(0, plan.half))[None, :]
@@ -177,7 +180,7 @@ def qkv_rope_kernel(
     if plan.split > 1:
         m = _finisher(tickets, m, plan)
         y = _total(shares, m, plan, plan.split)
-    y *= _scale(squares, plan)[:, None]
+    y = _rounded(y, weight, plan) * _scale(squares, plan)[:, None]
     if bias is not None:
         element_bias = tl.load(bias + lower + pair % plan.half + pair // plan.half * heads.half)
         y += element_bias.to(tl.float32)[None, :]
@@ -224,6 +227,14 @@ def _squares(sums, m, parts, plan: tl.constexpr):
         row = tl.arange(0, plan.rows)[None, :]
         squares = tl.load(sums + part * SUMS_WIDTH + row, mask=(part < parts) & (row < m), other=0.0)
     return squares
+
+
+@triton.jit
+def _rounded(y, weight, plan: tl.constexpr):
+    """A product before anything is done to it: the exact arithmetic rounds it, since cuBLAS does."""
+    if plan.exact:
+        y = y.to(weight.dtype.element_ty).to(tl.float32)
+    return y
 
 
 @triton.jit
