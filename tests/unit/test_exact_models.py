@@ -1,6 +1,7 @@
-"""A narrow forward by the exact arithmetic: a position's logits have one set of bits, however it got there.
+"""A forward by the exact arithmetic: a position's logits have one set of bits, however it got there.
 
-Triton's interpreter runs the kernels, with `tensor_core`'s model of Hopper's matrix unit.
+Triton's interpreter runs the kernels, with `tensor_core`'s model of Hopper's matrix unit, which stands for
+cuBLAS as well.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from eyas.engine.attention.exact_rows import ExactAttention
 from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.checkpoint.weights import FolderWeights, Placement
-from eyas.engine.kernels import skinny
+from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.fused import FusedDecoder
@@ -24,19 +25,23 @@ from eyas.engine.models.fused_layer import LayerContext
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
-from tests.bits.compare import Composition, Difference, differences
+from tests.bits.compare import Composition, differences
 from tests.unit import tensor_core
 from tests.unit.families import write_family
 
 pytestmark = pytest.mark.slow
 
-PAGE, PAGES, LENGTH = 16, 6, 70
+PAGE, PAGES, LENGTH = 16, 10, 140
 CHUNK, ROWS = "chunk", "rows"
 Step = tuple[str, int]
-WAYS: dict[str, list[Step]] = {
-    "one chunk": [(CHUNK, LENGTH)],
-    "two chunks and rows": [(CHUNK, 7), (CHUNK, LENGTH - 10), (ROWS, 1), (ROWS, 2)],
+NARROW: dict[str, list[Step]] = {
+    "one chunk": [(CHUNK, 70)],
+    "two chunks and rows": [(CHUNK, 7), (CHUNK, 60), (ROWS, 1), (ROWS, 2)],
     "a chain over a block's end": [(CHUNK, 62), (ROWS, 5)],
+}
+WIDE: dict[str, list[Step]] = {
+    "one wide chunk": [(CHUNK, 135)],
+    "narrow ones and a chain": [(CHUNK, 70), (CHUNK, 56), (ROWS, 4)],
 }
 
 
@@ -79,23 +84,36 @@ class Model:
 
 
 @pytest.fixture(autouse=True)
-def _matrix_unit() -> Iterator[None]:
+def _matrix_unit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(exact_wide, "matmul", tensor_core.matmul)
     with tensor_core.hopper():
         yield
 
 
-def found(folder: Path, family: str, exact: bool) -> list[Difference]:
-    write_family(folder, family, vocab_size=128, num_hidden_layers=1)
+def said(folder: Path, ways: dict[str, list[Step]], exact: bool = True) -> list[str]:
+    """Of the model in `folder`."""
     model = Model(folder, exact)
-    return differences(Composition(name, partial(model.logits, steps)) for name, steps in WAYS.items())
+    runs = [Composition(name, partial(model.logits, steps)) for name, steps in ways.items()]
+    return [str(difference) for difference in differences(runs)]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
 def test_a_positions_logits_do_not_depend_on_the_steps(tmp_path: Path, family: str) -> None:
-    assert [str(difference) for difference in found(tmp_path, family, exact=True)] == []
+    """By either way through the layers."""
+    write_family(tmp_path, family, vocab_size=128, num_hidden_layers=1)
+    assert said(tmp_path, WIDE) == []
 
 
 @pytest.mark.timeout(600)
 def test_by_the_kernels_of_today_they_do(tmp_path: Path) -> None:
-    assert found(tmp_path, "llama", exact=False)
+    """On the narrow way alone; by the exact arithmetic the same steps agree."""
+    write_family(tmp_path, "llama", vocab_size=128, num_hidden_layers=1)
+    assert said(tmp_path, NARROW) == []
+    assert said(tmp_path, NARROW, exact=False)
+
+
+def test_what_is_not_exact_yet_is_refused(tmp_path: Path) -> None:
+    write_family(tmp_path, "llama_biases", vocab_size=128, num_hidden_layers=1)
+    with pytest.raises(ValueError, match="without a bias behind attention"):
+        Model(tmp_path, exact=True)

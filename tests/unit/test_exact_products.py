@@ -51,16 +51,11 @@ def test_a_product_with_residual_and_sums_too() -> None:
 @pytest.mark.parametrize("product", [Product("linear", 128, 64), GATED, QKV, HEADS], ids=lambda p: p.kind)
 def test_a_row_has_the_same_bits_on_the_wide_way(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where cuBLAS folds k in order: here the model of the matrix unit stands for it."""
-    monkeypatch.setattr(exact_wide, "matmul", by_the_model)
+    monkeypatch.setattr(exact_wide, "matmul", tensor_core.matmul)
     launch = skinny.Launch.on("cpu", pdl=False, exact=True)
     ways = [ProductRows(product, "cpu", torch.float16), WideRows(product, "cpu", torch.float16)]
     runs = [Composition(type(way).__name__, partial(way.run, range(20), launch)) for way in ways]
     assert said(differences(runs)) == []
-
-
-def by_the_model(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    zeros = np.zeros((len(x), len(weight)), np.float32)
-    return torch.from_numpy(tensor_core.multiply_add(x.numpy(), weight.numpy().T, zeros)).to(dtype)
 
 
 def test_a_cut_of_k_by_the_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
