@@ -19,12 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import triton
 
 from eyas.bench.kernels.timing import graph_us
+from eyas.engine.checkpoint.weights import Placement
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.attend import attend
 from eyas.engine.kernels.exact_attend import ExactLaunch
@@ -32,8 +34,12 @@ from eyas.engine.kernels.exact_paths import attend_exactly
 from eyas.engine.kernels.exact_prefill import ChunkCut, attend_chunks_exactly
 from eyas.engine.kernels.prefill import attend_chunks, tile_rows
 from eyas.engine.kernels.skinny_tiles import Shape, stretches_of
+from tests.bits.compare import Composition, differences
+from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.gpu.attend_bench import DIM, HEADS, KV_HEADS, LAYERS, Case, Pool, Prompt, queries_of
 from tests.gpu.skinny_bench import LAYER, LM_HEAD, Chain, Product, milliseconds, weights
+from tests.gpu.test_models_on_gpu import SIZES
+from tests.unit.families import write_family
 from tests.unit.tensor_core import multiply_add
 
 UNSPLIT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
@@ -48,7 +54,15 @@ CASES = (
     Case("tree 32, bs32 x 1024", (1024,) * 32, 32, True),
 )
 PROMPTS = (Prompt("1024 causal", ((0, 1024),)), Prompt("8192 causal", ((0, 8192),)))
-ROWS = (1, 8, 32, 128)
+NARROW: list[list[Step]] = [
+    [(CHUNK, 128), (CHUNK, 128), (CHUNK, 44)],
+    [*((CHUNK, 33),) * 8, *((ROWS, 1),) * 36],
+    [(CHUNK, 100), *((ROWS, 8),) * 25],
+    [*((ROWS, 3),) * 100],
+]
+WIDE: list[list[Step]] = [[(CHUNK, 600)], *([(CHUNK, n), (CHUNK, 600 - n)] for n in (129, 200, 256, 311))]
+WIDE += [[(CHUNK, 90), (CHUNK, 500), (ROWS, 8), (ROWS, 1), (ROWS, 1)]]
+COUNTED = (1, 8, 32, 128)
 Record = dict[str, Any]
 
 
@@ -128,6 +142,21 @@ def against_the_model(product: Product, x: torch.Tensor, weight: torch.Tensor, o
     return {"model": product.name, "differing": differing, "of": rows * columns}
 
 
+# --- whole forwards --------------------------------------------------------------------------------------
+
+
+def forwards() -> Iterator[Record]:
+    """Positions whose logits differ between steps: of narrow steps alone, and with wide ones, by cuBLAS."""
+    with TemporaryDirectory() as name:
+        write_family(Path(name), "llama", **SIZES)
+        model = Model(Path(name), True, Placement("cuda", torch.bfloat16))
+        for ways, steps in (("narrow", NARROW), ("wide", WIDE)):
+            runs = [Composition(str(way), partial(model.logits, way)) for way in steps]
+            found = differences(runs)
+            record = {"forward": ways, "steps": len(steps), "differing": len(found)}
+            yield record | {"first": [str(difference) for difference in found[:3]]}
+
+
 # --- what the exact kernels cost -------------------------------------------------------------------------
 
 
@@ -143,7 +172,7 @@ def costs() -> Iterator[Record]:
 def product_costs() -> Iterator[Record]:
     layers = {product.name: weights(product) for product in LAYER}
     launches = {exact: skinny.Launch.on("cuda", pdl=True, exact=exact) for exact in (False, True)}
-    chains = {m: Chain(layers, m) for m in ROWS}
+    chains = {m: Chain(layers, m) for m in COUNTED}
     ahead = [replace(launch, compile_only=True) for launch in launches.values()]
     at_once([partial(chain.fused, launch) for chain in chains.values() for launch in ahead])
     for m, chain in chains.items():
@@ -206,8 +235,8 @@ def at_once(calls: list[Callable[[], Any]]) -> None:
 
 # --- the command -----------------------------------------------------------------------------------------
 
-PARTS: dict[str, Callable[[], Iterator[Record]]] = {"cublas": cublas, "costs": costs}
-RUNS = (("cublas", UNSPLIT), ("cublas", {}), ("costs", {}))  # the decisive one first
+PARTS: dict[str, Callable[[], Iterator[Record]]] = {"cublas": cublas, "forwards": forwards, "costs": costs}
+RUNS = (("cublas", UNSPLIT), ("forwards", UNSPLIT), ("cublas", {}), ("costs", {}))  # the decisive ones first
 
 
 def main() -> None:
