@@ -97,7 +97,18 @@ def _up_from_pb(pb: draft_pb2.DraftServiceSessionRequest, peer: int) -> DraftUp:
 
 
 def _line_from_pb(pb: draft_pb2.DraftLine) -> DraftLine:
-    return DraftLine(dict(pb.export), pb.epoch, pb.records, pb.rows, pb.width, pb.nodes)
+    return DraftLine(
+        export=dict(pb.export),
+        epoch=pb.epoch,
+        records=pb.records,
+        rows=pb.rows,
+        width=pb.width,
+        nodes=pb.nodes,
+        gpu=pb.gpu,
+        dtype=pb.dtype,
+        places=pb.places,
+        kept=pb.kept,
+    )
 
 
 def _open_from_pb(pb: draft_pb2.DraftOpen) -> DraftOpen:

@@ -20,7 +20,7 @@ class DraftServiceSessionRequest(_message.Message):
     def __init__(self, opens: _Optional[_Iterable[_Union[DraftOpen, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[DraftCommit, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[DraftClose, _Mapping]]] = ..., line: _Optional[_Union[DraftLine, _Mapping]] = ...) -> None: ...
 
 class DraftLine(_message.Message):
-    __slots__ = ("export", "epoch", "records", "rows", "width", "nodes")
+    __slots__ = ("export", "epoch", "records", "rows", "width", "nodes", "gpu", "dtype", "places", "kept")
     class ExportEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -34,13 +34,21 @@ class DraftLine(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     export: _containers.ScalarMap[str, bytes]
     epoch: int
     records: int
     rows: int
     width: int
     nodes: int
-    def __init__(self, export: _Optional[_Mapping[str, bytes]] = ..., epoch: _Optional[int] = ..., records: _Optional[int] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., nodes: _Optional[int] = ...) -> None: ...
+    gpu: bytes
+    dtype: str
+    places: int
+    kept: int
+    def __init__(self, export: _Optional[_Mapping[str, bytes]] = ..., epoch: _Optional[int] = ..., records: _Optional[int] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., nodes: _Optional[int] = ..., gpu: _Optional[bytes] = ..., dtype: _Optional[str] = ..., places: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
     __slots__ = ("seq", "generation", "base_len", "params", "choice", "handle", "attempt")

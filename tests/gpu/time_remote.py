@@ -7,8 +7,9 @@ which drafts in its steps. Weights are dummies, drafts are accepted by chance: c
 round. At hit rate h a commit is answered at once with probability h, with ids that mean nothing, and its
 rows are computed after that answer, in place of what would have been drafted ahead; else it is answered when
 it has been drafted for. What a real head hits, and what its unrepaired features cost, is not measured here.
-Every line is on disk as soon as it is known and names the paths that its drafts took; `--report` reads them
-again. `--device cpu` tries the script out.
+Every line is on disk as soon as it is known and names the paths that its commits took (cuda_ipc: features
+from GPU to GPU; shm: by the line; grpc: by the fronts, as each sequence's first does); `--report` reads them
+again. `--device cpu` tries the script out, where no features go from GPU to GPU.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ STEPS, LENGTH = 3, 3.0  # of a chain; tokens per round, the bonus too
 PROMPT = 16
 DECODE, DRAFT, METRICS = 47330, 47331, 47332  # ports
 START_S, ANSWER_S = 300.0, 120.0
-LINE, GRPC, COLOCATED = "line", "grpc", "colocated"
+RING, LINE, GRPC, COLOCATED = "ring", "line", "grpc", "colocated"
+TRANSFER = {RING: "auto", LINE: "shm", GRPC: "grpc"}
+"""What `--transfer` each way takes: features from GPU to GPU beside the line, by the line, by the fronts."""
 Engine = Callable[[EngineConfig, str], None]
 
 
@@ -102,9 +105,8 @@ class Setting:
         if way == COLOCATED:
             engine = self.engine(0, *Role)
             return [(WorkerConfig(engine, port=DECODE, metrics_port=METRICS), engine_main.main)]
-        transfer = "grpc" if way == GRPC else "auto"
         decode, draft = (
-            self.engine(number, role, transfer=transfer)
+            self.engine(number, role, transfer=TRANSFER[way])
             for number, role in enumerate((Role.DECODE, Role.DRAFT))
         )
         known = f"static:127.0.0.1:{DRAFT}"
@@ -235,10 +237,11 @@ def main() -> int:
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--hits", type=float, nargs="+", default=[0.0, 0.5, 0.8, 1.0])
+    parser.add_argument("--ways", choices=list(TRANSFER), nargs="+", default=list(TRANSFER))
     parser.add_argument("--tokens", type=int, default=384, help="per answer (384)")
     parser.add_argument("--report", action="store_true", help="only print the table of what FILE has")
     given = parser.parse_args()
-    cases = [(COLOCATED, 0.0), *((way, hits) for hits in given.hits for way in (LINE, GRPC))]
+    cases = [(COLOCATED, 0.0), *((way, hits) for hits in given.hits for way in given.ways)]
     if not given.report:
         with tempfile.TemporaryDirectory() as folder:
             chosen = setting(given, Path(folder))

@@ -16,10 +16,11 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import Role
+from eyas.engine.ipc.row_ring import RowRing, tag
 from eyas.engine.loading.draft_build import draft_worker, warm_up
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.device_runner import DeviceDraftRunner, Seats
-from eyas.engine.speculation.draft_runner import Asked, Extension
+from eyas.engine.speculation.draft_runner import Asked, Extension, RingRow
 from eyas.engine.speculation.draft_sequences import BatchRunner
 from tests.unit.test_device_engine import SIZES, write_head
 from tests.unit.tiny import write_tiny_llama
@@ -209,6 +210,51 @@ def test_no_row_is_written_behind_those_that_are_reserved(runners: list[BatchRun
     for owner in ("d", "e", "f"):
         draft(owner, [20])
     assert device.pool.tensor.flatten(1).abs().sum(1).nonzero().flatten().tolist() == [20]
+
+
+class Rings:
+    """What a decode engine's device would have written: a ring of each sequence's rows."""
+
+    def __init__(self) -> None:
+        self.ring = RowRing(places=3, kept=8, words=WIDTH)
+        self._memory = torch.zeros(self.ring.nbytes // 8, dtype=torch.int64)
+
+    def ringed(self, asked: Asked, place: int, count: int, *, known: int | None = None) -> Asked:
+        """The same, but its last `count` features lie there, of which the reader is told that they are of
+        generation `known`.
+        """
+        new, generation = asked.extension, place + 1
+        near, far = new.features[:-count], new.features[-count:]
+        first, rows = new.offset + new.base + len(near), []
+        for position, row in enumerate(far.view(torch.int32).long(), first):
+            at = self.ring.at(place, position) // 8
+            self._memory[at : at + WIDTH] = (tag(generation, position) << 32) | (row & 0xFFFFFFFF)
+            rows.append(RingRow(self._memory.data_ptr() + 8 * at, tag(known or generation, position)))
+        return replace(asked, extension=replace(new, features=near, ringed=rows))
+
+
+def test_features_in_rings_give_the_same_proposals(runners: list[BatchRunner]) -> None:
+    """All of a sequence's rows, or the last of them, beside sequences that have none there."""
+    free, rings = pages(), Rings()
+    a, b, c = Follower("a", 5), Follower("b", 37), Follower("c", 0)
+    for batch, far in (({a: 3, b: 2, c: 4}, (3, 1, 0)), ({c: 1, a: 2, b: 6}, (1, 2, 6))):
+        asked = list(zip(*(one.commit(count, runners, free) for one, count in batch.items()), strict=True))
+        ours = runners[0].draft(list(asked[0]), CHAIN)
+        some = [
+            rings.ringed(one, i, count) if count else one
+            for i, (one, count) in enumerate(zip(asked[1], far, strict=True))
+        ]
+        theirs = runners[1].draft(some, CHAIN)
+        assert [list(one.tree.tokens) for one in theirs] == [list(one.tree.tokens) for one in ours]
+        assert all(one.whole for one in theirs)
+
+
+def test_a_sequence_whose_features_are_in_no_ring_any_more_is_named(runners: list[BatchRunner]) -> None:
+    free, rings = pages(), Rings()
+    followers = [Follower(name, 4) for name in "abc"]
+    asked = [one.commit(2, runners, free)[1] for one in followers]
+    some = [asked[0], rings.ringed(asked[1], 1, 1, known=9), rings.ringed(asked[2], 2, 2)]
+    assert [one.whole for one in runners[1].draft(some, CHAIN)] == [True, False, True]
 
 
 def test_slots_go_to_those_that_ask() -> None:

@@ -85,7 +85,8 @@ def test_features_for_a_drafter_elsewhere_are_those_of_certain_rows() -> None:
     rows = torch.arange(10.0)[:, None].expand(10, 4)
     middle = Work(found[-1].seq, 0, [1], None, sample=False)
     placed = Placed(found[:2], alone, [middle, *found[2:]])
-    certain = Certain(rows, path_rows=2, chunks=(0, 2))
+    certain = Certain(rows, path_rows=2, chunks=(0, 2), generations=(0, 7, 8, 0))
     landed = DeviceFlight(shape, (), placed, result, None, Told({}), certain=certain).land()
     told = [None if one.features is None else one.features[:, 0].tolist() for one in landed]
     assert told == [None, [8.0, 9.0], [0.0, 1.0], [2.0], [6.0], [7.0]]
+    assert [one.ringed for one in landed] == [0, 0, 0, 7, 8, 0]

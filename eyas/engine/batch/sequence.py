@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from eyas.common.priority import PRIORITY_S
 from eyas.common.types import GenerationRequest, KvHandle, PromptLogprobs, Timings
@@ -89,6 +90,16 @@ class Generation:
         )
 
 
+class RingPlace(NamedTuple):
+    """Where a drafter's GPU takes the features of a sequence: the place's number and its address, for as long
+    as the drafter knows the sequence by `generation`.
+    """
+
+    number: int
+    address: int
+    generation: int
+
+
 @dataclass(eq=False)
 class Sequence:
     """One choice that is being generated.
@@ -109,6 +120,7 @@ class Sequence:
     tree: DraftTree | None = None  # the drafts that the next step may verify
     fetched: bool = False  # its pages were asked of the host, since it last had any
     drafting: bool = False  # a drafter follows this sequence
+    ring: RingPlace | None = None  # where the device puts its features for that drafter too
     window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must start (again)
     slot: int = -1  # its place in the running batch; -1: none
     occupancy: int = -1  # a number that is new each time that a sequence takes a slot

@@ -164,7 +164,9 @@ class Executor:
             self._program.rest(self._program.choose())
         else:
             captured.rest.replay()
-        self.certain = None if step.certain is None else self._certain(self._program, step.certain)
+        self.certain = None
+        if step.certain is not None:
+            self.certain = self._certain(self._program, step.certain, step.ringed)
         return self._fetch(self._program.result_words)
 
     def _graphs(self, step: StepInput) -> Captured | None:
@@ -195,10 +197,14 @@ class Executor:
         found = program.features(places.to(self.state.device, non_blocking=True))
         return found.float().to("cpu", non_blocking=True)
 
-    def _certain(self, program: StepProgram, rows: SequenceOf[int]) -> torch.Tensor:
-        places = _pinned(np.array(rows, np.int64), self.state.device)
-        found = program.certain(places.to(self.state.device, non_blocking=True))
-        return found.float().to("cpu", non_blocking=True)
+    def _certain(
+        self, program: StepProgram, rows: SequenceOf[int], ringed: np.ndarray | None
+    ) -> torch.Tensor:
+        device, to = self.state.device, None
+        places = _pinned(np.array(rows, np.int64), device).to(device, non_blocking=True)
+        if ringed is not None:
+            to = _pinned(ringed, device).to(device, non_blocking=True)
+        return program.certain(places, to).float().to("cpu", non_blocking=True)
 
     def copy_page(self, source: int, target: int) -> None:
         """In every pool, after the steps before it and before those after it."""
@@ -246,7 +252,8 @@ class Executor:
             program.sample_special(_pinned(special, self.state.device))
         program.rest(program.choose())
         if self.state.tap is not None:
-            self._certain(program, [0])
+            nowhere = np.zeros((2, shape.batch + shape.singles), np.int64)
+            self._certain(program, [0] * max(shape.singles, 1), nowhere)
         self.wait()
         return program
 

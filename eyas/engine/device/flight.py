@@ -41,12 +41,14 @@ class Certain:
     """Features for a drafter elsewhere: float32 [n, head width], valid once the step has landed.
 
     First `path_rows` rows for each round of the shape, those of its path and others behind them; then one for
-    each single; then, in order, `chunks[i]` rows for the end of chunk i.
+    each single; then, in order, `chunks[i]` rows for the end of chunk i. `generations`: of rounds and singles
+    (`Landed.ringed`).
     """
 
     rows: torch.Tensor
     path_rows: int
     chunks: SequenceOf[int]
+    generations: SequenceOf[int]
 
     def of(self, shape: StepShape, landed: SequenceOf[Landed], placed: Placed) -> list[Landed]:
         """`landed`, chunks first, then rounds and singles, with their features."""
@@ -57,8 +59,9 @@ class Certain:
         found = []
         for one, first, count in zip(landed, ends, self.chunks, strict=False):
             found.append(one._replace(features=self.rows[first : first + count] if count else None))
-        for one, first in zip(landed[len(self.chunks) :], firsts, strict=True):
-            found.append(one._replace(features=self.rows[first : first + one.rows]))
+        decoded = landed[len(self.chunks) :]
+        for one, first, ringed in zip(decoded, firsts, self.generations, strict=True):
+            found.append(one._replace(features=self.rows[first : first + one.rows], ringed=ringed))
         return found
 
 

@@ -16,7 +16,7 @@ from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables, mask_words
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepShape
-from eyas.engine.kernels import landing, paths, sample
+from eyas.engine.kernels import landing, paths, row_ring, sample
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DeviceModel
@@ -172,14 +172,30 @@ class StepProgram:
         assert self._state.head is not None
         return self._state.head.features(self._tapped.index_select(0, rows))
 
-    def certain(self, rows: torch.Tensor) -> torch.Tensor:
+    def certain(self, rows: torch.Tensor, ringed: torch.Tensor | None = None) -> torch.Tensor:
         """[batch * path rows + n, head width]: of the rows on each round's path, then of others, int64 [n].
 
-        After `rest`. What stands behind a path's end is any row's.
+        After `rest`. What stands behind a path's end is any row's. `ringed` int64 [2, batch + s]: where those
+        of the rounds, and of the first s others, go too, which are singles: addresses and generations.
         """
         first = torch.arange(self._shape.batch, device=rows.device)[:, None] * self._shape.width
         accepted = self._paths.clamp(min=0) + first
-        return self.features(torch.cat((accepted.view(-1), rows)))
+        features = self.features(torch.cat((accepted.view(-1), rows)))
+        if ringed is not None:
+            self._put(features, *ringed)
+        return features
+
+    def _put(self, features: torch.Tensor, addresses: torch.Tensor, generations: torch.Tensor) -> None:
+        """Into the GPUs of draft workers."""
+        state, part, batch = self._state, self._part, self._shape.batch
+        assert state.tap is not None
+        kept, paths, singles = state.tap.kept, self._paths.numel(), addresses.shape[0] - batch
+        rounds = row_ring.Written(part["slots"], addresses[:batch], generations[:batch], kept, self._table)
+        features = features.to(state.pool.shape.dtype)
+        row_ring.put(state.tables, rounds, features[:paths])
+        slots = part["single_slots"][:singles]
+        alone = row_ring.Written(slots, addresses[batch:], generations[batch:], kept)
+        row_ring.put(state.tables, alone, features[paths : paths + singles])
 
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""

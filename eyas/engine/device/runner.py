@@ -89,7 +89,8 @@ class DeviceRunner:
         ends = self._chunk_ends(placed.chunks) if self._elsewhere else []
         certain = self._certain_rows(placed, shape, ends) if self._elsewhere else None
         held = _held(placed, shape)
-        step = StepInput(shape, data, writes.array(), spans, bool(asked), certain, held)
+        ringed = _ringed(placed, shape)
+        step = StepInput(shape, data, writes.array(), spans, bool(asked), certain, held, ringed)
         self._executor.begin(step)
         scores = [Scored(work, one, self._executor.score(one)) for work, one in asked]
         features = self._features(placed.chunks, shape)
@@ -99,7 +100,8 @@ class DeviceRunner:
         result, event = self._executor.finish(step)
         told = None
         if self._elsewhere and self._executor.certain is not None:
-            told = Certain(self._executor.certain, self._executor.state.path_rows(shape.width), ends)
+            path_rows = self._executor.state.path_rows(shape.width)
+            told = Certain(self._executor.certain, path_rows, ends, _generations(placed))
         return DeviceFlight(shape, works, placed, result, event, special, scores, features, told, depth)
 
     def _drafts(self, held: SequenceOf[int], width: int) -> dict[int, Nodes]:
@@ -299,6 +301,24 @@ class DeviceRunner:
             rows = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
             features = np.concatenate(rows)
         return Joined(np.array(words, np.int32).T.copy(), features, width)
+
+
+def _ringed(placed: Placed, shape: StepShape) -> np.ndarray | None:
+    """Int64 [2, ..], as of `StepInput`: where the features of rounds and singles go from GPU to GPU."""
+    if not any(_generations(placed)):
+        return None
+    told = np.zeros((2, shape.batch + len(placed.singles)), np.int64)
+    for first, works in ((0, placed.rounds), (shape.batch, placed.singles)):
+        for i, work in enumerate(works, first):
+            if work.seq.ring is not None:
+                told[:, i] = work.seq.ring.address, work.seq.ring.generation
+    return told
+
+
+def _generations(placed: Placed) -> list[int]:
+    """Of rounds, then of singles; 0: its features go nowhere."""
+    rings = (work.seq.ring for work in (*placed.rounds, *placed.singles))
+    return [0 if ring is None else ring.generation for ring in rings]
 
 
 def _held(placed: Placed, shape: StepShape) -> list[int]:

@@ -119,7 +119,7 @@ class StepInput:
     `spans`: the chunks, in the order of their rows, where their attention may be planned on the host.
     `scored`: more of its rows will be asked for than those that give a token. `certain`: a drafter elsewhere
     wants the features of its rounds' certain rows, and of these; None: it wants none. `held`: slots whose
-    drafts the host wants to know, as `Executor.drafts` tells them.
+    drafts the host wants to know, as `Executor.drafts` tells them. `ringed`: as of `StepProgram.certain`.
     """
 
     shape: StepShape
@@ -129,6 +129,7 @@ class StepInput:
     scored: bool = False
     certain: SequenceOf[int] | None = None
     held: SequenceOf[int] = ()
+    ringed: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

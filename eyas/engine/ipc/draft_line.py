@@ -1,4 +1,5 @@
-"""A line between a decode engine and a draft worker's engine on the same host: two rings and a bell.
+"""A line between a decode engine and a draft worker's engine on the same host: two rings and a bell, and
+on GPUs a ring of rows beside them.
 
 The decode engine offers it (`OfferedLine`) and says so by way of the fronts; the draft worker answers
 (`answer`): it connects, and hands over the memory that both then map. The memory has no name, so it is gone
@@ -10,10 +11,12 @@ nothing of sequences.
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import os
 import socket
 from pathlib import Path
+from struct import Struct
 from typing import Generic, TypeVar
 
 from eyas.common.config import MOST_NODES, MOST_STEPS
@@ -21,6 +24,8 @@ from eyas.common.errors import ConfigError
 from eyas.engine.ipc.draft_records import CommitRecords, ProposalRecords, Records
 from eyas.engine.ipc.messages import DraftCommit, DraftLine, Proposal
 from eyas.engine.ipc.ring import STORES_IN_ORDER, RingReader, RingShape, RingWriter
+from eyas.engine.ipc.row_memory import Gpu, RowMemory
+from kv_transfer.gpu.driver import DriverError
 from kv_transfer.host_file import HostFile
 from kv_transfer.host_socket import is_ours, listen_at
 
@@ -28,6 +33,9 @@ MOST_RECORDS = 8192  # each way
 MOST_BYTES = 1 << 30  # of both rings
 CONNECT_S = 1.0  # to a socket that listens already
 _RUNG = 4096  # bytes of the bell, read at once
+_ANSWER = Struct("<Q")  # bytes of the ring of rows; 0: there is none
+
+_log = logging.getLogger("eyas.engine")
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -36,7 +44,8 @@ In = TypeVar("In")
 class Line(Generic[Out, In]):
     """One engine's end: it posts `Out` and takes `In`. Used by the engine's thread only.
 
-    `gone`: the other end has let go, or its process has ended; what it had published is still taken.
+    `gone`: the other end has let go, or its process has ended; what it had published is still taken. `rows`:
+    where features are, if the devices move them by themselves.
     """
 
     def __init__(
@@ -44,10 +53,12 @@ class Line(Generic[Out, In]):
         bell: socket.socket,
         out: tuple[RingWriter, Records[Out]],
         into: tuple[RingReader, Records[In]],
+        rows: RowMemory | None,
     ) -> None:
         self._bell = bell
         self._writer, self._written = out
         self._reader, self._read = into
+        self.rows = rows
         self.gone = False
         bell.setblocking(False)
 
@@ -98,6 +109,8 @@ class Line(Generic[Out, In]):
         self._bell.close()
         self._writer.close()
         self._reader.close()
+        if self.rows is not None:
+            self.rows.close()
 
 
 class OfferedLine:
@@ -106,12 +119,13 @@ class OfferedLine:
     Raises ConfigError if it cannot be made here.
     """
 
-    def __init__(self, path: Path, line: DraftLine) -> None:
+    def __init__(self, path: Path, line: DraftLine, gpu: Gpu | None = None) -> None:
         """`line`: without its export, which only the listener has."""
         if not STORES_IN_ORDER:
             raise ConfigError("this processor does not keep the order of its stores")
         self._path = path
         self._line = line
+        self._gpu = gpu
         self._socket = listen_at(path, 1)
         self._socket.setblocking(False)
         self._answered = False
@@ -127,15 +141,16 @@ class OfferedLine:
         try:
             if not self._answered:
                 self._meet()
-            data, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+            data, descriptors, _, _ = socket.recv_fds(self._socket, _ANSWER.size, 2)
         except BlockingIOError:
             return None
         except OSError as error:
             raise ConfigError(f"the draft worker has hung up: {error.strerror or error}") from None
         try:
-            if not data or len(descriptors) != 1:
+            if len(data) != _ANSWER.size or not descriptors:
                 raise ConfigError("the draft worker has hung up")
             memory = _mapped(descriptors[0], self._line)
+            rows = self._rows(descriptors[1:], *_ANSWER.unpack(data))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -145,7 +160,18 @@ class OfferedLine:
             self._socket,
             (RingWriter(view[:split], commits), CommitRecords(self._line)),
             (RingReader(view[split:], proposals), ProposalRecords(self._line)),
+            rows,
         )
+
+    def _rows(self, descriptors: list[int], size: int) -> RowMemory | None:
+        """The draft worker's ring of rows, if it made one that can be reached from here."""
+        if self._gpu is None or len(descriptors) != 1:
+            return None
+        try:
+            return RowMemory.mapped(self._line, self._gpu, descriptors[0], size)
+        except ConfigError as error:
+            _log.warning("features go by shared memory: %s", error.message)
+            return None
 
     def _meet(self) -> None:
         """From now on the socket is the connection: one peer may answer."""
@@ -162,8 +188,11 @@ class OfferedLine:
         self._path.unlink(missing_ok=True)
 
 
-def answer(line: DraftLine, width: int, pool_dir: str) -> Line[Proposal, DraftCommit]:
-    """The draft worker's end of a line that was offered; `width` is that of its own head.
+def answer(
+    line: DraftLine, width: int, pool_dir: str, rows: RowMemory | None = None
+) -> Line[Proposal, DraftCommit]:
+    """The draft worker's end of a line that was offered; `width` is that of its own head, `rows` what it has
+    for features that come past the host.
 
     Raises ConfigError, saying why, if the two are not on one host, or do not agree.
     """
@@ -171,26 +200,30 @@ def answer(line: DraftLine, width: int, pool_dir: str) -> Line[Proposal, DraftCo
     path = HostFile.find(line.export, pool_dir).path
     commits, proposals, split = _rings(line)
     memory, descriptor = _allocated(split + proposals.nbytes)
+    shared = [descriptor]
     bell = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         bell.settimeout(CONNECT_S)
         bell.connect(path)
         if not is_ours(bell):
             raise ConfigError(f"the decode engine at {path} runs as another user")
-        socket.send_fds(bell, [b"\0"], [descriptor])
-    except OSError as error:
+        shared += [rows.export()] if rows is not None else []
+        socket.send_fds(bell, [_ANSWER.pack(rows.size if rows is not None else 0)], shared)
+    except (OSError, DriverError) as error:
         bell.close()
-        raise ConfigError(f"{path} cannot be reached: {error.strerror or error}") from None
+        raise ConfigError(f"{path} cannot be reached: {getattr(error, 'strerror', '') or error}") from None
     except ConfigError:
         bell.close()
         raise
     finally:
-        os.close(descriptor)
+        for one in shared:
+            os.close(one)
     view = memoryview(memory)
     return Line(
         bell,
         (RingWriter(view[split:], proposals), ProposalRecords(line)),
         (RingReader(view[:split], commits), CommitRecords(line)),
+        rows,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from eyas.engine.ipc.messages import DraftCommit, DraftLine, Proposal
 
 ROWS_AT = 48  # bytes: behind the heads, and a multiple of a word
-_COMMIT = Struct("<IIQiiiii")  # epoch, generation, seq, base_len, rows, steps, topk, draft_tokens
+_COMMIT = Struct("<IIQiiiiii")  # epoch, generation, seq, base_len, rows, steps, topk, draft_tokens, place
 _PROPOSAL = Struct("<IIQii")  # epoch, generation, seq, base_len, nodes
 
 Said = TypeVar("Said")
@@ -45,7 +45,7 @@ class Records(Protocol[Said]):
 
 @dataclass(frozen=True)
 class CommitRecords(Records[DraftCommit]):
-    """Of up to `line.rows` rows, each a token and a feature of `line.width` values."""
+    """Of up to `line.rows` rows, each a token and a feature of `line.width` values, if that is in no ring."""
 
     line: DraftLine
 
@@ -55,25 +55,27 @@ class CommitRecords(Records[DraftCommit]):
 
     def fits(self, message: DraftCommit) -> bool:
         rows = len(message.tokens)
-        return rows <= self.line.rows and len(message.features) == 4 * rows * self.line.width
+        values = rows * self.line.width if message.place < 0 else 0
+        return rows <= self.line.rows and len(message.features) == 4 * values
 
     def write(self, record: memoryview, message: DraftCommit) -> None:
         rows = len(message.tokens)
-        shape = message.steps, message.topk, message.draft_tokens
+        rest = message.steps, message.topk, message.draft_tokens, message.place
         whose = message.generation, message.seq, message.base_len
-        _COMMIT.pack_into(record, 0, self.line.epoch, *whose, rows, *shape)
+        _COMMIT.pack_into(record, 0, self.line.epoch, *whose, rows, *rest)
         pack_into(f"<{rows}i", record, ROWS_AT, *message.tokens)
         features_at = ROWS_AT + 4 * self.line.rows
         record[features_at : features_at + len(message.features)] = message.features
 
     def read(self, record: memoryview) -> DraftCommit | None:
-        epoch, generation, seq, base, rows, *shape = _COMMIT.unpack_from(record)
+        epoch, generation, seq, base, rows, steps, topk, nodes, place = _COMMIT.unpack_from(record)
         if epoch != self.line.epoch or not 0 <= rows <= self.line.rows:
             return None
         tokens = unpack_from(f"<{rows}i", record, ROWS_AT)
         features_at = ROWS_AT + 4 * self.line.rows
-        features = bytes(record[features_at : features_at + 4 * rows * self.line.width])
-        return DraftCommit(seq, generation, base, tokens, features, *shape)
+        values = rows * self.line.width if place < 0 else 0
+        features = bytes(record[features_at : features_at + 4 * values])
+        return DraftCommit(seq, generation, base, tokens, features, steps, topk, nodes, place)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,8 @@ class DraftCommit(Message, frozen=True):
     """Certain rows of a sequence, and the request for one proposal after them.
 
     Row j is (feature of position base_len + j, token base_len + j + 1). `features`: float32 little-endian,
-    [len(tokens), head width]. `steps`, `topk`, `draft_tokens`: the shape of the proposal.
+    [len(tokens), head width]. `steps`, `topk`, `draft_tokens`: the shape of the proposal. `place`: where its
+    features are in the line's ring of rows, and `features` is empty; -1: they are here.
     """
 
     seq: int
@@ -110,6 +111,7 @@ class DraftCommit(Message, frozen=True):
     steps: int
     topk: int = 1
     draft_tokens: int = 0
+    place: int = -1
 
 
 class DraftClose(Message, frozen=True):
@@ -141,7 +143,8 @@ class DraftLine(msgspec.Struct, frozen=True):
     """A way past the fronts that a decode engine offers: where it listens, and what one record has room for.
 
     `epoch`: an incarnation, in every record. `rows` of a commit, each with a feature of `width` values;
-    `nodes` of a proposal; `records` each way.
+    `nodes` of a proposal; `records` each way. `gpu`: the one that would write features of `dtype` into a ring
+    of `kept` rows for each of `places` sequences; empty: none would.
     """
 
     export: Export
@@ -150,6 +153,10 @@ class DraftLine(msgspec.Struct, frozen=True):
     rows: int
     width: int
     nodes: int
+    gpu: bytes = b""
+    dtype: str = ""
+    places: int = 0
+    kept: int = 0
 
 
 class DraftUp(Message, frozen=True):

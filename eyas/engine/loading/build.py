@@ -28,7 +28,7 @@ from eyas.engine.device.buckets import GRAIN
 from eyas.engine.device.lead import Lead
 from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.link import EngineLink
-from eyas.engine.ipc.messages import DraftLine, Ready
+from eyas.engine.ipc.messages import Ready
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pages import PagePool
@@ -38,6 +38,7 @@ from eyas.engine.kv.stager import Stager
 from eyas.engine.loading import follower
 from eyas.engine.loading.device_build import build_device, rounds_ahead
 from eyas.engine.loading.draft_build import draft_worker, plain_runner
+from eyas.engine.loading.draft_lines import gpu_of, offered_lines
 from eyas.engine.loading.host_cache import check_host_cache, host_loads
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
@@ -54,24 +55,15 @@ from eyas.engine.speculation.colocated import ColocatedDrafter
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_runner import DraftRunner
 from eyas.engine.speculation.drafter import Drafter
-from eyas.engine.speculation.lines import OfferedLines
 from eyas.engine.speculation.lookup_drafter import LookupDrafter
 from eyas.engine.speculation.pacing import Pacing, pacing_of
 from eyas.engine.speculation.remote import RemoteDrafter
-from kv_transfer.backends.table import AUTO, NONE, unfit
+from kv_transfer.backends.table import NONE, unfit
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import Owner
 
 YIELD_TOKENS_PER_S = 500.0
 """Tokens of a GPU's prompt that are worth one second of waiting for shorter prompts."""
-
-ROUNDS_IN_LINE, LEAST_IN_LINE = 4, 64
-"""Rounds of all sequences, and commits at least: how far a draft worker may be behind on its line before
-sequences are dropped.
-"""
-
-BY_MEMORY = (AUTO, "shm", "cuda_ipc")
-"""What `transfer` may be where drafts may go by memory that two processes share."""
 
 PLAIN_PAGES = 2048
 """Of the torch backend, where no option says how many: it is a specification, whatever the device."""
@@ -266,6 +258,7 @@ def _draft_parts(loaded: EngineSpec) -> DraftParts:
         copier=moves.copiers[KvKind.DRAFT],
         outbox=outbox,
         ready=_ready(worker.loaded, moves, worker.slowest_step_s),
+        gpu=gpu_of(worker.loaded),
     )
 
 
@@ -282,24 +275,8 @@ def _drafter(loaded: EngineSpec, draft_runner: DraftRunner | None) -> Drafter | 
     if draft_runner is not None:
         head = ColocatedDrafter(draft_runner)
     elif loaded.head is not None:  # draft workers may come at any time
-        head = RemoteDrafter(spec, loaded.target.vocab_size, _lines(loaded))
+        head = RemoteDrafter(spec, loaded.target.vocab_size, offered_lines(loaded))
     return LookupDrafter(spec, head) if loaded.config.speculates else None
-
-
-def _lines(loaded: EngineSpec) -> OfferedLines:
-    """To draft workers of this host, unless pages and drafts are to go another way."""
-    config, spec = loaded.config, loaded.config.speculation
-    assert loaded.head is not None
-    shape = DraftLine(
-        export={},
-        epoch=0,
-        records=max(ROUNDS_IN_LINE * config.max_running, LEAST_IN_LINE),
-        rows=spec.deepest + 1,
-        width=loaded.head.decoder.hidden_size,
-        nodes=max(spec.steps, spec.draft_tokens),
-    )
-    wanted = config.transfer in BY_MEMORY
-    return OfferedLines(shape if wanted else None, partial(new_pool_path, "line", Path(config.pool_dir)))
 
 
 def _ready(loaded: EngineSpec, moves: Travel, slowest: float, rates: StepRates | None = None) -> Ready:

@@ -29,7 +29,7 @@ from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.device import DeviceProposer
 from eyas.engine.speculation.device_runner import DeviceDraftRunner
-from eyas.engine.speculation.draft_runner import Asked, DraftRunner, Extension
+from eyas.engine.speculation.draft_runner import Asked, DraftRunner, Extension, RingRow
 from eyas.engine.speculation.draft_sequences import BatchRunner
 from kv_transfer.layout import pages_for
 
@@ -91,22 +91,25 @@ def _device_worker(loaded: EngineSpec) -> DraftWorker:
     pool, spec = loaded.pool(KvKind.DRAFT), config.speculation
     proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, firsts=firsts)
     tile = tile_rows(decoder.num_heads, decoder.num_kv_heads)
-    runner = DeviceDraftRunner(proposer, tables, firsts, tile)
+    runner = DeviceDraftRunner(proposer, tables, firsts, tile, decoder.hidden_size)
     interpreted = config.device == "cpu"  # and has nothing to compile or to load
     slowest = 0.0 if interpreted else warm_up(runner, decoder.hidden_size, spec)
     return DraftWorker(loaded, runner, None, slowest)
 
 
 def warm_up(runner: DeviceDraftRunner, width: int, spec: SpeculationConfig) -> float:
-    """Drafts for made-up sequences, in pages without an owner: one row, and as many as need every kernel.
+    """Drafts for made-up sequences, in pages without an owner: one row, whose feature comes from the host,
+    then from a ring that does not exist; and as many as need every kernel.
 
     Seconds of the slower one when it is warm.
     """
     shape, behind = runner.pool.shape, runner.draft_rows(spec)
     slowest = 0.0
-    for rows in (1, min(skinny.MAX_ROWS + 1, shape.pages * shape.page_size - behind)):
+    most = min(skinny.MAX_ROWS + 1, shape.pages * shape.page_size - behind)
+    for rows, ringed in ((1, 0), (1, 1), (most, 0)):
         pages = range(pages_for(rows + behind, shape.page_size))
-        new = Extension(pages, 0, [0] * rows, torch.zeros(rows, width))
+        features = torch.zeros(rows - ringed, width)
+        new = Extension(pages, 0, [0] * rows, features, ringed=[RingRow(0, 0)] * ringed)
         for _ in range(2):
             began = time.monotonic()
             runner.draft([Asked(rows, new, SamplingParams(), choice=0)], spec)

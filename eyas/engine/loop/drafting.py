@@ -76,7 +76,7 @@ class Drafting:
         if not propose:
             return  # a drafter far away hears of a prompt by its handle, or of the window at its end
         if seq.drafting:
-            self._commits.append(Commit(seq, start, tokens, features, self._want(seq)))
+            self._commits.append(Commit(seq, start, tokens, features, self._want(seq), one.ringed))
         else:
             self._open_from_window(seq)
 

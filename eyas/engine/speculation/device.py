@@ -14,6 +14,7 @@ import torch
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables
+from eyas.engine.ipc.row_ring import kept_rows
 from eyas.engine.kernels import couple, paths, sample, trees
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
@@ -157,12 +158,16 @@ class DeviceDrafter:
 
 
 class DeviceTap:
-    """Features for a drafter elsewhere; nothing is proposed inside the step. `width`: rows of a round."""
+    """Features for a drafter elsewhere; nothing is proposed inside the step. `width`: rows of a round.
+
+    `kept`: rows per sequence of the rings in draft workers' GPUs.
+    """
 
     def __init__(self, tap: FeatureTap, spec: SpeculationConfig, width: int) -> None:
         self._tap = tap
         self.taps = tap.layers
         self.path_rows = min(spec.deepest + 1, width)
+        self.kept = kept_rows(spec.deepest + 1)
         self.trees = spec.topk > 1
 
     def features(self, tapped: torch.Tensor) -> torch.Tensor:

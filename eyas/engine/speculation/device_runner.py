@@ -19,6 +19,7 @@ from eyas.common.config import MOST_STEPS, SpeculationConfig
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables, TableWrites
 from eyas.engine.batch.tree import DraftTree
+from eyas.engine.kernels import row_ring
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.speculation.device import DeviceProposer
 from eyas.engine.speculation.draft_runner import Asked, Proposed
@@ -51,15 +52,18 @@ class Seats:
 
 
 class DeviceDraftRunner:
-    """`proposer`: over `tables`; `firsts` int32 [slots] is its. `tile_rows`: of a tile, at most."""
+    """`proposer`: over `tables`; `firsts` int32 [slots] is its. `tile_rows`: of a tile, at most. `width`: of
+    the head's features.
+    """
 
     def __init__(
-        self, proposer: DeviceProposer, tables: Tables, firsts: torch.Tensor, tile_rows: int
+        self, proposer: DeviceProposer, tables: Tables, firsts: torch.Tensor, tile_rows: int, width: int
     ) -> None:
         self._proposer = proposer
         self.tables = tables
         self._firsts = firsts
         self._tile_rows = tile_rows
+        self._width = width
         self._seats = Seats(tables.padding_slot)
         self.alignment = (
             proposer.pool.shape.page_size
@@ -81,11 +85,11 @@ class DeviceDraftRunner:
         proposed: list[Proposed] = []
         for first in range(0, len(asked), self._seats.count):
             some = asked[first : first + self._seats.count]
-            proposed += [Proposed(_cut(tree, spec), None) for tree in self._batch(some)]
+            proposed += [Proposed(_cut(tree, spec), None, whole) for tree, whole in self._batch(some)]
         return proposed
 
-    def _batch(self, asked: SequenceOf[Asked]) -> list[DraftTree]:
-        """For at most as many sequences as there are slots."""
+    def _batch(self, asked: SequenceOf[Asked]) -> list[tuple[DraftTree, bool]]:
+        """For at most as many sequences as there are slots: the proposal of each, and whether it is whole."""
         few = self._proposer.path_rows
         by_length = sorted(asked, key=lambda one: len(one.extension.tokens) > few)  # stable: short runs first
         slots, writes = self._seated(by_length)
@@ -97,11 +101,25 @@ class DeviceDraftRunner:
         rounds = DecodeRows(on["slots"][: packed.short], on["starts"], few) if packed.short else None
         tiles = on["tiles"].view(-1, 4) if packed.long else None
         rows = Rows(on["tokens"], on["positions"], on["kv_rows"], rounds, tiles, firsts=self._firsts)
-        features = packed.features().to(self.pool.shape.device, self.pool.shape.dtype)
+        features, lost = self._features(packed, len(asked))
         self._proposer.draft(features, rows, on["last"], on["slots"], self._proposer.spec)
-        trees = self._proposals(on["slots"])
-        found = {one.owner: tree for one, tree in zip(by_length, trees, strict=True)}
+        answers = self._proposals(on["slots"], lost)
+        found = {one.owner: answer for one, answer in zip(by_length, answers, strict=True)}
         return [found[one.owner] for one in asked]
+
+    def _features(self, packed: _Packed, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rows, width], from the host and from rings; and int32 [count]: 1 where some were in none."""
+        shape = self.pool.shape
+        lost = torch.zeros(count, dtype=torch.int32, device=shape.device)
+        ringed = packed.ringed()
+        if ringed is None:
+            return packed.features(self._width).to(shape.device, shape.dtype), lost
+        features = torch.zeros(packed.count, self._width, dtype=shape.dtype, device=shape.device)
+        if packed.near:
+            features.copy_(packed.features(self._width))
+        there = torch.from_numpy(ringed).to(shape.device)
+        row_ring.take(there[:2], there[2], features, lost)
+        return features, lost
 
     def _seated(self, asked: SequenceOf[Asked]) -> tuple[list[int], np.ndarray]:
         """Each one's slot, and what is new about them, int32 [2, n] for `Tables.apply`."""
@@ -117,12 +135,15 @@ class DeviceDraftRunner:
             slots.append(seat.slot)
         return slots, writes.array()
 
-    def _proposals(self, slots: torch.Tensor) -> list[DraftTree]:
-        """What the tables have for each slot. Waits for the device."""
-        both = torch.stack((self.tables.drafts, self.tables.parents)).index_select(1, slots)
-        drafts, parents = both.cpu().tolist()
-        counts = [row.index(-1) if -1 in row else len(row) for row in drafts]
-        return [DraftTree(d[:n], p[:n]) for d, p, n in zip(drafts, parents, counts, strict=True)]
+    def _proposals(self, slots: torch.Tensor, lost: torch.Tensor) -> list[tuple[DraftTree, bool]]:
+        """What the tables have for each slot, and that nothing is `lost`. Waits for the device."""
+        both = [table.index_select(0, slots) for table in (self.tables.drafts, self.tables.parents)]
+        answers, most = [], both[0].shape[1]
+        for missing, *words in torch.cat((lost[:, None], *both), 1).cpu().tolist():
+            drafts, parents = words[:most], words[most:]
+            count = drafts.index(-1) if -1 in drafts else most
+            answers.append((DraftTree(drafts[:count], parents[:count]), not missing))
+        return answers
 
 
 class _Packed:
@@ -137,6 +158,7 @@ class _Packed:
         self.long = len(asked) - self.short
         taken = [few] * self.short + self._counts[self.short :]
         self._firsts = np.cumsum([0, *taken]).tolist()  # each one's first row, and the number of all rows
+        self.count = self._firsts[-1]
 
     def words(self, tile_rows: int) -> dict[str, np.ndarray]:
         """int32 arrays, by what they are."""
@@ -171,13 +193,32 @@ class _Packed:
                 tiles += [self._slots[i], first + at, starts[i] + at, rows]
         return tiles
 
-    def features(self) -> torch.Tensor:
-        """float32 [rows, head width]."""
-        width = self._asked[0].extension.features.shape[1]
-        features = torch.zeros(self._firsts[-1], width)
-        for one, first, count in zip(self._asked, self._firsts, self._counts, strict=False):
-            features[first : first + count] = one.extension.features
+    @property
+    def near(self) -> bool:
+        """Has the host features of any row?"""
+        return any(one.extension.features.shape[0] for one in self._asked)
+
+    def features(self, width: int) -> torch.Tensor:
+        """float32 [rows, width]: those that the host has; zeros for others."""
+        features = torch.zeros(self.count, width)
+        for one, first in zip(self._asked, self._firsts, strict=False):
+            if len(near := one.extension.features):
+                features[first : first + len(near)] = near
         return features
+
+    def ringed(self) -> np.ndarray | None:
+        """Int64 [3, rows]: the address (0: none) and the tag of each in a ring, and whose it is; None: all
+        are from the host.
+        """
+        if not any(one.extension.ringed for one in self._asked):
+            return None
+        found = np.zeros((3, self.count), np.int64)
+        for owner, (one, first) in enumerate(zip(self._asked, self._firsts, strict=False)):
+            start = first + one.extension.features.shape[0]
+            here = found[:, start : start + len(one.extension.ringed)]
+            if one.extension.ringed:
+                here[:2], here[2] = np.array(one.extension.ringed, np.int64).T, owner
+        return found
 
 
 def _sent(arrays: dict[str, np.ndarray], device: str) -> dict[str, torch.Tensor]:

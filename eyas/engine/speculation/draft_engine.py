@@ -34,10 +34,17 @@ from eyas.engine.ipc.messages import (
     Stopped,
 )
 from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.ipc.row_memory import Gpu
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import TOLD, Pulls
 from eyas.engine.speculation.draft_runner import Asked, DraftRunner
-from eyas.engine.speculation.draft_sequences import BatchRunner, DraftedSequence, DraftSequences, Key
+from eyas.engine.speculation.draft_sequences import (
+    BatchRunner,
+    DraftedSequence,
+    DraftRefused,
+    DraftSequences,
+    Key,
+)
 from eyas.engine.speculation.early import EarlyCommits
 from eyas.engine.speculation.foresight import Foresight
 from eyas.engine.speculation.lines import AnsweredLines
@@ -56,7 +63,10 @@ ROWS_ALONE = SpeculationConfig(steps=1, topk=1, draft_tokens=2)
 
 @dataclass(frozen=True)
 class DraftParts:
-    """Everything a draft engine is made of, loaded and warm. `ahead`: what drafts ahead, if anything does."""
+    """Everything a draft engine is made of, loaded and warm. `ahead`: what drafts ahead, if anything does.
+
+    `gpu`: its own, if features may come there from other GPUs.
+    """
 
     config: EngineConfig
     runner: BatchRunner
@@ -66,6 +76,7 @@ class DraftParts:
     copier: Copier
     outbox: Outbox
     ready: Ready
+    gpu: Gpu | None = None
 
 
 class DraftEngine:
@@ -77,7 +88,7 @@ class DraftEngine:
         self._sequences = DraftSequences(parts.ready, parts.pool, parts.pulls, parts.runner)
         self._foresight = Foresight(parts.ahead, self._sequences)
         self._early = EarlyCommits(self._sequences)
-        self._lines = AnsweredLines(parts.ready.draft_width, parts.config.pool_dir)
+        self._lines = AnsweredLines(parts.ready.draft_width, parts.config.pool_dir, parts.gpu)
         self._proposals: dict[int, list[Proposal]] = defaultdict(list)  # not sent yet, by peer
         self._stopping = False
         self._progress = 0
@@ -168,13 +179,13 @@ class DraftEngine:
 
     def _draft(self, spec: SpeculationConfig, group: list[Asking]) -> None:
         """Writes the rows of their commits, and proposes below them."""
-        asked = []
-        for key, followed in group:
-            opened = followed.open
-            owner, lowest = (*key, opened.generation), followed.lowest
-            asked.append(Asked(owner, followed.unwritten(), opened.params, opened.choice, lowest))
-        proposed = self._parts.runner.draft(asked, spec)
-        for (key, followed), one in zip(group, proposed, strict=True):
+        asked = self._asked(group)
+        proposed = self._parts.runner.draft(list(asked.values()), spec)
+        for key, one in zip(asked, proposed, strict=True):
+            if not one.whole:  # the decode engine has them still, and opens it anew
+                self._sequences.close(key, "its features were not in its ring any more")
+                continue
+            followed = self._sequences.followed[key]
             wanted = followed.wanted is not None
             followed.answered()
             followed.written()
@@ -182,6 +193,20 @@ class DraftEngine:
                 self._propose(key, followed, one.tree)
                 if one.chain is not None:
                     self._foresight.begin(followed, one.chain)
+
+    def _asked(self, group: list[Asking]) -> dict[Key, Asked]:
+        """By sequence; one whose features are nowhere is closed."""
+        asked = {}
+        for key, followed in group:
+            opened = followed.open
+            try:
+                new = followed.unwritten(self._lines.rows(key[0]))
+            except DraftRefused as error:
+                self._sequences.close(key, str(error))
+                continue
+            owner, lowest = (*key, opened.generation), followed.lowest
+            asked[key] = Asked(owner, new, opened.params, opened.choice, lowest)
+        return asked
 
     def _propose(self, key: Key, followed: DraftedSequence, tree: DraftTree) -> None:
         peer, seq = key

@@ -25,10 +25,17 @@ from eyas.engine.sampling.sampler import Row, draft_probabilities, perturbed
 from eyas.engine.speculation.expansion import TreeExpansion
 
 
+class RingRow(NamedTuple):
+    """A feature that another GPU has written into the memory of this one (`eyas.engine.ipc.row_ring`)."""
+
+    address: int
+    tag: int
+
+
 @dataclass(frozen=True)
 class Extension:
     """Certain rows of one sequence: `tokens` [n], where tokens[j] is at position base + j + 1, and
-    `features` [n, width].
+    `features` [n - r, width] of the first ones; those of the last r are `ringed`.
 
     `offset` is the position of the sequence's row 0; it is above 0 for a sequence that starts from a window.
     """
@@ -38,6 +45,7 @@ class Extension:
     tokens: SequenceOf[int]
     features: torch.Tensor
     offset: int = 0
+    ringed: SequenceOf[RingRow] = ()
 
 
 @dataclass(frozen=True)
@@ -84,10 +92,14 @@ class Chain:
 
 
 class Proposed(NamedTuple):
-    """A proposal. `chain`: the same with what its rows were made of, where that may be drafted ahead of."""
+    """A proposal. `chain`: the same with what its rows were made of, where that may be drafted ahead of.
+
+    `whole`: all its features were there; if not, the tree is made of others.
+    """
 
     tree: DraftTree
     chain: Chain | None
+    whole: bool = True
 
 
 class DraftRunner:

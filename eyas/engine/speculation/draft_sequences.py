@@ -20,11 +20,13 @@ from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, Spe
 from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.types import KvHandle
 from eyas.engine.ipc.messages import DraftClosed, DraftCommit, DraftOpen, DraftUp, Ready
+from eyas.engine.ipc.row_memory import RowMemory
+from eyas.engine.ipc.row_ring import tag
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import Arrival, Pulls
 from eyas.engine.speculation.ahead import Ahead
-from eyas.engine.speculation.draft_runner import Asked, Extension, Proposed
+from eyas.engine.speculation.draft_runner import Asked, Extension, Proposed, RingRow
 from eyas.engine.speculation.turns import Rounds
 from kv_transfer.layout import pages_for
 
@@ -35,6 +37,10 @@ WAITING_ROWS = 16  # of a sequence, until the head takes them: many at once cost
 _log = logging.getLogger("eyas.engine")
 
 Key = tuple[int, int]  # (peer, its number for the sequence)
+
+
+class DraftRefused(Exception):
+    """A sequence cannot be drafted for; the text says why."""
 
 
 @dataclass(eq=False)
@@ -99,12 +105,17 @@ class DraftedSequence:
         """Are there commits that may not wait? Rows below which nothing is wanted do, until they are many."""
         return bool(self.commits) and (self.wanted is not None or len(self.since) >= WAITING_ROWS)
 
-    def unwritten(self) -> Extension:
-        """All rows that it was told of and that are not written, as one run; at least one."""
+    def unwritten(self, rows: RowMemory | None = None) -> Extension:
+        """All rows that it was told of and that are not written, as one run; at least one.
+
+        `rows`: where its peer's device writes features. Raises DraftRefused for features that are nowhere.
+        """
         told = [*self.repairs, *self.commits]
-        features = torch.cat([_features(commit) for commit in told])
+        near = [commit for commit in told if commit.place < 0]
+        features = torch.cat([_features(commit) for commit in near]) if near else torch.empty(0, 0)
+        ringed = [row for commit in told[len(near) :] for row in _ring_rows(commit, rows)]
         tokens = [token for commit in told for token in commit.tokens]
-        return Extension([*self.pages, *self.spare], self.rows, tokens, features, offset=self.first)
+        return Extension([*self.pages, *self.spare], self.rows, tokens, features, self.first, ringed)
 
     def certain(self) -> Extension:
         """What is not written of the answered rows; if all of it is, the last row once more."""
@@ -237,18 +248,21 @@ class DraftSequences:
             self._closed.append((key[0], DraftClosed(commit.seq, commit.generation, reason)))
             return
         expected = followed.first + followed.end
+        told = [*followed.repairs, *followed.commits]
         if commit.base_len != expected:
             self.close(key, f"rows from {expected} on were expected, not from {commit.base_len}")
+        elif commit.place < 0 and told and told[-1].place >= 0:
+            self.close(key, "features came by the host after some that did not")
         elif not self._makes_sense(commit):
             self.close(key, "a commit must have known ids, a feature for each, and sane options")
         else:
             followed.commits.append(commit)
 
     def _makes_sense(self, commit: DraftCommit) -> bool:
-        ready = self._ready
+        ready, near = self._ready, len(commit.tokens) if commit.place < 0 else 0
         return (
             len(commit.tokens) > 0
-            and len(commit.features) == 4 * ready.draft_width * len(commit.tokens)
+            and len(commit.features) == 4 * ready.draft_width * near
             and all(0 <= token < ready.vocab_size for token in commit.tokens)
             and commit.base_len + len(commit.tokens) < ready.context_length
             and 0 <= commit.steps <= MOST_STEPS
@@ -369,6 +383,14 @@ class DraftSequences:
 def _features(commit: DraftCommit) -> torch.Tensor:
     """float32 [rows, head width]."""
     return torch.from_numpy(np.frombuffer(commit.features, np.float32).copy()).view(len(commit.tokens), -1)
+
+
+def _ring_rows(commit: DraftCommit, rows: RowMemory | None) -> list[RingRow]:
+    """Where its features are to be found. Raises DraftRefused if there is no such place."""
+    if rows is None or commit.place not in range(rows.ring.places):
+        raise DraftRefused("its features are in no ring that is known here")
+    positions = range(commit.base_len, commit.base_len + len(commit.tokens))
+    return [RingRow(rows.address(commit.place, p), tag(commit.generation, p)) for p in positions]
 
 
 def _name(handle: KvHandle) -> tuple[str, int, int]:

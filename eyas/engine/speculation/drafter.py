@@ -25,7 +25,7 @@ class Commit:
     """Rows that became certain. Row j pairs the feature of position base + j with the token at base + j + 1.
 
     `features`: [len(tokens), head width]. `want`: the last row is the newest, and a proposal below it should
-    be like this; None: none is needed.
+    be like this; None: none is needed. `ringed`: as of `Landed`.
     """
 
     seq: Sequence
@@ -33,6 +33,7 @@ class Commit:
     tokens: SequenceOf[int]
     features: torch.Tensor
     want: SpeculationConfig | None
+    ringed: int = 0
 
     @property
     def generated(self) -> bool:

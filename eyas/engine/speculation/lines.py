@@ -11,10 +11,12 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from eyas.common.errors import ConfigError
+from eyas.engine.batch.sequence import RingPlace
 from eyas.engine.ipc.draft_line import Line, OfferedLine, answer
 from eyas.engine.ipc.messages import (
     DraftClosed,
@@ -24,9 +26,10 @@ from eyas.engine.ipc.messages import (
     DraftUp,
     Proposal,
 )
+from eyas.engine.ipc.row_memory import Gpu, RowMemory
 
-SHM, GRPC = "shm", "grpc"
-"""The paths of drafts: by a line in shared memory, or by the fronts."""
+SHM, GRPC, CUDA_IPC = "shm", "grpc", "cuda_ipc"
+"""The paths of drafts: by a line in shared memory; by the fronts; by a line, and features from GPU to GPU."""
 
 _log = logging.getLogger("eyas.engine")
 
@@ -35,12 +38,14 @@ class OfferedLines:
     """A decode engine's, by draft worker. `shape`: what each is to be like, without an export; None: there
     are to be none.
 
-    `new_path`: a new name for a socket in the folder that the host's workers share.
+    `new_path`: a new name for a socket in the folder that the host's workers share. `gpu`: of this engine, if
+    it may write features into that of a draft worker.
     """
 
-    def __init__(self, shape: DraftLine | None, new_path: Callable[[], Path]) -> None:
+    def __init__(self, shape: DraftLine | None, new_path: Callable[[], Path], gpu: Gpu | None = None) -> None:
         self._shape = shape
         self._new_path = new_path
+        self._gpu = gpu
         self._offers: dict[str, OfferedLine] = {}
         self._lines: dict[str, Line[DraftCommit, Proposal]] = {}
 
@@ -54,6 +59,20 @@ class OfferedLines:
         """Is there a line to this worker?"""
         return worker in self._lines
 
+    def take_place(self, worker: str, generation: int) -> RingPlace | None:
+        """Where a sequence's features may go from GPU to GPU; None: nowhere."""
+        line = self._lines.get(worker)
+        number = -1 if line is None or line.rows is None else line.rows.take_place()
+        if line is None or line.rows is None or number < 0:
+            return None
+        return RingPlace(number, line.rows.address(number), generation)
+
+    def give_back(self, worker: str, place: RingPlace) -> None:
+        """The sequence that had it is followed no more."""
+        line = self._lines.get(worker)
+        if line is not None and line.rows is not None:
+            line.rows.give_back(place.number)
+
     def offer(self, worker: str) -> DraftLine | None:
         """What to tell a draft worker that has just been connected; None: nothing, it has no line."""
         self.end(worker)
@@ -62,7 +81,7 @@ class OfferedLines:
             return None
         line = msgspec.structs.replace(self._shape, epoch=secrets.randbits(32))
         try:
-            offer = self._offers[worker] = OfferedLine(self._new_path(), line)
+            offer = self._offers[worker] = OfferedLine(self._new_path(), line, self._gpu)
         except ConfigError as error:
             self.refused(worker, error.message)
             return None
@@ -116,15 +135,18 @@ class OfferedLines:
         if line is not None:
             del self._offers[worker]
             self._lines[worker] = line
-            _log.info("drafts of %s: by a line in shared memory", worker)
+            _log.info("drafts of %s: by a line in shared memory%s", worker, _beside(line))
 
 
 class AnsweredLines:
-    """A draft worker's, by peer. `width`: of its head's features."""
+    """A draft worker's, by peer. `width`: of its head's features. `gpu`: its own, if features may come there
+    from other GPUs.
+    """
 
-    def __init__(self, width: int, pool_dir: str) -> None:
+    def __init__(self, width: int, pool_dir: str, gpu: Gpu | None = None) -> None:
         self._width = width
         self._pool_dir = pool_dir
+        self._gpu = gpu
         self._lines: dict[int, Line[Proposal, DraftCommit]] = {}
 
     @property
@@ -135,13 +157,31 @@ class AnsweredLines:
     def answer(self, peer: int, line: DraftLine) -> str:
         """Takes a peer's offer. Why not, if that cannot be; else empty."""
         self.end(peer)
+        rows = self._room(peer, line)
         try:
-            self._lines[peer] = answer(line, self._width, self._pool_dir)
+            made = self._lines[peer] = answer(line, self._width, self._pool_dir, rows)
         except ConfigError as error:
             _log.info("drafts for peer %d: by gRPC (no line in shared memory: %s)", peer, error.message)
+            if rows is not None:
+                rows.close()
             return error.message
-        _log.info("drafts for peer %d: by a line in shared memory", peer)
+        _log.info("drafts for peer %d: by a line in shared memory%s", peer, _beside(made))
         return ""
+
+    def _room(self, peer: int, line: DraftLine) -> RowMemory | None:
+        """For features from the peer's GPU, if it has one to write them."""
+        if not line.gpu:
+            return None
+        try:
+            return RowMemory.new(line, self._gpu)
+        except ConfigError as error:
+            _log.info("features of peer %d: by shared memory (%s)", peer, error.message)
+            return None
+
+    def rows(self, peer: int) -> RowMemory | None:
+        """Where features of a peer's sequences are, if they come from GPU to GPU."""
+        line = self._lines.get(peer)
+        return None if line is None else line.rows
 
     def end(self, peer: int) -> None:
         """Lets go of the line to a peer, if it has one."""
@@ -176,3 +216,8 @@ class AnsweredLines:
                 line.post(proposal)
             line.ring()
         return left
+
+
+def _beside(line: Line[Any, Any]) -> str:
+    """For the log."""
+    return "" if line.rows is None else ", features from GPU to GPU"

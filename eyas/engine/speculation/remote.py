@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+import torch
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.types import KvHandle
-from eyas.engine.batch.sequence import Sequence
+from eyas.engine.batch.sequence import RingPlace, Sequence
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.ipc.messages import (
     DraftClose,
@@ -30,7 +31,7 @@ from eyas.engine.ipc.messages import (
     Proposal,
 )
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
-from eyas.engine.speculation.lines import GRPC, SHM, OfferedLines
+from eyas.engine.speculation.lines import CUDA_IPC, GRPC, SHM, OfferedLines
 
 BACKOFF_S = 0.5  # a worker that dropped a sequence gets no new one during this time
 LATE_ROUNDS = 8  # the engine stops waiting for a sequence after this many late rounds in a row
@@ -46,6 +47,7 @@ class _Followed:
     handle: KvHandle | None  # of its prompt's draft KV, until the worker has certainly pulled that
     asked: int = -1  # base of the newest commit
     answered: int = -1  # base of the newest proposal
+    place: RingPlace | None = None  # of its features, if they go from GPU to GPU
     late: int = 0  # late rounds in a row
     begun: bool = False  # its first commit has been posted, which goes with its open: by the front
 
@@ -105,7 +107,8 @@ class RemoteDrafter(Drafter):
         # The choices of a request share one pull of its handle, so they share a worker.
         worker = min(up, key=lambda w: (w not in siblings, load[w]))
         self._generations += 1
-        self._followed[seq.uid] = _Followed(seq, worker, self._generations, handle)
+        seq.ring = self._lines.take_place(worker, self._generations)
+        self._followed[seq.uid] = _Followed(seq, worker, self._generations, handle, place=seq.ring)
         params = seq.generation.request.params
         message = DraftOpen(
             seq=seq.uid,
@@ -129,15 +132,15 @@ class RemoteDrafter(Drafter):
                 followed.late += 1
                 self._late_rounds += 1
             followed.asked = commit.base + len(commit.tokens) if commit.want else followed.answered
-            message = self._message(commit, followed.generation)
             direct = followed.begun and self._lines.has(followed.worker)
+            message = self._message(commit, followed, direct)
             followed.begun = True
             if not direct:
                 self._outbox[followed.worker].commits.append(message)
                 self._sent[GRPC] += 1
             elif self._lines.post(followed.worker, message):
                 rung.add(followed.worker)
-                self._sent[SHM] += 1
+                self._sent[SHM if message.place < 0 else CUDA_IPC] += 1
             else:
                 self._give_up(followed)
         self._lines.ring(rung)
@@ -149,18 +152,21 @@ class RemoteDrafter(Drafter):
         self._down_until[followed.worker] = time.monotonic() + BACKOFF_S
         self._sent["dropped"] += 1
 
-    def _message(self, commit: Commit, generation: int) -> DraftCommit:
-        want = commit.want
-        features = commit.features.float().cpu().contiguous().numpy().astype(np.float32, copy=False)
+    @staticmethod
+    def _message(commit: Commit, followed: _Followed, direct: bool) -> DraftCommit:
+        """`direct`: it goes by a line; then its features may be in the draft worker's GPU already."""
+        want, place = commit.want, followed.place
+        there = direct and place is not None and commit.ringed == followed.generation
         return DraftCommit(
             seq=commit.seq.uid,
-            generation=generation,
+            generation=followed.generation,
             base_len=commit.base,
             tokens=tuple(commit.tokens),
-            features=features.tobytes(),
+            features=b"" if there else _bytes(commit.features),
             steps=want.steps if want else 0,
             topk=want.topk if want else 1,
             draft_tokens=want.draft_tokens if want else 1,
+            place=place.number if there and place is not None else -1,
         )
 
     def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
@@ -220,6 +226,7 @@ class RemoteDrafter(Drafter):
         dropped = [self._followed.pop(uid) for uid in uids]
         for followed in dropped:
             followed.seq.drafting = False
+            self._leave_ring(followed)
         if all_of_them:
             self._workers = [w for w in self._workers if w != worker]
             self._down_until.pop(worker, None)
@@ -242,6 +249,12 @@ class RemoteDrafter(Drafter):
         followed = self._followed.pop(seq.uid, None)
         if followed is not None:
             self._outbox[followed.worker].closes.append(DraftClose(seq.uid, followed.generation))
+            self._leave_ring(followed)
+
+    def _leave_ring(self, followed: _Followed) -> None:
+        followed.seq.ring = None
+        if followed.place is not None:
+            self._lines.give_back(followed.worker, followed.place)
 
     def outgoing(self) -> list[DraftUp]:
         box, self._outbox = self._outbox, defaultdict(_Outbox)
@@ -249,3 +262,8 @@ class RemoteDrafter(Drafter):
             DraftUp(tuple(o.opens), tuple(o.commits), tuple(o.closes), o.line, worker=w)
             for w, o in box.items()
         ]
+
+
+def _bytes(features: torch.Tensor) -> bytes:
+    """As a `DraftCommit` has them."""
+    return features.float().cpu().contiguous().numpy().astype(np.float32, copy=False).tobytes()

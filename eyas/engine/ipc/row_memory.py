@@ -1,0 +1,99 @@
+"""The memory of a ring of rows: a draft worker's GPU has it, and its decode engine maps it there.
+
+Whoever still has it mapped may write to it: after the draft worker's death too, and then nobody reads. It
+knows the driver and the ends of both sides; what rows are, and when a line has a ring, is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from eyas.common.errors import ConfigError
+from eyas.engine.ipc.messages import DraftLine
+from eyas.engine.ipc.row_ring import RowRing
+from kv_transfer.gpu.driver import Driver, DriverError, Memory
+
+MOST_BYTES = 1 << 30
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPU of this engine. `dtype`: of features, as torch names it. `wait`: until all that was launched
+    there has run.
+    """
+
+    driver: Driver
+    dtype: str
+    wait: Callable[[], None]
+
+
+class RowMemory:
+    """A ring's memory as this process sees it, until `close`."""
+
+    def __init__(self, ring: RowRing, gpu: Gpu, memory: Memory) -> None:
+        self.ring = ring
+        self._gpu = gpu
+        self._memory = memory
+        self._free = list(range(ring.places - 1, -1, -1))
+
+    @classmethod
+    def new(cls, line: DraftLine, gpu: Gpu | None) -> RowMemory:
+        """The draft worker's, in its GPU, with whatever is there. Raises ConfigError, saying why not."""
+        if gpu is None:
+            raise ConfigError("the draft worker has no GPU for them")
+        if line.dtype != gpu.dtype:
+            raise ConfigError(f"they are {line.dtype}, the draft worker's {gpu.dtype}")
+        ring = _agreed(line)
+        if min(ring.places, ring.kept, ring.words) < 1 or ring.nbytes > MOST_BYTES:
+            most = MOST_BYTES / 2**30
+            raise ConfigError(f"{line.places} x {line.kept} rows are none, or take more than {most:g} GiB")
+        if reason := gpu.driver.obstacle(line.gpu):
+            raise ConfigError(reason)
+        try:
+            return cls(ring, gpu, gpu.driver.allocate(ring.nbytes))
+        except DriverError as error:
+            raise ConfigError(str(error)) from None
+
+    @classmethod
+    def mapped(cls, line: DraftLine, gpu: Gpu, descriptor: int, size: int) -> RowMemory:
+        """The decode engine's, of what a draft worker has exported. Raises ConfigError, saying why not."""
+        ring = _agreed(line)
+        if size < ring.nbytes:
+            raise ConfigError("the draft worker's ring is not as large as was agreed")
+        try:
+            return cls(ring, gpu, gpu.driver.map(descriptor, size))
+        except DriverError as error:
+            raise ConfigError(str(error)) from None
+
+    @property
+    def size(self) -> int:
+        """Bytes that a peer maps."""
+        return self._memory.size
+
+    def export(self) -> int:
+        """A descriptor for another process; the caller closes it."""
+        return self._gpu.driver.export(self._memory)
+
+    def address(self, place: int, position: int = 0) -> int:
+        """Of a sequence's row."""
+        return self._memory.address + self.ring.at(place, position)
+
+    def take_place(self) -> int:
+        """For a new sequence; -1: all are taken."""
+        return self._free.pop() if self._free else -1
+
+    def give_back(self, place: int) -> None:
+        """Its sequence is followed no more. What is still written there is read by none."""
+        self._free.append(place)
+
+    def close(self) -> None:
+        """Lets go of the memory, once no kernel that was launched uses it."""
+        self._gpu.wait()
+        self._gpu.driver.unmap(self._memory)
+
+
+def _agreed(line: DraftLine) -> RowRing:
+    """Of rows whose type has a size here."""
+    return RowRing(line.places, line.kept, line.width * VALUE_BYTES[line.dtype] // 4)

@@ -1,0 +1,58 @@
+"""A ring of feature rows per sequence, in a draft worker's GPU, into which a decode engine's device writes.
+
+It knows where a row lies and how it is told from what lay there before. Who writes and reads rows is the
+business of `eyas.engine.kernels.row_ring`, whose memory it is that of `eyas.engine.ipc.row_memory`.
+
+Every sequence that uses it has a place, and there a ring: its row of position p is row p mod `kept`. A row
+consists of words of 8 bytes, each 4 bytes of the feature with a tag of its sequence and position above them.
+A word is stored as one. So a reader that finds its tag in a word has those 4 bytes too, whatever else has
+been written when: no flag, no fence, and nobody who waits (the idea of NCCL's protocol LL).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WORD_BYTES = 8
+GOLDEN = 0x9E3779B1  # odd: 2^32 over the golden ratio, so that generations lie far from each other
+WAITING = 16
+"""Rows of a sequence that a draft worker may leave there, beside those of two rounds."""
+
+
+@dataclass(frozen=True)
+class RowRing:
+    """`places` sequences with `kept` rows each, a row of `words` words."""
+
+    places: int
+    kept: int
+    words: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.places * self.place_bytes
+
+    @property
+    def place_bytes(self) -> int:
+        """Bytes of one sequence's rows."""
+        return self.kept * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, its tags too."""
+        return self.words * WORD_BYTES
+
+    def at(self, place: int, position: int) -> int:
+        """The first byte of a sequence's row."""
+        return place * self.place_bytes + position % self.kept * self.row_bytes
+
+
+def tag(generation: int, position: int) -> int:
+    """What stands above every 4 bytes of the row: an int32, another one for all that can lie in its stead."""
+    word = (generation * GOLDEN + position + 1) & 0xFFFFFFFF
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def kept_rows(round_rows: int) -> int:
+    """Rows that a ring keeps per sequence, if a round makes up to `round_rows` certain."""
+    return 1 << (WAITING + 2 * round_rows - 1).bit_length()

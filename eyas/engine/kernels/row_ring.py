@@ -1,0 +1,129 @@
+"""Feature rows between GPUs: a step's device writes them into a draft worker's ring, whose device takes them.
+
+It knows addresses, tags and words of 4 bytes; `eyas.engine.ipc.row_ring` says what they mean. The writer does
+not ask whether a row has been read: a reader that comes too late finds other tags, and says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eyas.engine.batch.tables import Tables
+from eyas.engine.ipc.row_ring import GOLDEN
+from eyas.engine.kernels.rounds import PLAIN
+
+BLOCK = 512
+"""Words per program. A row of 4,096 values of 16 bits has 2,048."""
+_GOLDEN = tl.constexpr(GOLDEN - (1 << 32))  # as an int32
+
+
+@dataclass(frozen=True)
+class Written:
+    """Rows that a step has made certain, up to P per sequence, behind each other.
+
+    `slots` int32 [B]; `addresses` int64 [B]: of each one's rows in a ring that keeps `kept` of them (0: it
+    has none); `generations` int64 [B]. `counts` int32 [B, ..]: in its first column, how many of the P rows
+    are certain; None: all. The tables' lengths count these already.
+    """
+
+    slots: Tensor
+    addresses: Tensor
+    generations: Tensor
+    kept: int
+    counts: Tensor | None = None
+
+
+def put(tables: Tables, written: Written, features: Tensor) -> None:
+    """`features` [B * P, width], of 2 or 4 bytes per value: each certain row goes to its place."""
+    size = written.slots.shape[0]
+    if not size:
+        return
+    words = features.contiguous().view(torch.int32)
+    count, width = words.shape
+    counts = written.counts
+    _put[(count, triton.cdiv(width, BLOCK))](
+        written.slots,
+        written.addresses,
+        written.generations,
+        tables.length,
+        counts,
+        words,
+        0 if counts is None else counts.stride(0),
+        PATH=count // size,
+        KEPT=written.kept,
+        WIDTH=width,
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
+
+
+@triton.jit(do_not_specialize=(*PLAIN, "slots", "addresses", "generations", "counts", "stride"))
+def _put(
+    slots,
+    addresses,
+    generations,
+    length,
+    counts,
+    words,
+    stride,
+    PATH: tl.constexpr,
+    KEPT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    sequence, index = row // PATH, row % PATH
+    address = tl.load(addresses + sequence)
+    count = PATH
+    if counts is not None:
+        count = tl.load(counts + sequence * stride)
+    if (address != 0) & (index < count):
+        generation = tl.load(generations + sequence).to(tl.int32)
+        position = tl.load(length + tl.load(slots + sequence)) - count + index
+        tag = generation * _GOLDEN + position + 1
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = column < WIDTH
+        word = tl.load(words + row.to(tl.int64) * WIDTH + column, mask=inside, other=0)
+        word = (tag.to(tl.int64) << 32) | (word.to(tl.int64) & 0xFFFFFFFF)
+        target = address.to(tl.pointer_type(tl.int64)) + position % KEPT * WIDTH
+        if WIDTH % 2 == 0:
+            target = tl.multiple_of(target, 16)
+        tl.store(target + column, word, mask=inside)
+
+
+def take(rows: Tensor, owners: Tensor, features: Tensor, lost: Tensor) -> None:
+    """Rows of rings into `features` [R, width], as `put` has them.
+
+    `rows` int64 [2, R]: each one's address (0: it is in no ring, and stays as it is) and tag. `lost` int32
+    becomes 1 at `owners` int64 [R] of those that are not there any more, or not yet: these are zeros.
+    """
+    words = features.view(torch.int32)
+    count, width = words.shape
+    _take[(count, triton.cdiv(width, BLOCK))](
+        rows, owners, words, lost, count, WIDTH=width, BLOCK=BLOCK, num_warps=4
+    )
+
+
+@triton.jit(do_not_specialize=("rows", "owners", "lost", "count"))
+def _take(rows, owners, words, lost, count, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    address = tl.load(rows + row)
+    if address != 0:
+        tag = tl.load(rows + count + row)
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = column < WIDTH
+        source = address.to(tl.pointer_type(tl.int64))
+        if WIDTH % 2 == 0:
+            source = tl.multiple_of(source, 16)
+        word = tl.load(source + column, mask=inside, other=0, volatile=True)
+        there = (word >> 32) == tag
+        tl.store(
+            words + row.to(tl.int64) * WIDTH + column, tl.where(there, word, 0).to(tl.int32), mask=inside
+        )
+        if tl.max((inside & (there == 0)).to(tl.int32), axis=0) != 0:
+            tl.store(lost + tl.load(owners + row), 1)

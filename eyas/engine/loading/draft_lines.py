@@ -1,0 +1,65 @@
+"""The direct lines between a decode engine and its draft workers, as far as the configuration wants any."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from eyas.common.gpus import number_of
+from eyas.engine.ipc.messages import DraftLine
+from eyas.engine.ipc.row_memory import Gpu
+from eyas.engine.ipc.row_ring import kept_rows
+from eyas.engine.kv.pool import new_pool_path
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.speculation.lines import OfferedLines
+from kv_transfer.backends.table import AUTO
+from kv_transfer.gpu.cuda import CudaDriver
+
+ROUNDS_IN_LINE, LEAST_IN_LINE = 4, 64
+"""Rounds of all sequences, and commits at least: how far a draft worker may be behind on its line before
+sequences are dropped.
+"""
+
+BY_MEMORY = (AUTO, "shm", "cuda_ipc")
+"""What `transfer` may be where drafts may go by memory that two processes share."""
+
+BY_GPU = (AUTO, "cuda_ipc")
+"""What it may be where features may go from GPU to GPU."""
+
+
+def offered_lines(loaded: EngineSpec) -> OfferedLines:
+    """To draft workers of this host, unless pages and drafts are to go another way."""
+    config, spec = loaded.config, loaded.config.speculation
+    assert loaded.head is not None
+    gpu = gpu_of(loaded)
+    shape = DraftLine(
+        export={},
+        epoch=0,
+        records=max(ROUNDS_IN_LINE * config.max_running, LEAST_IN_LINE),
+        rows=spec.deepest + 1,
+        width=loaded.head.decoder.hidden_size,
+        nodes=max(spec.steps, spec.draft_tokens),
+        gpu=gpu.driver.uuid if gpu is not None else b"",
+        dtype=gpu.dtype if gpu is not None else "",
+        places=config.max_running,
+        kept=kept_rows(spec.deepest + 1),
+    )
+    wanted = config.transfer in BY_MEMORY
+    new_path = partial(new_pool_path, "line", Path(config.pool_dir))
+    return OfferedLines(shape if wanted else None, new_path, gpu)
+
+
+def gpu_of(loaded: EngineSpec) -> Gpu | None:
+    """The engine's own, if features may go from it, or come to it, past the host.
+
+    Not with several ranks: a wait for one of them would have to look after the others.
+    """
+    config = loaded.config
+    apart = config.device != "cpu" and config.attention_backend != "torch" and config.transfer in BY_GPU
+    if not apart or config.tensor_parallel_size > 1:
+        return None
+    dtype = str(loaded.placement.dtype).removeprefix("torch.")
+    wait = partial(torch.cuda.synchronize, config.device)
+    return Gpu(CudaDriver(number_of(config.device)), dtype, wait)

@@ -1,0 +1,90 @@
+"""Commits whose features are in a ring, at a draft worker: what it believes of a peer, and what it closes."""
+
+from __future__ import annotations
+
+import pytest
+from fake_gpu import FakeDriver
+from test_draft_engine import PEER, WIDTH, Drive, _commit, _open
+
+from eyas.engine.ipc.messages import DraftLine
+from eyas.engine.ipc.row_memory import Gpu, RowMemory
+from eyas.engine.ipc.row_ring import tag
+from eyas.engine.speculation.draft_runner import Proposed
+
+LINE = DraftLine({}, 1, 5, 4, WIDTH, 6, gpu=b"gpu-a", dtype="float32", places=3, kept=8)
+
+
+class RingDrive(Drive):
+    """Its peer has a ring. `seen`: the extensions that were drafted for."""
+
+    def __init__(self, *, whole: bool = True) -> None:
+        super().__init__()
+        self.memory = RowMemory.new(LINE, Gpu(FakeDriver(), "float32", lambda: None))
+        self.engine._lines.rows = {PEER: self.memory}.get  # type: ignore[method-assign]
+        self.seen: list = []
+        draft = self.runner.draft
+
+        def seeing(asked, spec):
+            self.seen += [one.extension for one in asked]
+            return [Proposed(tree, None, whole) for tree, _, _ in draft(asked, spec)]
+
+        self.runner.draft = seeing  # type: ignore[method-assign]
+
+
+def test_features_are_found_by_place_generation_and_position() -> None:
+    drive = RingDrive()
+    drive.up(_open(base=3), _commit(3, 10))
+    proposals, closed = drive.up(_commit(4, 11, 12, features=b"", place=2))
+    assert [p.base_len for p in proposals] == [6] and not closed
+    new = drive.seen[-1]
+    assert new.tokens == [11, 12] and not new.features.shape[0]
+    assert new.ringed == [(drive.memory.address(2, p), tag(1, p)) for p in (4, 5)]
+
+
+def test_what_came_by_the_host_comes_first() -> None:
+    """Both in one run: the rows of commits that waited."""
+    drive = RingDrive()
+    up = (_commit(3, 10, 11, steps=0), _commit(5, 12, 13, features=b"", place=0))
+    proposals, _ = drive.up(_open(base=3), *up)
+    new = drive.seen[-1]
+    assert new.tokens == [10, 11, 12, 13] and new.features.shape == (2, WIDTH) and len(new.ringed) == 2
+    assert [p.base_len for p in proposals] == [7]
+
+
+@pytest.mark.parametrize(
+    ("commit", "reason"),
+    [
+        (_commit(4, 1, features=b"", place=3), "no ring"),
+        (_commit(4, 1, features=b"", place=2**31 - 1), "no ring"),
+        (_commit(4, 1, place=1), "for each"),
+        (_commit(4, 1, features=b"", place=-1), "for each"),
+    ],
+    ids=["behind the last place", "far behind it", "features besides", "no place and no features"],
+)
+def test_a_place_that_makes_no_sense_ends_the_sequence(commit, reason: str) -> None:
+    drive = RingDrive()
+    drive.up(_open(base=3), _commit(3, 10))
+    proposals, closed = drive.up(commit)
+    assert not proposals and [reason in one.reason for one in closed] == [True]
+    assert not drive.up(_commit(5, 12))[0] and drive.pool.used == 0
+
+
+def test_a_peer_without_a_ring_has_no_places() -> None:
+    drive = Drive()
+    drive.up(_open(base=3), _commit(3, 10))
+    proposals, closed = drive.up(_commit(4, 11, features=b"", place=0))
+    assert not proposals and "no ring" in closed[0].reason and drive.pool.used == 0
+
+
+def test_features_do_not_come_by_the_host_after_some_that_did_not() -> None:
+    drive = RingDrive()
+    drive.up(_open(base=3), _commit(3, 10))
+    waiting = _commit(4, 11, features=b"", place=0, steps=0)
+    proposals, closed = drive.up(waiting, _commit(5, 12))
+    assert not proposals and "by the host" in closed[0].reason and drive.pool.used == 0
+
+
+def test_a_sequence_whose_features_were_overwritten_is_closed_and_its_neighbour_not() -> None:
+    drive = RingDrive(whole=False)
+    proposals, closed = drive.up(_open(base=3), _commit(3, 10))
+    assert not proposals and "not in its ring" in closed[0].reason and drive.pool.used == 0

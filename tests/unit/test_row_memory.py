@@ -1,0 +1,152 @@
+"""A ring of rows beside a line: both ends map it, and where there can be none the line does without."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fake_gpu import FakeDriver
+from shared_child import Child
+
+from eyas.common.errors import ConfigError
+from eyas.engine.ipc import row_memory
+from eyas.engine.ipc.draft_line import Line, OfferedLine, answer
+from eyas.engine.ipc.messages import DraftLine
+from eyas.engine.ipc.row_memory import Gpu, RowMemory
+
+WIDTH = 4
+SHAPE = DraftLine({}, 77, 5, 4, WIDTH, 6, gpu=b"gpu-a", dtype="bfloat16", places=3, kept=32)
+
+
+def gpu(name: bytes = b"gpu-a", dtype: str = "bfloat16", **changes: Any) -> Gpu:
+    return Gpu(FakeDriver(name, **changes), dtype, lambda: None)
+
+
+def agreed(folder: Path, ours: Gpu | None, theirs: Gpu | None) -> tuple[Line, Line]:
+    """The decode engine's end and the draft worker's."""
+    offered = OfferedLine(folder / "line", SHAPE, ours)
+    rows = RowMemory.new(SHAPE, theirs) if theirs is not None else None
+    there = answer(msgspec.structs.replace(SHAPE, export=offered.export), WIDTH, str(folder), rows)
+    here = offered.accept()
+    assert here is not None
+    return here, there
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Iterator[tuple[Line, Line, Gpu, Gpu]]:
+    ours, theirs = gpu(), gpu(b"gpu-b")
+    here, there = agreed(tmp_path, ours, theirs)
+    yield here, there, ours, theirs
+    here.close()
+    there.close()
+    assert isinstance(ours.driver, FakeDriver) and ours.driver.mappings == 0
+
+
+def test_both_ends_see_the_same_rows(lines: tuple[Line, Line, Gpu, Gpu]) -> None:
+    here, there, _, _ = lines
+    assert here.rows.ring == there.rows.ring and here.rows.ring.words == WIDTH // 2
+    for place, position in ((0, 0), (2, 31), (1, 40)):
+        ctypes.memmove(here.rows.address(place, position), b"eight by", 8)
+        assert ctypes.string_at(there.rows.address(place, position), 8) == b"eight by"
+
+
+def test_the_memory_outlives_the_draft_worker_for_its_decode_engine(
+    lines: tuple[Line, Line, Gpu, Gpu],
+) -> None:
+    """What is written there then is read by none, and writing faults nothing."""
+    here, there, _, theirs = lines
+    there.rows.close()
+    there.rows = None
+    assert theirs.driver.mappings == 0
+    ctypes.memset(here.rows.address(0), 7, here.rows.ring.nbytes)
+    assert ctypes.string_at(here.rows.address(2, 31), 1) == b"\7"
+
+
+def test_kernels_that_were_launched_end_before_the_memory_goes(tmp_path: Path) -> None:
+    order: list[str] = []
+    waiting = Gpu(FakeDriver(), "bfloat16", lambda: order.append(f"{waiting.driver.mappings} mapped"))
+    here, there = agreed(tmp_path, waiting, gpu(b"gpu-b"))
+    here.close()
+    assert order == ["1 mapped"] and waiting.driver.mappings == 0
+    there.close()
+
+
+def test_every_sequence_has_a_place_of_its_own_while_there_are_any() -> None:
+    memory = RowMemory.new(SHAPE, gpu())
+    places = [memory.take_place() for _ in range(4)]
+    assert sorted(places) == [-1, 0, 1, 2]
+    memory.give_back(places[1])
+    assert memory.take_place() == places[1] and memory.take_place() == -1
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "theirs", "reason"),
+    [
+        ({}, lambda: None, "no GPU"),
+        ({}, lambda: gpu(dtype="float16"), "bfloat16"),
+        ({"places": 0}, gpu, "none"),
+        ({"kept": 10**6}, gpu, "GiB"),
+        ({}, lambda: gpu(b"gpu-b", sees=(b"gpu-b",)), "does not see"),
+    ],
+)
+def test_where_there_can_be_no_ring_it_says_why(
+    changes: dict[str, int], theirs: Callable[[], Gpu | None], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_memory, "MOST_BYTES", 1 << 20)
+    with pytest.raises(ConfigError, match=reason):
+        RowMemory.new(msgspec.structs.replace(SHAPE, **changes), theirs())
+
+
+@pytest.mark.parametrize("side", ["ours", "theirs"])
+def test_a_line_does_without_where_one_side_has_no_ring(tmp_path: Path, side: str) -> None:
+    both = {"ours": gpu(), "theirs": gpu(b"gpu-b")} | {side: None}
+    here, there = agreed(tmp_path, both["ours"], both["theirs"])
+    assert here.rows is None and not here.gone
+    here.close()
+    there.close()
+
+
+def test_a_ring_that_cannot_be_mapped_leaves_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = gpu(b"gpu-b")
+    monkeypatch.setattr(RowMemory, "size", property(lambda rows: rows.ring.nbytes - 1))
+    here, there = agreed(tmp_path, gpu(), theirs)
+    assert here.rows is None and "not as large" in caplog.text
+    here.close()
+    there.close()
+
+
+CHILD = """
+import msgspec, time
+sys.path.insert(0, sys.argv[3])
+from fake_gpu import FakeDriver
+from eyas.engine.ipc.draft_line import answer
+from eyas.engine.ipc.messages import DraftLine
+from eyas.engine.ipc.row_memory import Gpu, RowMemory
+line = msgspec.json.decode(sys.argv[1], type=DraftLine)
+rows = RowMemory.new(line, Gpu(FakeDriver(b"gpu-b"), "bfloat16", lambda: None))
+there = answer(line, 4, sys.argv[2], rows)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_draft_worker_that_is_killed_leaves_memory_to_write_to(tmp_path: Path) -> None:
+    ours = gpu()
+    offered = OfferedLine(tmp_path / "line", SHAPE, ours)
+    offer = msgspec.json.encode(msgspec.structs.replace(SHAPE, export=offered.export)).decode()
+    with Child(CHILD, offer, str(tmp_path), str(Path(__file__).parent)) as child:
+        assert child.line() == "up"
+        here = offered.accept()
+        assert here is not None and here.rows is not None
+        child.kill()
+    ctypes.memset(here.rows.address(0), 9, here.rows.ring.nbytes)
+    assert here.take() == [] and here.gone
+    here.close()
+    assert isinstance(ours.driver, FakeDriver) and ours.driver.mappings == 0
