@@ -3,6 +3,8 @@
 They know rows, gains and where a row lies in a layer of the paged pool; they know nothing of models. Sums are
 taken in float32; a result is rounded once, to the dtype of its input. Tensors are contiguous, their rows a
 multiple of 16 bytes. `pdl`: the kernel may be launched before the one before it has ended, and waits for it.
+`exact`: sums of squares are taken in the one order of `halving`, and what is left for `skinny.Source` are
+those of its groups of columns.
 """
 
 from __future__ import annotations
@@ -14,16 +16,20 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.activation import steepness
-from eyas.engine.kernels.skinny import MAX_ROWS, HeadNorms, KvRows, Rotation, empty_padded
+from eyas.engine.kernels.halving import halving_sum
+from eyas.engine.kernels.skinny import MAX_ROWS, HeadNorms, KvRows, Rotation, empty_padded, sum_group
+from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
 
 _PRODUCTS = 1024  # elements of a row that a program of `act_mul` makes
 _HEADS = 8  # heads of a row that a program of `rope_write` rotates, at most
 
 
-def norm(x: torch.Tensor, eps: float, gain: torch.Tensor | None = None, pdl: bool = False) -> torch.Tensor:
+def norm(
+    x: torch.Tensor, eps: float, gain: torch.Tensor | None = None, pdl: bool = False, exact: bool = False
+) -> torch.Tensor:
     """Rows x [m, hidden] over their root mean square, times gain [hidden] if there is one."""
     out = empty_padded(*x.shape, like=x)
-    _norm[(x.shape[0],)](x, None, None, gain, out, None, eps, **_row(x.shape[1], pdl))
+    _norm[(x.shape[0],)](x, None, None, gain, out, None, eps, **_row(x.shape[1], pdl, exact))
     return out
 
 
@@ -45,14 +51,19 @@ def add_norm(
 
 
 def add_normed(
-    x: torch.Tensor, residual: torch.Tensor, post: torch.Tensor, eps: float, pdl: bool = False
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    eps: float,
+    pdl: bool = False,
+    exact: bool = False,
 ) -> torch.Tensor:
     """residual += the norm of x with gain `post` [hidden], rounded; in place and rounded. Both [m, hidden].
 
-    Returns the sums of squares of the residual's rows (m <= 128), float32 [1, 128], for `skinny.Source`.
+    Returns the sums of squares of the residual's rows (m <= 128), float32 [parts, 128], for `skinny.Source`.
     """
-    sums = x.new_empty(1, MAX_ROWS, dtype=torch.float32)
-    _norm[(x.shape[0],)](x, residual, post, None, None, sums, eps, **_row(x.shape[1], pdl))
+    sums = _room_for_sums(x, exact)
+    _norm[(x.shape[0],)](x, residual, post, None, None, sums, eps, **_row(x.shape[1], pdl, exact))
     return sums
 
 
@@ -64,16 +75,21 @@ def gather_rows(source: torch.Tensor, index: torch.Tensor, pdl: bool = False) ->
 
 
 def embed(
-    tokens: torch.Tensor, table: torch.Tensor, sums: bool = False, scale: float = 1.0, pdl: bool = False
+    tokens: torch.Tensor,
+    table: torch.Tensor,
+    sums: bool = False,
+    scale: float = 1.0,
+    pdl: bool = False,
+    exact: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """tokens int32 [m], table [vocab, hidden] -> rows [m, hidden], times `scale` in the table's precision.
 
-    With `sums` (m <= 128) also the rows' sums of squares as `skinny.Source` takes them, float32 [1, 128].
+    With `sums` (m <= 128) also the rows' sums of squares as `skinny.Source` takes them, float32 [parts, 128].
     """
     scale = torch.tensor(scale, dtype=table.dtype).item()
     out = empty_padded(tokens.shape[0], table.shape[1], like=table)
-    squares = table.new_empty(1, MAX_ROWS, dtype=torch.float32) if sums else None
-    _gather[(tokens.shape[0],)](table, tokens, out, squares, SCALE=scale, **_row(table.shape[1], pdl))
+    squares = _room_for_sums(table, exact) if sums else None
+    _gather[(tokens.shape[0],)](table, tokens, out, squares, SCALE=scale, **_row(table.shape[1], pdl, exact))
     return out, squares
 
 
@@ -128,11 +144,18 @@ def rope_write(
     )
 
 
-def _row(width: int, pdl: bool) -> dict[str, object]:
+def _room_for_sums(rows: torch.Tensor, exact: bool) -> torch.Tensor:
+    """For the sums of squares of at most 128 rows as wide as these, float32 [parts, 128]."""
+    parts = rows.shape[1] // sum_group(rows.shape[1]) if exact else 1
+    return rows.new_empty(parts, MAX_ROWS, dtype=torch.float32)
+
+
+def _row(width: int, pdl: bool, exact: bool = False) -> dict[str, object]:
     """What every kernel takes that gives each program a whole row."""
     block = triton.next_power_of_2(width)
     sizes = {"WIDTH": width, "BLOCK": block, "PDL": pdl, "launch_pdl": pdl}
-    return {**sizes, "num_warps": min(max(block // 512, 1), 16)}
+    options = {"GROUP": sum_group(width), "enable_fp_fusion": False} if exact else {"GROUP": 0}
+    return {**sizes, **options, "num_warps": min(max(block // 512, 1), 16)}
 
 
 @triton.jit
@@ -144,8 +167,32 @@ def _after_previous(PDL: tl.constexpr):
 
 
 @triton.jit
+def _sum(squares, GROUP: tl.constexpr):
+    """Of a whole row [BLOCK]; in no order of its own where GROUP is 0."""
+    if GROUP == 0:
+        total = tl.sum(squares)
+    else:
+        total = tl.sum(halving_sum(tl.reshape(squares, (1, squares.shape[0]))))
+    return total
+
+
+@triton.jit
+def _leave_sums(sums, squares, WIDTH: tl.constexpr, GROUP: tl.constexpr):
+    """The row's sums over groups of GROUP columns; 0: over all of them."""
+    row = tl.program_id(0)
+    if GROUP == 0:
+        tl.store(sums + row, tl.sum(squares))
+    else:
+        GROUPS: tl.constexpr = squares.shape[0] // GROUP
+        group = tl.arange(0, GROUPS)
+        parts = halving_sum(tl.reshape(squares, (GROUPS, GROUP)))
+        tl.store(sums + group * SUMS_WIDTH + row, parts, mask=group < WIDTH // GROUP)
+
+
+@triton.jit
 def _norm(
-    x, residual, post, gain, out, sums, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+    x, residual, post, gain, out, sums, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -155,7 +202,7 @@ def _norm(
     start = tl.program_id(0).to(tl.int64) * WIDTH
     row = tl.load(x + start + column, mask=inside, other=0.0).to(tl.float32)
     if post is not None:
-        row *= tl.rsqrt(tl.sum(row * row) / WIDTH + eps)
+        row *= tl.rsqrt(_sum(row * row, GROUP) / WIDTH + eps)
         row *= tl.load(post + column, mask=inside, other=0.0).to(tl.float32)
         row = row.to(x.dtype.element_ty).to(tl.float32)
     if residual is not None:
@@ -164,9 +211,9 @@ def _norm(
         tl.store(residual + start + column, rounded, mask=inside)
         row = rounded.to(tl.float32)
     if sums is not None:
-        tl.store(sums + tl.program_id(0), tl.sum(row * row))
+        _leave_sums(sums, row * row, WIDTH, GROUP)
     if out is not None:
-        row *= tl.rsqrt(tl.sum(row * row) / WIDTH + eps)
+        row *= tl.rsqrt(_sum(row * row, GROUP) / WIDTH + eps)
         if gain is not None:
             row *= scale
         tl.store(out + start + column, row.to(out.dtype.element_ty), mask=inside)
@@ -175,7 +222,7 @@ def _norm(
 @triton.jit(do_not_specialize=["index"])
 def _gather(
     source, index, out, sums,
-    SCALE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    SCALE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     _after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -187,7 +234,7 @@ def _gather(
     tl.store(out + row * WIDTH + column, values, mask=column < WIDTH)
     if sums is not None:
         wide = values.to(tl.float32)
-        tl.store(sums + row, tl.sum(wide * wide))
+        _leave_sums(sums, wide * wide, WIDTH, GROUP)
 
 
 @triton.jit

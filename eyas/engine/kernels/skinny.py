@@ -17,6 +17,7 @@ residual nor sums. Called once each, with `compile_only` or in a recipe of
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from eyas.engine.kernels.halving import SUM_GROUP
 from eyas.engine.kernels.skinny_kernels import (
     SUMS_WIDTH,
     Heads,
@@ -32,7 +34,7 @@ from eyas.engine.kernels.skinny_kernels import (
     linear_kernel,
     qkv_rope_kernel,
 )
-from eyas.engine.kernels.skinny_tiles import MEASURED, MOST_SHARES, Shape, Table, tile_for
+from eyas.engine.kernels.skinny_tiles import MEASURED, MOST_SHARES, Shape, Table, exact_tile_for, tile_for
 
 MAX_ROWS = SUMS_WIDTH.value
 """Rows of the tallest product, and columns of every tensor of sums."""
@@ -47,20 +49,25 @@ class Launch:
 
     partials float32 and tickets int32 serve products whose k is split; tickets are zero between kernels.
     pdl: programmatic dependent launch, for streams in which every kernel so launched waits before it touches
-    what others may. compile_only: kernels are compiled and not run.
+    what others may. compile_only: kernels are compiled and not run. exact: a row's bits do not depend on how
+    many rows there are: k is cut by the weight alone, sums of squares are taken over fixed groups of columns
+    in one order, and no multiplication is fused with an addition. It holds for types of 16 bits; float32
+    products have no order of their own.
     """
 
     partials: torch.Tensor
     tickets: torch.Tensor
     pdl: bool
     compile_only: bool = False
+    exact: bool = False
     tiles: Table = field(default_factory=lambda: MEASURED)
 
     @classmethod
-    def on(cls, device: str, pdl: bool) -> Launch:
+    def on(cls, device: str, pdl: bool, exact: bool = False) -> Launch:
         """Allocates the scratch memory on `device`."""
         partials = torch.empty(MOST_SHARES * MAX_ROWS, dtype=torch.float32, device=device)
-        return cls(partials, torch.zeros(MOST_SHARES, dtype=torch.int32, device=device), pdl)
+        tickets = torch.zeros(MOST_SHARES, dtype=torch.int32, device=device)
+        return cls(partials, tickets, pdl, exact=exact)
 
 
 @dataclass(frozen=True)
@@ -126,15 +133,16 @@ def linear(
 ) -> None:
     """out [m, n] = source . weight [n, k]^T (+ residual [m, n]), rounded once to out's dtype.
 
-    `sums` float32 [linear_parts(...), 128] receives, for each tile of columns, the rows' sums of squares (of
-    what was rounded). `out` may be `residual`. Raises ValueError for shapes that do not fit.
+    `sums` float32 [linear_parts(...), 128] receives, for each tile of columns (exact: group of them), the
+    rows' sums of squares (of what was rounded). `out` may be `residual`. Raises ValueError for shapes that
+    do not fit.
     """
     plan = _plan("linear", source, weight, weight.shape[0], launch)
     _expect("out", out, source.x.shape[0], plan.n)
     if residual is not None:
         _expect("residual", residual, source.x.shape[0], plan.n)
     if sums is not None:
-        _expect("sums", sums, plan.n // plan.columns, MAX_ROWS)
+        _expect("sums", sums, plan.n // plan.group, MAX_ROWS)
     x, weights = _rows(source.x, plan), _blocks(weight, [plan.columns], plan)
     args = (x, weight, weights, out, residual, source.sums, sums, launch.partials, launch.tickets)
     _start(linear_kernel, plan, (*args, *_counts(source)), launch)
@@ -143,7 +151,12 @@ def linear(
 def linear_parts(source: Source, weight: torch.Tensor, launch: Launch) -> int:
     """How many parts `linear`, called with these, leaves of each row's sum of squares."""
     plan = _plan("linear", source, weight, weight.shape[0], launch)
-    return plan.n // plan.columns
+    return plan.n // plan.group
+
+
+def sum_group(width: int) -> int:
+    """Columns of each sum of squares that the exact arithmetic leaves of rows of that width."""
+    return math.gcd(SUM_GROUP, width)
 
 
 def gated(
@@ -196,7 +209,7 @@ def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: La
         raise ValueError("x and weight must be contiguous")
     itemsize, parts = source.x.element_size(), 0 if source.sums is None else source.sums.shape[0]
     shape = Shape(kind, _padded(m), n, k, span)
-    tile = tile_for(shape, itemsize, launch.tiles)
+    tile = (exact_tile_for if launch.exact else tile_for)(shape, itemsize, launch.tiles)
     return Plan(
         rows=shape.rows,
         n=n,
@@ -211,6 +224,9 @@ def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: La
         pdl=launch.pdl,
         ahead=tile.ahead * itemsize // _LINE_BYTES,
         line=_LINE_BYTES // itemsize,
+        folds=tile.folds,
+        group=sum_group(n) if launch.exact else tile.columns,
+        exact=launch.exact,
     )
 
 
@@ -247,6 +263,8 @@ def _counts(source: Source) -> tuple[int, int]:
 def _start(kernel: Any, plan: Plan, args: tuple[Any, ...], launch: Launch) -> None:
     grid = (plan.n // plan.columns, plan.split)
     options = {"num_warps": plan.warps, "num_stages": plan.stages, "launch_pdl": plan.pdl}
+    if plan.exact:
+        options["enable_fp_fusion"] = False
     if launch.compile_only:
         kernel.warmup(*args, plan, grid=grid, **options)
     else:

@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.activation import steepness
+from eyas.engine.kernels.halving import halving_sum
 
 SUMS_WIDTH = tl.constexpr(128)
 """Columns of every tensor of sums: the rows of the tallest product."""
@@ -25,7 +26,9 @@ class Plan:
 
     A program owns `columns` weight rows and one of `split` parts of k, by steps of `depth`. `slots`: the most
     parts of sums (0: there are none). `ahead`: lines of 128 bytes, `line` elements each, that L2 is asked for
-    in advance, of each of a program's weight rows. `gelu`: the gate's activation; else it is SiLU.
+    in advance, of each of a program's weight rows. `gelu`: the gate's activation; else it is SiLU. `folds`:
+    stretches of k that a program adds up side by side. `group`: columns of each sum of squares that is left.
+    `exact`: no sum's order depends on how the product is cut.
     """
 
     rows: int
@@ -42,6 +45,9 @@ class Plan:
     ahead: int
     line: int
     gelu: bool = False
+    folds: int = 1
+    group: int = 0
+    exact: bool = False
 
     @property
     def half(self) -> int:
@@ -52,6 +58,16 @@ class Plan:
     def chunk(self) -> int:
         """Elements of k per program."""
         return self.k // self.split
+
+    @property
+    def stretch(self) -> int:
+        """Elements of k that one accumulator takes."""
+        return self.chunk // self.folds
+
+    @property
+    def ahead_of_each(self) -> int:
+        """Lines that are asked for in advance of each stretch."""
+        return max(self.ahead // self.folds, 1)
 
 
 @dataclass(frozen=True)
@@ -95,6 +111,8 @@ def linear_kernel(
         _leave(shares, y, m, plan)
         m = _finisher(tickets, m, plan)
         y = _total(shares, m, plan, plan.split)
+    if out.dtype.element_ty != tl.float32:
+        y = _rounded(y, weight, plan)
     y *= _scale(squares, plan)[:, None]
     if residual is not None:
         y += added.to(tl.float32)
@@ -102,7 +120,10 @@ def linear_kernel(
     tl.store(out + place, y, mask=row[:, None] < m)
     if sums_out is not None:
         wide = y.to(tl.float32)
-        tl.store(sums_out + tile * SUMS_WIDTH + row, tl.sum(wide * wide, 1), mask=row < m)
+        if plan.exact:
+            _leave_groups(sums_out, wide * wide, m, plan)
+        else:
+            tl.store(sums_out + tile * SUMS_WIDTH + row, tl.sum(wide * wide, 1), mask=row < m)
 
 
 @triton.jit(do_not_specialize=["m", "parts"])
@@ -122,6 +143,7 @@ def gated_kernel(x, weight, weights, out, sums, partials, tickets, m, parts, pla
         gate = _total(shares, m, plan, plan.split)
         up = _total(shares + plan.half, m, plan, plan.split)
     scale = _scale(squares, plan)[:, None]
+    gate, up = _rounded(gate, weight, plan), _rounded(up, weight, plan)
     gate *= scale
     y = gate * (up * scale) / (1.0 + tl.exp(-steepness(gate, plan.gelu)))
     place = row[:, None] * (plan.n // 2) + (first + tl.arange(0, plan.half))[None, :]
@@ -158,13 +180,14 @@ def qkv_rope_kernel(
     if plan.split > 1:
         m = _finisher(tickets, m, plan)
         y = _total(shares, m, plan, plan.split)
-    y *= _scale(squares, plan)[:, None]
+    y = _rounded(y, weight, plan) * _scale(squares, plan)[:, None]
     if bias is not None:
         element_bias = tl.load(bias + lower + pair % plan.half + pair // plan.half * heads.half)
         y += element_bias.to(tl.float32)[None, :]
     if gains is not None and head < heads.q + heads.kv:
         gain = tl.load(gains + (head >= heads.q) * heads.dim + pair).to(tl.float32)
-        y *= tl.rsqrt(tl.sum(y * y, 1) / heads.dim + heads.eps)[:, None] * gain[None, :]
+        squares_of_head = halving_sum(y * y) if plan.exact else tl.sum(y * y, 1)
+        y *= tl.rsqrt(squares_of_head / heads.dim + heads.eps)[:, None] * gain[None, :]
     low, high = tl.split(tl.permute(tl.reshape(y, (plan.rows, 2, plan.half)), (0, 2, 1)))
     low, high = low * c - high * s, high * c + low * s
     is_query = head < heads.q
@@ -184,6 +207,17 @@ def _store_pair(to, low, high, mask, half: tl.constexpr):
 
 
 @triton.jit
+def _leave_groups(sums_out, squares, m, plan: tl.constexpr):
+    """The sums of `squares` [rows, columns] over each group of columns, wherever a tile begins."""
+    GROUPS: tl.constexpr = plan.columns // plan.group
+    row = tl.arange(0, plan.rows)[:, None]
+    group = tl.arange(0, GROUPS)[None, :]
+    sums = halving_sum(tl.reshape(squares, (plan.rows * GROUPS, plan.group)))
+    place = sums_out + (tl.program_id(0) * GROUPS + group) * SUMS_WIDTH + row
+    tl.store(place, tl.reshape(sums, (plan.rows, GROUPS)), mask=row < m)
+
+
+@triton.jit
 def _squares(sums, m, parts, plan: tl.constexpr):
     """The parts of each row's sum of squares, [slots, rows]; they are added up when the product is done."""
     if plan.slots == 0:
@@ -196,10 +230,19 @@ def _squares(sums, m, parts, plan: tl.constexpr):
 
 
 @triton.jit
+def _rounded(y, weight, plan: tl.constexpr):
+    """A product before anything is done to it: the exact arithmetic rounds it, since cuBLAS does."""
+    if plan.exact:
+        y = y.to(weight.dtype.element_ty).to(tl.float32)
+    return y
+
+
+@triton.jit
 def _scale(squares, plan: tl.constexpr):
     """What normalises each row, [rows]."""
     if plan.slots:
-        scale = tl.rsqrt(tl.sum(squares, 0) / plan.k + plan.eps)
+        total = halving_sum(tl.trans(squares)) if plan.exact else tl.sum(squares, 0)
+        scale = tl.rsqrt(total / plan.k + plan.eps)
     else:
         scale = tl.full((plan.rows,), 1.0, tl.float32)
     return scale
@@ -211,7 +254,12 @@ def _begin(weight, rows, plan: tl.constexpr):
     if plan.pdl:
         if plan.ahead > 0:
             start = rows.to(tl.int64) * plan.k + tl.program_id(1) * plan.chunk
-            lines = start[:, None] + (tl.arange(0, plan.ahead) * plan.line)[None, :]
+            line = tl.arange(0, plan.ahead)
+            if plan.folds == 1:
+                ahead = line * plan.line
+            else:
+                ahead = line % plan.ahead_of_each * plan.line + line // plan.ahead_of_each * plan.stretch
+            lines = start[:, None] + ahead[None, :]
             tl.inline_asm_elementwise(
                 "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
                 "=r,l",
@@ -229,11 +277,26 @@ def _product(x, weights, plan: tl.constexpr):
     first = tl.program_id(0) * plan.columns
     start = tl.program_id(1) * plan.chunk
     acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
-    for at in range(start, start + plan.chunk, plan.depth):
-        acc = tl.dot(weights.load([first, at]), x.load([0, at]).T, acc, input_precision="ieee")
+    if plan.folds == 1:
+        for at in range(start, start + plan.chunk, plan.depth):
+            acc = tl.dot(weights.load([first, at]), x.load([0, at]).T, acc, input_precision="ieee")
+    else:
+        acc = _two_stretches(x, weights, first, acc, plan)
     if plan.pdl:
         gdc_launch_dependents()
     return tl.trans(acc)
+
+
+@triton.jit
+def _two_stretches(x, weights, first, zeros, plan: tl.constexpr):
+    """Both halves of k, each added up as by a program of its own, then they as the last of two adds them."""
+    tl.static_assert(plan.folds == 2 and plan.split == 1)
+    a, b = zeros, zeros
+    for at in range(0, plan.stretch, plan.depth):
+        a = tl.dot(weights.load([first, at]), x.load([0, at]).T, a, input_precision="ieee")
+        then = at + plan.stretch
+        b = tl.dot(weights.load([first, then]), x.load([0, then]).T, b, input_precision="ieee")
+    return a + b
 
 
 @triton.jit

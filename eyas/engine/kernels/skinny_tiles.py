@@ -36,7 +36,7 @@ class Tile:
 
     `split` programs share a tile's k. `ahead`: elements of each weight row, a power of two, that L2 is asked
     for while the kernel before still runs. The matrix unit takes 64 weight rows at once; gated, whose columns
-    are two blocks, has 128.
+    are two blocks, has 128. `folds`: stretches of k that one program adds up side by side, each on its own.
     """
 
     columns: int
@@ -45,6 +45,7 @@ class Tile:
     stages: int
     split: int = 1
     ahead: int = 0
+    folds: int = 1
 
 
 Table = Mapping[tuple[str, int, int, int], Tile]
@@ -95,13 +96,44 @@ def tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile:
     split = tile.split
     if split * shape.n > MOST_SHARES or shape.k % (split * _NARROWEST):
         split = 1
+    return _fitted(replace(tile, split=split), shape, itemsize)
+
+
+def exact_tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile:
+    """As `tile_for`, with k cut into the stretches of `stretches_of`, whatever the number of rows.
+
+    Where `tile_for` would leave both stretches to one program, that program takes them side by side.
+    """
+    tile = table.get((shape.kind, shape.rows, shape.n, shape.k)) or _rule(shape)
+    stretches = stretches_of(shape)
+    if stretches == 2 and tile.split == 1 and shape.kind == "linear":
+        # A step of both stretches has the bytes of one before.
+        tile = replace(tile, folds=2, depth=max(tile.depth // 2, _NARROWEST))
+    else:
+        tile = replace(tile, split=stretches)
+    return _fitted(tile, shape, itemsize)
+
+
+def stretches_of(shape: Shape) -> int:
+    """Into how many equal stretches the exact arithmetic cuts k: by the weight alone, never by the rows.
+
+    Each stretch is added up from its beginning to its end, then they are, in order. They are as many as the
+    tallest product wants programs: with one, reading x into half of the SMs would bind it.
+    """
+    split = _rule(replace(shape, rows=128)).split
+    return 1 if split * shape.n > MOST_SHARES or shape.k % (split * _NARROWEST) else split
+
+
+def _fitted(tile: Tile, shape: Shape, itemsize: int) -> Tile:
+    """The tile with columns, depth, stages and lines ahead that divide the shape and fit an SM."""
+    stretch = shape.k // (tile.split * tile.folds)
     columns = shape.span if shape.kind == "heads" else math.gcd(tile.columns, shape.span)
-    depth = math.gcd(tile.depth, shape.k // split)
+    depth = math.gcd(tile.depth, stretch)
     if min(columns // (2 if shape.kind == "gated" else 1), depth) < _NARROWEST:
         raise ValueError(f"{shape} has a side that is not a multiple of {_NARROWEST}")
-    stages = min(tile.stages, _SHARED_BYTES // ((columns + shape.rows) * depth * itemsize))
-    ahead = min(tile.ahead, 1 << (shape.k // split).bit_length() - 1)
-    return replace(tile, columns=columns, depth=depth, stages=max(stages, 1), split=split, ahead=ahead)
+    stages = min(tile.stages, _SHARED_BYTES // ((columns + shape.rows) * depth * tile.folds * itemsize))
+    ahead = min(tile.ahead, 1 << stretch.bit_length() - 1)
+    return replace(tile, columns=columns, depth=depth, stages=max(stages, 1), ahead=ahead)
 
 
 def _rule(shape: Shape) -> Tile:

@@ -14,8 +14,8 @@ import torch
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels import skinny
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.fused_layer import (
@@ -55,7 +55,8 @@ class FusedDecoder:
     """A `DeviceModel`: a decoder on one GPU, or one rank's share of it.
 
     `lm_head`: its rows of the vocabulary. `narrow_rows`: of how many rows, at most, a forward takes the
-    narrow way through its layers.
+    narrow way through its layers. Raises ValueError for what the exact arithmetic cannot compute yet, if the
+    context asks for it.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, context: LayerContext) -> None:
@@ -73,6 +74,8 @@ class FusedDecoder:
             gain = load_input_gain(config, weights, spec, prefix)
             self.layers.append(FusedLayer(config, spec, weights, prefix, gain))
         self.narrow_rows = min(layer.narrow_rows for layer in self.layers)
+        if context.launch.exact and (context.group.ranks > 1 or self.narrow_rows == 0):
+            raise ValueError("the exact arithmetic is for one rank, without a bias behind attention")
         self._gain = load_gain(config, weights, "model.norm.weight", config.hidden_size)
 
     def forward(
@@ -85,7 +88,8 @@ class FusedDecoder:
         """
         step = Forward(rows, self._context)
         tapped = skinny.empty_padded(rows.count, len(taps), self.config.hidden_size, like=self.embedding)
-        run = self._narrow if rows.count <= self.narrow_rows else self._wide
+        wide = self._exact_wide if self._context.launch.exact else self._wide
+        run = self._narrow if rows.count <= self.narrow_rows else wide
         x = run(step, pool, taps, tapped)
         _keep(tapped, taps, len(self.layers), x)
         return x, tapped.view(rows.count, -1)
@@ -97,7 +101,8 @@ class FusedDecoder:
 
     def final_norm(self, residual: torch.Tensor) -> torch.Tensor:
         """Residual rows [m, hidden] that left the last layer -> what the output head reads."""
-        return row_kernels.norm(residual, self.config.norm_eps, self._gain, pdl=self._pdl)
+        exact = self._context.launch.exact
+        return row_kernels.norm(residual, self.config.norm_eps, self._gain, pdl=self._pdl, exact=exact)
 
     def logits(
         self,
@@ -120,9 +125,11 @@ class FusedDecoder:
     def _narrow(
         self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor
     ) -> torch.Tensor:
-        scale = self.config.embedding_scale
+        scale, exact = self.config.embedding_scale, self._context.launch.exact
         residual = NarrowRows(
-            *row_kernels.embed(step.rows.tokens, self.embedding, sums=True, scale=scale, pdl=self._pdl)
+            *row_kernels.embed(
+                step.rows.tokens, self.embedding, sums=True, scale=scale, pdl=self._pdl, exact=exact
+            )
         )
         for i, layer in enumerate(self.layers):
             _keep(tapped, taps, i, residual.x)
@@ -137,6 +144,16 @@ class FusedDecoder:
             _keep(tapped, taps, i, x)
             residual = layer.wide(normed, x, pool.layer(i), step)
         return residual.settled(self.config.norm_eps, self._pdl)
+
+    def _exact_wide(
+        self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor
+    ) -> torch.Tensor:
+        x, _ = row_kernels.embed(step.rows.tokens, self.embedding, scale=self.config.embedding_scale)
+        scales = exact_wide.settle(x, self.config.norm_eps)
+        for i, layer in enumerate(self.layers):
+            _keep(tapped, taps, i, x)
+            scales = layer.exact_wide(x, scales, pool.layer(i), step)
+        return x
 
 
 def head_product(
@@ -157,6 +174,8 @@ def head_product(
 def _head_columns(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, launch: skinny.Launch) -> None:
     if x.shape[0] <= skinny.MAX_ROWS:
         skinny.linear(skinny.Source(x), weight, out, launch)
+    elif launch.exact:
+        out.copy_(exact_wide.product(x, weight, dtype=torch.float32))
     elif x.is_cuda:
         torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
     else:

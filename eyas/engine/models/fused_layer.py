@@ -19,8 +19,8 @@ import torch
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig, Rope
 from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels import skinny
 from eyas.engine.kernels.scores import Scores
 from eyas.engine.layers.rotary import Angles
 from eyas.engine.layers.rotary import tables as rotary_tables
@@ -158,6 +158,19 @@ class FusedLayer:
         group.all_reduce(added)
         return WideRows(x, added, self._post_mlp)
 
+    def exact_wide(
+        self, x: torch.Tensor, scales: torch.Tensor, layer: torch.Tensor, step: Forward
+    ) -> torch.Tensor:
+        """`wide` with the bits of `narrow`: changes the residual x [m, hidden] in place.
+
+        scales float32 [m]: 1 / rms of its rows. Returns those of the rows that leave.
+        """
+        own = scales if self._normed else torch.ones_like(scales)
+        added = exact_wide.product(self._attention.exact_wide(x, own, layer, step), self._attention.out)
+        scales = exact_wide.settle(x, self._eps, added, self._post_attention)
+        added = exact_wide.product(self._mlp.exact_wide(x, scales), self._mlp.down)
+        return exact_wide.settle(x, self._eps, added, self._post_mlp)
+
 
 class _Attention:
     """Queries, keys and values, rotated; and the way back. What a query sees is the attention's business."""
@@ -207,6 +220,16 @@ class _Attention:
         row_kernels.rope_write(qkv, heads, q, step.rotation(self._rope), kv, step.context.launch.pdl)
         return _product(step.context.attention(q, layer, rows, self._scores), self.out, self._out_bias)
 
+    def exact_wide(
+        self, x: torch.Tensor, scales: torch.Tensor, layer: torch.Tensor, step: Forward
+    ) -> torch.Tensor:
+        """-> what every query has attended to, [m, heads * dim]."""
+        heads, kind = self._heads, "heads" if self._heads.norms else "qkv"
+        raw = exact_wide.product(x, self._qkv.weight, kind, heads.dim)
+        q, kv = x.new_empty(x.shape[0], heads.q, heads.dim), skinny.KvRows(layer, step.rows.kv_rows)
+        exact_wide.rope_write(raw, scales, self._qkv, q, step.rotation(self._rope), kv)
+        return step.context.attention(q, layer, step.rows, self._scores)
+
 
 class _FeedForward:
     """down(activation(gate) * up)."""
@@ -229,6 +252,10 @@ class _FeedForward:
     def wide(self, normed: torch.Tensor, pdl: bool) -> torch.Tensor:
         """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
         return _product(row_kernels.act_mul(_product(normed, self._gate_up), self._gelu, pdl), self.down)
+
+    def exact_wide(self, x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """-> what `down` reads, [m, width]."""
+        return exact_wide.act_mul(exact_wide.product(x, self._gate_up, "gated"), scales, self._gelu)
 
 
 def load_gain(config: ModelConfig, weights: Weights, name: str, size: int) -> torch.Tensor:
@@ -273,7 +300,8 @@ def _added(
     if post is not None:
         skinny.linear(source, weight, out, launch)
         group.all_reduce(out)
-        return NarrowRows(rows, row_kernels.add_normed(out, rows, post, eps, launch.pdl))
+        sums = row_kernels.add_normed(out, rows, post, eps, launch.pdl, launch.exact)
+        return NarrowRows(rows, sums)
     parts = skinny.linear_parts(source, weight, launch) if alone else ProcessGroup.sum_parts(out.shape[1])
     sums = torch.empty(parts, skinny.MAX_ROWS, dtype=torch.float32, device=x.device)
     if alone:

@@ -1,0 +1,109 @@
+"""The one order in which exact attention adds up a row's keys, whichever kernel does it, and beside whom.
+
+Keys stand in columns: a row's ancestors in order, so that the column is the position. Columns are taken in
+blocks of `BLOCK` at multiples of it; blocks are added up from left to right within a part; parts, whose
+bounds are fixed columns too, are merged from left to right. A block or a part that a row does not see changes
+nothing, to the bit. How many columns a program takes is free. It knows columns; where their keys lie, its
+callers know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+BLOCK = tl.constexpr(64)
+UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
+_ONES = tl.constexpr(16)  # columns of the product that adds up weights: the least that every GPU takes
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts grow with their place, so that short rows have several and long ones not too many: of `near`
+    columns up to column `near_end`, of `middle` up to `middle_end`, then of `far`. All are multiples of 64.
+    """
+
+    near: int = 128
+    near_end: int = 2048
+    middle: int = 512
+    middle_end: int = 16384
+    far: int = 2048
+
+    @property
+    def near_parts(self) -> int:
+        """How many there are before the first of the middle."""
+        return self.near_end // self.near
+
+    @property
+    def middle_parts(self) -> int:
+        """How many there are before the first of the far ones."""
+        return self.near_parts + (self.middle_end - self.near_end) // self.middle
+
+    def of(self, columns: int) -> int:
+        """How many parts that many columns lie in."""
+        near = -(-min(columns, self.near_end) // self.near)
+        middle = -(-max(min(columns, self.middle_end) - self.near_end, 0) // self.middle)
+        return near + middle + -(-max(columns - self.middle_end, 0) // self.far)
+
+
+@triton.jit
+def part_at(column, parts: tl.constexpr):
+    """The part that holds a column."""
+    near = column // parts.near
+    middle = parts.near_parts + (column - parts.near_end) // parts.middle
+    far = parts.middle_parts + (column - parts.middle_end) // parts.far
+    return tl.where(column < parts.near_end, near, tl.where(column < parts.middle_end, middle, far))
+
+
+@triton.jit
+def part_from(column, parts: tl.constexpr):
+    """The first part that begins at a column or behind it."""
+    return tl.where(column > 0, part_at(column - 1, parts) + 1, 0)
+
+
+@triton.jit
+def part_begin(part, parts: tl.constexpr):
+    """The first column of a part."""
+    middle = parts.near_end + (part - parts.near_parts) * parts.middle
+    far = parts.middle_end + (part - parts.middle_parts) * parts.far
+    near = part * parts.near
+    return tl.where(part < parts.near_parts, near, tl.where(part < parts.middle_parts, middle, far))
+
+
+@triton.jit
+def nothing(TILE: tl.constexpr, DIM: tl.constexpr):
+    """The softmax over no keys: weighted values [tile, dim], the greatest score [tile], the weights' sum."""
+    acc = tl.full([TILE, DIM], 0.0, tl.float32)
+    return acc, tl.full([TILE], UNSEEN, tl.float32), tl.full([TILE], 0.0, tl.float32)
+
+
+@triton.jit
+def none_of_part(TILE: tl.constexpr, DIM: tl.constexpr):
+    """As `nothing`, for `add_block`: its sum stands in several equal columns."""
+    acc, peak, _ = nothing(TILE, DIM)
+    return acc, peak, tl.full([TILE, _ONES], 0.0, tl.float32)
+
+
+@triton.jit
+def add_block(acc, peak, total, scores, v):
+    """The softmax so far with one block more: scores [tile, 64] to the base 2, UNSEEN where a row sees not.
+
+    The matrix unit adds up the weights as it adds weighted values, since its order follows nothing.
+    """
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    weights = tl.exp2(scores - new_peak[:, None]).to(v.dtype)
+    kept = tl.exp2(peak - new_peak)[:, None]
+    ones = tl.full([scores.shape[1], _ONES], 1.0, v.dtype)
+    total = tl.dot(weights, ones, total * kept, input_precision="ieee")
+    return tl.dot(weights, v, acc * kept, input_precision="ieee"), new_peak, total
+
+
+@triton.jit
+def merged(acc, peak, total, part_acc, part_peak, part_total):
+    """The softmax over the parts so far and the next one; sums are [tile]."""
+    new_peak = tl.maximum(peak, part_peak)
+    kept, added = tl.exp2(peak - new_peak), tl.exp2(part_peak - new_peak)
+    acc = acc * kept[:, None] + part_acc * added[:, None]
+    return acc, new_peak, total * kept + part_total * added

@@ -1,0 +1,29 @@
+"""Sums whose order is fixed: neighbours are added, then neighbouring pairs, and so on.
+
+`tl.sum` adds in an order that follows the layout of its input, and so warps, shapes and the compiler's
+version. A sum of two numbers has one result; this file makes every sum of those. Zeros that pad its input on
+the right change nothing, so that the order is one whatever the padding.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+SUM_GROUP = 64
+"""Columns of a row whose squares are added up into one number, at most; the reader adds those up."""
+
+
+@triton.jit
+def halving_sum(values):
+    """values [rows, n], n a power of 2 -> [rows]."""
+    ROWS: tl.constexpr = values.shape[0]
+    LEVELS: tl.constexpr = _levels(values.shape[1])
+    for level in tl.static_range(LEVELS):
+        values = tl.sum(tl.reshape(values, (ROWS, 1 << (LEVELS - 1 - level), 2)), 2)
+    return tl.reshape(values, (ROWS,))
+
+
+@triton.constexpr_function
+def _levels(n):
+    return n.bit_length() - 1

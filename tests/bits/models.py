@@ -1,0 +1,72 @@
+"""A model whose one sequence goes through it in any steps: whole chunks, single rows, chains.
+
+A position's logits are the same whatever the steps, if its arithmetic is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from eyas.engine.attention.exact_rows import ExactAttention
+from eyas.engine.attention.rows import Most, PagedAttention
+from eyas.engine.batch.rows import DecodeRows, Rows
+from eyas.engine.checkpoint.weights import FolderWeights, Placement
+from eyas.engine.kernels import skinny
+from eyas.engine.kernels.prefill import tile_rows
+from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.fused_layer import LayerContext
+from eyas.engine.models.table import read_model
+from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.ranks import RankInfo
+
+PAGE, PAGES = 16, 40
+CHUNK, ROWS = "chunk", "rows"
+Step = tuple[str, int]
+
+
+class Model:
+    """A model of 16 bits and a sequence of random ids, on the CPU or the GPU."""
+
+    def __init__(self, folder: Path, exact: bool, placement: Placement) -> None:
+        config, device = read_model(folder), placement.device
+        self._device, random = device, torch.Generator().manual_seed(3)
+        self._shape = PoolShape(config.kv_format, 1 + PAGES, PAGE, placement.dtype, device)
+        self._table = torch.randperm(PAGES, generator=random).int()[None].to(device) + 1
+        attention = (ExactAttention if exact else PagedAttention)(
+            self._table, config.num_heads, self._shape, Most(1, 8), pdl=False
+        )
+        launch, group = skinny.Launch.on(device, False, exact), ProcessGroup(RankInfo(), device)
+        context = LayerContext.on(device, config, group, launch, attention)
+        with FolderWeights(folder, config.spelling, placement) as weights:
+            self._model = FusedDecoder(config, weights, context)
+        self._tile = tile_rows(config.num_heads, config.num_kv_heads)
+        self._tokens = self._ints(torch.randint(config.vocab_size, (PAGES * PAGE,), generator=random))
+
+    def logits(self, steps: Sequence[Step]) -> dict[int, torch.Tensor]:
+        """By position; a step is a chunk, or rows that decode, of so many tokens."""
+        pool, done, found = KvPool(self._shape), 0, {}
+        for kind, count in steps:
+            with torch.inference_mode():
+                x, _ = self._model.forward(self._rows(kind, done, count), pool)
+                found |= dict(enumerate(self._model.logits(x), done))
+            done += count
+        return found
+
+    def _rows(self, kind: str, done: int, count: int) -> Rows:
+        places = torch.arange(done, done + count, device=self._device)
+        tiles = [(0, i, done + i, min(self._tile, count - i)) for i in range(0, count, self._tile)]
+        rounds = DecodeRows(self._ints([0]), self._ints([done]), count) if kind == ROWS else None
+        return Rows(
+            self._tokens[done : done + count],
+            self._ints(places),
+            self._ints(self._table[0, places // PAGE] * PAGE + places % PAGE),
+            rounds,
+            self._ints(tiles) if kind == CHUNK else None,
+        )
+
+    def _ints(self, values: object) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=torch.int32, device=self._device)

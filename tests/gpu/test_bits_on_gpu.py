@@ -1,0 +1,153 @@
+"""The exact kernels on a GPU: every row has the same bits in every company, and a wrong cut is noticed.
+
+The tables of kernels and compositions are those of tests/bits; here they have the shapes of an 8B model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+
+import pytest
+import torch
+
+from eyas.engine.kernels import skinny
+from eyas.engine.kernels.exact_attend import Cut
+from eyas.engine.kernels.exact_parts import Parts
+from eyas.engine.kernels.skinny_tiles import Tile, tile_for
+from tests.bits.attention import Exact, Path, Tokens, Tree, branching
+from tests.bits.compare import Composition, Difference, differences
+from tests.bits.products import Product, ProductRows, compositions, cut_by
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here"),
+]
+
+PRODUCTS = (
+    Product("linear", 4096, 4096),
+    Product("linear", 4096, 14336),
+    Product("linear", 32000, 4096),
+    Product("gated", 28672, 4096),
+    Product("qkv", 6144, 4096),
+    Product("heads", 6144, 4096),
+)
+OTHER_CUTS = (
+    (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(128, 128, 8, 3, split=2), Tile(128, 64, 8, 3)),
+    (Tile(64, 256, 4, 3), Tile(128, 128, 4, 3), Tile(64, 64, 8, 4), Tile(64, 256, 8, 2, split=2)),
+)
+IDS: Path = tuple(range(17000))
+OTHERS = range(17000, 17064)
+ALONE = Cut(16, 1, 4)
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tokens:
+    return Tokens(17064, (8, 2, 128), "cuda", torch.bfloat16)
+
+
+def few(found: Sequence[Difference]) -> list[str]:
+    return [str(difference) for difference in found[:5]]
+
+
+# --- products --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: f"{p.kind}-{p.n}-{p.k}")
+def test_rows_of_products(product: Product) -> None:
+    """All counts up to 128 as they are cut by default; some by other tiles, warps and steps of k."""
+    rows = ProductRows(product, "cuda", torch.bfloat16)
+    launches = [skinny.Launch.on("cuda", pdl=pdl, exact=True) for pdl in (False, True)]
+    runs = [compositions(rows, launch, range(1, 129), stride=37) for launch in launches]
+    if product.kind in ("linear", "gated"):
+        cut = (cut_by(launches[0], product, cuts) for cuts in OTHER_CUTS)
+        runs += [compositions(rows, launch, (3, 16, 30, 60, 128), stride=51) for launch in cut]
+    assert few(differences(chain.from_iterable(runs))) == []
+
+
+def test_a_cut_of_k_by_the_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ProductRows(PRODUCTS[0], "cuda", torch.bfloat16)
+    monkeypatch.setattr(skinny, "exact_tile_for", tile_for)
+    launch = skinny.Launch.on("cuda", pdl=False, exact=True)
+    assert differences(compositions(rows, launch, (16, 64)))
+
+
+def test_todays_sums_by_tile_are_noticed() -> None:
+    product = Product("linear", 4096, 4096)
+    rows = ProductRows(product, "cuda", torch.bfloat16)
+    launch = skinny.Launch.on("cuda", pdl=False)
+    cuts = [cut_by(launch, product, [Tile(columns, 64, 4, 3)] * 4) for columns in (64, 128)]
+    assert differences(Composition(str(i), partial(rows.run, range(128), cut)) for i, cut in enumerate(cuts))
+
+
+# --- attention -------------------------------------------------------------------------------------------
+
+
+def bounds() -> list[int]:
+    """Lengths about every kind of bound: of a block, of parts of each size, and of the sizes."""
+    about = (64, 128, 576, 1984, 2048, 2560, 8192, 16384)
+    return [end + i for end in about for i in range(-2, 3)]
+
+
+def plain(tokens: Tokens, ends: Sequence[int]) -> Iterator[Composition]:
+    exact = Exact(tokens, Parts(), ALONE)
+    for end in ends:
+        yield Composition(f"row {end} alone", partial(exact.rows, [IDS[:end]]))
+
+
+def test_rows_and_chains(tokens: Tokens) -> None:
+    """At every bound and at lengths up to 600, alone and in batches of 8, in chains of up to 8."""
+    exact, ends = Exact(tokens, Parts()), [*bounds(), *range(1, 600, 7)]
+    batches = [ends[i : i + 8] for i in range(0, len(ends), 8)]
+    runs = [Composition(f"batch {b}", partial(exact.rows, [IDS[:end] for end in b])) for b in batches]
+    for width in range(2, 9):
+        paths = [IDS[:end] for end in bounds() if end >= 62]
+        runs.append(Composition(f"chains of {width}", partial(exact.rows, paths, width)))
+    assert few(differences(chain(plain(tokens, ends), runs))) == []
+
+
+def test_chunks_of_one_prompt_cut_anywhere(tokens: Tokens) -> None:
+    exact = Exact(tokens, Parts())
+    ends = range(1, 701, 11)
+    cuts = [
+        Composition(f"chunk from {start} on", partial(exact.chunks, [(IDS[:700], start)]))
+        for start in range(0, 700, 23)
+    ]
+    long = Composition("after a prefix", partial(exact.chunks, [(IDS[:16400], 16300), (IDS[:2100], 1990)]))
+    rows = plain(tokens, [*ends, 16384, 16385, 2048, 2049])
+    assert few(differences(chain(rows, cuts, [long]))) == []
+
+
+def test_trees(tokens: Tokens) -> None:
+    """Spines of 2 to 32 nodes with as many siblings, from starts about every bound, against plain rows."""
+    exact = Exact(tokens, Parts())
+    for depth in (1, 3, 8, 32):
+        starts = [bound - depth // 2 for bound in bounds() if bound > 40]
+        trees = [branching(IDS[:n], IDS[n : n + depth], OTHERS[:depth]) for n in starts]
+        ends = sorted({end for n in starts for end in (n + 1, n + depth)})
+        runs = Composition(f"trees of {depth}", partial(exact.trees, trees))
+        assert few(differences(chain(plain(tokens, ends), [runs]))) == []
+
+
+def test_a_tree_that_is_a_chain(tokens: Tokens) -> None:
+    exact = Exact(tokens, Parts())
+    trees = [Tree(IDS[:n], tuple(range(-1, 63)), IDS[n : n + 64]) for n in (100, 1990, 16350)]
+    chains = Composition("chains", partial(exact.rows, [IDS[: len(tree.trunk) + 64] for tree in trees], 64))
+    assert few(differences([chains, Composition("trees", partial(exact.trees, trees))])) == []
+
+
+def test_parts_by_the_batch_are_noticed(tokens: Tokens) -> None:
+    longer = Exact(tokens, replace(Parts(), near=256), ALONE)
+    batch = Composition("batch", partial(longer.rows, [IDS[:600], IDS[:9]]))
+    assert differences(chain(plain(tokens, [600]), [batch]))
+
+
+def test_sharing_a_program_differently_changes_nothing(tokens: Tokens) -> None:
+    cuts = [Cut(16, shares, warps) for shares in (1, 2, 5, 16) for warps in (2, 4, 8)]
+    cuts += [Cut(rows, 3, 8, stages) for rows in (32, 64, 128) for stages in (2, 3)]
+    paths = [IDS[:end] for end in (16400, 3000, 700)]
+    runs = [Composition(str(cut), partial(Exact(tokens, Parts(), cut).rows, paths)) for cut in cuts]
+    assert few(differences(runs)) == []

@@ -1,0 +1,68 @@
+"""Triton's interpreter with a matrix unit that adds as Hopper's does, so that orders of addition show.
+
+The interpreter's own dot is numpy's, whose order follows the shapes. Hopper's is one left fold over k in
+groups of 16: d = c plus 16 exact products, all shifted to the greatest exponent among them, cut towards zero
+at 25 fractional bits, added exactly, and the sum cut to float32 (a model: "MMA-Sim", arXiv 2511.10909, which
+agreed with the hardware in over a million cases; not its maker's word). By it neither the tile's shape nor
+the steps of k change a bit; a cut of k does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from triton.runtime import interpreter
+
+GROUP = 16  # products that meet in one step
+FRACTION = 25  # bits behind the point, of the greatest term
+
+
+def multiply_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a [m, k] . b [k, n] + c float32 [m, n], a and b of 16 bits: float32 [m, n]."""
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    for k in range(0, a.shape[1], GROUP):
+        products = wide_a[:, k : k + GROUP, None] * wide_b[None, k : k + GROUP]
+        c = fused_sum(np.concatenate((products, c[:, None].astype(np.float64)), axis=1))
+    return c
+
+
+def fused_sum(terms: np.ndarray) -> np.ndarray:
+    """terms float64 [m, n, ...], added up over n: float32."""
+    _, exponents = np.frexp(terms)
+    greatest = np.where(terms == 0, -200, exponents).max(axis=1)
+    unit = greatest - 1 - FRACTION
+    cut = np.trunc(np.ldexp(terms, -unit[:, None]))
+    return towards_zero(np.ldexp(cut.sum(axis=1), unit))
+
+
+def towards_zero(wide: np.ndarray) -> np.ndarray:
+    """float64 -> float32, cut rather than rounded."""
+    near = wide.astype(np.float32)
+    beyond = np.abs(near.astype(np.float64)) > np.abs(wide)
+    return np.where(beyond, np.nextafter(near, np.float32(0)), near)
+
+
+def matmul(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x . weight^T as an unsplit product of cuBLAS is expected to add it up."""
+    zeros = np.zeros((len(x), len(weight)), np.float32)
+    return torch.from_numpy(multiply_add(x.numpy(), weight.numpy().T, zeros)).to(dtype)
+
+
+@contextmanager
+def hopper() -> Iterator[None]:
+    """Dots of 16-bit types are the matrix unit's; those of float32, which it does not take, stay numpy's."""
+    numpys = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(builder: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:
+        if a.data.dtype != np.float16:
+            return numpys(builder, a, b, d, *how)
+        with np.errstate(all="ignore"):  # rows of the padding may hold anything
+            return interpreter.TensorHandle(multiply_add(a.data, b.data, d.data), d.dtype.scalar)
+
+    with patch.object(interpreter.InterpreterBuilder, "create_dot", create_dot):
+        yield

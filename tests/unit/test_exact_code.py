@@ -1,0 +1,97 @@
+"""What the compiler makes of the exact kernels for Hopper: no fused multiply-adds, and k in ascending order.
+
+Nothing runs; this reads PTX. Whether the matrix unit then adds up as its model says, tests/gpu shows.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.engine.kernels import skinny
+from eyas.engine.kernels.attend import Queries
+from eyas.engine.kernels.exact_attend import Cut, ExactLaunch
+from eyas.engine.kernels.exact_paths import attend_exactly
+from eyas.engine.kernels.exact_prefill import attend_chunks_exactly
+from eyas.engine.kernels.paged import PagedKv
+from eyas.engine.kernels.skinny_tiles import Tile
+from eyas.engine.kernels.warm import Warmup
+from tests.bits.products import Product, cut_by
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+DEPTHS = (64, 128, 256)
+LINEAR = Product("linear", 4096, 4096)
+MATRIX = re.compile(r"wgmma\.mma_async[^{]*\{([^}]*)\}, (%rd\d+), (%rd\d+)")
+MOVED = re.compile(r"(?:add\.s64|or\.b64)\s+(%rd\d+), (%rd\d+), (-?\d+);")
+STEP = 2  # of a descriptor, in units of 16 bytes: 16 numbers of 16 bits
+
+
+def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*sizes, dtype=dtype, device="meta")
+
+
+def products() -> None:
+    """A product by steps of every depth, by one program for both halves of k and by two."""
+    x, weight, out = empty(16, LINEAR.k), empty(LINEAR.n, LINEAR.k), empty(16, LINEAR.n)
+    shared = skinny.Launch.on("meta", pdl=True, exact=True)
+    for depth in DEPTHS:
+        for split in (1, 2):
+            launch = cut_by(shared, LINEAR, [Tile(64, depth, 4, 3, split)] * 4)
+            source = skinny.Source(x)
+            sums = empty(skinny.linear_parts(source, weight, launch), 128, dtype=torch.float32)
+            skinny.linear(source, weight, out, launch, out, sums)
+
+
+def attention() -> None:
+    """Plain rows, a tree, and a prompt's chunk."""
+    kv = PagedKv(empty(4, 2, 2, 16, 8, 128)[:, 1], empty(4, 512, dtype=torch.int32))
+    launch, slots = ExactLaunch.on(kv, 32, 32, pdl=True), empty(1, dtype=torch.int32)
+    for width, cut in ((1, Cut(16, 4, 4)), (32, Cut(128, 4, 8))):
+        mask = empty(1, 1, width, dtype=torch.int64) if width > 1 else None
+        attend_exactly(empty(width, 32, 128), kv, Queries(slots, slots, width, mask), launch, cut)
+    attend_chunks_exactly(empty(64, 32, 128), kv, empty(2, 4, dtype=torch.int32))
+
+
+def codes(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """PTX of each kernel that it launches."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    Warmup(f"tests.unit.test_exact_code:{recipe}", (), 90, processes=2).wait()
+    return [path.read_text() for path in folder.rglob("*.ptx")]
+
+
+def ascending(code: str) -> bool:
+    """Whether each accumulator's products, until the next barrier, come in the order of k."""
+    moved = {to: (base, int(by) & 0xFFFF) for to, base, by in MOVED.findall(code)}
+    places: dict[str, list[int]] = {}
+    for accumulator, weight, _ in MATRIX.findall(code):
+        places.setdefault(accumulator, []).append(moved[weight][1])
+    first = [group[i : i + 4] for group in places.values() for i in range(0, len(group), 4)]
+    return bool(first) and all(b - a == STEP for four in first for a, b in zip(four, four[1:], strict=False))
+
+
+def test_products_take_k_in_ascending_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = codes("products", tmp_path, monkeypatch)
+    assert len(found) == 2 * len(DEPTHS)
+    for code in found:
+        assert "fma.rn" not in code and "red.global.add.f32" not in code
+        assert ascending(code)
+
+
+def test_attention_fuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = codes("attention", tmp_path, monkeypatch)
+    assert len(found) == 4
+    assert not any("fma.rn" in code for code in found)
+
+
+def test_another_order_of_k_is_noticed() -> None:
+    step = "or.b64 %rd{}, %rd9, {};\nwgmma.mma_async.x {{%f1}}, %rd{}, %rd8;\n"
+    in_order, swapped = (
+        "".join(step.format(i, 2 * i, i) for i in places) for places in ((0, 1, 2), (0, 2, 1))
+    )
+    assert ascending(in_order) and not ascending(swapped)

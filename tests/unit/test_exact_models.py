@@ -1,0 +1,74 @@
+"""A forward by the exact arithmetic: a position's logits have one set of bits, however it got there.
+
+Triton's interpreter runs the kernels, with `tensor_core`'s model of Hopper's matrix unit, which stands for
+cuBLAS as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.engine.checkpoint.weights import Placement
+from eyas.engine.kernels import exact_wide
+from tests.bits.compare import Composition, differences
+from tests.bits.models import CHUNK, ROWS, Model, Step
+from tests.unit import tensor_core
+from tests.unit.families import write_family
+
+pytestmark = pytest.mark.slow
+
+HALF = Placement("cpu", torch.float16)
+NARROW: dict[str, list[Step]] = {
+    "one chunk": [(CHUNK, 70)],
+    "two chunks and rows": [(CHUNK, 7), (CHUNK, 60), (ROWS, 1), (ROWS, 2)],
+    "a chain over a block's end": [(CHUNK, 62), (ROWS, 5)],
+}
+WIDE: dict[str, list[Step]] = {
+    "one wide chunk": [(CHUNK, 135)],
+    "narrow ones and a chain": [(CHUNK, 70), (CHUNK, 56), (ROWS, 4)],
+}
+
+
+@pytest.fixture(autouse=True)
+def _matrix_unit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(exact_wide, "matmul", tensor_core.matmul)
+    with tensor_core.hopper():
+        yield
+
+
+def said(folder: Path, ways: dict[str, list[Step]], exact: bool = True) -> list[str]:
+    """Of the model in `folder`."""
+    model = Model(folder, exact, HALF)
+    runs = [Composition(name, partial(model.logits, steps)) for name, steps in ways.items()]
+    return [str(difference) for difference in differences(runs)]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
+def test_a_positions_logits_do_not_depend_on_the_steps(tmp_path: Path, family: str) -> None:
+    """By either way through the layers."""
+    write_family(tmp_path, family, vocab_size=128, num_hidden_layers=1)
+    assert said(tmp_path, WIDE) == []
+
+
+@pytest.mark.timeout(600)
+def test_by_the_kernels_of_today_they_do(tmp_path: Path) -> None:
+    """On the narrow way alone; by the exact arithmetic the same steps agree, on logits near to today's."""
+    write_family(tmp_path, "llama", vocab_size=128, num_hidden_layers=1)
+    assert said(tmp_path, NARROW) == []
+    assert said(tmp_path, NARROW, exact=False)
+    steps = NARROW["one chunk"]
+    exact, fast = (Model(tmp_path, exact, HALF).logits(steps) for exact in (True, False))
+    error = max(float((exact[i] - fast[i]).abs().max()) for i in exact)
+    assert error < 0.05 * float(torch.stack(list(fast.values())).std())
+
+
+def test_what_is_not_exact_yet_is_refused(tmp_path: Path) -> None:
+    write_family(tmp_path, "llama_biases", vocab_size=128, num_hidden_layers=1)
+    with pytest.raises(ValueError, match="without a bias behind attention"):
+        Model(tmp_path, True, HALF)
