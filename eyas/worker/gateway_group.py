@@ -45,7 +45,7 @@ def run_group(config: GatewayConfig) -> None:
     eyas_logging.setup("gateway", config.log_format)
     warn_if_open(config)
     if config.key_limits is not None:
-        text = "each of %d gateway processes counts what API keys use: a key may have up to %d times its limits"
+        text = "each of %d gateway processes counts what keys use: a key may have up to %d times its limits"
         _logger.warning(text, config.processes, config.processes)
     registry(config.registry)  # what is wrong with them is told once, before any process starts
     Tokenizer.load(config.model)
