@@ -2,8 +2,8 @@
 
 `python -m tests.e2e.attacks` starts `eyas serve` with two keys. The attacker has one of them and a process of
 low priority: it would run elsewhere. Each attack must be answered as it may be and in time; meanwhile the
-good streams give what was recorded, no gap between two pieces exceeds a bound, and memory is bounded and given
-back. The exit code is 1 if anything is not so. `--only WORD` chooses attacks.
+good streams give what was recorded, no gap between two pieces exceeds a bound, and memory is bounded and
+given back. The exit code is 1 if anything is not so. `--only WORD` chooses attacks.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ async def campaign(served: Served, names: list[str], console: Console) -> list[R
 
 def line(row: Row) -> str:
     said = "; ".join(row.problems) or "ok"
-    return f"{row.name}: {dict(row.tally.answers)} {row.tally.slowest_s:.1f} s, gap {row.window.worst_s:.2f} s: {said}"
+    told = f"{dict(row.tally.answers)} {row.tally.slowest_s:.1f} s, gap {row.window.worst_s:.2f} s"
+    return f"{row.name}: {told}: {said}"
 
 
 def report(rows: list[Row]) -> Table:

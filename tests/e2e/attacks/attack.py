@@ -1,4 +1,4 @@
-"""What an attack is: traffic of a bounded number of calls to a server on this machine, and how it is answered.
+"""What an attack is: a bounded number of calls to a server on this machine, and how they are answered.
 
 It knows tallies and limits. It refuses to know what is sent.
 """
@@ -38,7 +38,7 @@ class Target:
 
 @dataclass
 class Tally:
-    """By answer (an HTTP status, a gRPC code, `closed`): how often. `slowest_s`: the longest until one came."""
+    """By answer (an HTTP status, a gRPC code, `closed`): how often. `slowest_s`: until the latest came."""
 
     answers: Counter[str] = field(default_factory=Counter)
     slowest_s: float = 0.0

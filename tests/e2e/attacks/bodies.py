@@ -1,4 +1,4 @@
-"""Attacks that are well-formed requests: JSON, grammars, chats, tools and prompts that cost more than they say.
+"""Attacks that are well-formed: JSON, grammars, chats, tools and prompts that cost more than they look.
 
 Every answer comes whole. A status is noted, and of a 400 nothing more: what it says is tested elsewhere.
 """
