@@ -7,8 +7,6 @@ limits.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,6 +18,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from eyas.common.errors import ConfigError, InvalidRequest
 from gateway.chat import ChatTemplate, Message
 from gateway.detokenize import Detokenizer, LateDetokenizer, TokenBytes
+from gateway.heap import give_back
 from gateway.rendering import Renderer
 from gateway.tokenizer_files import cleans_up, load_chat_template, name_special_tokens
 
@@ -138,11 +137,5 @@ class Tokenizer:
 
     def _encode_huge(self, text: str, *, special: bool) -> tuple[int, ...]:
         ids = self.encode(text, special=special)
-        _give_back_memory()
+        give_back()
         return ids
-
-
-def _give_back_memory() -> None:
-    """Freed memory goes back to the system: else it stays with the thread that used it."""
-    with contextlib.suppress(AttributeError):  # not every C library can
-        ctypes.CDLL(None).malloc_trim(0)

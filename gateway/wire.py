@@ -31,6 +31,7 @@ from eyas.common.errors import (
 )
 from eyas.common.logging import known_as, request_id, traceparent
 from gateway import quotas
+from gateway.heap import give_back
 from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
 from gateway.parts import PARTS, Parts
@@ -38,6 +39,7 @@ from gateway.tracing import current
 
 BODY_TIMEOUT_S = 30.0
 MAX_ARRIVING_BYTES = 128 << 20  # of all bodies that are not complete
+BURST_BYTES = 32 << 20  # of them, after which their memory is given back
 LAST_SEND_TIMEOUT_S = 10.0
 _RATES = [
     f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
@@ -68,7 +70,7 @@ class Arriving:
 
     def __init__(self, most: int = MAX_ARRIVING_BYTES) -> None:
         self._most = most
-        self._held = 0
+        self._held = self._peak = 0
         self._bodies: dict[asyncio.Timeout, int] = {}  # bytes of each; the oldest first
 
     @contextlib.asynccontextmanager
@@ -84,12 +86,16 @@ class Arriving:
                 raise
             finally:
                 self._held -= self._bodies.pop(body, 0)
+                if not self._bodies and self._peak > BURST_BYTES:
+                    self._peak = 0
+                    asyncio.get_running_loop().run_in_executor(None, give_back)
 
     def _count(self, body: asyncio.Timeout, size: int) -> None:
         if body not in self._bodies:
             return  # it was given up, and hears of it next
         self._bodies[body] += size
         self._held += size
+        self._peak = max(self._peak, self._held)
         while self._held > self._most:
             oldest = next(iter(self._bodies))
             self._held -= self._bodies.pop(oldest)
