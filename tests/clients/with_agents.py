@@ -38,7 +38,7 @@ def agent(server: Server, kind: Any, **more: Any) -> Agent[Any]:
 
 
 def run(server: Server, kind: Any, stream: bool) -> None:
-    settings = ModelSettings(tool_choice="required", max_tokens=60, parallel_tool_calls=False)
+    settings = ModelSettings(tool_choice="required", max_tokens=400, parallel_tool_calls=False)
     asked = agent(server, kind, tools=[weather], model_settings=settings)
     ASKED.clear()
     if not stream:
@@ -55,7 +55,7 @@ def run(server: Server, kind: Any, stream: bool) -> None:
 
 
 def structured(server: Server, kind: Any) -> None:
-    settings = ModelSettings(max_tokens=60)
+    settings = ModelSettings(max_tokens=300)
     found = Runner.run_sync(agent(server, kind, output_type=Weather, model_settings=settings), "Is it sunny?")
     assert isinstance(found.final_output, Weather)
 

@@ -14,11 +14,13 @@ from told import Server, tell
 def load(server: Server, route: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.json"
-        backend = {"target": server.url.removesuffix("/v1"), "model": server.model, "api_key": server.key}
-        command = [str(Path(sys.executable).parent / "guidellm"), "run", "--backend", "openai_http"]
-        command += ["--backend-kwargs", json.dumps(backend | {"request_format": route})]
-        command += ["--profile", "synchronous", "--max-requests", "3", "--processor", server.folder]
-        command += ["--data", "prompt_tokens=24,output_tokens=8", "--outputs", str(out)]
+        target = f"target={server.url.removesuffix('/v1')},model={server.model},api_key={server.key}"
+        command = [str(Path(sys.executable).parent / "guidellm"), "run", "--profile", "kind=synchronous"]
+        command += ["--backend", f"kind=openai_http,{target},request_format={route}"]
+        command += ["--constraint", "kind=max_requests,count=3"]
+        command += ["--tokenizer", f"kind=huggingface_auto,model={server.folder}"]
+        command += ["--data", "kind=synthetic_text,prompt_tokens=24,output_tokens=8"]
+        command += ["--output", f"kind=json,path={out}"]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
         assert ended.returncode == 0 and out.exists(), (ended.stdout + ended.stderr)[-250:]
         totals = json.loads(out.read_text())["benchmarks"][0]["metrics"]["request_totals"]

@@ -13,7 +13,7 @@ QUESTION = "What is the capital of France?"
 
 def model(server: Server, **more: Any) -> ChatOpenAI:
     asked: dict[str, Any] = {"model": server.model, "base_url": server.url, "api_key": server.key}
-    return ChatOpenAI(**(asked | {"max_tokens": 60, "max_retries": 0} | more))
+    return ChatOpenAI(**(asked | {"max_tokens": 300, "max_retries": 0} | more))
 
 
 def chat(server: Server) -> None:

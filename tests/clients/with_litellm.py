@@ -16,7 +16,7 @@ def given(server: Server, key: str = "", model: str = "") -> dict[str, Any]:
 
 
 def ask(server: Server, key: str = "", model: str = "", **more: Any) -> Any:
-    asked = {"messages": MESSAGES, "max_tokens": 60} | more
+    asked = {"messages": MESSAGES, "max_tokens": 300} | more
     return litellm.completion(**given(server, key, model), **asked)
 
 
@@ -73,7 +73,7 @@ def responses(server: Server) -> None:
         event.type
         for event in litellm.responses(**given(server), input="Hi", max_output_tokens=9, stream=True)
     ]
-    assert str(kinds[0].value) == "response.created", kinds
+    assert str(kinds[-1].value) == "response.completed", kinds
 
 
 def embeddings_are_refused(server: Server) -> None:

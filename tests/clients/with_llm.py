@@ -36,7 +36,7 @@ def stream(server: Server) -> None:
 
 
 def structured_output(server: Server) -> None:
-    asked = {"schema": SCHEMA, "stream": False, "max_tokens": 60, "key": server.key}
+    asked = {"schema": SCHEMA, "stream": False, "max_tokens": 300, "key": server.key}
     check_arguments(model(server).prompt(QUESTION, **asked).text())
 
 

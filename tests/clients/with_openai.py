@@ -29,12 +29,12 @@ def client(server: Server, key: str = "") -> openai.OpenAI:
 
 
 def ask(server: Server, **more: Any) -> Any:
-    given = {"model": server.model, "messages": MESSAGES, "max_tokens": 60, "seed": 1} | more
+    given = {"model": server.model, "messages": MESSAGES, "max_tokens": 300, "seed": 1} | more
     return client(server).chat.completions.create(**given)
 
 
 def respond(server: Server, **more: Any) -> Any:
-    given = {"model": server.model, "input": "Hi", "max_output_tokens": 60} | more
+    given = {"model": server.model, "input": "Hi", "max_output_tokens": 300} | more
     return client(server).responses.create(**given)
 
 
@@ -116,7 +116,7 @@ def tools_none(server: Server) -> None:
 
 def tools_streamed(server: Server) -> None:
     with client(server).chat.completions.stream(
-        model=server.model, messages=MESSAGES, tools=[TOOL], tool_choice="required", max_tokens=90
+        model=server.model, messages=MESSAGES, tools=[TOOL], tool_choice="required", max_tokens=300
     ) as events:
         for _ in events:
             pass
@@ -175,7 +175,7 @@ def responses(server: Server) -> None:
 
 def responses_streamed(server: Server) -> None:
     with client(server).responses.stream(
-        model=server.model, input="Hi", max_output_tokens=60, tools=[FLAT], tool_choice="required"
+        model=server.model, input="Hi", max_output_tokens=300, tools=[FLAT], tool_choice="required"
     ) as events:
         kinds = {event.type for event in events}
         final = events.get_final_response()
@@ -250,7 +250,7 @@ def strict_types(server: Server) -> None:
     tools = {"tools": [TOOL], "tool_choice": "required"}
     chats: list[dict[str, Any]] = [{}, {"logprobs": True, "top_logprobs": 2}, tools, {"n": 2}]
     for more in chats:
-        given = {"messages": MESSAGES, "max_tokens": 60} | more
+        given = {"messages": MESSAGES, "max_tokens": 300} | more
         strictly(ChatCompletion, raw(server, "/chat/completions", **given))
         for event in raw_events(server, "/chat/completions", stream_options={"include_usage": True}, **given):
             strictly(ChatCompletionChunk, event)
@@ -259,7 +259,7 @@ def strict_types(server: Server) -> None:
         strictly(Completion, event)
     flat = {"tools": [FLAT], "tool_choice": "required"}
     for more in ({}, {"top_logprobs": 2, "include": ["message.output_text.logprobs"]}, flat):
-        given = {"input": "Hi", "max_output_tokens": 60} | more
+        given = {"input": "Hi", "max_output_tokens": 300} | more
         strictly(Response, raw(server, "/responses", **given))
         for event in raw_events(server, "/responses", **given):
             strictly(ResponseStreamEvent, event)

@@ -19,7 +19,7 @@ class Weather(BaseModel):
 
 def agent(server: Server, kind: Any, **more: Any) -> Agent[Any, Any]:
     provider = OpenAIProvider(base_url=server.url, api_key=server.key)
-    return Agent(kind(server.model, provider=provider), model_settings={"max_tokens": 80}, **more)
+    return Agent(kind(server.model, provider=provider), model_settings={"max_tokens": 300}, **more)
 
 
 def chat(server: Server) -> None:
