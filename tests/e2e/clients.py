@@ -1,9 +1,9 @@
 """Other people's clients against `eyas serve`: a table of clients and features, each passed or failed.
 
 `python -m tests.e2e.clients --python VENV/bin/python` runs the scripts of tests/clients with that Python,
-which has the clients (openai, litellm, langchain-openai, openai-agents, pydantic-ai-slim[openai], llm,
-lm-eval[api], guidellm); it installs nothing. The model is the embedded one with a chat template that has tools. The exit
-code is 1 if anything failed. `--only WORD` chooses clients.
+which has the clients: openai, litellm, langchain-openai, openai-agents, pydantic-ai-slim[openai], llm,
+lm-eval[api], guidellm. It installs nothing. The model is the embedded one with a chat template that has
+tools. The exit code is 1 if anything failed. `--only WORD` chooses clients.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The attacks that take a second each, on a gateway alone: each is answered as it may be, and others go on."""
+"""The attacks that take a second each, on a gateway alone: each is answered, and others go on."""
 
 from __future__ import annotations
 
