@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -20,7 +20,7 @@ OURS = {"reasoning_content"}  # what DeepSeek, SGLang and vLLM add to messages, 
 
 
 class Weather(BaseModel):
-    city: str
+    city: Literal["Lima", "Oslo"]
     sunny: bool
 
 
@@ -102,7 +102,8 @@ def tools_named(server: Server) -> None:
 
 
 def tools_auto(server: Server) -> None:
-    reply = ask(server, tools=[TOOL], extra_body={"regex": CALL})
+    strict = {"type": "function", "function": WEATHER | {"strict": True}}
+    reply = ask(server, tools=[strict], extra_body={"regex": CALL})
     call = call_of(reply)
     assert reply.choices[0].finish_reason == "tool_calls"
     said = reply.choices[0].message.model_dump(exclude_none=True)
@@ -255,8 +256,8 @@ def strict_types(server: Server) -> None:
         for event in raw_events(server, "/chat/completions", stream_options={"include_usage": True}, **given):
             strictly(ChatCompletionChunk, event)
     strictly(Completion, raw(server, "/completions", prompt="a", max_tokens=3, logprobs=1))
-    for event in raw_events(server, "/completions", prompt="a", max_tokens=3, logprobs=1):
-        strictly(Completion, event)
+    # Events of /completions are left out: their finish_reason is null until the last one, as OpenAI's own, and
+    # the SDK's type does not say so.
     flat = {"tools": [FLAT], "tool_choice": "required"}
     for more in ({}, {"top_logprobs": 2, "include": ["message.output_text.logprobs"]}, flat):
         given = {"input": "Hi", "max_output_tokens": 300} | more

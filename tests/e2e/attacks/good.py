@@ -185,4 +185,6 @@ def _events(line: str) -> Iterator[Any]:
 
 def _shown(choice: dict[str, Any], ids: bool) -> str:
     """A choice's piece: its token ids, or its text."""
-    return f"{choice.get('token_ids') or ''}" if ids else choice["delta"].get("content") or ""
+    if ids:
+        return "".join(f"{id} " for id in choice.get("token_ids") or ())
+    return choice["delta"].get("content") or ""
