@@ -37,7 +37,7 @@ class Pace:
         self._began = self._first = self._last = time.monotonic()
 
     def came(self, tokens: int) -> None:
-        """So many new tokens of a choice came now."""
+        """Counts new tokens of a choice, which came now."""
         self._last = time.monotonic()
         if not self.steps:
             self._first = self._last

@@ -98,7 +98,7 @@ class TextFormatter(logging.Formatter):
 
 
 def wordless(error: BaseException) -> str:
-    """The traceback of an exception and of those that led to it: frames and types."""
+    """The traceback of an exception and of its causes: frames and types."""
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     parts = [] if before is None else [wordless(before)]
     parts += [

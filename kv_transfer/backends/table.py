@@ -24,7 +24,7 @@ BACKENDS = {
     "grpc": "kv_transfer.backends.stream:StreamBackend",
 }
 
-IN_PLAIN = ("nixl",)  # they leave the host, and nobody encrypts what they move
+IN_PLAIN = ("nixl",)  # they leave the host, and what they move is not encrypted
 
 _LIBRARIES = {"nixl": "nixl"}  # by backend: a module that not every machine has, also the name of its extra
 

@@ -4,6 +4,8 @@ On two GPUs, each with a prefill and a decode worker, so that one of each kind r
 
     python -m tests.chaos --device cuda --layout split --gpus 0,1,0,1 --seconds 300 --streams 32
 
+With `--layout auto` the preferences of two workers change every second.
+
 Flags of `eyas serve` choose the model and more. On a GPU, answers that differ from the undisturbed ones are
 counted: near-ties fall either way.
 """

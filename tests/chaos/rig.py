@@ -25,9 +25,10 @@ from eyas.worker.serve import LocalCluster as Processes
 from gateway import router
 from gateway.cluster import Cluster
 from gateway.generate import ClusterGeneration
-from gateway.layouts import StaticLayout
+from gateway.layouts import RequestLayout, StaticLayout
 from gateway.legs import DecodeLeg, LegEvent, PrefillLeg
 from tests.chaos.faults import Fault, Phase, each_worker, engines, schedule
+from tests.chaos.restless import Restless
 
 WORKERS = 2  # of each kind
 # Small chunks and few pages: prompts take several steps, caches overflow, and so pages have to move. Few
@@ -64,7 +65,8 @@ class Site:
         """Without end: of all kinds in all phases, or for smaller clusters those that name each worker."""
         if self.kinds == tuple(Role):
             return schedule(seed, WORKERS)
-        return each_worker(seed, self.kinds, WORKERS, list(Phase) if len(self.kinds) > 1 else UNSPLIT)
+        travel = self.config.layout in ("split", "auto")
+        return each_worker(seed, self.kinds, WORKERS, list(Phase) if travel else UNSPLIT)
 
 
 ON_CPU = Site(ServeConfig(GatewayConfig(), ENGINE, "split", WORKERS, WORKERS, WORKERS))
@@ -75,8 +77,8 @@ Saw = Callable[[Phase, set[str]], None]  # a request is in this phase, served by
 class Watched(ClusterGeneration):
     """A request that tells which phase it enters."""
 
-    def __init__(self, cluster: Cluster, request: GenerationRequest, saw: Saw) -> None:
-        super().__init__(cluster, request, StaticLayout())
+    def __init__(self, cluster: Cluster, request: GenerationRequest, layout: RequestLayout, saw: Saw) -> None:
+        super().__init__(cluster, request, layout)
         self._saw = saw
 
     def _start_decode(self, worker: str, attach: bool) -> int:
@@ -119,11 +121,12 @@ class Rig:
     processes: Processes
     gateway: Cluster
     client: AsyncClient  # of the outer gateway
+    layout: RequestLayout  # of the inner gateway
     saw: Saw
 
     async def start(self, request: GenerationRequest) -> Watched:
         """Admitted by the inner gateway. The caller closes it."""
-        generation = Watched(self.gateway, request, lambda phase, workers: self.saw(phase, workers))
+        generation = Watched(self.gateway, request, self.layout, lambda *seen: self.saw(*seen))
         await generation.admit()
         return generation
 
@@ -182,6 +185,21 @@ async def rig(lease_s: float, log: Callable[[str, str], None], site: Site = ON_C
             async with asyncio.timeout(MEET_S):
                 while router.route(gateway.candidates()) is None:
                     await asyncio.sleep(0.05)
-            yield Rig(processes, gateway, client, lambda phase, workers: None)
+            async with _layout(site, gateway) as layout:
+                yield Rig(processes, gateway, client, layout, lambda phase, workers: None)
         finally:
             await gateway.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _layout(site: Site, gateway: Cluster) -> AsyncIterator[RequestLayout]:
+    """By roles, or for `auto` by preferences that change all the time."""
+    if site.config.layout != "auto":
+        yield StaticLayout()
+        return
+    restless = Restless(gateway.candidates)
+    turning = asyncio.create_task(restless.run())
+    try:
+        yield restless
+    finally:
+        turning.cancel()

@@ -32,7 +32,7 @@ from eyas.engine.scheduling.scheduler import Limits
 from tests.unit.engine_rig import PAGE, Rig
 
 PROMPT, CONTEXT = 4, 64
-TIMED = 24  # steps, of those that every request has left when the last of them has joined
+TIMED = 24  # steps after the last request has joined, while none has ended
 TOKEN = 7
 TRIES = 3
 

@@ -86,19 +86,22 @@ class Setting:
 
 
 def add_setting(parser: argparse.ArgumentParser, layouts: Sequence[str]) -> None:
-    """The flags that every script has; those it does not know go to `eyas serve`."""
+    """The flags that every script has; those it does not know go to `eyas serve`. `layouts`: by default; with
+    none the script has its own.
+    """
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="DIR", help="for NAME.jsonl, NAME.txt and cluster.log")
     add("--seconds", type=float, default=560.0, help="for everything (%(default)g)")
     add("--device", default="cuda", help="cpu: the embedded model, to try a script (%(default)s)")
-    add(
-        "--layouts",
-        nargs="+",
-        type=Variant.parse,
-        default=[Variant.parse(name) for name in layouts],
-        metavar="LAYOUT[@ROWS]",
-        help=f"one after the other, with --mixed-step-tokens ROWS ({' '.join(layouts)})",
-    )
+    if layouts:
+        add(
+            "--layouts",
+            nargs="+",
+            type=Variant.parse,
+            default=[Variant.parse(name) for name in layouts],
+            metavar="LAYOUT[@ROWS]",
+            help=f"one after the other, with --mixed-step-tokens ROWS ({' '.join(layouts)})",
+        )
 
 
 def make_setting(args: argparse.Namespace, serve: Sequence[str], name: str) -> Setting:

@@ -111,7 +111,7 @@ async def test_a_drafter_that_does_not_read_loses_batches_not_closes() -> None:
     async with pair() as (decode, draft):
         stream = next(iter(decode.front._drafts._streams.values()))
         stream._engine = EngineClient(commands.extend)
-        for seq in range(MAX_QUEUED + 3):  # without a turn of the loop: nobody can read meanwhile
+        for seq in range(MAX_QUEUED + 3):  # without a turn of the loop, in which they would be read
             commit = DraftCommit(seq, 1, 0, (1,), b"", 5)
             stream.post(DraftUp(commits=(commit,), closes=(DraftClose(1000 + seq, 1),)))
         dropped = [closed.seq for down in commands for closed in down.closed]

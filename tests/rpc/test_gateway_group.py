@@ -35,7 +35,7 @@ async def group(address: str) -> AsyncIterator[tuple[Any, str, str]]:
         assert where, listening
         for _ in NAMES:
             await line_with(said, "requests go through the cluster")
-        log = asyncio.create_task(said.read())  # so that nobody waits for a full pipe
+        log = asyncio.create_task(said.read())  # so that no process waits for a full pipe
         yield process, where[1], where[2]
         log.cancel()
 

@@ -138,7 +138,7 @@ async def test_a_closed_pull_ends_its_fetch_before_it_is_told() -> None:
         assert (written[-1] == 1).all(), "the whole fetch was over: nothing was cancelled"
         await asyncio.sleep(0.3)
         assert np.array_equal(puller.pages, written)
-        assert (await puller.fetch()).failure.code == "transfer_failed"  # nobody watches any more
+        assert (await puller.fetch()).failure.code == "transfer_failed"  # the Watch has ended
 
 
 @pytest.mark.parametrize(("number", "within_s"), [(signal.SIGKILL, 1.0), (signal.SIGSTOP, 6.0)])

@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import os
 import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -83,6 +84,8 @@ class FakeDriver:
         return ctypes.string_at(address, size)
 
 
+END_S = 5.0
+
 GEOMETRY = Geometry(pages=40, page_size=4, layers=4, kv_heads=8, head_dim=4, dtype="float32")
 """Pages of 4,096 bytes."""
 
@@ -93,6 +96,7 @@ class FakePool:
     def __init__(self, folder: str, *drivers: FakeDriver, geometry: Geometry = GEOMETRY) -> None:
         self.drivers = drivers or (FakeDriver(),)
         self.geometry = geometry
+        self.givers: list[Giver] = []
         self.areas = tuple(self._area(folder, driver) for driver in self.drivers)
         nowhere = Area(np.empty((1, 0), np.uint8))
         self.backend = CudaIpcBackend(Site(nowhere, folder, wire=None, devices=self.areas))  # type: ignore[arg-type]
@@ -100,8 +104,19 @@ class FakePool:
     def _area(self, folder: str, driver: FakeDriver) -> DeviceArea:
         pool = Allocation.new(driver, self.geometry.pool_bytes + self.geometry.page_bytes)
         path = Path(folder) / f"eyas-{os.getpid()}-{secrets.token_hex(4)}-giver"
-        self.giver = Giver(path, pool.memory.size, pool.export)
+        self.givers.append(Giver(path, pool.memory.size, pool.export))
         return DeviceArea(pool.memory.address, self.geometry, pool, str(path))
+
+    def close(self) -> None:
+        """Ends the pool's threads; its memory is let go with it."""
+        for giver in self.givers:
+            giver.close()
+        assert self.backend.close(time.monotonic() + END_S)
+
+    @property
+    def giver(self) -> Giver:
+        """That of the last rank."""
+        return self.givers[-1]
 
     @property
     def driver(self) -> FakeDriver:

@@ -39,7 +39,7 @@ class Rig:
         self._free = order.tolist()
 
     def table(self, rows: int) -> list[int]:
-        """A page table for `rows` logical rows, on pages nobody has."""
+        """A page table for `rows` logical rows, on pages of no other sequence."""
         count = -(-rows // self.pool.page_size)
         taken, self._free = self._free[:count], self._free[count:]
         return taken

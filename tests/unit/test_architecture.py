@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -30,11 +32,22 @@ STUB_USERS = (
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _parse_once() -> Iterator[None]:
+    """All these tests read the same trees, and no later test needs them."""
+    yield
+    parsed.cache_clear()
+
+
+@functools.cache
+def parsed(folder: str) -> list[tuple[str, ast.Module, str]]:
+    """Name, tree and text of each file."""
+    texts = {path: path.read_text() for path in sorted((ROOT / folder).rglob("*.py"))}
+    return [(path.relative_to(ROOT).as_posix(), ast.parse(text), text) for path, text in texts.items()]
+
+
 def sources(*folders: str) -> Iterator[tuple[str, ast.Module, str]]:
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            text = path.read_text()
-            yield path.relative_to(ROOT).as_posix(), ast.parse(text), text
+    return itertools.chain.from_iterable(map(parsed, folders))
 
 
 def functions(tree: ast.Module) -> Iterator[Function]:

@@ -202,7 +202,7 @@ def test_a_request_without_a_token_is_compared_with_nothing() -> None:
 
 
 def load(world: World, prompt: int, requests: int, answer: int = 256) -> None:
-    """So many requests and answers, one per second."""
+    """Requests and answers, one per second."""
     for _ in range(requests):
         world.now += 1.0
         world.layout.placed(RequestRoute("w0", None), prompt, prompt)

@@ -31,10 +31,12 @@ from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.backends.cuda_ipc import PeerRank
 from kv_transfer.gpu import handover
 from kv_transfer.gpu.driver import DriverError
-from tests.unit.fake_gpu import GEOMETRY, FakeDriver, FakePool
+from tests.unit.closed_after import closed_after
+from tests.unit.fake_gpu import END_S, GEOMETRY, FakeDriver, FakePool
 
 COUNT, PAGE = GEOMETRY.pages, GEOMETRY.page_bytes
-END_S = 5.0
+
+closing = closed_after(FakePool, FakePool.close)
 
 
 def contents(seed: int = 1) -> np.ndarray:

@@ -10,9 +10,9 @@ import pytest
 from loopback import Loopback, Result, split_configs, wait_all
 from tiny import write_tiny_eagle3, write_tiny_llama
 
-from eyas.common.config import EngineConfig
+from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, Timings
+from eyas.common.types import GenerationRequest, Role, Timings
 from kv_transfer.layout import pages_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -69,3 +69,27 @@ def test_chats_of_several_turns_move_only_new_pages(
     assert moved < needed / 2
     with capsys.disabled():
         print(f"\n{CHATS} chats of {TURNS} turns: {1 - moved / needed:.0%} of {needed} pages were not moved")
+
+
+@pytest.mark.parametrize("pages", [256, 12])
+@pytest.mark.parametrize("spec", [SpeculationConfig(), SpeculationConfig(4, 3, 12)], ids=["chain", "tree"])
+def test_drafts_of_a_pulled_prompt_have_pages_wherever_it_ends(
+    config: EngineConfig, spec: SpeculationConfig, pages: int
+) -> None:
+    """The worker that pulls also drafts: before the first round, if there is room."""
+    config = replace(config, speculation=spec, num_pages=pages)
+    prefill, decode, _ = split_configs(config)
+    cluster = Loopback(prefill, replace(decode, roles=(Role.DECODE, Role.DRAFT)))
+    plain = Loopback(replace(config, draft=None, worker="plain"))
+    requests = [
+        GenerationRequest(f"r{length}", tuple(range(length)), SamplingParams(temperature=0.0, max_tokens=8))
+        for length in range(2 * PAGE - 7, 2 * PAGE + 1)
+    ]
+    results = [cluster.submit(request, split=True) for request in requests]
+    expected = [plain.submit(request, split=False) for request in requests]
+    wait_all([*results, *expected], 30)
+    assert [result.tokens for result in results] == [result.tokens for result in expected]
+    firsts = [next(entry for entry in result.entries if entry.index == 1) for result in results]
+    assert pages == 12 or all(entry.offered for entry in firsts), "a first round has no drafts"
+    cluster.close()
+    plain.close()

@@ -188,7 +188,7 @@ def test_a_warm_up_of_a_large_pool_keeps_to_its_slots_pages(plain: EngineConfig)
     before = device.tables.depth.clone()
     warm_up(device, WIDTH, CHAIN)
     assert torch.equal(device.tables.depth, before)
-    assert int(device.tables.pages[2:].abs().sum()) == 0, "nobody sits there"
+    assert int(device.tables.pages[2:].abs().sum()) == 0, "those pages belong to no sequence"
     device.pool.close()
 
 

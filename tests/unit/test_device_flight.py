@@ -1,4 +1,4 @@
-"""A landed step: each sequence gets its own tokens, padding gets nobody's."""
+"""A landed step: each sequence gets its own tokens, padding gets none."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Pair:
         return [c.base_len for up in self.drafter.outgoing() for c in up.commits]
 
     def by_line(self) -> list[int]:
-        """The same, of those that went by the line."""
+        """The same, of the commits that went by the line."""
         return [c.base_len for up in self.answered.take() for c in up.commits]
 
     def direct(self) -> Sequence:

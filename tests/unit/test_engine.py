@@ -333,7 +333,7 @@ def test_deadlines_end_requests(base: EngineConfig) -> None:
     cluster = Loopback(*split_configs(base))
     request = GenerationRequest("slow", (1, 2, 3), SamplingParams(max_tokens=10), timeout_s=0.2)
     result = cluster.results["slow"] = Result(1)
-    cluster.by_role["decode"].send(_submit(request, attach=True))  # and nobody attaches
+    cluster.by_role["decode"].send(_submit(request, attach=True))  # and it is not attached
     assert result.done.wait(5)
     assert result.failure is not None and "deadline" in result.failure
     _assert_nothing_held(cluster)

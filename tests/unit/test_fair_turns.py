@@ -1,6 +1,6 @@
 """Fair queueing as a value:
 
-a server that is always busy, callers that flood, priorities, and nobody who starves.
+a server that is always busy, callers that flood, priorities, and no caller that starves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""First come, first served: whoever needs much is not overtaken for ever by those who need little."""
+"""First come, first served: small requests do not overtake a large one for ever."""
 
 from __future__ import annotations
 

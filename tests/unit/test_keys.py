@@ -106,7 +106,7 @@ def test_a_file_that_changes_is_read_again(file: Path) -> None:
     key_file.remove(str(file), "alice")
     with pytest.raises(Unauthorized):
         keys.caller(bearer("a-key-that-alice-brings"))
-    key_file.remove(str(file), "bob")  # the last one: nobody is let in, rather than everybody
+    key_file.remove(str(file), "bob")  # the last one: then every call is refused
     for key in ("a-key-that-bob-brings-too", ""):
         with pytest.raises(Unauthorized):
             keys.caller(bearer(key))

@@ -109,7 +109,7 @@ class OwnerUnderAnyOrder(RuleBasedStateMachine):
             book.attempt, book.lapses = attempt, book.deadline
             assert set(replies) == ({loser} if loser is not None else set())
         else:
-            assert not replies, "a refused Watch disturbs nobody"
+            assert not replies, "a refused Watch disturbs no other"
 
     @rule(back=st.integers(1, 3))
     def close_watch(self, back):

@@ -24,9 +24,12 @@ from kv_transfer.copier import Copier
 from kv_transfer.copy_thread import CopyThread
 from kv_transfer.host_file import HostFile, file_identity
 from kv_transfer.route import Route
+from tests.unit.closed_after import closed_after
 
 PAGES, PAGE = 32, 2048
 POOL_DIR = "/dev/shm"
+
+closing = closed_after(ShmBackend, lambda backend: backend.close(time.monotonic() + 5.0))
 
 # The peer: creates a pool file, fills it from a seed, says so, and waits to be told to end.
 OWNER_PROCESS = """

@@ -146,7 +146,7 @@ def test_preferences_reach_their_number_and_leave_one_to_decode() -> None:
             assert (wanted == 0) == (set(found.values()) == {Preference.ANY})
             held = {p.worker for p in places if p.preference is Preference.PREFILL}
             kept = {name for name in held if found[name] is Preference.PREFILL}
-            assert len(kept) == min(len(held), wanted, 2)  # nobody changes without need
+            assert len(kept) == min(len(held), wanted, 2)  # no worker changes without need
 
 
 def test_the_idlest_change_first() -> None:

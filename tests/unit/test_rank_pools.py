@@ -11,9 +11,12 @@ import pytest
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.engine.kv.rank_pools import FollowerPool
 from kv_transfer.gpu.driver import DriverError
+from tests.unit.closed_after import closed_after
 from tests.unit.fake_gpu import GEOMETRY, FakeDriver, FakePool
 
 COUNT, PAGE = GEOMETRY.pages, GEOMETRY.page_bytes
+
+closing = closed_after(FakePool, FakePool.close)
 
 
 def contents() -> np.ndarray:

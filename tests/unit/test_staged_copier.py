@@ -145,7 +145,7 @@ def test_a_job_longer_than_all_slots_passes_in_windows(landing: Landing) -> None
 
 
 def test_jobs_take_turns(landing: Landing) -> None:
-    """One that came late does not wait until a long one is over; and nobody overtakes for want of slots."""
+    """A late job does not wait until a long one is over, and none overtakes another where slots are short."""
     long, short = job(0, tuple(range(60, 72)), tuple(range(12))), job(1, (80, 81, 82), (12, 13, 14), pull=2)
     landing.submit(long, short)
     assert [one.pull for one in landing.backend.running] == [1, 1, 2], "then the slots are full"

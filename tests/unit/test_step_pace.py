@@ -19,7 +19,7 @@ TIMES = example().times
 
 
 def ran(meter: PaceMeter, decoding: int, rows: int, factor: float, seconds: float) -> None:
-    """Steps of 10 ms for so many seconds, as predicted."""
+    """Steps of 10 ms for `seconds`, as predicted."""
     for _ in range(round(seconds / 0.01)):
         meter.ran(decoding, rows, factor * 0.01, 0.01)
 

@@ -1,7 +1,7 @@
 """The masks of one step's rows, filled on the host while the device computes the forward.
 
-What stands below a sequence's root the tables know, so the drafts of those that are held to a grammar are
-read back before the forward begins. It knows where a row's node stands, and asks the grammars about trees.
+Only the device knows which drafts stand below a sequence's root. Where an output is held to a grammar, they
+are read back before the forward begins. It knows where a row's node stands, and asks grammars about trees.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def read_head(
 ) -> DraftConfig:
     """The draft head that a folder holds. Raises ConfigError if it is none, or does not fit `target`.
 
-    `capture_layers`: instead of those that its config.json names (--draft-capture-layers).
+    `capture_layers`: instead of the layers in its config.json (--draft-capture-layers).
     """
     folder = Path(folder)
     raw = read_config(folder)

@@ -60,10 +60,7 @@ class Limits:
 
 
 class Scheduler:
-    """Owns the slots, the queue and the pages of all sequences. One thread uses it.
-
-    The caller empties `preempted` after each step.
-    """
+    """Slots, queue and pages of all sequences. One thread uses it and empties `preempted` after each step."""
 
     def __init__(
         self,
@@ -121,6 +118,7 @@ class Scheduler:
             return None
         self.joining.remove(seq)
         self._occupy(seq)
+        self._grow(seq)  # for the drafts of its first round; without room that one is plain
         return seq
 
     def fork(self, leader: Sequence, follower: Sequence) -> tuple[int, int] | None:
@@ -294,20 +292,22 @@ class Scheduler:
 
     def _reserve(self, seq: Sequence) -> bool:
         """Takes pages for all rows that the coming rounds may write; may preempt sequences, also this one."""
-        rows = seq.kv_len + self.limits.rows_ahead
-        need = pages_for(rows, self.limits.page_size) - len(seq.pages)
-        while need > 0 and not self._make_room(need):
+        while not self._grow(seq):
             if self._incoming.preempt():
-                self._starved = not self._make_room(need)
-                if self._starved:
-                    return False  # this sequence waits: the pages come when the copies have stopped
-                continue
+                self._starved = not self._grow(seq)
+                return not self._starved  # if so it waits: the pages come when the copies have stopped
             victim = self._last_of_the_richest(self._movable[1:] or self._movable, self._shares())
             self._preempt(victim)
             if victim is seq:
                 return False
-        if need > 0:
-            seq.pages += self.pool.take(need)
+        return True
+
+    def _grow(self, seq: Sequence) -> bool:
+        """Takes those pages if there is room for them."""
+        need = pages_for(seq.kv_len + self.limits.rows_ahead, self.limits.page_size) - len(seq.pages)
+        if need > 0 and not self._make_room(need):
+            return False
+        seq.pages += self.pool.take(max(need, 0))
         return True
 
     def _chunk_budget(self, decoding: int) -> int:

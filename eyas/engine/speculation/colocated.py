@@ -10,6 +10,7 @@ from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.speculation.draft_runner import DraftRequest, DraftRunner, Extension
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
+from kv_transfer.layout import pages_for
 
 WAITING_ROWS = 16
 """Rows of a sequence that may wait until a proposal is wanted: many at once cost hardly more than one."""
@@ -40,7 +41,7 @@ class ColocatedDrafter(Drafter):
         for commit, last in zip(due, drafted, strict=True):
             seq = commit.seq
             seq.draft_len = commit.base + len(commit.tokens)
-            if commit.want is not None:
+            if commit.want is not None and self._has_room(seq, commit.want):
                 params = seq.generation.request.params
                 request = DraftRequest(seq.pages, seq.draft_len, last, params, seq.choice)
                 wanted[commit.want].append((seq, request))
@@ -48,6 +49,14 @@ class ColocatedDrafter(Drafter):
             trees = self._runner.propose([request for _, request in group], spec)
             found = zip(group, trees, strict=True)
             self._drafts += [Draft(seq, request.base, tree) for (seq, request), tree in found]
+
+    def _has_room(self, seq: Sequence, spec: SpeculationConfig) -> bool:
+        """Whether its pages hold the rows that a proposal writes: else its next round is plain.
+
+        A pulled prompt has just the pages that came, and gets more before its first round.
+        """
+        rows = seq.draft_len + self._runner.draft_rows(spec)
+        return pages_for(rows, self._runner.pool.shape.page_size) <= len(seq.pages)
 
     def _due(self, commit: Commit) -> Commit | None:
         """The commit with what waited before it; None: it waits too."""

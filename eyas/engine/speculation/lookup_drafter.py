@@ -2,7 +2,7 @@
 
 A head is another drafter, here or far away, which hears all that it would hear alone. Per sequence and round
 the better source proposes, as the rates of both say: how often each one's first draft was the token that
-came. The lookup's are known whoever proposed, a head's only of the rounds in which it did. What the rule is,
+came. The lookup's rate counts every round, a head's only the rounds in which it proposed. What the rule is,
 `eyas.engine.speculation.lookup` states. The fast twin is `eyas.engine.kernels.lookup`.
 """
 

@@ -1,0 +1,112 @@
+"""A pulled prompt against a local one: the same greedy prompts to one worker of all roles and to a split.
+
+    python -m tests.gpu.pair_pulled --out DIR [SERVE FLAGS]
+
+bf16 rounds, and a prompt alone may be computed in other chunks than where one worker does both, so answers
+may part at near-ties. The rule: where two answers part, each holds the other's token, too, at most SLACK
+below its own. With dummy weights any wrong page makes another answer altogether; the power of the rule is
+told beside it: how many answers to *other* prompts it refuses. Ninety seconds with two starts. `--device cpu
+--prompts 64 300 --count 4 --chunked-prefill-size 96` tries it with the embedded model, where nothing differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx
+import uvloop
+
+from tests.gpu.pair_load import token_ids
+from tests.gpu.pair_rig import Setting, Variant, add_setting, make_setting, served, step
+
+ANSWER = 48  # tokens
+HELD = 5  # tokens with logprobs per position
+SLACK = 0.25  # logprobs: what `test_engine_on_gpu` allows bf16
+ASK_S = 30.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Its tokens, and per position the logprobs of the HELD likeliest ones, by token."""
+
+    tokens: tuple[int, ...]
+    held: tuple[dict[int, float], ...]
+
+
+def excess(one: Answer, other: Answer) -> float:
+    """How far below its own token an answer has the other's, where the two part first: the larger of both.
+
+    0.0 if they do not part; infinite where it does not hold the other's token.
+    """
+    for a, b, ours, theirs in zip(one.tokens, other.tokens, one.held, other.held, strict=True):
+        if a != b:
+            never = -float("inf")
+            return max(ours[a] - ours.get(b, never), theirs[b] - theirs.get(a, never))
+    return 0.0
+
+
+async def ask(http: httpx.AsyncClient, ids: tuple[int, ...]) -> Answer:
+    """One greedy answer of ANSWER tokens. Raises httpx.HTTPError."""
+    reply = await http.post(
+        "/generate",
+        json={
+            "input_ids": ids,
+            "sampling_params": {"temperature": 0, "max_new_tokens": ANSWER, "ignore_eos": True},
+            "return_logprob": True,
+            "top_logprobs_num": HELD,
+        },
+    )
+    told = reply.raise_for_status().json()["meta_info"]
+    held = tuple({id: logprob for logprob, id, *_ in place} for place in told["output_top_logprobs"])
+    return Answer(tuple(id for _, id, *_ in told["output_token_logprobs"]), held)
+
+
+async def _answers(setting: Setting, variant: Variant, prompts: Sequence[int], count: int) -> list[Answer]:
+    async with (
+        served(setting, variant) as cluster,
+        httpx.AsyncClient(base_url=cluster.target.server.url, timeout=ASK_S, trust_env=False) as http,
+    ):
+        questions = [token_ids(cluster.vocabulary, size, 2, i) for size in prompts for i in range(count)]
+        return [await ask(http, ids) for ids in questions]
+
+
+async def _compare(setting: Setting, prompts: Sequence[int], count: int) -> None:
+    local = await _answers(setting, Variant("one"), prompts, count)
+    pulled = await _answers(setting, Variant("split"), prompts, count)
+    found = [excess(a, b) for a, b in zip(local, pulled, strict=True)]
+    others = [excess(a, b) for a, b in itertools.permutations(local, 2)]
+    verdict = {
+        "prompts": list(prompts),
+        "answers": len(found),
+        "equal": sum(a.tokens == b.tokens for a, b in zip(local, pulled, strict=True)),
+        "worst": max(found),
+        "other_prompts_refused": f"{sum(one > SLACK for one in others)} of {len(others)}",
+    }
+    setting.journal.write("pulled", **verdict)
+    setting.journal.say(f"pulled against local: {verdict}")
+    if max(found) > SLACK:
+        raise RuntimeError(f"a pulled prompt's answer parts from the local one by {max(found):.2f}")
+
+
+def main() -> int:
+    """The command line; 1 if answers differ by more than near-ties."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    add_setting(parser, ())
+    parser.add_argument("--prompts", type=int, nargs="+", default=[2048, 8192], metavar="TOKENS")
+    parser.add_argument("--count", type=int, default=8, help="of each length (%(default)d)")
+    args, serve = parser.parse_known_args()
+    setting = make_setting(args, serve, "pulled")
+
+    async def run() -> None:
+        await step(setting, "pulled", setting.left_s, _compare(setting, args.prompts, args.count))
+
+    uvloop.run(run())
+    return int(setting.journal.failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
