@@ -256,7 +256,7 @@ def strict_types(server: Server) -> None:
         for event in raw_events(server, "/chat/completions", stream_options={"include_usage": True}, **given):
             strictly(ChatCompletionChunk, event)
     strictly(Completion, raw(server, "/completions", prompt="a", max_tokens=3, logprobs=1))
-    # Events of /completions are left out: their finish_reason is null until the last one, as OpenAI's own, and
+    # Events of /completions are left out: finish_reason is null until the last one, as OpenAI's own is, and
     # the SDK's type does not say so.
     flat = {"tools": [FLAT], "tool_choice": "required"}
     for more in ({}, {"top_logprobs": 2, "include": ["message.output_text.logprobs"]}, flat):
