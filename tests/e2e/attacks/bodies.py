@@ -196,8 +196,13 @@ def nested_choices(levels: int, width: int) -> dict[str, Any]:
 
 def exploding() -> list[dict[str, Any]]:
     """Grammars whose compilation, size or masks explode, or that compilers are known to stumble over."""
+    wrapped = ({"type": "json_schema", "json_schema": {"name": "x", "schema": one}} for one in schemas())
+    return [*({"response_format": one} for one in wrapped), *patterns(), *rules(), *tags()]
+
+
+def schemas() -> list[Any]:
     string: dict[str, Any] = {"type": "string"}
-    schemas: list[Any] = [
+    return [
         {"enum": [f"{i:x}" * 8 for i in range(1000)]},
         {"type": "string", "maxLength": 10**9},
         {"type": "object", "properties": {f"p{i}": string | {"maxLength": 256} for i in range(200)}},
@@ -214,11 +219,10 @@ def exploding() -> list[dict[str, Any]]:
         objects(100, 30),
         nested_choices(6, 4),
     ]
-    bodies: list[dict[str, Any]] = [
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
-        for schema in schemas
-    ]
-    patterns = [
+
+
+def patterns() -> list[dict[str, Any]]:
+    texts = [
         "(((((a{0,50}){0,50}){0,50}){0,50}){0,50})",
         "(a*)*" * 2000,
         "(x+x+)+y",
@@ -232,8 +236,11 @@ def exploding() -> list[dict[str, Any]]:
         "[z-a]",
         "(",
     ]
-    bodies += [{"guided_regex": pattern} for pattern in patterns]
-    rules = [
+    return [{"guided_regex": one} for one in texts]
+
+
+def rules() -> list[dict[str, Any]]:
+    texts = [
         "root ::= root root | root",
         "root ::= a\na ::= b\nb ::= a",
         'root ::= a a a a a a\na ::= b{100}\nb ::= c{100}\nc ::= d{100}\nd ::= "x"{100}',
@@ -244,16 +251,19 @@ def exploding() -> list[dict[str, Any]]:
         'root ::= ("a" | "a" "a" | "a" "a" "a")* "b"',
         "root ::= nowhere",
     ]
-    bodies += [{"guided_grammar": rule} for rule in rules]
+    return [{"guided_grammar": one} for one in texts]
+
+
+def tags() -> list[dict[str, Any]]:
     tag = {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}
-    tags = {
+    triggered = {
         "type": "triggered_tags",
         "triggers": ["<"],
         "tags": [tag | {"begin": f"<{i}>"} for i in range(500)],
     }
-    bodies += [
+    return [
         {"guided_choice": ["a" * i for i in range(1, 300)]},
-        {"response_format": {"type": "structural_tag", "format": tags}},
+        {"response_format": {"type": "structural_tag", "format": triggered}},
         {
             "response_format": {
                 "type": "structural_tag",
@@ -261,7 +271,6 @@ def exploding() -> list[dict[str, Any]]:
             }
         },
     ]
-    return bodies
 
 
 async def grammars(target: Target, tally: Tally) -> None:
