@@ -16,7 +16,7 @@ from told import CALL, MESSAGES, SCHEMA, TOOL, WEATHER, Server, check_arguments,
 
 FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA, "strict": True}}
 FLAT = {"type": "function", **WEATHER, "strict": True}
-OURS = {"reasoning_content"}  # what DeepSeek, SGLang and vLLM add to messages, and their users read
+OURS = {"reasoning_content", "store"}  # DeepSeek's and SGLang's; and OpenAI's, which its own types lack
 
 
 class Weather(BaseModel):

@@ -38,7 +38,7 @@ STREAMS = 32
 CALM_S = 15.0  # without an attack, at first
 BACK_S = 30.0  # memory is back after this long
 GAP_S = 3.0  # the longest gap in a good stream, above the longest one in calm
-GROWN = {"gateway": 256 * MiB, "children": 2600 * MiB, "workers": 640 * MiB}  # at most, above the start
+GROWN = {"gateway": 1024 * MiB, "children": 2600 * MiB, "workers": 640 * MiB}  # at most, above the start
 LEFT = {"gateway": 96 * MiB, "children": 640 * MiB, "workers": 640 * MiB}  # above the start, BACK_S later
 NICE = 10  # of an attacker
 
@@ -116,7 +116,7 @@ async def campaign(served: Served, names: list[str], console: Console) -> list[R
     target = Target(served.port, served.grpc_port, BAD)
     streams, rows = GoodStreams(target, STREAMS), list[Row]()
     async with (
-        httpx.AsyncClient(base_url=served.url, headers=headers, timeout=120, trust_env=False) as http,
+        httpx.AsyncClient(base_url=served.url, headers=headers, timeout=300, trust_env=False) as http,
         AsyncClient(target.address, api_key=GOOD, retries=0) as grpc,
     ):
         await streams.record(http, grpc)
@@ -158,7 +158,9 @@ def report(rows: list[Row]) -> Table:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.attacks", description=__doc__)
-    parser.add_argument("--only", default="", metavar="WORD", help="attacks whose names hold this word")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="WORD", help="attacks whose names hold one"
+    )
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     parser.add_argument("--at", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -166,7 +168,7 @@ def main() -> int:
         return attacker(given.attack, given.at)
     console = Console(width=None if sys.stdout.isatty() else 200)
     os.environ[api_keys.VARIABLE] = f"{GOOD}\n{BAD}"
-    names = [name for name in ATTACKS if given.only in name]
+    names = [name for name in ATTACKS if any(word in name for word in given.only)]
     with serving(Folders(str(NANO), str(NANO_HEAD))) as served:
         rows = asyncio.run(campaign(served, names, console))
         tracebacks = sum("Traceback" in line for line in served.lines)

@@ -292,8 +292,8 @@ async def a_crowd_of_grammars(target: Target, tally: Tally) -> None:
 BODIES: list[Attack] = [
     attack("hostile JSON", hostile_json, "200 400 413", 10),
     attack("numbers beyond their ends", numbers, "200 400 504", 15),
-    attack("prompts of 2 MB", huge_prompts, "200 400", 20),
-    attack("chats and tools of 2 MB", huge_chats, "200 400", 25),
+    attack("prompts of 2 MB", huge_prompts, "200 400 413", 60),
+    attack("chats and tools of 2 MB", huge_chats, "200 400 413", 60),
     attack("37 grammars that explode", grammars, "200 400", 45),
     attack("90 slow grammars at once", a_crowd_of_grammars, "200 400 429", 90),
 ]
